@@ -1,22 +1,23 @@
-//! Counters: the smallest owner of a log that the kit ([`logkit`]) has. An example to read before writing another one, and the
-//! proof that the kit knows nothing of the log device.
+//! Counters: the smallest owner of a log that the kit ([`logkit`]) has. An example to read before writing
+//! another owner, and the proof that the kit knows nothing of the log device.
 //!
-//! A counter is set to a value and read. Each value is one block in a zone, so older blocks die and zones are cleaned. The
-//! state is where the newest block of each counter is; a checkpoint holds all of it.
+//! A counter is set to a value and read. Each value is one block in a zone, so older blocks die and zones are
+//! cleaned. The state is the place of the newest block of each counter; a checkpoint holds all of it.
 //!
-//! Two counters can be set together: after a power cut both have the new value or none. Where they are on two shards, that
-//! is one record which is a member of the streams of both.
+//! Two counters can be set together: after a power cut both have the new value or neither has. If they belong
+//! to two shards, one record is a member of the streams of both.
 //!
-//! Counters are divided among shards, each with a stream for what clients set and one for what the cleaner moves. The cleaner,
-//! resets, checkpoints and roots are those of shard 0, the home; it asks the others by messages.
+//! Counters are divided among shards. Each shard has a stream for values that clients set and one for blocks
+//! that the cleaner moves. The cleaner, resets, checkpoints and roots belong to shard 0, the home; it asks
+//! the others by messages.
 //!
-//! - [`Set`] is what is appended: the kit's [`Entry`].
-//! - [`Core`] is the state on its shard, and answers what the kit asks: the kit's [`Owner`].
-//! - [`Counters`] is what clients have: format, open, set, get, flush, close.
-//! - `format` is what is on the medium; [`device`] shows counters as a device, for tests.
+//! - [`Set`] is the change that is appended: the kit's [`Entry`].
+//! - [`Core`] is the state of one shard and answers the kit's questions: the kit's [`Owner`].
+//! - [`Counters`] is the interface for clients: format, open, set, get, flush, close.
+//! - `format` is the encoding on the medium; [`device`] shows counters as a device, for tests.
 //!
-//! Left to others: group commit, zones, cleaning, the order of resets and roots, and finding the records again (all of it the
-//! kit's).
+//! Left to the kit: group commit, zones, cleaning, the order of resets and roots, and finding the records
+//! again.
 
 mod counters;
 pub mod device;
@@ -42,53 +43,55 @@ use std::sync::Arc;
 /// Number of classes of zones: clients' and the cleaner's ([`logkit::cleaning::Greedy`]).
 const CLASSES: u8 = 2;
 
-/// Stream of what clients set on a shard.
+/// Stream of the values that clients set on a shard.
 fn user_stream(shard: u32) -> StreamId {
     StreamId(2 * shard as u16)
 }
 
-/// Stream of what the cleaner moves of a shard's counters.
+/// Stream of the blocks of a shard's counters that the cleaner moves.
 fn cleaner_stream(shard: u32) -> StreamId {
     StreamId(2 * shard as u16 + 1)
 }
 
-/// A rule that the engine breaks on purpose: tests show that the crash oracle notices.
+/// A rule that the engine breaks on purpose, to test that the crash oracle notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// A root is written before what its checkpoint shows is durable.
+    /// A root is written before the state of its checkpoint is durable.
     RootBeforeFlush,
-    /// A zone is reset before what made it dead is durable.
+    /// A zone is reset before the records that made its blocks dead are durable.
     ResetBeforeFlush,
-    /// Records that no durable checkpoint has are said to be covered.
+    /// Records that no durable checkpoint holds are reported as covered.
     CoversEarly,
     /// A checkpoint covers records that committed after its state was copied.
     LateCut,
     /// The blocks of counter 3 aren't counted as live.
     CountsTooFew,
-    /// The cleaner isn't told of the block of counter 3.
+    /// The block of counter 3 isn't passed to the cleaner.
     ForgetsCounter,
-    /// A block that the cleaner moved counts although a newer one was set meanwhile.
+    /// A block that the cleaner moved becomes the counter's newest one although another value was set
+    /// meanwhile.
     MovesAlways,
     /// A flush returns at once.
     NeverFlushes,
-    /// Roots and resets wait for the flush of the home alone.
+    /// Roots and resets wait only for the flush of the home.
     FlushesHomeOnly,
-    /// Two counters that are set together are two records.
+    /// Two counters that are set together become two records.
     SplitsPairs,
     /// A zone that was reset may keep its contents.
     ErasesNothing,
 }
 
-/// How counters are made and work.
+/// Options for formatting and opening counters.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Number of counters, where they are made.
+    /// Number of counters, for formatting.
     pub counters: u32,
-    /// Number of shards among which they are divided, where they are made.
+    /// Number of shards among which they are divided, for formatting.
     pub shards: u32,
     /// Blocks that are appended between checkpoints.
     pub checkpoint_blocks: u64,
-    /// Whether zones are erased when they are reset, and older values are [tracked](Counters::older_values_are_erased).
+    /// Whether zones are erased when they are reset, and older values are
+    /// [tracked](Counters::older_values_are_erased).
     pub erase: bool,
     /// Whether each block is compared with its record's checksum when it is read.
     pub check_sums: bool,
@@ -105,13 +108,13 @@ impl Options {
     }
 }
 
-/// A counter that is set, with its block; or two.
+/// One counter that is set, with its block; or two counters.
 #[derive(Debug)]
 pub struct Set {
     change: Change,
-    /// The other one's, whose block is the second one.
+    /// Change of the second counter, whose block is the second one.
     other: Option<Change>,
-    /// Stream of the other one, if that is on another shard.
+    /// Stream of the second counter, if it belongs to another shard.
     joins: Option<StreamId>,
     data: Payload,
     /// Request to complete; `None` for the cleaner's moves.
@@ -154,38 +157,38 @@ impl Entry for Set {
     }
 }
 
-/// Zones to which blocks of a counter were appended, with their generations, and how many.
+/// Zones to which blocks of a counter were appended, with generation and number of blocks.
 type Notes = Vec<((u32, u64), u32)>;
 
-/// Checksum of the block at a place.
+/// Checksums by zone and position of the block.
 type Sums = BTreeMap<(u32, u32), u32>;
 
-/// The state of one shard: of every counter whose number leaves this remainder.
+/// State of one shard: of each counter whose number modulo the number of shards is the shard's.
 pub struct Core {
     shard: u32,
     shards: u32,
-    /// Where the cores of all shards are.
+    /// Homes of the cores of all shards.
     homes: RefCell<Vec<Home<Core>>>,
     kit: Rc<Kit>,
     appender: Appender<Set>,
     requests: Requests,
-    /// Reads of this shard: a zone isn't reset under one.
+    /// Reads of this shard: a zone isn't reset while one of them uses it.
     reads: Arc<ShardReads>,
-    /// Where the newest block of each counter is.
+    /// Place of the newest block of each counter.
     places: RefCell<Vec<Place>>,
-    /// Zones into which the home's cleaner moves blocks of this shard, where this isn't the home.
+    /// Zones into which the home's cleaner moves blocks of this shard; unused on the home.
     mover: RefCell<Mover>,
-    /// By counter, what this shard has appended; if older values are tracked.
+    /// Zones that this shard appended to, by counter; empty unless older values are tracked.
     notes: RefCell<BTreeMap<u32, Notes>>,
     erase: bool,
-    /// Checksums of blocks that this shard's counters may be at; if they are checked.
+    /// Checksums of the blocks of this shard's counters; empty unless they are checked.
     sums: RefCell<Sums>,
     check_sums: bool,
     broken: Option<Broken>,
 }
 
 impl Core {
-    /// Core of a shard; `kit` makes the shard's part of the kit, with its settings and streams.
+    /// Creates the core of a shard; `kit` makes the shard's part of the kit, with its settings and streams.
     fn new(
         (shard, shards): (u32, u32),
         layout: Layout,
@@ -200,7 +203,7 @@ impl Core {
             appends_in_flight: 2,
             data_blocks: layout.data_blocks(Change::LENGTH),
             record_blocks: layout.record_blocks(Change::LENGTH),
-            // The blocks of a victim go to a zone of each shard.
+            // The blocks of a victim go to one zone of each shard.
             cleaner_reserve: 2 + shards,
             checkpoint_blocks: options.checkpoint_blocks,
             low_watermark: 0.0,
@@ -229,12 +232,12 @@ impl Core {
         })
     }
 
-    /// The core of another shard, or of this one.
+    /// Home of the core of a shard, which may be this one.
     fn at(&self, shard: u32) -> Home<Core> {
         self.homes.borrow()[shard as usize].clone()
     }
 
-    /// Sets a counter. It may be read when this returns, and survives a power cut after the next flush.
+    /// Sets a counter. It can be read once this returns, and survives a power cut after the next flush.
     async fn set(&self, counter: u32, value: u64) -> Result<()> {
         let data = format::block(counter, value, self.kit.layout.block_bytes()).into();
         self.append(Set::one(Change { counter, from: Place::NOWHERE }, data, None)).await
@@ -255,7 +258,7 @@ impl Core {
         let [change, other] = sets.map(|(counter, _)| Change { counter, from: Place::NOWHERE });
         let joins = (shard != self.shard).then(|| user_stream(shard));
         self.append(Set { change, other: Some(other), joins, data, request: None }).await?;
-        // There it may not have committed yet.
+        // On the other shard the record may not have committed yet.
         let commit = move |core: Rc<Core>| async move {
             lane::commit(&*core, user_stream(shard));
             Ok(())
@@ -279,9 +282,9 @@ impl Core {
         self.requests.wait(request).await
     }
 
-    /// Reads the block of a counter; 0 for one that was never set.
+    /// Reads the block of a counter; 0 for a counter that was never set.
     async fn get(&self, counter: u32) -> Result<u64> {
-        // From the lookup until the read has ended, the zone isn't reset.
+        // The zone isn't reset between the lookup and the end of the read.
         let _reading = self.reads.begin();
         let place = self.place(counter);
         if place == Place::NOWHERE {
@@ -306,18 +309,19 @@ impl Core {
         }
     }
 
-    /// Place of a counter of this shard; nowhere for a counter that isn't there.
+    /// Place of a counter of this shard; nowhere for a number that no counter has.
     fn place(&self, counter: u32) -> Place {
         let place = self.places.borrow().get((counter / self.shards) as usize).copied();
         place.unwrap_or(Place::NOWHERE)
     }
 
-    /// The checksum that the record of a block has.
+    /// Checksum of a block according to its record.
     fn sum_at(&self, place: Place) -> Option<u32> {
         self.sums.borrow().get(&(place.zone, place.position)).copied()
     }
 
-    /// The state of this shard, and the last records whose effect it has: nothing is awaited between the two.
+    /// State of this shard, and the last records that have taken effect in it: nothing is awaited between the
+    /// two.
     fn cut(&self) -> (Vec<Place>, [(StreamId, u64); 2]) {
         let own = [user_stream(self.shard), cleaner_stream(self.shard)];
         (self.places.borrow().clone(), own.map(|stream| (stream, self.appender.committed(stream))))
@@ -327,7 +331,7 @@ impl Core {
     fn note(&self, counter: u32, zone: (u32, u64)) {
         let mut notes = self.notes.borrow_mut();
         let notes = notes.entry(counter).or_default();
-        // What is erased needn't be remembered.
+        // Zones that were erased since needn't be remembered.
         notes.retain(|(zone, _)| !self.kit.pool.have_been_reset(&[*zone]));
         match notes.iter_mut().find(|(other, _)| *other == zone) {
             Some((_, blocks)) => *blocks += 1,
@@ -335,7 +339,7 @@ impl Core {
         }
     }
 
-    /// Whether no zone has a block of the counter that this shard appended, but one in the zone `newest`.
+    /// Whether no zone but `newest` holds a block of the counter that this shard appended.
     fn is_erased(&self, counter: u32, newest: u32) -> bool {
         let notes = self.notes.borrow();
         let mut notes = notes.get(&counter).into_iter().flatten();
@@ -343,7 +347,7 @@ impl Core {
             .all(|(zone, blocks)| self.kit.pool.have_been_reset(&[*zone]) || zone.0 == newest && *blocks == 1)
     }
 
-    /// Those pieces of a zone, of this shard's counters, that are live.
+    /// The live pieces of a zone that belong to this shard's counters.
     fn live_here(&self, zone: u32, mut pieces: Vec<Piece<u32>>) -> Vec<Piece<u32>> {
         let is_forgotten = |counter| self.broken == Some(Broken::ForgetsCounter) && counter == 3;
         pieces.retain(|piece| {
@@ -361,7 +365,7 @@ impl Core {
     }
 }
 
-/// Lets one change of a record take effect whose block is at `to`: the same when it commits and when it is replayed.
+/// Applies one change of a record whose block is at `to`, at commit and at replay alike.
 fn apply(
     places: &mut [Place],
     shards: u32,
@@ -388,7 +392,7 @@ fn apply(
 
 impl Owner for Core {
     type Entry = Set;
-    /// A counter.
+    /// Number of a counter.
     type Name = u32;
 
     fn kit(&self) -> &Rc<Kit> {
@@ -406,7 +410,7 @@ impl Owner for Core {
             for change in set.changes() {
                 let to = Place { zone, position };
                 position += 1;
-                // That of another shard takes effect there.
+                // The change of another shard's counter takes effect there.
                 if change.counter % self.shards != self.shard {
                     continue;
                 }
@@ -457,7 +461,7 @@ impl Owner for Core {
                     core.fail(&error);
                     Ok(())
                 };
-                // The log has ended here, too, if this fails.
+                // If this fails, the log of the other shard has ended as well.
                 let _ended = here.with(fail).await;
             }
         };
@@ -547,7 +551,7 @@ impl Owner for Core {
         Ok(live)
     }
 
-    /// What other shards have is moved in any case: a move of a block that has died in the meantime takes no effect.
+    /// Blocks of other shards are always moved: the move of a block that has died meanwhile has no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<u32>, visit: &mut dyn FnMut(u32, u32)) {
         let place = Place { zone: victim.zone(), position: piece.position };
         if piece.name % self.shards != self.shard || self.place(piece.name) == place {

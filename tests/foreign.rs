@@ -1,7 +1,8 @@
-//! Real programs against the real server: what the tests with foreign clients share.
+//! Real programs against the real server: helpers for the tests with foreign clients.
 //!
-//! Promises: every program and server has a deadline and is ended by its own process id, also when a test fails;
-//! what a program said stands in the failure. Left to the tests: which programs they need ([`need!`](crate::need)).
+//! Promises: every program and server has a deadline and is ended by its own process id, even if a test
+//! fails; a failure shows the program's output. Left to the tests: which programs they need
+//! ([`need!`](crate::need)).
 
 mod attached;
 mod fuse;
@@ -23,7 +24,7 @@ pub use server::{Background, Server, binary};
 pub use stacks::{KILLED, Killed};
 pub use swap::{SWAP_PRIORITY, lock_swap};
 
-/// Says that the running test is skipped, in the form that `scripts/test` counts.
+/// Reports that the running test is skipped, in the form that `scripts/test` counts.
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
     println!("SKIPPED: {}: {reason}", thread.name().unwrap_or("a test"));

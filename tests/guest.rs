@@ -1,9 +1,10 @@
-//! A guest machine: a stock Debian kernel, emulated, that sees this machine's root, for what this machine's kernel lacks.
+//! A guest machine: an emulated stock Debian kernel that sees the root file system of this machine, for
+//! features that this machine's kernel lacks.
 //!
-//! Promises: a command's output and status, or its end by the power; every guest has a time limit and ends with its test;
-//! guests of several tests share nothing but the host's root, which they can't change. What the guest is made of is the
-//! matter of `guest/fetch`, how it runs that of `guest/run`. An emulated machine is many times slower than a real one:
-//! nothing that it does is a measurement.
+//! Promises: a test gets a command's output and status, or cuts the guest's power; every guest has a time
+//! limit and ends with its test; guests of several tests share nothing but the host's root, which they can't
+//! change. `guest/fetch` decides what the guest is made of, `guest/run` how it runs. An emulated machine is
+//! many times slower than a real one, so nothing is measured in it.
 #![expect(clippy::disallowed_methods, reason = "waits for a real process; nothing here runs in the runtime")]
 
 pub mod numbered;
@@ -14,35 +15,36 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Between two looks at a guest.
+/// Time between two checks of a guest.
 const LOOK: Duration = Duration::from_millis(20);
-/// `run`'s own statuses: the time limit, and a guest that ended before its command.
+/// Exit statuses of `run` itself: the time limit, and a guest that ended before its command.
 const TOO_LONG: i32 = 124;
 const ENDED_BEFORE: i32 = 125;
 
-/// What a guest has. Files must be there before.
+/// Options of a guest. Files must exist.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Disks: `/dev/vda` and so on. A file or an address of QEMU's (`nbd+unix:///?socket=PATH`), then keys of its `-drive`:
-    /// `FILE,format=qcow2`.
+    /// Disks: `/dev/vda` and so on. A file or an address of QEMU's (`nbd+unix:///?socket=PATH`), then keys of
+    /// its `-drive`: `FILE,format=qcow2`.
     pub disks: Vec<String>,
-    /// Sockets of vhost-user-blk servers, whose disks follow.
+    /// Sockets of vhost-user-blk servers, whose disks come after `disks`.
     pub vhost_user_disks: Vec<PathBuf>,
-    /// Socket of what is on the other end of the second serial port, /dev/ttyS1.
+    /// Socket that is connected to the second serial port, /dev/ttyS1.
     pub serial: Option<PathBuf>,
-    /// Files that hold non-volatile memory, of whole multiples of 128 MiB: `/dev/pmem0` and so on.
+    /// Files that hold non-volatile memory, in multiples of 128 MiB: `/dev/pmem0` and so on.
     pub nvdimms: Vec<PathBuf>,
     /// Folders that the guest writes to, under the same names.
     pub shares: Vec<PathBuf>,
-    /// Arguments of QEMU, as they are: devices of other kinds.
+    /// Arguments for QEMU, unchanged: devices of other kinds.
     pub qemu: Vec<String>,
-    /// Modules of the kernel that are loaded before.
+    /// Modules of the kernel that are loaded before the command runs.
     pub modules: Vec<&'static str>,
     /// Number of processors.
     pub processors: u32,
     /// Memory, in MiB.
     pub memory: u32,
-    /// How long it may take from its start to its end, in seconds. Ten times what it takes is right: other tests run beside it.
+    /// Time limit from start to end, in seconds. Ten times the usual duration is right: other tests run at
+    /// the same time.
     pub limit: u32,
 }
 
@@ -63,11 +65,11 @@ impl Default for Options {
     }
 }
 
-/// That guests can be had here.
+/// Proof that guests can run here.
 #[derive(Debug, Clone, Copy)]
 pub struct Guest(());
 
-/// The guest machine, or the end of the test as skipped, with the reason.
+/// Returns the guest machine, or ends the test as skipped, with the reason.
 #[macro_export]
 macro_rules! need_guest {
     () => {
@@ -82,10 +84,10 @@ macro_rules! need_guest {
 }
 
 impl Guest {
-    /// Looks whether there is everything.
+    /// Checks that everything a guest needs is there.
     ///
     /// # Errors
-    /// The reason why there is no guest machine here, and what to do.
+    /// Why there can be no guest machine here, and what to do.
     pub fn new() -> Result<Guest, String> {
         if !is_installed("qemu-system-x86_64") {
             return Err("qemu-system-x86_64 is not installed".into());
@@ -100,16 +102,16 @@ impl Guest {
     /// Runs lines of bash as root in a guest to their end; they end at the first failure.
     ///
     /// # Panics
-    /// It takes too long, or the guest ends by itself before.
+    /// If it takes too long, or the guest ends by itself before.
     #[track_caller]
     pub fn run(self, lines: &str, options: &Options) -> Finished {
         self.start(lines, options).wait()
     }
 
-    /// Starts them.
+    /// Starts lines of bash as root in a guest.
     ///
     /// # Panics
-    /// The guest couldn't be started.
+    /// If the guest can't be started.
     #[track_caller]
     pub fn start(self, lines: &str, options: &Options) -> Running {
         let control = tempfile::tempdir().expect("a folder for the guest");
@@ -119,7 +121,7 @@ impl Guest {
         options.disks.iter().for_each(|disk| more("--disk", disk.clone()));
         options.vhost_user_disks.iter().for_each(|socket| more("--vhost-user-blk", path(socket)));
         if let Some(socket) = &options.serial {
-            // The first one is the console.
+            // The first serial port is the console.
             more("--qemu", "-serial".to_owned());
             more("--qemu", format!("unix:{}", path(socket)));
         }
@@ -140,7 +142,7 @@ fn script(name: &str) -> String {
     format!("{}/guest/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A guest that runs. It is ended when this is dropped.
+/// A running guest. Dropping this ends it.
 pub struct Running {
     process: Background,
     control: TempDir,
@@ -148,35 +150,35 @@ pub struct Running {
 }
 
 impl Running {
-    /// What the command has written to its standard output so far.
+    /// Standard output of the command so far.
     pub fn out(&self) -> String {
         self.process.out()
     }
 
-    /// Waits until its output is so.
+    /// Waits until `is_so` is true for the command's output.
     ///
     /// # Panics
-    /// It ends before, or takes too long.
+    /// If the guest ends before, or it takes too long.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
         while !is_so(&self.out()) {
-            // The time limit is kept by `run`, which then ends.
+            // `run` enforces the time limit and ends then.
             assert!(self.process.is_alive(), "the guest ended before {what}: {}", self.said());
             std::thread::sleep(LOOK);
         }
     }
 
-    /// Takes its power away, as it stands; gives what the command had written to its standard output.
+    /// Cuts the guest's power. Returns the command's standard output until then.
     ///
     /// # Panics
-    /// It has ended already.
+    /// If the guest has ended already.
     #[track_caller]
     pub fn cut_power(mut self) -> String {
         let file = self.control.path().join("qemu.pid");
         let pid = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
         let pid = pid.and_then(Pid::from_raw).expect("a guest that runs has QEMU's process id there");
         assert!(self.process.is_alive(), "the guest ended before its power was cut: {}", self.said());
-        // `run` is alive, and has not waited for it: it is still the process of this number.
+        // `run` is alive and has not reaped QEMU, so the process id is still QEMU's.
         kill_process(pid, Signal::KILL).expect("QEMU is a process of ours");
         let finished = self.ended();
         assert_eq!(finished.code, Some(ENDED_BEFORE), "expected a cut of {finished:#?}");
@@ -186,7 +188,7 @@ impl Running {
     /// Waits for the command's end.
     ///
     /// # Panics
-    /// It takes too long, or the guest ends by itself before.
+    /// If it takes too long, or the guest ends by itself before.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
         let finished = self.ended();

@@ -1,5 +1,5 @@
-//! One disk as two: the first blocks as a device, the rest as what a map's home is kept on. Recorded as one, it is cut as
-//! one: what is left of both after a power cut is of one moment.
+//! One disk as two: the first blocks as a device, the rest as the storage of a map's home. The disk is
+//! recorded as one and cut as one, so that both halves are of the same moment after a power cut.
 
 use block::{BlockIndex, BlockRange, Buffer, Call, Device, DevicePart, Durability, Result};
 use log::home::{LINE, Line, Medium, Places};
@@ -11,35 +11,35 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What of a home's state and words is kept, in bytes.
+/// Bytes that are stored of a home's state and of its words.
 const STATE: u64 = 128 << 10;
 const WORDS: u64 = 1 << 20;
 
-/// A home on the blocks of a device from one on, as on a file through the page cache: what is stored is written back at any
-/// time, and surely when it is persisted.
+/// A home on the last blocks of a device, as on a file through the page cache: stored data is written back at
+/// any time, and at the latest when it is persisted.
 pub struct Rest {
     device: Rc<dyn Device>,
     first: u64,
     places: Places,
-    /// All of it as it is now.
+    /// Current contents.
     bytes: RefCell<Vec<u8>>,
-    /// Blocks that were stored to since they were written back.
+    /// Blocks that were stored to since their last write-back.
     dirty: RefCell<BTreeSet<u64>>,
     random: RefCell<Random>,
-    /// Nothing is made durable that should be.
+    /// Whether data isn't made durable although it should be.
     is_lying: bool,
 }
 
 impl Rest {
-    /// How many blocks of 4 KiB it takes.
+    /// Number of blocks of 4 KiB that a home takes.
     pub fn blocks(places: &Places) -> u64 {
         (places.state + STATE + WORDS) >> 12
     }
 
-    /// From block `first` of a disk on, for a home with these places.
+    /// Opens a home with these places on the blocks of a disk from `first` on.
     ///
     /// # Errors
-    /// What reading it says.
+    /// Errors of reading the disk.
     pub async fn open(
         disk: &Arc<dyn DevicePart>,
         first: u64,
@@ -56,7 +56,7 @@ impl Rest {
         Ok(Rc::new(Rest { device, first, places, bytes, dirty: RefCell::default(), random, is_lying }))
     }
 
-    /// Where a byte of the home is kept: the parts of a home lie far from each other.
+    /// Offset at which a byte of the home is stored: the parts of a home are far apart.
     fn place(&self, offset: u64) -> usize {
         let Places { state, state_length, words, .. } = self.places;
         let place = match offset {
@@ -114,7 +114,7 @@ impl Medium for Rest {
 
     fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>> {
         Call::new(async move {
-            // The kernel writes back what it likes, when it likes.
+            // The kernel may write back any dirty page before this write.
             let dirty: Vec<u64> = self.dirty.borrow().iter().copied().collect();
             for block in dirty {
                 let chosen = self.random.borrow_mut().below(3) == 0;
@@ -162,10 +162,10 @@ impl Medium for Rest {
     }
 }
 
-/// Opens or makes a log on the first `blocks` blocks of a disk, with its map's home on the rest.
+/// Opens or creates a log on the first `blocks` blocks of a disk, with its map's home on the rest.
 ///
 /// # Errors
-/// What the zones, the home and the log say.
+/// Errors of the zones, the home and the log.
 pub async fn open(
     disk: Arc<dyn DevicePart>,
     blocks: u64,

@@ -1,7 +1,9 @@
-//! The key-value store as a device, for the crash oracle and the worlds: block n is key n, and its contents follow from the value.
+//! The key-value store as a device, for the crash oracle and the worlds: block n is key n, and its contents
+//! follow from the value.
 //!
-//! The tools write blocks with stamps that tell who wrote them when; a value holds that number. A write of several blocks is one batch, of all shards, and a
-//! discard deletes keys, several by a range. Zeros are a key that doesn't exist.
+//! The tools write blocks with stamps that identify the write; a value holds the stamp's number. A write of
+//! several blocks is one batch, over all shards. A discard deletes keys, several by a range. Zeros are a key
+//! that doesn't exist.
 
 use crate::engine::device::Stamp;
 use block::{
@@ -11,7 +13,7 @@ use block::{
 use kv::{Acknowledge, Batch, Store};
 use std::rc::Rc;
 
-/// Most blocks that are written together.
+/// Largest number of blocks that are written together.
 const MOST_TOGETHER: u64 = 4;
 
 /// Keys as a device.
@@ -25,7 +27,7 @@ pub struct KeysDevice {
 }
 
 impl KeysDevice {
-    /// Device whose blocks are so many keys.
+    /// Creates a device of `keys` blocks, one for each key.
     pub fn new(store: Store, keys: u64, value_bytes: usize, stamp: Stamp) -> Self {
         let block_size = BlockSize::default();
         let geometry = DeviceGeometry {
@@ -43,10 +45,11 @@ impl KeysDevice {
         &self.store
     }
 
-    /// Compares a scan of all keys with single reads of them, at one moment. Reads that the disk fails are left out.
+    /// Compares a scan of all keys with reads of the single keys, at one moment. Failed reads of the disk are
+    /// left out.
     ///
     /// # Errors
-    /// A description of the first difference, as [`block::Error::Corrupt`]; what reading returns.
+    /// A description of the first difference, as [`block::Error::Corrupt`]; errors of reading.
     pub async fn check_scan(&self) -> Result<()> {
         match self.compare_scan().await {
             Err(Error::Io(_) | Error::Closed(_)) => Ok(()),

@@ -4,14 +4,16 @@
 //! ```text
 //! workload ─ record(role=client) ─ stack under test ─ record(role=disk) ─ delays ─ disk
 //! ```
-//! Both records share one timeline. For every cut, and for many of the states that the disk may be in there (see
-//! [`layers::record::replay`]), the stack is opened on a disk with these contents and read as a whole. Each
-//! piece of `atomic_write` bytes must hold the last version that was durable for the client at the cut, or a
-//! later one that had been submitted, whole and in its own place; and what is written then must be read back.
+//! Both records share one timeline. For every cut, and for many of the states that the disk may be in there
+//! (see [`layers::record::replay`]), the stack is opened on a disk with these contents and read as a whole.
+//! Each piece of `atomic_write` bytes must hold the last version that was durable for the client at the cut,
+//! or a later one that had been submitted, complete and in its own place. Writes after the recovery must be
+//! read back.
 //!
-//! In a simulated world ([`in_simulation`]) everything follows from the seed. On the real runtime the order in which what is in
-//! flight completes does not. A failure names the seed, the cut and the choice, and shows what was found. Left to others: what
-//! only a running stack can promise (the conformance suite).
+//! In a simulated world ([`in_simulation`]) everything follows from the seed. On the real runtime the
+//! completion order of requests in flight doesn't. A failure names the seed, the cut and the choice, and
+//! shows the contents that were found. Left to the conformance suite: promises that only a running stack can
+//! keep.
 
 mod again;
 mod older;
@@ -34,12 +36,12 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How long what the disk is given takes, so that much is in flight at the same time.
+/// Delays of the disk's requests, so that many are in flight at the same time.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
-/// After how many states the stack is written to once more.
+/// One of this many states is also written to after its recovery.
 const WRITE_EVERY: u64 = 16;
 
-/// Why the stack under test is opened.
+/// Reason for which the stack under test is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
     /// On a disk that is all zeros: a persistent layer formats it.
@@ -48,41 +50,42 @@ pub enum Opening {
     Recover,
 }
 
-/// What to try.
+/// Options of a search.
 #[derive(Debug, Clone)]
 pub struct Oracle {
     /// Decides the workload and the states that are tried.
     pub seed: u64,
-    /// What the client does.
+    /// Workload of the client.
     pub workload: Workload,
-    /// Which states are tried at each cut.
+    /// Selection of the states that are tried at each cut.
     pub search: Search,
-    /// The shape of the disk, where the oracle makes it.
+    /// Geometry of the disk, if the oracle makes it.
     pub disk: DeviceGeometry,
-    /// Of so many states one is recovered from twice: the first recovery is cut in turn, at each of its events. 0: none.
+    /// One of this many states is recovered twice: the first recovery is cut in turn, at each of its events.
+    /// 0: none.
     pub again_every: u64,
-    /// What is found must also be a prefix: where an operation is there, so is every one that had completed before it
-    /// was submitted. Not what a device promises; a log does.
+    /// Whether the contents must also be a prefix: if an operation is visible, then also every operation that
+    /// had completed before it was submitted. A device doesn't promise this; a log does.
     pub prefix: bool,
-    /// What is found need only be a state that a cut could have left at this moment or earlier: what stands behind a cache
-    /// may lag behind it.
+    /// Whether older states are legal: those that a cut could have left at this moment or at an earlier one.
+    /// A device behind a cache may lag behind it.
     pub older: bool,
-    /// Time for the states; those that are tried lie evenly between the first and the last cut.
+    /// Time for the states. Those that are tried are evenly spread between the first and the last cut.
     pub budget: Arc<Budget>,
 }
 
-/// What was tried, if nothing was found.
+/// Counts of a search without a violation.
 #[derive(Debug, Clone, Copy)]
 pub struct Report {
     /// Events of the whole run.
     pub events: u64,
     /// States of the disk that a power cut could have left.
     pub states: u64,
-    /// Those of them from which the stack was opened again: all, if the budget was large enough.
+    /// Number of these states from which the stack was opened again: all, if the budget was large enough.
     pub tried: u64,
     /// States of the disk in which a recovery was cut.
     pub recoveries: u64,
-    /// Comparisons of a whole device with what it may hold at a cut.
+    /// Comparisons of a whole device with its legal contents at a cut.
     pub checks: u64,
 }
 
@@ -113,7 +116,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The seed for a test: `SILTSTONE_SEED` of the environment, or this one. Printed, so that a failure can be repeated.
+/// Seed of a test: `SILTSTONE_SEED` of the environment, or this one. Prints it, so that a failure can be
+/// repeated.
 pub fn seed(test: &str, usual: u64) -> u64 {
     let asked = std::env::var("SILTSTONE_SEED").ok();
     let seed = asked.map_or(usual, |text| text.trim().parse().expect("SILTSTONE_SEED is a whole number"));
@@ -124,7 +128,7 @@ pub fn seed(test: &str, usual: u64) -> u64 {
 /// Runs `main` in a simulated world, where the order and the times of everything follow from the seed.
 ///
 /// # Panics
-/// `main` waits for what never happens.
+/// If `main` waits for something that never happens.
 pub fn in_simulation<T: 'static, Fut: Future<Output = T> + 'static>(
     seed: u64,
     main: impl FnOnce() -> Fut,
@@ -135,7 +139,7 @@ pub fn in_simulation<T: 'static, Fut: Future<Output = T> + 'static>(
 }
 
 impl Oracle {
-    /// A run of moderate length on a small disk with a volatile cache and sectors of 512 bytes.
+    /// Search over a run of moderate length on a small disk with a volatile cache and sectors of 512 bytes.
     pub fn new(seed: u64) -> Self {
         let disk = DeviceGeometry {
             block_size: BlockSize::default(),
@@ -156,7 +160,7 @@ impl Oracle {
         }
     }
 
-    /// As [`new`](Self::new), with a [limit](Self::limit).
+    /// Like [`new`](Self::new), with a [limit](Self::limit).
     pub fn limited(seed: u64, shares: u32) -> Self {
         let mut oracle = Oracle::new(seed);
         oracle.limit(shares);
@@ -168,7 +172,7 @@ impl Oracle {
         self.budget = Arc::new(Budget::of(shares));
     }
 
-    /// Tries the stack that `open` makes, on a disk in memory.
+    /// Tries the stack that `open` opens, on a disk in memory.
     ///
     /// # Errors
     /// The first promise that was broken.
@@ -179,7 +183,7 @@ impl Oracle {
         self.run_on(Arc::new(ImageDisk::empty(self.disk.clone())), open).await
     }
 
-    /// As [`run`](Self::run), with this disk during the run; it is all zeros.
+    /// Like [`run`](Self::run), with this disk during the run; it must be all zeros.
     ///
     /// # Errors
     /// The first promise that was broken.
@@ -239,19 +243,19 @@ impl Oracle {
     }
 }
 
-/// What is known of a run that was recorded.
+/// Facts about a recorded run.
 struct Run {
-    /// The first cut that is tried: the stack has been opened, and nothing else has happened.
+    /// First cut that is tried: the stack has been opened, and nothing else has happened.
     first: u64,
     disk: u16,
     client: u16,
 }
 
-/// Goes through the states with what the client may find at their cuts.
+/// Iterates over the states and knows the legal contents at their cuts.
 struct Check<'a, F> {
     oracle: &'a Oracle,
     open: &'a F,
-    /// The client's device at each cut of the state at which something else may be found.
+    /// The client's device at each cut of the current state at which its legal contents differ.
     cursors: Vec<Cursor>,
     cuts: RangeInclusive<u64>,
     states: u64,
@@ -284,7 +288,7 @@ where
         }
     }
 
-    /// Compares what was found with what the client may find; says at which cut it can't be so, and why.
+    /// Compares contents with the legal ones. An error has the cut at which they aren't legal, and why.
     fn compare(&mut self, contents: &[u8]) -> Result<(), (u64, String)> {
         if self.oracle.prefix
             && let Some(cursor) = self.cursors.last()
@@ -335,7 +339,7 @@ where
         Ok(contents)
     }
 
-    /// A stack that recovered must go on working.
+    /// Checks that a stack works after its recovery.
     async fn write_and_read(&self, handle: &Rc<dyn Device>) -> Result<()> {
         let geometry = handle.geometry();
         let block = self.states % geometry.blocks.0;
@@ -367,7 +371,7 @@ async fn read_all(device: &dyn Device) -> Result<Vec<u8>> {
     Ok(contents)
 }
 
-/// Says what was found and what could have been, in the words of the workload.
+/// Describes the contents that were found and the legal ones, in the terms of the workload.
 fn explain(cursor: &Cursor, mismatch: &Mismatch) -> String {
     let size = cursor.history().geometry().block_size;
     let block = mismatch.range.start >> size.shift();

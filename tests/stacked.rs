@@ -1,23 +1,24 @@
-//! Parts that a test puts together by itself, as one device. Promises: it is closed as a stack is, from the top down, each part
-//! even if one above it fails. Left to others: stacks that are described (`stack::BuiltStack`).
+//! Parts that a test composes by itself, as one device. Promises: it is closed as a stack is, from the top
+//! down, and each part is closed even if one above it fails. Left to `stack::BuiltStack`: stacks that are
+//! described in text.
 
 use block::{Call, Device, DeviceGeometry, DevicePart, Part, Result, Status};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The top of a stack, with what it stands on.
+/// The top of a stack, with the parts below it.
 pub struct Stacked {
     top: Arc<dyn DevicePart>,
     below: Vec<Arc<dyn DevicePart>>,
 }
 
 impl Stacked {
-    /// The top, and what is to be closed after it, from the top down.
+    /// Takes the top, and the parts that are closed after it, from the top down.
     pub fn new(top: Arc<dyn DevicePart>, below: Vec<Arc<dyn DevicePart>>) -> Self {
         Stacked { top, below }
     }
 
-    /// What it stands on, from the top down.
+    /// Parts below the top, from the top down.
     pub fn below(&self) -> &[Arc<dyn DevicePart>] {
         &self.below
     }

@@ -1,13 +1,16 @@
-//! Simulated worlds for any stack of devices: several clients, faults, power cuts at any time (also while it is formatted,
-//! opened or closed), disks that are lost, several lives, checked against a model.
+//! Simulated worlds for any stack of devices: several clients, faults, power cuts at any time (also while it
+//! is formatted, opened or closed), disks that are lost; several epochs, here called lives; checked against a
+//! model.
 //!
-//! A test declares its stack as a [`Subject`] and calls [`keeps_its_promises`]. A seed decides everything. `SILTSTONE_SEED=7`
-//! begins there, `SILTSTONE_SEEDS=10000` tries so many; a failure names its seed, which repeats exactly:
-//! `SILTSTONE_SEED=7 SILTSTONE_SEEDS=1`, which also prints what it draws.
+//! A test declares its stack as a [`Subject`] and calls [`keeps_its_promises`]. A seed decides everything.
+//! `SILTSTONE_SEED=7` is the first seed to try, `SILTSTONE_SEEDS=10000` the number of seeds. A failure names
+//! its seed, which repeats the run exactly: `SILTSTONE_SEED=7 SILTSTONE_SEEDS=1`, which also prints the drawn
+//! options.
 //!
-//! `model` says what may be there, `client` and `stamp` what clients do, `life` what a life is and which disks it has, `loss`
-//! what may be lost between two of them, `run` runs them, `drawn` has options that several stacks draw. Left to others: every single cut of a run, and the states of the
-//! disks that it may leave (the crash oracle).
+//! `model` decides which contents are legal, `client` and `stamp` are the clients' operations and data,
+//! `life` is one life with its disks, `loss` is the loss of a disk between two lives, `run` runs them,
+//! `drawn` has options that several stacks draw. Left to the crash oracle: every single cut of a run, and the
+//! states of the disks that it may leave.
 
 mod client;
 mod drawn;
@@ -32,58 +35,58 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What is tried: a stack, which stays the same over all lives of a seed, and what it promises beyond a device's contract.
-/// Whatever isn't overridden is what any device promises.
+/// Subject of a test: a stack, constant over all lives of a seed, and its promises beyond a device's
+/// contract. The default of each function is the contract of any device.
 pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
-    /// What is opened.
+    /// Part at the top of the stack.
     type Part: DevicePart + 'static;
-    /// What the test remembers over all lives besides the model.
+    /// State that the test keeps over all lives besides the model.
     type Memory: Debug + Default + Send + 'static;
 
     /// Draws sizes and options.
     fn draw(random: &mut Random) -> Self;
 
-    /// Its disks; they are zeros at first.
+    /// Disks of the stack, which are zeros at first.
     fn files(&self) -> Vec<File>;
 
-    /// How many shards its clients are on.
+    /// Number of shards on which clients run.
     fn shards(&self) -> usize;
 
-    /// Opens it, or makes it anew.
+    /// Opens or formats the stack.
     fn open(&self, disks: &Disks, life: &Life) -> impl Future<Output = Result<Arc<Self::Part>>>;
 
-    /// What it draws for this life alone, for people.
+    /// Options drawn for this life alone, for the output.
     fn describe(&self, _life: &Life) -> String {
         String::new()
     }
 
-    /// What is left of its contents when it is made anew; none if those are zeros then.
+    /// State of the old contents after a format; `None` if all contents are zeros then.
     fn format_leaves(&self) -> Option<Stop> {
         None
     }
 
-    /// Whether a power cut leaves a prefix of all operations: where one is there, so is everything that had completed before
-    /// it was submitted.
+    /// Whether a power cut leaves a prefix of all operations: if one is visible, all that had completed
+    /// before it was submitted are visible.
     fn is_ordered(&self, _life: &Life) -> bool {
         false
     }
 
-    /// Whether everything that was acknowledged survives the end of its process in this life.
+    /// Whether all acknowledged operations survive the end of the process in this life.
     fn survives_kill(&self, _life: &Life) -> bool {
         true
     }
 
-    /// Whether closing makes everything durable that was acknowledged; a device promises that of a flush alone.
+    /// Whether closing makes all acknowledged operations durable; a device promises that only of a flush.
     fn closes_durably(&self) -> bool {
         false
     }
 
-    /// Whether an operation may fail so although no fault is injected.
+    /// Whether an operation may fail with this error although no fault is injected.
     fn may_refuse(&self, _error: &Error, _is_write: bool) -> bool {
         false
     }
 
-    /// Before a life begins: it may change what goes wrong in it.
+    /// Prepares a life before it begins, and may change its faults.
     fn prepare(&self, _memory: &mut Self::Memory, _life: &mut Life) {}
 
     /// Whether an operation may fail now, or opening.
@@ -91,23 +94,23 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         world.life.may_fail()
     }
 
-    /// How many blocks a long request has at most; a short one has four.
+    /// Longest request, in blocks; a short one has up to four.
     fn longest(&self) -> u64 {
         64
     }
 
-    /// How many reads more than usual there are to a hundred operations; usual are 14 of a hundred.
+    /// Reads in addition to the usual 14 of a hundred operations.
     fn more_reads(&self) -> u64 {
         0
     }
 
-    /// What may be lost at the end of a life.
+    /// Losses that may happen at the end of a life.
     fn losses(&self, _memory: &Self::Memory) -> Vec<Loss> {
         Vec::new()
     }
 
-    /// Opens what a loss after such a stop has left where the whole can't be used any more; says what may be in it. The next
-    /// life makes the stack anew, and finds that or what is newer.
+    /// Opens the rest of a stack that can't be used as a whole after a loss. Also returns which contents are
+    /// legal. The next life formats the stack, and finds those contents or newer ones.
     fn survivors(
         &self,
         _disks: &Disks,
@@ -117,18 +120,18 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         async move { Err(Error::unsupported(format!("nothing is left after {loss:?}"))) }
     }
 
-    /// Brings to light what may have rotted and can't be read by a client.
+    /// Makes the stack read data that no client's request reaches, to find hidden damage.
     fn search(_part: &Self::Part) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
 
-    /// Something ended so, and this is what is remembered of it.
+    /// Notes that a life has ended with this stop.
     fn stopped(_memory: &mut Self::Memory, _stop: Stop) {}
 
-    /// It was opened with so many blocks, where the model has `known`.
+    /// Checks the number of blocks of the opened stack, where the model has `known`.
     ///
     /// # Errors
-    /// That it can't be so.
+    /// A number that isn't legal.
     fn check_size(_world: &World<Self>, blocks: u64, known: Option<u64>) -> Result<(), String> {
         match known {
             Some(known) if known != blocks => Err(format!("it has {blocks} blocks, not {known}")),
@@ -136,12 +139,12 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         }
     }
 
-    /// It has been opened, and nothing was asked of it yet.
+    /// Called when the stack has been opened, before any request.
     fn opened(_world: &World<Self>, _part: &Self::Part) -> impl Future<Output = Result<(), String>> {
         async { Ok(()) }
     }
 
-    /// All of it was read after it was opened, and is as it may be.
+    /// Called when all of the opened stack has been read, and its contents are legal.
     fn was_read(_world: &World<Self>, _part: &Self::Part) -> impl Future<Output = Result<(), String>> {
         async { Ok(()) }
     }
@@ -151,7 +154,7 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         false
     }
 
-    /// What an operator does while clients work; it ends when [`World::is_over`].
+    /// Acts as an operator while clients work; ends when [`World::is_over`].
     fn meanwhile(
         _world: Arc<World<Self>>,
         _part: Arc<Self::Part>,
@@ -159,31 +162,31 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         async { Ok(()) }
     }
 
-    /// The clients and the operator have ended.
+    /// Called when the clients and the operator have ended.
     fn ended(_world: &World<Self>, _part: &Self::Part) -> impl Future<Output = Result<(), String>> {
         async { Ok(()) }
     }
 
-    /// It was closed in good order.
+    /// Called when the stack was closed without an error.
     fn closed(_world: &World<Self>, _part: &Self::Part) -> impl Future<Output = ()> {
         async {}
     }
 }
 
-/// What all tasks of a life share.
+/// State that all tasks of a life share.
 #[derive(Debug)]
 pub struct World<S: Subject> {
-    /// What is tried.
+    /// Stack under test.
     pub subject: S,
-    /// What is to happen.
+    /// Plan of this life.
     pub life: Life,
-    /// What had happened before.
+    /// Stop before this life.
     pub stop: Stop,
-    /// None before the stack has been made.
+    /// `None` before the stack has been formatted.
     model: Mutex<Option<Model>>,
     memory: Mutex<S::Memory>,
     started: AtomicU64,
-    /// It has been opened, and holds what it may.
+    /// 1 once the stack has been opened with legal contents.
     opened: AtomicU64,
     refused: AtomicU64,
 }
@@ -193,28 +196,28 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<S: Subject> World<S> {
-    /// Does something with the model.
+    /// Calls a function on the model.
     ///
     /// # Panics
-    /// Before the stack has been opened.
+    /// If the stack has not been opened yet.
     pub fn model<T>(&self, work: impl FnOnce(&mut Model) -> T) -> T {
         work(locked(&self.model).as_mut().expect("the stack has been made"))
     }
 
-    /// What the test remembers over all lives.
+    /// State that the test keeps over all lives.
     pub fn memory(&self) -> MutexGuard<'_, S::Memory> {
         locked(&self.memory)
     }
 
-    /// Whether the clients have begun all that they had to do.
+    /// Whether the clients have begun all their operations.
     pub fn is_over(&self) -> bool {
         self.started.load(Ordering::Relaxed) >= self.life.operations
     }
 
-    /// Counts an error that an operation ended with.
+    /// Counts an error of an operation.
     ///
     /// # Errors
-    /// One that mustn't be in this life breaks it.
+    /// The error, if it isn't permitted in this life.
     pub fn judge(&self, what: &str, error: Error, is_write: bool) -> Result<(), String> {
         let is_allowed = match &error {
             Error::Corrupt(_) => false,

@@ -1,13 +1,14 @@
-//! Comparison of zoned devices with the state machine of the emulated drive, [`zns::machine`]: the same seeded sequence of commands, and
-//! after each command the same answer, states and write pointers.
+//! Comparison of zoned devices with the state machine of the emulated drive, [`zns::machine`]: both run the
+//! same seeded sequence of commands, and must have the same answer, states and write pointers after each
+//! command.
 //!
-//! - [`model`]: what the state machine expects of a device, and the next command of a sequence.
-//! - [`differences`]: where a device is known to answer otherwise, with the paragraph of the specification.
+//! - [`model`]: the device by the state machine, and the next command of a sequence.
+//! - [`differences`]: known differences of a device, with the paragraph of the specification.
 //!
-//! Promises: a device that answers otherwise than the model, or than a difference of its list says, ends the comparison with the
-//! command and those before it. A difference is checked each time that its condition holds: a device that no longer differs ends the
-//! comparison, too. What is compared with which device is the caller's: `guest/zones/main.rs` for devices of a kernel,
-//! `tests/integration/zones_compared.rs` for the drive itself.
+//! Promises: a device whose answer is neither the model's nor that of a listed difference ends the comparison
+//! with the command and those before it. A difference is checked each time that its condition holds: a device
+//! that no longer differs ends the comparison as well. The caller decides what is compared:
+//! `guest/zones/main.rs` for devices of a kernel, `tests/integration/zones_compared.rs` for the drive itself.
 
 pub mod differences;
 pub mod model;
@@ -40,12 +41,14 @@ pub enum Found {
 pub enum Answer {
     /// Success.
     Done {
-        /// Offset in the zone at which an append landed, in blocks; `None` where the device doesn't say.
+        /// Offset in the zone at which an append was written, in blocks; `None` if the device doesn't report
+        /// it.
         at: Option<u64>,
         /// Blocks that were read.
         blocks: Vec<Found>,
     },
-    /// Refusal, with status code type and status code (bits 10:0 of the Status Field); `None` where the device doesn't say.
+    /// Refusal, with status code type and status code (bits 10:0 of the Status Field); `None` if the device
+    /// doesn't report them.
     Refused(Option<u16>),
 }
 
@@ -82,12 +85,12 @@ pub struct Report {
     pub zones: Vec<Reported>,
 }
 
-/// Device that is compared. Errors are those of the way to it, not refusals: they end the comparison.
+/// Device that is compared. Errors are those of the connection to it, not refusals: they end the comparison.
 pub trait Subject {
     /// Carries out a command; blocks that are written have the stamps of `number`.
     ///
     /// # Errors
-    /// No answer.
+    /// If there is no answer.
     fn command(
         &mut self,
         zone: u32,
@@ -98,14 +101,14 @@ pub trait Subject {
     /// Puts a zone into the state Read Only or Offline, as a failure of the medium does.
     ///
     /// # Errors
-    /// The device can't do so.
+    /// If the device can't do so.
     fn fail(&mut self, zone: u32, to: State) -> impl Future<Output = Result<(), String>>;
 
-    /// Reports zones from `first` on: those in this state, or all; at most `most` are described. A partial report counts the
-    /// described zones only.
+    /// Reports zones from `first` on: those in this state, or all; at most `most` are described. A partial
+    /// report counts only the described zones.
     ///
     /// # Errors
-    /// No report, or one that makes no sense.
+    /// If there is no report, or an invalid one.
     fn report(
         &mut self,
         first: u32,
@@ -115,7 +118,8 @@ pub trait Subject {
     ) -> impl Future<Output = Result<Report, String>>;
 }
 
-/// Stamp of a block of a write: number of the command, and of the block in it. Where an append lands isn't known when it is sent.
+/// Stamp of a block of a write: number of the command, and of the block in it. The place of an append isn't
+/// known when it is sent.
 pub fn stamp_of(number: u64, block: u64) -> u64 {
     number << 8 | block
 }
@@ -135,7 +139,7 @@ pub fn stamp_all(zone: u32, number: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Recognises the blocks of a read.
+/// Identifies the blocks of a read.
 pub fn found_all(zone: u32, bytes: &[u8]) -> Vec<Found> {
     bytes.chunks_exact(BLOCK).map(|block| found(zone, block)).collect()
 }
@@ -149,7 +153,7 @@ fn found(zone: u32, block: &[u8]) -> Found {
     if is_all(stamped(zone, stamp)) { Found::Written(stamp) } else { Found::Other }
 }
 
-/// A comparison that runs, and what it has met.
+/// A running comparison, and the answers and differences that occurred.
 pub struct Comparison<'a> {
     model: Model,
     random: Random,
@@ -162,7 +166,7 @@ pub struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    /// Begins a comparison with an empty device of this shape, of which these differences are known.
+    /// Creates a comparison with an empty device of this shape, with these known differences.
     pub fn new(seed: u64, shape: Shape, draw: Draw, differences: &'a [Difference]) -> Comparison<'a> {
         Comparison {
             model: Model::new(shape),
@@ -176,10 +180,10 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Makes so many steps.
+    /// Runs `steps` steps.
     ///
     /// # Errors
-    /// The device differs; the text has the last steps.
+    /// If the device differs; the text has the last steps.
     pub async fn run(&mut self, subject: &mut impl Subject, steps: u64) -> Result<(), String> {
         for _ in 0..steps {
             self.number += 1;
@@ -210,7 +214,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// What was compared: numbers of steps, of answers by command, of differences by name.
+    /// Counts of the comparison: steps, answers by command, differences by name.
     pub fn summary(&self) -> Value {
         let met: BTreeMap<_, _> = self.differences.iter().map(|it| it.name).zip(&self.met).collect();
         json!({"steps": self.number, "answers": self.answers, "differences": met})

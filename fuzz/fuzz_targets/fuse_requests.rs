@@ -1,4 +1,4 @@
-//! Any bytes as a request of the kernel: no panic, and names that are returned are components of a path.
+//! Arbitrary bytes as a request of the kernel: no panic, and the returned names are components of a path.
 #![no_main]
 
 use fuse::request::{Operation, check_data, header, parse};

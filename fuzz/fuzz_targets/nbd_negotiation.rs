@@ -1,4 +1,4 @@
-//! Any bytes as an NBD handshake: no panic, no answer without bound, always an end.
+//! Arbitrary bytes as an NBD handshake: no panic, bounded answers, and an end in every case.
 #![no_main]
 
 use doors::nbd::negotiation::{ExportDescription, Negotiation, Progress};

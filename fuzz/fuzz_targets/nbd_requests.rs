@@ -1,4 +1,5 @@
-//! Any bytes as the requests of an NBD client: no panic, and every step takes only bytes that are there.
+//! Arbitrary bytes as the requests of an NBD client: no panic, and no step consumes more bytes than there
+//! are.
 #![no_main]
 
 use doors::nbd::request::{Command, Intake, Session, Step};

@@ -1,4 +1,5 @@
-//! Any bytes as the reply of a redis server: no panic, and a reply takes only bytes that are there; fewer of them are no reply.
+//! Arbitrary bytes as the reply of a redis server: no panic, no reply consumes more bytes than there are, and
+//! a prefix of a reply is no reply.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any bytes as the requests of a redis client: no panic, every step takes only bytes that are there, and every command is a request or
-//! is refused with one line.
+//! Arbitrary bytes as the requests of a redis client: no panic, no step consumes more bytes than there are,
+//! and every command is a request or is refused with one line.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

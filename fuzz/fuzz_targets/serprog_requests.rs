@@ -1,4 +1,5 @@
-//! Any bytes as the requests of a programmer: no panic, and every step takes only bytes that are there, within the limits.
+//! Arbitrary bytes as the requests of a programmer: no panic, and every step stays within the bytes that
+//! there are and the limits.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any bytes as a block of a sorted table, with a valid checksum: no panic, memory within its bound, and walks that end, in order.
+//! Arbitrary bytes as a block of a sorted table, with a valid checksum: no panic, bounded memory, and walks
+//! that end, in order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as a message of a vhost-user front-end: no panic, and nothing larger than a message.
+//! Arbitrary bytes as a message of a vhost-user front-end: no panic, and no field larger than a message.
 #![no_main]
 
 use doors::vhost_user::protocol::{HEADER_BYTES, Header, MOST_PAYLOAD, MOST_REGIONS, Message, parse};

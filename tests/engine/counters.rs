@@ -13,12 +13,12 @@ use runtime::{Home, ShardIndex};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Kind of the owner in a root: a log of another one isn't opened.
+/// Kind of the owner in a root: a log of another kind isn't opened.
 const OWNER: [u8; 8] = *b"counters";
 
 /// Counters on zones.
 pub struct Counters {
-    /// Where the shards' cores are; the first one is the home.
+    /// Homes of the shards' cores; the first one is the home of the log.
     homes: Vec<Home<Core>>,
     kit: Arc<logkit::Counters>,
     zones: Arc<dyn ZonesPart>,
@@ -32,10 +32,10 @@ impl std::fmt::Debug for Counters {
 }
 
 impl Counters {
-    /// Makes counters on these zones. What was there is lost.
+    /// Formats these zones for counters. Their contents are lost.
     ///
     /// # Errors
-    /// What resetting and writing return.
+    /// Errors of resetting and writing the zones.
     pub async fn format(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
         let layout = Layout::new(handle.geometry(), BlockSize::default())?;
@@ -46,10 +46,11 @@ impl Counters {
         Self::start((zones, handle), parts, state, Vec::new(), options).await
     }
 
-    /// Opens the counters that are on these zones.
+    /// Opens the counters on these zones.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where there are none, [`Error::Corrupt`] for damaged ones; what reading and writing return.
+    /// [`Error::Protocol`] if the zones hold no counters, [`Error::Corrupt`] if they are damaged; errors of
+    /// reading and writing the zones.
     pub async fn open(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
         let mut opening: Opening<Found> = recovery::open(&*handle, OWNER, Goal::Serve).await?;
@@ -114,37 +115,39 @@ impl Counters {
         self.number
     }
 
-    /// What the kit counts for operators.
+    /// Statistics of the kit, for operators.
     pub fn kit(&self) -> &Arc<logkit::Counters> {
         &self.kit
     }
 
-    /// The shard that has a counter.
+    /// Home of the shard to which a counter belongs.
     fn at(&self, counter: u32) -> &Home<Core> {
         &self.homes[counter as usize % self.homes.len()]
     }
 
-    /// Sets a counter, of those there are. It may be read when this returns, and survives a power cut after the next flush.
+    /// Sets an existing counter. It can be read once this returns, and survives a power cut after the next
+    /// flush.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
+    /// [`Error::NoSpace`] if no zone can be freed; the error that has ended the log.
     pub async fn set(&self, counter: u32, value: u64) -> Result<()> {
         self.at(counter).with(move |core: Rc<Core>| async move { core.set(counter, value).await }).await
     }
 
-    /// Sets two counters together: after a power cut both have their new value or none. They may be read when this returns.
+    /// Sets two counters together: after a power cut both have their new value or neither has. They can be
+    /// read once this returns.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// Errors of [`set`](Self::set).
     pub async fn set_both(&self, sets: [(u32, u64); 2]) -> Result<()> {
         self.at(sets[0].0).with(move |core: Rc<Core>| async move { core.set_both(sets).await }).await
     }
 
-    /// Whether no zone holds an older value of a counter than the newest one, where the counters were formatted with
-    /// [`Options::erase`] and not opened since.
+    /// Whether no zone holds an older value of a counter than the newest one. Requires that the counters were
+    /// formatted with [`Options::erase`] and not opened since.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] where a shard has ended.
+    /// [`Error::Cancelled`] if a shard has ended.
     pub async fn older_values_are_erased(&self, counter: u32) -> Result<bool> {
         let newest =
             self.at(counter).with(move |core: Rc<Core>| async move { Ok(core.place(counter)) }).await?;
@@ -156,18 +159,18 @@ impl Counters {
         Ok(are_erased)
     }
 
-    /// Value of a counter, of those there are, read from its zone; 0 for one that was never set.
+    /// Value of an existing counter, read from its zone; 0 for one that was never set.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a block that isn't that counter's; what reading returns.
+    /// [`Error::Corrupt`] for a block that isn't that counter's; errors of reading the zones.
     pub async fn get(&self, counter: u32) -> Result<u64> {
         self.at(counter).with(move |core: Rc<Core>| async move { core.get(counter).await }).await
     }
 
-    /// Makes durable what was set.
+    /// Makes all values durable that were set before.
     ///
     /// # Errors
-    /// What flushing the zones returns.
+    /// Errors of flushing the zones.
     pub async fn flush(&self) -> Result<()> {
         for home in &self.homes {
             home.with(|core: Rc<Core>| async move { core.flush().await }).await?;
@@ -178,14 +181,14 @@ impl Counters {
     /// Writes what is queued and a last checkpoint, and closes the zones.
     ///
     /// # Errors
-    /// The failure of the log; what writing returns.
+    /// The error that has ended the log; errors of writing the zones.
     pub async fn close(&self) -> Result<()> {
         let end = |core: Rc<Core>| async move {
             core.kit.begin_closing();
             core.kit.tasks.ended().await;
             Ok(())
         };
-        // The cleaner frees zones until nothing is queued on other shards, and moves their blocks.
+        // The cleaner frees zones until nothing is queued on the other shards, and moves their blocks.
         let mut closed = Ok(());
         for home in self.homes.iter().rev() {
             closed = closed.and(home.with(end).await);
@@ -206,8 +209,8 @@ impl Counters {
         closed.and(self.zones.close().await)
     }
 
-    /// Compares what is live in each zone with what the kit counts as it goes: it resets zones by that. For tests, while nothing
-    /// is set.
+    /// Compares the live blocks of each zone with the kit's running count, by which it resets zones. For
+    /// tests, while nothing is set.
     ///
     /// # Errors
     /// The first zone whose count is wrong.
@@ -231,13 +234,13 @@ impl Counters {
     }
 }
 
-/// The shard of the runtime on which a shard of the counters is.
+/// Shard of the runtime on which a shard of the counters runs.
 fn place_of(shard: u32) -> ShardIndex {
     let here = runtime::current_shard().0;
     ShardIndex((here + shard as usize) % runtime::shard_count())
 }
 
-/// Reads the checksums of all blocks where counters are, by shard.
+/// Reads the checksums of the newest blocks of all counters, by shard.
 async fn read_sums(zones: &dyn Zones, parts: &Parts, state: &State) -> Result<Vec<Sums>> {
     let mut all = vec![Sums::new(); state.places.len()];
     for report in zones.report(ZoneIndex(ROOT_ZONES), parts.layout.zones).await? {
@@ -255,7 +258,7 @@ async fn read_sums(zones: &dyn Zones, parts: &Parts, state: &State) -> Result<Ve
     Ok(all)
 }
 
-/// Puts the records over the state of the checkpoint; returns the clock after them.
+/// Applies the records to the state of the checkpoint; returns the clock after them.
 fn replay(opening: &mut Opening<Found>, state: &mut State, options: Options) -> Result<u64> {
     let (mut clock, shards) = (opening.root.clock, state.places.len() as u32);
     let mut accounts = opening.pool.accounts();

@@ -1,7 +1,8 @@
-//! Counters as a device, for the crash oracle and the worlds: block n is counter n, and its contents follow from the value.
+//! Counters as a device, for the crash oracle and the worlds: block n is counter n, and its contents follow
+//! from the value.
 //!
-//! The tools write blocks with stamps that tell who wrote them when; [`Stamp`] says which number that is, and what a block with
-//! it looks like. Zeros are the value 0.
+//! The tools write blocks with stamps that identify the write; [`Stamp`] says where its number is in a block,
+//! and which contents belong to a number. Zeros are the value 0.
 
 use super::Counters;
 use block::{
@@ -11,7 +12,7 @@ use block::{
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How a tool stamps the blocks that it writes.
+/// Stamp that a tool puts into the blocks that it writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
     /// Offset of the number in a block, eight bytes.
@@ -29,7 +30,7 @@ pub struct CountersDevice {
 }
 
 impl CountersDevice {
-    /// Device whose blocks are these counters.
+    /// Creates a device whose blocks are these counters.
     pub fn new(counters: Counters, stamp: Stamp) -> Self {
         let block_size = BlockSize::default();
         // Two counters are set together if the first one is even.

@@ -1,4 +1,5 @@
-//! What counters have on the medium: the block of a value, the meta of a record, and the state in a checkpoint.
+//! Format of counters on the medium: the block of a value, the meta of a record, and the state in a
+//! checkpoint.
 
 use block::{Buffer, Error, Result};
 use runtime::Random;
@@ -27,12 +28,13 @@ impl Place {
     }
 }
 
-/// What a record says of one of its blocks.
+/// Entry of a record for one of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The counter.
     pub counter: u32,
-    /// Where the cleaner moved it from: it only counts if the counter is still there. Nowhere for a value that was set.
+    /// Place from which the cleaner moved the block: the change has an effect only if the counter is still
+    /// there. Nowhere for a value that was set.
     pub from: Place,
 }
 
@@ -47,7 +49,7 @@ impl Change {
             .for_each(|number| meta.extend_from_slice(&number.to_le_bytes()));
     }
 
-    /// Reads the changes of a record.
+    /// Decodes the changes of a record.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that aren't whole changes.
@@ -61,10 +63,10 @@ impl Change {
     }
 }
 
-/// Refuses a counter that isn't one of a shard, of so many, with this number of counters.
+/// Checks that a counter belongs to a shard, of `shards`, and is below the `number` of counters there.
 ///
 /// # Errors
-/// [`Error::Corrupt`] with its number.
+/// [`Error::Corrupt`] with the counter's number, if it isn't.
 pub fn check_counter(counter: u32, (shard, shards): (u32, u32), number: usize) -> Result<()> {
     match counter % shards == shard && ((counter / shards) as usize) < number {
         true => Ok(()),
@@ -104,17 +106,17 @@ pub fn value(counter: u32, found: &[u8]) -> Result<u64> {
 /// The owner's part of a checkpoint's directory: all places.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// By shard; of each, those of its counters in rising order.
+    /// Places of the counters of each shard, in rising order of the counters.
     pub places: Vec<Vec<Place>>,
 }
 
 impl State {
-    /// State of so many shards without counters.
+    /// State of `shards` shards without counters.
     pub fn new(shards: u32) -> Self {
         State { places: vec![Vec::new(); shards as usize] }
     }
 
-    /// State of so many counters that were never set.
+    /// State of `counters` counters that were never set.
     pub fn never_set(counters: u32, shards: u32) -> Self {
         let number = |shard| (shard..counters).step_by(shards as usize).count();
         State { places: (0..shards).map(|shard| vec![Place::NOWHERE; number(shard)]).collect() }

@@ -1,4 +1,4 @@
-//! `siltstone attach`: a stack as a block device node, taken apart whatever happens.
+//! `siltstone attach`: a stack as a block device node, which is removed even if the test fails.
 
 use super::process::{is_root, run, run_shell};
 use super::server::binary;
@@ -6,7 +6,7 @@ use super::skip;
 use serde_json::Value;
 use std::path::Path;
 
-/// Whether nodes can be made here; says why the test is skipped, if not.
+/// Whether nodes can be made here; if not, reports why the test is skipped.
 pub fn can_attach() -> bool {
     let there = is_root() && Path::new("/dev/fuse").exists() && Path::new("/dev/loop-control").exists();
     if !there {
@@ -15,12 +15,12 @@ pub fn can_attach() -> bool {
     there
 }
 
-/// An attached stack. What is left of it at the end of the test is removed, by force if need be.
+/// An attached stack. Dropping it removes what is left of it, by force if necessary.
 pub struct Attached {
     name: String,
-    /// The link to the node.
+    /// Path of the link to the node.
     pub link: String,
-    /// The node.
+    /// Path of the node.
     pub node: String,
     is_attached: bool,
 }
@@ -29,20 +29,20 @@ impl Attached {
     /// Attaches a stack under a name that no other test has.
     ///
     /// # Panics
-    /// It isn't attached.
+    /// If attaching fails.
     #[track_caller]
     pub fn new(name: &str, stack: &str, options: &[&str]) -> Attached {
         Self::by(&binary().display().to_string(), name, stack, options)
     }
 
-    /// As [`new`](Self::new), by a copy of the program.
+    /// Like [`new`](Self::new), with a copy of the program.
     ///
     /// # Panics
-    /// It isn't attached.
+    /// If attaching fails.
     #[track_caller]
     pub fn by(program: &str, name: &str, stack: &str, options: &[&str]) -> Attached {
         let name = format!("test-{name}-{}", std::process::id());
-        // It is there already if attaching fails.
+        // If attaching fails, the name exists already.
         let mut attached =
             Attached { name: name.clone(), link: String::new(), node: String::new(), is_attached: true };
         let arguments = [&["attach", stack, "--name", &name, "--json"], options].concat();
@@ -53,15 +53,15 @@ impl Attached {
         attached
     }
 
-    /// Its name.
+    /// Name under which the stack is attached.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its entry in `siltstone list`.
+    /// Entry of the stack in `siltstone list`.
     ///
     /// # Panics
-    /// It has none.
+    /// If there is none.
     #[track_caller]
     pub fn listed(&self) -> Value {
         let said = run(&binary().display().to_string(), &["list", "--json"]).ok();
@@ -70,10 +70,10 @@ impl Attached {
         entries.find(|entry| entry["name"] == self.name.as_str()).expect("it is listed").clone()
     }
 
-    /// Kills its server, and waits until another one has taken over.
+    /// Kills the stack's server, and waits until another one has taken over.
     ///
     /// # Panics
-    /// None does.
+    /// If none does.
     #[track_caller]
     pub fn kill_server(&self) {
         let before = self.listed();
@@ -92,15 +92,15 @@ impl Attached {
         .ok();
     }
 
-    /// Forgets it, since the caller has detached it.
+    /// Keeps the drop from detaching the stack, which the caller has detached.
     pub fn is_detached(mut self) {
         self.is_attached = false;
     }
 
-    /// Detaches it.
+    /// Detaches the stack.
     ///
     /// # Panics
-    /// It isn't detached.
+    /// If detaching fails.
     #[track_caller]
     pub fn detach(mut self) {
         run(&binary().display().to_string(), &["detach", &self.name]).ok();
@@ -113,7 +113,7 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if self.is_attached {
-            // Nothing here may wait for a server that is gone.
+            // Nothing here may wait for a server that has ended.
             let folder = format!("/run/siltstone/{}", self.name);
             let log = std::fs::read_to_string(format!("{folder}/log")).unwrap_or_default();
             run_shell(&format!(

@@ -1,16 +1,16 @@
-//! An export as a file, through FUSE: what programs need that know nothing of NBD.
+//! An export as a file, through FUSE: for programs that can't speak NBD.
 
 use super::process::{is_installed, is_root, run_shell};
 use super::server::Background;
 use super::skip;
 use std::path::{Path, PathBuf};
 
-/// Root unmounts by itself; others through the helper that mounted it for them. A loop device on the export may be released only a
-/// moment after its own unmount.
+/// Root unmounts by itself; other users through the helper that mounted the folder for them. A loop device on
+/// the export may be released a moment after its own unmount.
 const UNMOUNT: &str = "for attempt in 1 2 3 4 5 6 7 8 9; do umount FOLDER 2>/dev/null && exit; sleep 0.1; done; \
                        umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
 
-/// Whether FUSE can be used here; says why the test is skipped, if not.
+/// Whether FUSE can be used here; if not, reports why the test is skipped.
 pub fn has_fuse() -> bool {
     let can_mount = is_root() || is_installed("fusermount3") || is_installed("fusermount");
     let there = Path::new("/dev/fuse").exists() && can_mount;
@@ -20,7 +20,7 @@ pub fn has_fuse() -> bool {
     there
 }
 
-/// Whether a file can be mounted here, by root; says why the test is skipped, if not.
+/// Whether a file can be mounted here, by root; if not, reports why the test is skipped.
 pub fn can_mount_loop() -> bool {
     let there = Path::new("/dev/loop-control").exists();
     if !there {
@@ -39,7 +39,7 @@ impl Fuse {
     /// Shows the export with this address in this folder.
     ///
     /// # Panics
-    /// It isn't there in time.
+    /// If the file doesn't appear in time.
     #[track_caller]
     pub fn start(folder: &Path, uri: &str) -> Fuse {
         let export = folder.join("export");
@@ -48,15 +48,15 @@ impl Fuse {
         Fuse { process: Some(process), folder: folder.to_owned() }
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn export(&self) -> String {
         self.folder.join("export").display().to_string()
     }
 
-    /// Ends it in good order.
+    /// Unmounts the folder and waits for the end of `nbdfuse`.
     ///
     /// # Panics
-    /// It doesn't end so.
+    /// If it fails.
     #[track_caller]
     pub fn close(mut self) {
         self.unmount();
@@ -64,10 +64,10 @@ impl Fuse {
         assert!(process.wait().success(), "nbdfuse: {}", process.err());
     }
 
-    /// Ends it after its server has died.
+    /// Ends `nbdfuse` after its server has died.
     ///
     /// # Panics
-    /// It doesn't end.
+    /// If it doesn't end.
     #[track_caller]
     pub fn give_up(mut self) {
         self.unmount();
@@ -83,7 +83,7 @@ impl Fuse {
 impl Drop for Fuse {
     fn drop(&mut self) {
         if self.process.is_some() {
-            // After a failure; what isn't mounted any more only fails.
+            // After a failure. Unmounting a folder that isn't mounted only fails.
             let folder = self.folder.display();
             run_shell(&format!("fusermount3 -uz {folder} || umount -l {folder} || true"));
         }

@@ -1,4 +1,4 @@
-//! `siltstone fs mount` on an image of its own, over kills and remounts.
+//! `siltstone fs mount` on an image in a temporary folder, over kills and remounts.
 
 use super::process::{run, run_shell};
 use super::server::{Server, binary};
@@ -6,17 +6,17 @@ use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// An image of a file system, and its mount. Dropping it unmounts, also where the server is dead.
+/// An image of a file system, and its mount. Dropping it unmounts, even if the server is dead.
 pub struct Mount {
     folder: TempDir,
     server: Option<Server>,
 }
 
 impl Mount {
-    /// Makes a file system of 512 MiB, with these options of `siltstone fs format`, and mounts it.
+    /// Creates a file system of 512 MiB, with these options of `siltstone fs format`, and mounts it.
     ///
     /// # Panics
-    /// It can't be made or mounted.
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn new(options: &[&str]) -> Mount {
         let mut arguments = vec!["--size", "512MiB"];
@@ -24,10 +24,10 @@ impl Mount {
         Self::formatted(&arguments)
     }
 
-    /// Makes a file system with these options of `siltstone fs format`, and mounts it.
+    /// Creates a file system with these options of `siltstone fs format`, and mounts it.
     ///
     /// # Panics
-    /// It can't be made or mounted.
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn formatted(options: &[&str]) -> Mount {
         let mount = Self::in_folder(tempfile::tempdir());
@@ -38,11 +38,12 @@ impl Mount {
         mount.mounted()
     }
 
-    /// An image that is to be made, at [`image`](Self::image), before it is [`mounted`](Self::mounted). It is in memory, if there
-    /// is a file system for that: nothing waits for a disk.
+    /// Prepares the folder for an image that the caller creates at [`image`](Self::image) before it is
+    /// [`mounted`](Self::mounted). The folder is in memory if `/dev/shm` exists, so that nothing waits for a
+    /// disk.
     ///
     /// # Panics
-    /// There can't be a folder for it.
+    /// If there can't be a folder.
     pub fn without_image() -> Mount {
         Self::in_folder(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()))
     }
@@ -54,10 +55,10 @@ impl Mount {
     }
 
     /// Formats a stack in TOML that mounts a file system at `mnt`, and serves it, with the control socket
-    /// [`beside`](Self::beside) it as `control`. [`stopped`](Self::stopped) ends that.
+    /// [`beside`](Self::beside) it as `control`. [`stopped`](Self::stopped) ends the server.
     ///
     /// # Panics
-    /// It can't be made or mounted.
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn of_stack(toml: &str) -> Mount {
         let mut mount = Self::in_folder(tempfile::tempdir());
@@ -69,19 +70,19 @@ impl Mount {
         mount
     }
 
-    /// Mounts it again.
+    /// Mounts the image again.
     ///
     /// # Panics
-    /// It can't be mounted.
+    /// If it can't be mounted.
     #[track_caller]
     pub fn mounted(self) -> Mount {
         self.mounted_with(&[])
     }
 
-    /// Mounts it again, with these options of `siltstone fs mount`.
+    /// Mounts the image again, with these options of `siltstone fs mount`.
     ///
     /// # Panics
-    /// It can't be mounted.
+    /// If it can't be mounted.
     #[track_caller]
     pub fn mounted_with(mut self, options: &[&str]) -> Mount {
         let (image, at) = (self.image(), self.at("").display().to_string());
@@ -96,12 +97,12 @@ impl Mount {
         self.beside("vol.img").display().to_string()
     }
 
-    /// A path in the mounted file system.
+    /// Path of a file in the mounted file system.
     pub fn at(&self, path: &str) -> PathBuf {
         self.folder.path().join("mnt").join(path)
     }
 
-    /// A path beside the image, outside of the mounted file system.
+    /// Path of a file beside the image, outside of the mounted file system.
     pub fn beside(&self, path: &str) -> PathBuf {
         self.folder.path().join(path)
     }
@@ -109,16 +110,16 @@ impl Mount {
     /// Runs a script in the mounted file system. Returns its output.
     ///
     /// # Panics
-    /// It fails.
+    /// If it fails.
     #[track_caller]
     pub fn shell(&self, script: &str) -> String {
         run_shell(&format!("cd '{}'; {script}", self.at("").display())).ok()
     }
 
-    /// Unmounts, and waits for the server's end in good order.
+    /// Unmounts, and waits until the server has ended without an error.
     ///
     /// # Panics
-    /// The mount is in use, or the server fails.
+    /// If the mount is in use, or the server fails.
     #[track_caller]
     pub fn unmounted(mut self) -> Mount {
         let at = self.at("").display().to_string();
@@ -128,10 +129,10 @@ impl Mount {
         self
     }
 
-    /// Asks the server to stop, and waits for its end in good order.
+    /// Sends SIGTERM to the server, and waits until it has ended without an error.
     ///
     /// # Panics
-    /// The server fails.
+    /// If the server fails.
     #[track_caller]
     pub fn stopped(mut self) -> Mount {
         let mut server = self.server.take().expect("it is mounted");
@@ -143,7 +144,7 @@ impl Mount {
     /// Kills the server, and leaves the mount without one.
     ///
     /// # Panics
-    /// There is no server.
+    /// If there is no server.
     pub fn killed(mut self) -> Mount {
         let mut server = self.server.take().expect("it is mounted");
         if server.process.is_alive() {
@@ -156,25 +157,25 @@ impl Mount {
     /// Process id of the server.
     ///
     /// # Panics
-    /// There is no server.
+    /// If there is no server.
     pub fn server_pid(&self) -> u32 {
         self.server.as_ref().expect("it is mounted").process.pid()
     }
 
-    /// The status of the image, which isn't mounted.
+    /// Status of the image, which isn't mounted.
     ///
     /// # Panics
-    /// It can't be read.
+    /// If it can't be read.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let text = run(&program(), &["fs", "status", &self.image(), "--json"]).ok();
         serde_json::from_str(&text).expect("JSON")
     }
 
-    /// Looks for damage in the image, which isn't mounted, with all data.
+    /// Checks the image, which isn't mounted, with all data.
     ///
     /// # Panics
-    /// There is some.
+    /// If it is damaged.
     #[track_caller]
     pub fn is_sound(&self) {
         let said = run(&program(), &["fs", "check", &self.image(), "--data"]).ok();
@@ -194,7 +195,7 @@ impl Drop for Mount {
     }
 }
 
-/// Whether the kernel has a mount at this path. It need not have a server.
+/// Whether the kernel has a mount at this path, with or without a server.
 fn is_mount_point(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == path))

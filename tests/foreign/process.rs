@@ -3,39 +3,39 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// How long a program may take, in seconds, before it is killed and the test fails.
+/// Time in seconds after which a program is killed and the test fails.
 const DEADLINE: u32 = 120;
-/// The unit of [`random_file`], in bytes.
+/// Unit of [`random_file`], in bytes.
 pub const PATTERN_CHUNK: usize = 64 << 10;
 
-/// What a program that has ended said.
+/// Result of a program that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Program and arguments, for failures.
+    /// Program and arguments, for the texts of failures.
     pub line: String,
-    /// The exit status: 0 is success; `None` after a signal.
+    /// Exit status: 0 is success; `None` after a signal.
     pub code: Option<i32>,
-    /// Its standard output.
+    /// Standard output.
     pub out: String,
-    /// Its standard error.
+    /// Standard error.
     pub err: String,
 }
 
 impl Finished {
-    /// It succeeded; gives its standard output.
+    /// Returns the standard output of a program that succeeded.
     ///
     /// # Panics
-    /// It did not.
+    /// If it failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.code == Some(0), "expected success of {self:#?}");
         self.out
     }
 
-    /// It failed by itself and in time; gives all that it said.
+    /// Returns the output of a program that failed by itself and in time.
     ///
     /// # Panics
-    /// It succeeded, was killed or took too long.
+    /// If it succeeded, was killed or took too long.
     #[track_caller]
     pub fn refused(self) -> String {
         let in_time = self.code.is_some_and(|code| code != 0 && code < 124);
@@ -44,9 +44,9 @@ impl Finished {
     }
 }
 
-/// Whether a program can be found.
+/// Whether a program is installed.
 pub fn is_installed(program: &str) -> bool {
-    // The administrator's programs (mkfs, debugfs) are not in everybody's path.
+    // The administrator's programs (mkfs, debugfs) aren't in every user's path.
     search_path().split(':').any(|folder| Path::new(folder).join(program).is_file())
 }
 
@@ -55,19 +55,21 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The system's own folders come first: a python of somebody's own lacks the system's modules.
+/// Path in which programs are searched. The system's own folders come first: a Python that a user installed
+/// lacks the system's modules.
 fn search_path() -> String {
     let usual = std::env::var("PATH").unwrap_or_default();
     format!("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{usual}")
 }
 
-/// Runs a program to its end, with nothing as its input.
+/// Runs a program to its end, with empty input.
 ///
 /// # Panics
-/// It couldn't be started, or took longer than the deadline.
+/// If it can't be started, or takes longer than the deadline.
 #[track_caller]
 pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
-    // `timeout` is a process group of its own and ends all of it, so that nothing outlives a test by long.
+    // `timeout` makes a process group of its own and ends all of it, so that no process outlives a test by
+    // long.
     let mut command = Command::new("timeout");
     command.arg("--kill-after=5").arg(DEADLINE.to_string()).arg(program).env("PATH", search_path());
     let arguments = arguments.iter().map(AsRef::as_ref).collect::<Vec<_>>();
@@ -84,7 +86,7 @@ pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
     finished
 }
 
-/// Runs a few lines of shell, which end at the first failure.
+/// Runs lines of shell, which end at the first failure.
 ///
 /// # Panics
 /// As [`run`].
@@ -93,10 +95,10 @@ pub fn run_shell(script: &str) -> Finished {
     run("sh", &["-euc", script])
 }
 
-/// Writes a file of seeded bytes with zeroes in every third chunk; gives its contents.
+/// Writes a file of seeded bytes with zeros in every third chunk. Returns its contents.
 ///
 /// # Panics
-/// The file can't be written.
+/// If the file can't be written.
 pub fn random_file(path: &Path, chunks: usize, seed: u64) -> Vec<u8> {
     let mut random = runtime::Random::new(seed);
     let mut bytes = vec![0; chunks * PATTERN_CHUNK];

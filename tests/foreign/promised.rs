@@ -1,6 +1,7 @@
-//! A client that writes and flushes until its server is killed, and knows what must be there then.
+//! A client that writes and flushes until its server is killed, and remembers which data must survive.
 //!
-//! At most one write to a block is under way at any time. What may be found is decided by the model of the simulated worlds.
+//! At most one write to a block is in flight at any time. The model of the simulated worlds decides which
+//! contents are legal.
 
 use super::raw_client::{Command, RawClient, request};
 use super::server::Server;
@@ -10,19 +11,19 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The size of a block, in bytes.
+/// Size of a block, in bytes.
 const BLOCK: usize = 4096;
 /// Requests in flight.
 const DEPTH: usize = 16;
 const FORCE_UNIT_ACCESS: u16 = 1;
 
-/// What was promised for an export.
+/// Promises that a server made for an export.
 #[derive(Debug)]
 pub struct Promised {
     model: Model,
-    /// How many writes were sent.
+    /// Number of writes that were sent.
     pub writes: u64,
-    /// How many flushes were acknowledged.
+    /// Number of flushes that were acknowledged.
     pub flushes: u64,
 }
 
@@ -33,7 +34,7 @@ enum Sent {
 }
 
 impl Promised {
-    /// For an export of so many blocks of 4096 bytes, all zeros.
+    /// Model of an export of `blocks` blocks of 4096 bytes, all zeros.
     pub fn new(blocks: u64) -> Self {
         Promised { model: Model::new(blocks, false), writes: 0, flushes: 0 }
     }
@@ -42,10 +43,10 @@ impl Promised {
         self.model.len() * BLOCK as u64
     }
 
-    /// Works until the server is killed, which is after 200 to `most` more replies.
+    /// Writes and flushes until the server is killed, which happens after 200 to `most` more replies.
     ///
     /// # Panics
-    /// The server doesn't answer as it must.
+    /// If the server doesn't answer as it must.
     pub fn work_until_killed(&mut self, server: &mut Server, random: &mut runtime::Random, most: u64) {
         let client = RawClient::open(&server.socket).expect("a ready server answers");
         assert_eq!(client.size, self.bytes(), "the size of the export");
@@ -117,14 +118,14 @@ impl Promised {
         Ok(())
     }
 
-    /// Reads all of it: each block holds something that it may hold after such a stop, whole. What is there is durable from
-    /// now on: a process's death loses no page of the kernel's.
+    /// Reads the whole export: each block must hold, as a whole, contents that are legal after such a stop.
+    /// The contents are durable from now on, since the end of a process loses no page of the kernel's.
     ///
     /// # Errors
-    /// The first block that can't be so.
+    /// The first block whose contents aren't legal.
     ///
     /// # Panics
-    /// The server doesn't answer as it must.
+    /// If the server doesn't answer as it must.
     pub fn check(&mut self, server: &Server, stop: Stop) -> Result<(), String> {
         let mut client = RawClient::open(&server.socket).expect("a ready server answers");
         assert_eq!(client.size, self.bytes(), "the size of the export");

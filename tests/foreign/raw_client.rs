@@ -1,16 +1,16 @@
-//! A client that sends exactly the bytes it is told to, over a blocking unix socket with a deadline.
+//! A client that sends exactly the bytes of the test, over a blocking unix socket with a deadline.
 //!
-//! It speaks the least that the protocol allows (simple replies), so that a test sees what the server does and not
-//! what a library made of it.
+//! It uses the least that the protocol allows (simple replies), so that a test sees the answers of the server
+//! and not those of a library.
 
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long the server may be silent where a test waits for it.
+/// Time after which a read from a silent server fails.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The length of a reply without data.
+/// Length of a reply without data.
 const SIMPLE_REPLY_BYTES: usize = 16;
 
 const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
@@ -20,7 +20,7 @@ const OPTION_EXPORT_NAME: u32 = 1;
 /// Fixed newstyle, without zeroes after the answer.
 const CLIENT_FLAGS: u32 = 3;
 
-/// A request's type, as numbers on the wire.
+/// Type of a request, with its number on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
@@ -36,15 +36,15 @@ pub enum Command {
     Trim = 4,
     /// Write zeroes.
     WriteZeroes = 6,
-    /// None that exists.
+    /// A type that doesn't exist.
     Unknown = 4711,
 }
 
 /// A connection.
 pub struct RawClient {
-    /// To send whatever a test wants.
+    /// Socket, for tests that send arbitrary bytes.
     pub stream: UnixStream,
-    /// The export's size in bytes, once it is known.
+    /// Size of the export in bytes; 0 until it is known.
     pub size: u64,
 }
 
@@ -52,7 +52,7 @@ impl RawClient {
     /// Connects, and reads nothing.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// If no server listens on the socket.
     pub fn connect(socket: &Path) -> Result<RawClient> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(DEADLINE))?;
@@ -60,10 +60,10 @@ impl RawClient {
         Ok(RawClient { stream, size: 0 })
     }
 
-    /// Connects and greets: what follows are options.
+    /// Connects and exchanges the greeting, so that options can follow.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn greet(socket: &Path) -> Result<RawClient> {
         let mut client = RawClient::connect(socket)?;
         let greeting: [u8; 18] = client.receive()?;
@@ -72,10 +72,10 @@ impl RawClient {
         Ok(client)
     }
 
-    /// Connects and opens the default export: what follows are requests.
+    /// Connects and opens the default export, so that requests can follow.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn open(socket: &Path) -> Result<RawClient> {
         let mut client = RawClient::greet(socket)?;
         client.stream.write_all(&option(OPTION_EXPORT_NAME, 0))?;
@@ -84,10 +84,10 @@ impl RawClient {
         Ok(client)
     }
 
-    /// Sends a request; a write's data included.
+    /// Sends a request, with the data of a write.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn send(
         &mut self,
         command: Command,
@@ -104,7 +104,7 @@ impl RawClient {
     /// Receives a reply: its error number and cookie.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn reply(&mut self) -> Result<(u32, u64)> {
         let reply: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
         let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().expect("four bytes"));
@@ -112,10 +112,10 @@ impl RawClient {
         Ok((word(4), u64::from_be_bytes(reply[8..].try_into().expect("eight bytes"))))
     }
 
-    /// Sends a request and waits for its reply; gives the error number.
+    /// Sends a request and waits for its reply. Returns the error number.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn call(&mut self, command: Command, offset: u64, length: u32, data: &[u8]) -> Result<u32> {
         self.send(command, offset ^ 0x5eed, offset, length, data)?;
         let (error, cookie) = self.reply()?;
@@ -126,10 +126,10 @@ impl RawClient {
     /// Reads these bytes.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     ///
     /// # Panics
-    /// The server answers with an error.
+    /// If the server answers with an error.
     pub fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
         let error = self.call(Command::Read, offset, length, &[])?;
         assert_eq!(error, 0, "read of {length} bytes at {offset}");
@@ -138,7 +138,7 @@ impl RawClient {
         Ok(bytes)
     }
 
-    /// Whether the server closes the connection, whatever it says before.
+    /// Whether the server closes the connection, after any output.
     pub fn is_closed_by_server(&mut self) -> bool {
         let mut sink = [0; 4096];
         loop {
@@ -160,12 +160,12 @@ impl RawClient {
     }
 }
 
-/// An option's header, announcing so many bytes.
+/// Header of an option that announces `length` bytes.
 pub fn option(number: u32, length: u32) -> Vec<u8> {
     [OPTION_MAGIC.as_slice(), &number.to_be_bytes(), &length.to_be_bytes()].concat()
 }
 
-/// A request's header.
+/// Header of a request.
 pub fn request(command: Command, cookie: u64, offset: u64, length: u32) -> [u8; 28] {
     let mut bytes = [0; 28];
     bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());

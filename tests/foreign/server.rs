@@ -1,4 +1,4 @@
-//! `siltstone serve` and other programs that stay, as child processes.
+//! `siltstone serve` and other programs that run until they are stopped, as child processes.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use super::process::is_installed;
@@ -9,15 +9,15 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const LOOK: Duration = Duration::from_millis(5);
-/// How often it is looked at before a test gives up: 60 seconds, more on a busy machine.
+/// Number of checks before a test fails: 60 seconds, more on a busy machine.
 const LOOKS: u32 = 12_000;
 
-/// The server program: `SILTSTONE_BIN`, or what cargo builds.
+/// Path of the server program: `SILTSTONE_BIN`, or the program that cargo builds.
 ///
 /// # Panics
-/// It can't be built.
+/// If it can't be built.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("SILTSTONE_BIN") {
@@ -46,7 +46,8 @@ fn build() -> PathBuf {
     programs.next_back().expect("cargo names the program that it built")
 }
 
-/// A program that stays until it is told to end; killed when this is dropped, or when the test's thread ends.
+/// A program that runs until it is stopped. It is killed when this is dropped, or when the test's thread
+/// ends.
 pub struct Background {
     name: String,
     child: Child,
@@ -54,14 +55,14 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts it.
+    /// Starts a program.
     ///
     /// # Panics
-    /// It couldn't be started.
+    /// If it can't be started.
     pub fn start<A: AsRef<str>>(program: &str, arguments: &[A]) -> Background {
         let folder = tempfile::tempdir().expect("a folder for what it says");
         let to_file = |name| Stdio::from(std::fs::File::create(folder.path().join(name)).expect("a file"));
-        // With setpriv the kernel ends it should this process die; it stays the same process.
+        // With setpriv the kernel kills the program if this process dies. It stays the same process.
         let mut command = match is_installed("setpriv") {
             true => Command::new("setpriv"),
             false => Command::new("env"),
@@ -75,12 +76,12 @@ impl Background {
         Background { name: program.to_owned(), child, folder }
     }
 
-    /// What it has written to its standard output so far.
+    /// Standard output so far.
     pub fn out(&self) -> String {
         self.said("out")
     }
 
-    /// What it has written to its standard error so far.
+    /// Standard error so far.
     pub fn err(&self) -> String {
         self.said("err")
     }
@@ -90,15 +91,15 @@ impl Background {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Its process id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until something is so.
+    /// Waits until `is_so` returns true.
     ///
     /// # Panics
-    /// It ends before, or it takes too long.
+    /// If the program ends before, or it takes too long.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(&Background) -> bool) {
         for _ in 0..LOOKS {
@@ -113,7 +114,7 @@ impl Background {
         panic!("{}: waited too long for: {what}: {}{}", self.name, self.out(), self.err());
     }
 
-    /// Whether it runs still.
+    /// Whether the program still runs.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().expect("it is a child of ours").is_none()
     }
@@ -121,20 +122,21 @@ impl Background {
     /// Sends a signal.
     ///
     /// # Panics
-    /// The process is gone.
+    /// If the process has ended.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("a child that was not waited for is there");
     }
 
-    /// Stops it where it is, as a power cut does that comes a moment later to what it uses.
+    /// Stops the process where it is (SIGSTOP), as a power cut does that reaches the devices a moment later.
     ///
     /// # Panics
-    /// It ends before, or it takes too long.
+    /// If it ends before, or it takes too long.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::STOP);
         let state = format!("/proc/{}/stat", self.pid());
-        // Behind the name, which is in parentheses. It first waits for what it has asked the kernel for.
+        // The state follows the name, which is in parentheses. The process first waits for its requests to
+        // the kernel.
         let is_stopped = |_: &Background| {
             let text = std::fs::read_to_string(&state).unwrap_or_default();
             text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
@@ -142,10 +144,10 @@ impl Background {
         self.wait_until("stopped", is_stopped);
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the program.
     ///
     /// # Panics
-    /// It takes too long.
+    /// If it takes too long.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         for _ in 0..LOOKS {
@@ -160,7 +162,7 @@ impl Background {
     /// Resident memory, in bytes.
     ///
     /// # Panics
-    /// The process is gone.
+    /// If the process has ended.
     pub fn resident_bytes(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process is there");
@@ -169,10 +171,10 @@ impl Background {
         kibibytes << 10
     }
 
-    /// How many files and sockets it has open.
+    /// Number of open files and sockets.
     ///
     /// # Panics
-    /// The process is gone.
+    /// If the process has ended.
     pub fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the process is there").count()
     }
@@ -191,11 +193,11 @@ impl Drop for Background {
 
 /// `siltstone serve`, ready for clients.
 pub struct Server {
-    /// The process.
+    /// Process of the server.
     pub process: Background,
-    /// The addresses that it printed, one for each export.
+    /// Addresses that it printed, one for each export.
     pub addresses: Vec<String>,
-    /// The socket of a server on a unix socket.
+    /// Path of its unix socket.
     pub socket: PathBuf,
 }
 
@@ -203,30 +205,31 @@ impl Server {
     /// Serves this stack (one line, or a file) on a unix socket in this folder.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
         Self::start_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
     }
 
-    /// As [`start`](Self::start), after a server of the same name and files was killed.
+    /// Like [`start`](Self::start), after a server of the same name and files was killed.
     ///
-    /// The kernel takes a killed process's ring apart, and closes what requests in flight still hold (the socket, the
-    /// file's lock), a moment after the process is gone: until then the new server is refused, and says so.
+    /// The kernel dismantles the ring of a killed process, and closes the files of its requests in flight
+    /// (the socket, the file's lock), a moment after the process has ended: until then the new server is
+    /// refused and reports that.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn restart(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
         Self::restart_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
     }
 
-    /// As [`start_with`](Self::start_with), after a server of the same files was killed.
+    /// Like [`start_with`](Self::start_with), after a server of the same files was killed.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn restart_with(arguments: &[&str], socket: PathBuf) -> Server {
         let program = binary().display().to_string();
@@ -245,7 +248,7 @@ impl Server {
     /// Serves a stack in TOML that has a door on the socket `nbd.sock` in this folder.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start_toml(folder: &Path, toml: &str) -> Server {
         let file = folder.join("stack.toml");
@@ -256,17 +259,17 @@ impl Server {
     /// Runs the program with these arguments and waits for its addresses.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start_with(arguments: &[&str], socket: PathBuf) -> Server {
         let program = binary().display().to_string();
         Self::ready(Background::start(&program, arguments), socket)
     }
 
-    /// Waits for the addresses of a server that somebody else has started.
+    /// Waits for the addresses of a server that the caller has started.
     ///
     /// # Panics
-    /// It isn't ready in time.
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn ready(mut process: Background, socket: PathBuf) -> Server {
         process.wait_until("it printed its addresses", |process| process.out().ends_with('\n'));
@@ -274,18 +277,18 @@ impl Server {
         Server { process, addresses, socket }
     }
 
-    /// The first export's address as a URI.
+    /// Address of the first export, as a URI.
     ///
     /// # Panics
-    /// There is none.
+    /// If there is none.
     pub fn uri(&self) -> &str {
         self.addresses.first().expect("a ready server has printed an address")
     }
 
-    /// Asks it to stop, which it must do in good order.
+    /// Sends SIGTERM to the server and waits until it has ended without an error.
     ///
     /// # Panics
-    /// It doesn't, or it ends with a failure.
+    /// If it doesn't end, or ends with an error.
     #[track_caller]
     pub fn stop(mut self) {
         self.process.signal(Signal::TERM);

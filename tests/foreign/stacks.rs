@@ -1,21 +1,22 @@
-//! Stacks of several disks that are to survive the death of their server, for every test that kills one.
+//! Stacks of several disks that must survive the death of their server, for every test that kills one.
 
 use std::path::Path;
 
 /// A stack on files of a folder.
 #[derive(Debug, Clone, Copy)]
 pub struct Killed {
-    /// For people.
+    /// Name in the output of tests.
     pub name: &'static str,
-    /// `A` to `F` are files, `SIZE` is how large it is, and `SMALL` a part of it; `LEG` and `HALF` are legs of a mirror of that
-    /// size and of half of it.
+    /// The stack, with placeholders: `A` to `F` are files, `SIZE` is its size in bytes, and `SMALL` a part of
+    /// it; `LEG` and `HALF` are the sizes of mirror legs for that size and for half of it.
     line: &'static str,
-    /// Whether all that was acknowledged is there after the end of its process; else what was flushed.
+    /// Whether all acknowledged writes survive the end of the process; otherwise only flushed ones do.
     pub keeps_acknowledged: bool,
 }
 
-/// What is known only to the process is lost with it: the write-back cache tells its table of blocks that the origin lacks when a
-/// client flushes. Everything else has given what it acknowledged to the kernel.
+/// All stacks. State that only the process has is lost with it: a write-back cache updates its table of
+/// blocks that the origin lacks only when a client flushes. All other stacks have passed acknowledged data to
+/// the kernel.
 pub const KILLED: &[Killed] = &[
     Killed {
         name: "a write cache",
@@ -46,7 +47,7 @@ pub const KILLED: &[Killed] = &[
 ];
 
 impl Killed {
-    /// The stack in one line, of so many bytes, on files in this folder.
+    /// The stack in one line, of `bytes` bytes, on files in this folder.
     pub fn line(&self, folder: &Path, bytes: u64) -> String {
         // Two superblocks and a page of the bitmap.
         let leg = |bytes: u64| (bytes + 3 * 4096).to_string();

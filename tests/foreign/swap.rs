@@ -4,13 +4,15 @@ use super::skip;
 use rustix::fs::FlockOperation;
 use std::fs::File;
 
-/// Priority of the tests' swap spaces, the default of `siltstone swap on`. The kernel uses a lower one only once this is full, and takes turns between equal ones.
+/// Priority of the tests' swap spaces, the default of `siltstone swap on`. The kernel uses a lower one only
+/// once this one is full, and alternates between equal ones.
 pub const SWAP_PRIORITY: i32 = 100;
 
-/// Waits until no other test swaps, and keeps them out until it is dropped: otherwise pages of one test's program would go to the device of
-/// another one. `None` if the kernel would swap elsewhere; says then that the test is skipped.
+/// Waits until no other test swaps, and excludes other tests until the result is dropped: otherwise pages of
+/// one test's program would go to the device of another. If the kernel would swap elsewhere, returns `None`
+/// and reports that the test is skipped.
 ///
-/// Tests are processes of their own, so the lock is one of a file; it ends with its holder.
+/// The lock is a file's, because each test is a process; it is released when its holder ends.
 pub fn lock_swap() -> Option<File> {
     let path = std::env::temp_dir().join("siltstone-tests-swap.lock");
     let guard = File::options()

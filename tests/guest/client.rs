@@ -1,11 +1,12 @@
-//! The client that tests run in the guest, against a server in the guest: numbered writes, and what was left of them.
+//! The client that tests run in the guest, against a server in the guest: numbered writes, and how many of
+//! them are left.
 //!
-//! `siltstone-guest-client SOCKET write SEED FIRST BEHIND-LAST FLUSH-EVERY` says `flushed N` after each flush;
-//! `siltstone-guest-client SOCKET read FILE` copies what is there; `siltstone-guest-client count SEED FILE` says of how many
-//! writes that is what they leave.
+//! `siltstone-guest-client SOCKET write SEED FIRST BEHIND-LAST FLUSH-EVERY` prints `flushed N` after each
+//! flush; `siltstone-guest-client SOCKET read FILE` copies the export; `siltstone-guest-client count SEED
+//! FILE` prints the number of writes whose result that is.
 //!
-//! `siltstone-guest-client hold FILE ID new|left` serves a file by a ublk door whose device it leaves: until its standard input ends.
-//! `siltstone-guest-client delete ID` deletes that device.
+//! `siltstone-guest-client hold FILE ID new|left` serves a file by a ublk door until its standard input ends,
+//! and leaves the device in the kernel. `siltstone-guest-client delete ID` deletes that device.
 
 use doors::ublk::backing::Backing;
 use doors::ublk::control;
@@ -25,8 +26,8 @@ fn main() -> Result<()> {
             let numbers = number(first)?..number(behind_last)?;
             numbered::write(Path::new(socket), number(seed)?, numbers, number(flush_every)?, |number| {
                 println!("flushed {number}");
-                // Whoever reads it may be about to cut the power.
-                std::io::stdout().flush().expect("whoever started this listens");
+                // The reader may be about to cut the power.
+                std::io::stdout().flush().expect("the output is read");
             })
         }
         [socket, "read", file] => std::fs::write(file, numbered::read(Path::new(socket))?),

@@ -1,17 +1,17 @@
-//! Numbered writes to an export, of which every prefix can be told from every other: whatever a seed's writes have left
-//! says how many of them there were.
+//! Numbered writes to an export, of which every prefix is distinguishable: the blocks that are left of a
+//! seed's writes say how many of them there were.
 //!
-//! A client in the guest makes them, one at a time; a test on the host, which knows the seed, reads what was left. Write
-//! `n` goes to a drawn block and stamps all of it; what a volume that keeps order holds after a cut is what writes
-//! 1 to `n` leave, for some `n`.
+//! A client in the guest makes them, one at a time; a test on the host, which knows the seed, reads what is
+//! left. Write `n` goes to a random block and stamps all of it. After a cut, a volume that keeps order holds
+//! the result of the writes 1 to `n`, for some `n`.
 
 use crate::foreign::{Command, RawClient};
 use std::io::{Error, Result};
 use std::path::Path;
 
-/// How many blocks are written to.
+/// Number of blocks that are written to.
 pub const BLOCKS: u64 = 256;
-/// Their size in bytes.
+/// Size of a block in bytes.
 pub const BLOCK: usize = 4096;
 
 fn block_of(seed: u64, number: u64) -> u64 {
@@ -22,10 +22,11 @@ fn stamped(block: u64, number: u64) -> Vec<u8> {
     [block, number].map(u64::to_le_bytes).concat().repeat(BLOCK / 16)
 }
 
-/// Makes writes of these numbers, flushes behind each multiple of `flush_every`, and says up to which one has been flushed.
+/// Makes the writes with these numbers, flushes after each multiple of `flush_every`, and reports the last
+/// flushed number.
 ///
 /// # Errors
-/// The connection's, or one that the server answers with.
+/// Errors of the connection, or an error number from the server.
 pub fn write(
     socket: &Path,
     seed: u64,
@@ -50,10 +51,10 @@ pub fn write(
     Ok(())
 }
 
-/// What an export holds in these blocks.
+/// Reads these blocks of an export.
 ///
 /// # Errors
-/// The connection's.
+/// Errors of the connection.
 pub fn read(socket: &Path) -> Result<Vec<u8>> {
     let mut client = RawClient::open(socket)?;
     let mut all = Vec::new();
@@ -63,17 +64,17 @@ pub fn read(socket: &Path) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// Of how many of the seed's writes, from the first on, this is exactly what they leave.
+/// Number of the seed's writes, counted from the first, whose result is exactly this.
 ///
 /// # Errors
-/// It is what no prefix of them leaves; the text says where.
+/// The result of no prefix; the text says where it differs.
 pub fn count(seed: u64, found: &[u8]) -> std::result::Result<u64, String> {
     let blocks = found.chunks(BLOCK).map(|block| {
         let number = block[8..16].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         (number, block)
     });
     let last = blocks.clone().map(|(number, _)| number).max().unwrap_or(0);
-    // More can't have been made in a test; a number like that is no number.
+    // A test can't have made more writes: such a number isn't a stamp.
     if found.len() as u64 != BLOCKS * BLOCK as u64 || last > 1 << 20 {
         return Err(format!("{} bytes, of which one block says that it is write {last}", found.len()));
     }
@@ -114,7 +115,7 @@ mod tests {
             assert_eq!(count(7, &left_by(1..=last)), Ok(last));
         }
         let without = |lost: u64| count(7, &left_by((1..=700).filter(|number| *number != lost)));
-        // A write that was lost can't be seen where a later one went to the same block.
+        // A lost write can't be noticed if a later one went to the same block.
         let lost = (1..=700).filter(|lost| without(*lost).is_err()).count() as u64;
         assert!(lost > BLOCKS / 2, "{lost} of the lost writes were found");
         assert!(without(640).is_err(), "{:?}", without(640));

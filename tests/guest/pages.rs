@@ -1,8 +1,11 @@
-//! A program that uses much memory, and checks it: it fills pages, then reads and changes them at random, and checks every word that it reads.
+//! A program that uses much memory, and checks it: it fills pages, then reads and changes them at random, and
+//! checks every word that it reads.
 //!
 //! Usage: siltstone-guest-pages MIB FILE
 //!
-//! It runs until it is told to end, and needs nothing but `runtime`, for the guest; page-check of `remote` measures for a fixed time. Half of each page can't be compressed. It ends once FILE exists: with a check of all pages, 0 if every page has the bytes that were written, and otherwise 1.
+//! It needs nothing but `runtime`, for the guest; page-check of `remote` measures for a fixed time. Half of
+//! each page can't be compressed. It ends once FILE exists, with a check of all pages: 0 if every page has
+//! the bytes that were written, and otherwise 1.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for tests")]
 
 use runtime::Random;
@@ -13,7 +16,7 @@ use std::process::ExitCode;
 const WORDS: usize = 512;
 /// Words of a page that can't be compressed.
 const NOISE: usize = WORDS / 2;
-/// Operations between two looks for the file.
+/// Operations between two checks for the file.
 const OPERATIONS_PER_LOOK: u64 = 64;
 /// Share of operations that change a page, in percent.
 const WRITES: u64 = 25;

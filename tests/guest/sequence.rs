@@ -1,18 +1,19 @@
-//! Runs a seeded sequence of writes, flushes, FUA writes, discards, zeroes and reads on a stack, and prints what every read
-//! answers: the same lines from two stacks are the same answers, block for block.
+//! Runs a seeded sequence of writes, flushes, FUA writes, discards, zeroes and reads on a stack, and prints
+//! the result of every read: equal lines from two stacks mean equal answers, block by block.
 //!
 //! `siltstone-guest-sequence STACK SEED FIRST BEHIND-LAST BYTES [WORD...]` runs the operations with these numbers within the
 //! first BYTES of the only device on top of a one-line stack, and reads all of those at the end. WORDs:
 //!
-//! - `format`: the stack is made anew before
-//! - `rewrite`: what is discarded is written at once, before it can be read: for devices that promise nothing about it
-//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through the stack, whose
-//!   `file` asks for zeros instead
-//! - `message=TEXT`: the device on top is told this at the end
-//! - `until=KEY=VALUE`: then its status is awaited to say this
+//! - `format`: the stack is formatted before
+//! - `rewrite`: discarded blocks are written at once, before they can be read: for devices that promise
+//!   nothing about them
+//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through
+//!   the stack, whose `file` asks for zeros instead
+//! - `message=TEXT`: this message is sent to the top device at the end
+//! - `until=KEY=VALUE`: waits afterwards until its status has this value
 //!
-//! Several operations are in flight at a time, and none that overlap: what a read has to answer then follows from the seed
-//! alone, and a device that is right answers as memory does.
+//! Several operations are in flight at a time, and none of them overlap: the result of each read follows from
+//! the seed alone, and a correct device answers as memory does.
 
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Error, Payload, Result,
@@ -27,17 +28,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many operations are in flight.
+/// Operations in flight.
 const DEPTH: usize = 6;
-/// Most operations have at most so many bytes, a few have many more.
+/// Length of most operations, at most, in bytes; a few are longer, up to `LONG`.
 const SHORT: u64 = 48 << 10;
 const LONG: u64 = 320 << 10;
-/// How much one line about the end stands for, in bytes.
+/// Bytes that one line about the final contents covers.
 const LINE: u64 = 256 << 10;
-/// Between two looks at a status.
+/// Time between two checks of a status.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a sequence may stand on.
+/// Kinds of parts that a sequence can use.
 fn registry() -> Registry {
     Registry::new(vec![
         &disks::file::KIND,
@@ -50,7 +51,7 @@ fn registry() -> Registry {
     ])
 }
 
-/// What is asked for.
+/// Parsed arguments.
 #[derive(Debug, Clone, Default)]
 struct Arguments {
     seed: u64,
@@ -99,13 +100,13 @@ impl Arguments {
     }
 }
 
-/// One operation that is on its way, and the line that it says.
+/// An operation in flight, and the line that it prints.
 struct InFlight {
     range: BlockRange,
     says: JoinHandle<Result<Option<String>>>,
 }
 
-/// A run.
+/// State of a run.
 struct Sequence {
     device: Rc<dyn Device>,
     arguments: Arguments,
@@ -137,12 +138,12 @@ impl Sequence {
         sequence.say_the_end().await
     }
 
-    /// Begins one operation, once those that it overlaps have ended.
+    /// Submits one operation, once those that it overlaps have ended.
     async fn begin(&mut self, number: u64) -> Result<()> {
         let in_blocks = |bytes: u64| bytes / self.block_size.bytes();
         let longest = if self.random.chance(0.06) { LONG } else { SHORT };
         let count = 1 + self.random.below(in_blocks(longest));
-        // A part of the device has most of it, so that blocks are written again while they are cached.
+        // Most operations go to a part of the device, so that blocks are written again while they are cached.
         let within =
             if self.random.chance(0.6) { (self.blocks / 8).max(in_blocks(LONG)) } else { self.blocks };
         let range = BlockRange::new(self.random.below(within - count + 1), count);
@@ -176,7 +177,7 @@ impl Sequence {
             }
             _ => {
                 if self.arguments.discard_on.is_some() {
-                    // Beside the stack there is no order but this.
+                    // `blkdiscard` bypasses the stack; only this orders it with the operations in flight.
                     self.wait_for(|_| true).await?;
                 }
                 let arguments = self.arguments.clone();
@@ -197,7 +198,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Waits for the oldest operation, and prints what it says: so lines come in the order of the numbers.
+    /// Waits for the oldest operation, and prints its line, so that lines come in the order of the numbers.
     async fn wait_for_oldest(&mut self) -> Result<()> {
         if let Some(oldest) = self.in_flight.pop_front()
             && let Some(line) = oldest.says.await?
@@ -207,7 +208,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Waits until none of these is in flight.
+    /// Waits until no operation in flight matches.
     async fn wait_for(&mut self, which: impl Fn(&BlockRange) -> bool) -> Result<()> {
         while self.in_flight.iter().any(|operation| which(&operation.range)) {
             self.wait_for_oldest().await?;
@@ -215,7 +216,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// One line for each piece of the device: a checksum.
+    /// Prints a checksum for each piece of the device.
     async fn say_the_end(&self) -> Result<()> {
         let line = LINE / self.block_size.bytes();
         for start in (0..self.blocks).step_by(line as usize) {
@@ -234,7 +235,8 @@ async fn read(device: &Rc<dyn Device>, range: BlockRange) -> Result<Buffer> {
     result.map(|()| buffer)
 }
 
-/// What a read has found, equal neighbours taken together: `write 3 (5 blocks), zeros (2 blocks)`.
+/// Describes the contents that a read has found, with equal neighbours combined: `write 3 (5 blocks), zeros
+/// (2 blocks)`.
 fn found(bytes: &[u8], range: BlockRange, size: BlockSize) -> String {
     let own = |(index, bytes)| describe(bytes).replace(&format!(" to block {}", range.start.0 + index), "");
     let blocks: Vec<String> = (0..).zip(bytes.chunks(size.bytes() as usize)).map(own).collect();
@@ -245,7 +247,7 @@ fn found(bytes: &[u8], range: BlockRange, size: BlockSize) -> String {
 async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Result<()> {
     let (offset, length) = (size.offset_of(range.start).0, size.bytes_of(range.count));
     let (path, arguments) =
-        // -f: without O_EXCL, which the stack under test has.
+        // -f: without O_EXCL, which the stack under test holds.
         (path.to_owned(), ["-f".to_owned(), "-o".into(), offset.to_string(), "-l".into(), length.to_string()]);
     runtime::blocking(move || {
         let failed = |why: String| Error::io(format!("blkdiscard {} {path}: {why}", arguments.join(" ")));
@@ -274,7 +276,7 @@ async fn run(line: String, arguments: Arguments) -> Result<()> {
     if let Some((key, value)) = until
         && outcome.is_ok()
     {
-        // Whoever started this has a time limit.
+        // The caller has a time limit.
         while top.status().await.get(&key).and_then(|said| said.as_str()) != Some(&value) {
             runtime::sleep(LOOK).await;
         }

@@ -3,8 +3,9 @@
 //! ```text
 //! stack under test, opened again ─ record(role=disk) ─ disk with what the first cut left
 //! ```
-//! What the second recovery finds must be legal for the client at the first cut; and once the first recovery had returned,
-//! it is what that one found: whoever has looked at a device may rely on it.
+//! The contents after the second recovery must be legal for the client at the first cut. If the first
+//! recovery had returned, they must equal its contents, because a client that has read a device may rely on
+//! them.
 
 use super::{Check, Opening, Violation, read_all};
 use block::{DevicePart, Result};
@@ -15,9 +16,9 @@ use std::sync::Arc;
 /// A recovery that was recorded.
 struct Recovery {
     history: Arc<History>,
-    /// The disk has what the first cut left from this event on, durably.
+    /// From this event on, the disk holds durably what the first cut left.
     first: u64,
-    /// The stack was open, and this had been read.
+    /// Event at which the stack was open and `found` had been read.
     opened: u64,
     found: Vec<u8>,
 }

@@ -1,16 +1,17 @@
-//! An older state: the contents are what a power cut could have left, if not at this moment, then at an earlier one.
+//! An older state: contents that a power cut could have left at this moment or at an earlier one.
 //!
-//! What a device holds without the cache in front of it may lag behind, but must be such a state: nothing may be there
-//! that was submitted after a flush, without all that the flush had made durable. The earliest such moment is right behind the
-//! submission of the newest that is to be seen; zeros don't say what they come from, so later ones are tried, too.
+//! A device without the cache above it may lag behind, but must be in such a state: no write may be visible
+//! that was submitted after a flush, unless everything is there that the flush had made durable. The earliest
+//! possible moment is right after the submission of the newest visible write. Zeros don't identify a write,
+//! so later moments are tried as well.
 
 use layers::record::replay::{Cursor, History, Mismatch};
 use std::sync::Arc;
 
-/// Checks all of a client's device against the cuts up to `cut`.
+/// Checks the contents of a client's device against the cuts up to `cut`.
 ///
 /// # Errors
-/// Why it can't be the state at the earliest cut that is possible, with the cursor there.
+/// The mismatch with the state at the earliest possible cut, with the cursor there.
 pub(super) fn check(
     history: &Arc<History>,
     cut: u64,

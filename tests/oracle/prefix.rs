@@ -1,18 +1,18 @@
-//! Prefix consistency: the contents are what some prefix of the operations left, in an order that keeps whatever the client
-//! could know of it.
+//! Prefix consistency: the contents are the result of some prefix of the operations, in an order that agrees
+//! with all that the client could observe.
 //!
-//! An operation that had completed before another was submitted stands before it. So of the newest submission that is to
-//! be seen, everything that had completed before it is there, too, or something later in its place. For a client with
-//! one operation at a time this is all there is to say; with more, concurrent ones may stand in any order. Zeros can
-//! come from several operations, and say nothing about which of them happened.
+//! An operation that had completed before another was submitted precedes it. So all operations that had
+//! completed before the newest visible one was submitted must be visible, unless a later one replaced them.
+//! For a client with one operation at a time this is the whole rule; concurrent operations may have any
+//! order. Zeros can be the result of several operations, and so don't say which of them happened.
 
 use super::stamp;
 use layers::record::replay::{History, Operation};
 
-/// Checks all of a client's device.
+/// Checks the contents of a client's device.
 ///
 /// # Errors
-/// What is missing, and what was found that came later.
+/// The missing operation, and the later one that was found.
 pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
     let size = history.geometry().block_size;
     let blocks: Vec<(u64, &[u8])> = (0..).zip(contents.chunks_exact(size.bytes() as usize)).collect();
@@ -25,7 +25,7 @@ pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
             bytes == found
         }
     };
-    // The newest of what is to be seen; every write has contents of its own.
+    // The newest visible write; every write has unique contents.
     let mut newest: Option<&Operation> = None;
     for (block, found) in blocks.iter().filter(|(_, found)| found.iter().any(|byte| *byte != 0)) {
         let mut writes = history.operations().iter().filter(|operation| !operation.is_zeros());
@@ -41,7 +41,7 @@ pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
         let start = block << size.shift();
         let touching: Vec<&Operation> =
             history.operations().iter().filter(|operation| operation.range.contains(&start)).collect();
-        // What must have happened takes the place of what was before it.
+        // Operations that must have happened replace earlier contents.
         let must: Vec<&&Operation> =
             touching.iter().filter(|operation| operation.is_before(newest)).collect();
         let is_gone = |operation: &Operation| must.iter().any(|later| operation.is_before(later));

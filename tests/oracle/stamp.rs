@@ -1,5 +1,5 @@
-//! What the workload writes: every sector of 512 bytes says which block and sector it belongs to, which write
-//! it came with, and carries a checksum over all of it, so that whatever is found later can be told apart.
+//! Contents of the workload's writes: every sector of 512 bytes holds its block, its sector and the number of
+//! its write, with a checksum, so that any contents that are found later can be identified.
 
 use block::{BlockRange, BlockSize, Buffer, Data};
 use runtime::Random;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 const SECTOR: usize = 512;
 const MAGIC: [u8; 8] = *b"SILTBLCK";
 
-/// What a sector says about itself.
+/// Identity of a sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     block: u64,
@@ -38,7 +38,7 @@ impl Stamp {
     }
 }
 
-/// The data of write number `sequence` to these blocks.
+/// Data of write number `sequence` to these blocks.
 pub fn stamped(range: BlockRange, sequence: u64, size: BlockSize) -> Data {
     let mut buffer = Buffer::zeroed(size.bytes_of(range.count) as usize);
     let per_block = size.bytes() as usize / SECTOR;
@@ -49,7 +49,7 @@ pub fn stamped(range: BlockRange, sequence: u64, size: BlockSize) -> Data {
     buffer.freeze()
 }
 
-/// What these bytes are: one line, equal sectors of a write taken together.
+/// Describes these bytes in one line, with equal sectors of a write combined.
 pub fn describe(bytes: &[u8]) -> String {
     let mut text = String::new();
     let mut last = String::new();

@@ -1,4 +1,4 @@
-//! What the client does: several tasks at once, all on few blocks, with many flushes.
+//! The client's workload: several tasks at once, all on few blocks, with many flushes.
 
 use super::stamp::stamped;
 use block::{BlockIndex, BlockRange, Buffer, Device, Durability, Payload, Result, ZeroMode};
@@ -11,11 +11,11 @@ use std::rc::Rc;
 pub struct Workload {
     /// Decides everything but the order of completions.
     pub seed: u64,
-    /// How many operations all tasks make together.
+    /// Number of operations of all tasks together.
     pub operations: u64,
-    /// How many tasks there are: so many operations are in flight.
+    /// Number of tasks, which is the number of operations in flight.
     pub queue_depth: u64,
-    /// The longest operation, in blocks.
+    /// Longest operation, in blocks.
     pub longest: u64,
     /// Whether the whole device is discarded now and then.
     pub discards_all: bool,

@@ -1,4 +1,4 @@
-//! What a client does in a life, and reading all of a device.
+//! A client's operations in a life, and reading all of a device.
 
 use super::model::{Model, Version};
 use super::stamp::{stamped, version_of};
@@ -10,20 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What a device writes whole, in bytes: what its model counts in.
+/// Unit of the device's model: the bytes that it writes atomically, at most a block.
 pub fn unit_of(geometry: &DeviceGeometry) -> usize {
     geometry.block_size.bytes().min(u64::from(geometry.atomic_write)) as usize
 }
 
-/// How many units a block of the device has.
+/// Number of units of a block of the device.
 pub fn units_per_block(geometry: &DeviceGeometry) -> u64 {
     geometry.block_size.bytes() / unit_of(geometry) as u64
 }
 
-/// The versions in these bytes, from this unit on.
+/// Versions in these bytes, beginning with this unit.
 ///
 /// # Errors
-/// What is none.
+/// A unit whose contents are no version.
 pub fn versions(unit_bytes: usize, unit: u64, bytes: &[u8]) -> Result<Vec<Version>, String> {
     bytes.chunks_exact(unit_bytes).zip(unit..).map(|(bytes, unit)| version_of(unit, bytes)).collect()
 }
@@ -31,7 +31,7 @@ pub fn versions(unit_bytes: usize, unit: u64, bytes: &[u8]) -> Result<Vec<Versio
 /// Reads all of a device.
 ///
 /// # Errors
-/// An error of the device, or what can't be.
+/// An error of the device, or contents that are no version.
 pub async fn read_all(device: &dyn Device) -> Result<Vec<Version>, Result<Error, String>> {
     let (blocks, unit) = (device.geometry().blocks.0, unit_of(device.geometry()));
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ pub async fn read_all(device: &dyn Device) -> Result<Vec<Version>, Result<Error,
     Ok(found)
 }
 
-/// One client's operations, one after the other.
+/// Operations of one client, one after the other.
 pub(super) async fn client<S: Subject>(
     world: Arc<World<S>>,
     device: Rc<dyn Device>,
@@ -60,7 +60,7 @@ pub(super) async fn client<S: Subject>(
     while world.started.fetch_add(1, Ordering::Relaxed) < world.life.operations {
         let longest = if random.chance(0.05) { world.subject.longest() } else { 4 };
         let count = 1 + random.below(blocks.min(longest));
-        // Half of it goes to an eighth of the volume.
+        // Half of them go to an eighth of the volume.
         let room = (blocks - count + 1).div_ceil(if random.chance(0.5) { 8 } else { 1 });
         let block = random.below(room);
         let range = BlockRange::new(block, count);
@@ -74,7 +74,7 @@ pub(super) async fn client<S: Subject>(
                     (version, model.submit(first, units, version))
                 });
                 let data = stamped(unit, first, units, version);
-                // Every third one says that it is metadata, for layers that go by it.
+                // Every third write is marked as metadata, for layers that treat it differently.
                 let payload = Payload::from(data);
                 let write = device.write(BlockIndex(block), payload, durability);
                 let patience = match random.chance(0.03) {
@@ -84,7 +84,7 @@ pub(super) async fn client<S: Subject>(
                 match runtime::timeout(patience, write).await {
                     Ok(Ok(())) => world.model(|model| model.completed(operation, is_durable)),
                     Ok(Err(error)) => world.judge("a write", error, true)?,
-                    // Nobody knows whether it happens.
+                    // The operation may or may not happen.
                     Err(_) => {}
                 }
             }

@@ -1,16 +1,16 @@
-//! Options of caches as a life draws them, for all stacks that have one.
+//! Options of caches that a life draws, for all stacks that have one.
 
 use super::life::Life;
 use layers::{cache, writecache};
 use runtime::Random;
 use std::time::Duration;
 
-/// One of these.
+/// Draws one of these.
 pub fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
     from[random.below(from.len() as u64) as usize]
 }
 
-/// Those of a write cache that writes back in this order.
+/// Options of a write cache with this order of write-back.
 pub fn write_cache_options(life: &Life, order: writecache::Order) -> writecache::Options {
     let random = &mut Random::new(life.seed ^ 0x0CAC_4E00);
     let high_watermark = pick(random, &[0, 10, 40, 50, 90, 100]);
@@ -35,7 +35,7 @@ pub fn write_cache_options(life: &Life, order: writecache::Order) -> writecache:
     }
 }
 
-/// Those of a cache with one of these modes, and blocks of so many bytes where it is made.
+/// Options of a cache with one of these modes, and blocks of `block_size` bytes if it is formatted.
 pub fn cache_options(life: &Life, modes: &[cache::Mode], block_size: u64) -> cache::Options {
     let random = &mut Random::new(life.seed ^ 0x0CAC_4E01);
     cache::Options {

@@ -1,4 +1,4 @@
-//! A life: from an opening of the stack to a stop; and the files that it has for disks.
+//! A life: from an opening of the stack to a stop; and the files that are its disks.
 
 use super::loss::Loss;
 use block::{DevicePart, Error, Result};
@@ -9,51 +9,51 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Files of the simulated world, and what is in them.
+/// Files of the simulated world, with their contents.
 pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
 /// A file that is a disk of the stack.
 #[derive(Debug, Clone)]
 pub struct File {
-    /// Its path, such as `/disk`.
+    /// Path, such as `/disk`.
     pub path: &'static str,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The size of its blocks, in bytes.
+    /// Size of its blocks, in bytes.
     pub sector: u64,
 }
 
-/// How a life ends.
+/// End of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// All clients end, the stack is closed, and then the power is cut.
     Closed,
     /// All clients end, then the power is cut.
     Cut,
-    /// All clients end, then the process is killed: nothing that the kernel has is lost.
+    /// All clients end, then the process is killed: the kernel loses nothing.
     Killed,
 }
 
-/// From an opening to a stop.
+/// Plan of a life, from an opening to a stop.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// Decides all of it.
+    /// Decides everything that happens.
     pub seed: u64,
-    /// The stack is made anew.
+    /// Whether the stack is formatted.
     pub format: bool,
-    /// How many operations clients begin.
+    /// Number of operations that clients begin.
     pub operations: u64,
-    /// How many clients there are.
+    /// Number of clients.
     pub depth: u64,
-    /// How it ends.
+    /// End of the life.
     pub end: End,
-    /// The power is cut at this time, if it isn't over by then.
+    /// Time at which the power is cut, unless the life has ended before.
     pub cut_after: Option<Duration>,
-    /// What goes wrong with all files.
+    /// Faults of all files.
     pub faults: SimulatedFaults,
     /// Rules of the layer `fault`, by file.
     pub rules: Vec<Vec<String>>,
-    /// What was lost before it.
+    /// Loss before this life.
     pub lost: Option<Loss>,
 }
 
@@ -68,7 +68,8 @@ impl Life {
             faults.sync_error = fault(0.005);
             faults.write_error = fault(0.005);
         }
-        // A write that fails leaves part of itself, in whole sectors: the simulated world would tear those, too.
+        // A failed write leaves a part of its data, in whole sectors: the simulated world would tear sectors
+        // as well.
         let possible = [
             "write torn error=EIO probability=0.01",
             "write error=EIO probability=0.02",
@@ -83,7 +84,7 @@ impl Life {
         Life {
             seed: random.next_u64(),
             format,
-            // After a few, what an earlier life left behind the end of a log is still there.
+            // After a few operations, records of an earlier life are still there beyond the end of a log.
             operations: if random.chance(0.2) { random.below(8) } else { 20 + random.below(300) },
             depth: [1, 1, 2, 4, 8, 32][random.below(6) as usize],
             end: [End::Closed, End::Cut, End::Cut, End::Killed][random.below(4) as usize],
@@ -94,7 +95,7 @@ impl Life {
         }
     }
 
-    /// A short one without clients and faults, to see what a loss has left.
+    /// A short life without clients and faults, which shows the contents after a loss.
     pub(super) fn inquest(seed: u64, files: usize, lost: Loss) -> Life {
         Life {
             seed,
@@ -109,14 +110,14 @@ impl Life {
         }
     }
 
-    /// Whether anything may fail in it.
+    /// Whether any operation may fail.
     pub fn may_fail(&self) -> bool {
         self.faults.read_error + self.faults.sync_error + self.faults.write_error > 0.0
             || self.rules.iter().any(|rules| !rules.is_empty())
     }
 }
 
-/// The files of a life as devices.
+/// Files of a life as devices.
 #[derive(Debug)]
 pub struct Disks {
     pub(super) files: Vec<File>,
@@ -124,7 +125,7 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// A file as a device, by its place in the list, with the faults of the life.
+    /// Opens a file as a device, by its position in the list, with the faults of the life.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a file that is lost.

@@ -1,58 +1,60 @@
-//! What may be lost between two lives, and what is left to be found then.
+//! Losses between two lives, and the contents that must be left.
 
 use super::life::{File, Files};
 use super::model::Stop;
 use runtime::Random;
 use std::path::PathBuf;
 
-/// What becomes of a file.
+/// Change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It holds zeros: another device took its place.
+    /// All zeros: another device has replaced it.
     Zeros,
-    /// It isn't there.
+    /// Missing.
     Gone,
-    /// It is there, and every request fails.
+    /// Present, but every request fails.
     Fails,
-    /// Some bits of it are others.
+    /// Some bits are flipped.
     Rots {
-        /// In so many places at most.
+        /// Largest number of places with flipped bits.
         places: u64,
-        /// All of them among so many bytes at its beginning.
+        /// Only bytes below this offset change.
         below: u64,
     },
-    /// It is as it was at the end of an earlier life.
+    /// Reset to its contents at the end of an earlier life.
     Lags,
-    /// It isn't there in the next life, and is as it was in the one after it.
+    /// Missing in the next life, and back with the same contents in the one after.
     Away,
 }
 
-/// What the stack may show then.
+/// Result that the stack may have then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finds {
-    /// Everything: the next life goes on with it, and knows what was lost.
+    /// All data: the next life continues with it, and knows which file was lost.
     Everything,
-    /// What such a stop leaves, or what the stop that was leaves, if that is less: the next life goes on with it.
+    /// The contents after such a stop, or after the actual stop if it leaves less: the next life continues
+    /// with them.
     Less(Stop),
-    /// Nothing: opening fails, with an error that has these words in it.
+    /// Nothing: opening fails, with an error that contains these words.
     Nothing(&'static str),
-    /// The truth, or an error: of all of it, or of single blocks. If it hadn't been closed, this counts as the truth, too.
+    /// Correct contents, or an error, of the whole or of single blocks. If the stack wasn't closed, contents
+    /// after this stop are correct as well.
     ErrorOrTruth(Stop),
 }
 
-/// Something that may be lost.
+/// A possible loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loss {
-    /// Which file, by its place in the list.
+    /// Position of the file in the list.
     pub file: usize,
-    /// What becomes of it.
+    /// Change of the file.
     pub change: Change,
-    /// What the whole stack shows then.
+    /// Result of the whole stack.
     pub finds: Finds,
 }
 
 impl Loss {
-    /// Changes the files, which are in any order. `earlier` are those at the ends of earlier lives.
+    /// Changes the files, which are in any order. `earlier` holds the files at the ends of earlier lives.
     pub(super) fn happen(&self, files: &mut Files, all: &[File], earlier: &[Files], random: &mut Random) {
         let path = all[self.file].path;
         let Some(contents) = contents(files, path) else { return };
@@ -62,7 +64,8 @@ impl Loss {
             Change::Fails | Change::Away => {}
             Change::Rots { places, below } => {
                 for _ in 0..1 + random.below(places) {
-                    // Half of it at the beginning, where there is most that only is there once.
+                    // Half of the places are at the beginning, which has most of the data that exists only
+                    // once.
                     let part = if random.chance(0.5) { contents.len() as u64 } else { 8192 };
                     let at = random.below(part.min(contents.len() as u64).min(below)) as usize;
                     contents[at] ^= 1 << random.below(8);
@@ -76,14 +79,14 @@ impl Loss {
         }
     }
 
-    /// Takes a file out that is away in this life, to be put back after it.
+    /// Takes out a file that is absent in this life. The caller puts it back afterwards.
     pub(super) fn hide(&self, files: &mut Files, all: &[File]) -> Option<(PathBuf, Vec<u8>)> {
         let is_it = |(name, _): &(PathBuf, Vec<u8>)| name.as_os_str() == all[self.file].path;
         let place = files.iter().position(is_it).filter(|_| self.change == Change::Away)?;
         Some(files.swap_remove(place))
     }
 
-    /// The lost file is there again, as a new one; one that only rots, lags or was away stays as it is.
+    /// Replaces a lost file by a new one. A file that was only damaged, lags or was absent stays as it is.
     pub(super) fn replace(&self, files: &mut Files, all: &[File]) {
         let File { path, bytes, .. } = &all[self.file];
         match (self.change, contents(files, path)) {

@@ -1,12 +1,14 @@
-//! What a device may hold: who submitted what, what was acknowledged, what was flushed.
+//! Model of a device: decides which contents are legal from the writes that were submitted, acknowledged and
+//! flushed.
 //!
-//! Time is a counter that every step raises. Of two operations on a unit (what the device writes whole: `atomic_write`
-//! bytes), the one that had completed before the other was submitted is older; else they are concurrent, and either may be
+//! Time is a counter that every step raises. Of two operations on a unit (the `atomic_write` bytes that the
+//! device writes whole), the one that had completed before the other was submitted is older; otherwise they
+//! are concurrent, and either may be the last.
 //! the last.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a unit holds: the number of the write that it came with; 0 is zeros.
+/// Contents of a unit: the number of the write that wrote it; 0 is zeros.
 pub type Version = u64;
 
 #[derive(Debug, Clone, Copy)]
@@ -14,44 +16,48 @@ struct Operation {
     version: Version,
     submitted: u64,
     completed: Option<u64>,
-    /// Since when it survives a power cut.
+    /// Time since which it survives a power cut.
     certain: Option<u64>,
 }
 
-/// See the module's head.
+/// Submitted, acknowledged and flushed operations of a device.
 #[derive(Debug)]
 pub struct Model {
     time: u64,
     next_version: Version,
     operations: Vec<Operation>,
-    /// By unit, in the order of their submissions; from [`Model::since`] on, what happened since the device was opened.
+    /// Operations of each unit, in the order of their submissions; from [`Model::since`] on, those since the
+    /// device was opened.
     units: Vec<Vec<usize>>,
     since: Vec<usize>,
-    /// The first operation since then.
+    /// First operation since the device was opened.
     first: usize,
-    /// What had completed before this time is also where only what lags behind is left.
+    /// Operations that had completed before this time are also on the devices that may lag behind.
     arrived: u64,
-    /// After a power cut, where something is there, so is everything that had completed before it was submitted.
+    /// After a power cut, if an operation is visible, all that had completed before it was submitted are
+    /// visible.
     is_ordered: bool,
 }
 
-/// What happened to the device before it was looked at again; the later ones leave less.
+/// Stop of the device before its contents are read again. Later variants leave less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
-    /// It was closed, or its process was killed: everything that was acknowledged is there.
+    /// Close of the device, or end of its process: all acknowledged operations are there.
     Orderly,
-    /// The power was cut: what was flushed is there.
+    /// Power cut: all flushed operations are there.
     PowerCut,
-    /// Only what lags behind is left: what a power cut at some moment could have left, if not now, then earlier.
+    /// Only a lagging device is left: its state is one that a power cut at this or any earlier moment could
+    /// have left.
     Older,
-    /// Only what lags behind without any order: of each unit some version.
+    /// Only a device that lags without any order is left: each unit has some version.
     Mixed,
     /// Nothing is promised.
     Unknown,
 }
 
 impl Model {
-    /// A device of so many units of zeros, of which a power cut leaves a prefix of all operations, if it is ordered.
+    /// Creates a model of `units` units of zeros. If it is ordered, a power cut leaves a prefix of all
+    /// operations.
     pub fn new(units: u64, is_ordered: bool) -> Self {
         let mut model = Model {
             time: 0,
@@ -67,18 +73,18 @@ impl Model {
         model
     }
 
-    /// How many units there are.
+    /// Number of units.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.units.len() as u64
     }
 
-    /// What a power cut leaves from now on is a prefix, or need not be one.
+    /// Sets whether a power cut leaves a prefix from now on.
     pub fn set_ordered(&mut self, is_ordered: bool) {
         self.is_ordered = is_ordered;
     }
 
-    /// The device holds this, it is durable, and nothing of it lags behind.
+    /// The device has these contents, they are durable, and no device lags behind them.
     pub fn begin_anew(&mut self, found: &[Version]) {
         self.operations.clear();
         self.units = vec![Vec::new(); found.len()];
@@ -86,10 +92,10 @@ impl Model {
         self.restart(found);
     }
 
-    /// The device holds this, and it is durable; what lags behind may still be older.
+    /// The device has these contents, and they are durable; a lagging device may still be older.
     pub fn restart(&mut self, found: &[Version]) {
         assert_eq!(found.len(), self.units.len(), "all units");
-        // What was not acknowledged happened before or never.
+        // Operations that were not acknowledged have happened by now, or never will.
         let over = self.tick();
         for operation in &mut self.operations[self.first..] {
             operation.completed.get_or_insert(over);
@@ -104,12 +110,12 @@ impl Model {
         }
     }
 
-    /// Its own numbers begin here, so that no other device's contents pass for its own.
+    /// Sets the next version, so that no other device's contents can be mistaken for this one's.
     pub fn number_from(&mut self, version: Version) {
         self.next_version = version;
     }
 
-    /// It may have become larger, by zeros.
+    /// The device may have grown, by zeros.
     pub fn grow(&mut self, units: u64) {
         let (submitted, certain) = (self.time, Some(self.time));
         while self.len() < units {
@@ -124,13 +130,13 @@ impl Model {
         self.time
     }
 
-    /// A number for a write.
+    /// Returns a new version, for a write.
     pub fn draw_version(&mut self) -> Version {
         self.next_version += 1;
         self.next_version - 1
     }
 
-    /// These units are to hold this version. Returns what `completed` is told.
+    /// Notes a write of this version to these units. Returns its number for `completed`.
     pub fn submit(&mut self, unit: u64, count: u64, version: Version) -> usize {
         let submitted = self.tick();
         self.operations.push(Operation { version, submitted, completed: None, certain: None });
@@ -141,7 +147,7 @@ impl Model {
         number
     }
 
-    /// The operation was acknowledged.
+    /// Notes that an operation was acknowledged.
     pub fn completed(&mut self, number: usize, durable: bool) {
         let time = self.tick();
         let operation = &mut self.operations[number];
@@ -151,12 +157,12 @@ impl Model {
         }
     }
 
-    /// A flush, or a read, begins: what the other function of it is told.
+    /// Notes the begin of a flush or a read. Returns the time for `flushed` or `check_read`.
     pub fn begin(&mut self) -> u64 {
         self.tick()
     }
 
-    /// A flush that began then has returned.
+    /// Notes that a flush which began at this time has returned.
     pub fn flushed(&mut self, began: u64) {
         let now = self.tick();
         let done = |operation: &&mut Operation| operation.completed.is_some_and(|time| time < began);
@@ -165,13 +171,13 @@ impl Model {
         });
     }
 
-    /// What had completed before this time has now arrived also where only what lags behind is left.
+    /// Operations that had completed before this time are now also on the devices that may lag behind.
     pub fn arrived(&mut self, began: u64) {
         self.arrived = self.arrived.max(began);
     }
 
-    /// Whether a unit holds one of the versions that it may hold if operations that count surely happened; says which
-    /// it may hold, if not.
+    /// Checks that a unit holds one of its legal versions, given which operations surely happened. An error
+    /// lists the legal versions.
     fn check_unit(
         &self,
         unit: u64,
@@ -195,38 +201,38 @@ impl Model {
         ))
     }
 
-    /// What happened to a unit since the device was opened.
+    /// Operations on a unit since the device was opened.
     fn recent(&self, unit: usize) -> &[usize] {
         &self.units[unit][self.since[unit]..]
     }
 
-    /// Whether something is on its way, or nobody knows any more whether it is.
+    /// Whether an operation on the unit is in flight, or it is unknown whether one is.
     pub fn is_open(&self, unit: u64) -> bool {
         self.recent(unit as usize).iter().any(|number| self.operations[*number].completed.is_none())
     }
 
-    /// Checks what a read that began then found in a unit.
+    /// Checks the version that a read which began at this time found in a unit.
     ///
     /// # Errors
-    /// What could be there.
+    /// The legal versions.
     pub fn check_read(&self, unit: u64, found: Version, began: u64) -> Result<(), String> {
         let is_before = |operation: &Operation| operation.completed.is_some_and(|time| time < began);
         self.check_unit(unit, found, self.recent(unit as usize), is_before)
     }
 
-    /// Checks what a device holds that was stopped so, and opened again.
+    /// Checks the contents of a device that was opened again after such a stop.
     ///
     /// # Errors
-    /// The first unit that can't be so.
+    /// The first unit whose version isn't legal.
     pub fn check_stopped(&self, found: &[Version], stop: Stop) -> Result<(), String> {
         let found: Vec<Option<Version>> = found.iter().copied().map(Some).collect();
         self.check_found(&found, stop)
     }
 
-    /// The same where some units could not be read.
+    /// Like [`check_stopped`](Self::check_stopped), where some units could not be read.
     ///
     /// # Errors
-    /// The first unit that can't be so.
+    /// The first unit whose version isn't legal.
     pub fn check_found(&self, found: &[Option<Version>], stop: Stop) -> Result<(), String> {
         assert_eq!(found.len(), self.units.len(), "all units");
         let units = || found.iter().enumerate().filter_map(|(unit, version)| Some((unit, (*version)?)));
@@ -248,8 +254,8 @@ impl Model {
     }
 
     fn check_cut(&self, found: &[Option<Version>]) -> Result<(), String> {
-        // Prefix consistency: where something is there, so is everything that had completed before it was submitted.
-        // Zeros may come from several operations, and say nothing.
+        // Prefix consistency: if an operation is visible, all that had completed before it was submitted are
+        // visible. Zeros may be the result of several operations, and so prove nothing.
         let submitted = |(unit, version): (usize, &Option<Version>)| {
             let version = version.filter(|version| *version != 0)?;
             let operations = self.recent(unit).iter().map(|number| &self.operations[*number]);
@@ -271,8 +277,8 @@ impl Model {
         Ok(())
     }
 
-    /// As `oracle/older.rs`: the earliest cut that could have left it is right behind the submission of the newest that is to
-    /// be seen; zeros don't say what they come from, so later ones are tried, too.
+    /// As `oracle/older.rs`: the earliest cut that could have left the contents is right after the submission
+    /// of the newest visible write; zeros don't identify a write, so later cuts are tried as well.
     fn check_older(&self, found: &[Option<Version>]) -> Result<(), String> {
         let mut earliest = self.arrived;
         for (unit, version) in found.iter().enumerate() {
@@ -284,7 +290,7 @@ impl Model {
                 .min();
             earliest = earliest.max(first.map_or(0, |submitted| submitted + 1));
         }
-        // Between two changes of what is certain, the latest moment allows most.
+        // Between two changes of the certain operations, the latest moment permits most.
         let mut cuts: BTreeSet<u64> =
             self.operations.iter().filter_map(|operation| operation.certain).collect();
         cuts.extend([earliest, self.time + 1]);
@@ -322,7 +328,7 @@ impl Model {
 mod tests {
     use super::*;
 
-    /// One unit is written, flushed, and then the other one is.
+    /// One unit is written and flushed, and then the other one is written.
     fn one_after_the_other() -> Model {
         let mut model = Model::new(2, true);
         for unit in [0, 1] {
@@ -348,7 +354,7 @@ mod tests {
     #[test]
     fn an_older_state_is_one_that_was() {
         let mut model = one_after_the_other();
-        // What was found since doesn't forbid what lags behind it.
+        // Contents that were found since don't exclude older ones on a lagging device.
         model.restart(&[1, 2]);
         for found in [[0, 0], [1, 0], [1, 2]] {
             assert_eq!(model.check_stopped(&found, Stop::Older), Ok(()), "{found:?}");

@@ -11,10 +11,10 @@ use runtime::{Random, ShardIndex, Simulation};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// After so many lives something is lost, where anything may be.
+/// Probability of a loss after a life, where losses are possible.
 const LOSSES: f64 = 0.35;
 
-/// Everything up to the end of the life, if the power isn't cut before. Returns whether the stack had been closed.
+/// Runs a life to its end, unless the power is cut before. Returns whether the stack was closed.
 async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, String> {
     let part = match world.subject.open(&disks, &world.life).await {
         Ok(part) => part,
@@ -49,7 +49,7 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
         model.grow(units);
         model.check_stopped(&found, leaves.unwrap_or(Stop::Orderly))?;
         model.set_ordered(is_ordered);
-        // What a recovery found is durable: the next one must find no less.
+        // Contents that a recovery found are durable: the next one must find no less.
         match leaves {
             Some(Stop::Older | Stop::Mixed | Stop::Unknown) | None => model.begin_anew(&found),
             Some(_) => model.restart(&found),
@@ -94,7 +94,7 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
     }
 }
 
-/// What stays from one life to the next one.
+/// State that is passed from one life to the next.
 struct Left<S: Subject> {
     files: Files,
     stop: Stop,
@@ -103,7 +103,7 @@ struct Left<S: Subject> {
     memory: S::Memory,
 }
 
-/// A life's events at most: none comes near it that goes on at all.
+/// Limit of events in a life, far above that of any life that makes progress.
 const MOST_EVENTS: u64 = 3_000_000;
 
 fn simulation(life: &Life, shards: usize, files: Files) -> Simulation {
@@ -111,7 +111,7 @@ fn simulation(life: &Life, shards: usize, files: Files) -> Simulation {
     simulation.with_shards(shards).with_faults(life.faults).with_files(files)
 }
 
-/// Returns what is left, and whether the stack had been opened.
+/// Runs one life. Returns the state after it, and whether the stack had been opened.
 fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left<S>, bool), String> {
     let world = Arc::new(World {
         subject: subject.clone(),
@@ -146,13 +146,14 @@ fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left
     let simulated = simulated.map_err(|error| error.to_string())?;
     let (stop, is_closed, files) = simulated.value?;
     let world = Arc::into_inner(world);
-    // Tasks that were dropped with the simulation may hold it still where a part keeps them alive: there is none.
+    // Tasks that were dropped with the simulation may still hold the world if a part keeps them alive; none
+    // does.
     let world = world.ok_or("something still holds the world of a simulation that has ended")?;
     let is_opened = world.opened.into_inner() == 1;
     let gone = "the first panic has ended the world";
     let mut memory = world.memory.into_inner().expect(gone);
     S::stopped(&mut memory, stop);
-    // What was not opened is as it was stopped before, or worse.
+    // A stack that was not opened has the contents of the stop before, or less.
     let leaves = if life.format { subject.format_leaves().unwrap_or(Stop::Orderly) } else { Stop::Orderly };
     let stop = if is_opened { stop } else { left.stop.max(stop).max(leaves) };
     let mut files = files.unwrap_or(simulated.files);
@@ -161,7 +162,7 @@ fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left
     Ok((Left { files, stop, is_closed, model, memory }, is_opened))
 }
 
-/// What can be read of a device, unit by unit; the errors are told once.
+/// Reads all of a device, unit by unit, with the versions of readable units and one of the errors.
 async fn read_what_is_there(device: &dyn Device) -> Result<(Vec<Option<Version>>, Option<Error>), String> {
     let (geometry, mut found, mut failed) = (device.geometry(), Vec::new(), None);
     let per_block = units_per_block(geometry);
@@ -182,7 +183,7 @@ async fn read_what_is_there(device: &dyn Device) -> Result<(Vec<Option<Version>>
     Ok((found, failed))
 }
 
-/// What a loss has left of the whole: all that it holds, or the error that names what is wrong.
+/// Opens the stack after a loss. Returns its contents, or the error that says what is wrong.
 async fn inquire<S: Subject>(
     subject: &S,
     disks: &Disks,
@@ -219,7 +220,7 @@ async fn inquire<S: Subject>(
     }
 }
 
-/// Looks at what is left after a loss, and notes it. Returns whether the stack is lost for good.
+/// Checks the contents after a loss, and notes them. Returns whether the stack is lost for good.
 fn inquest<S: Subject>(
     subject: &S,
     loss: Loss,
@@ -301,7 +302,7 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
             one_life(&subject, &life, left).map_err(|broken| format!("{}: {broken}", name(&life)))?;
         left = next;
         is_made = is_opened || is_made && !life.format;
-        // What was lost is known when it was opened without it.
+        // A stack that was opened without the lost file has noted its loss.
         if let Some(loss) = lost.take_if(|_| is_opened || !is_made) {
             loss.replace(&mut left.files, &all);
         }
@@ -335,10 +336,11 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Tries one seed, on a thread of its own: a part that was stopped in the middle leaves its core in a thread-local.
+/// Tries one seed, on a thread of its own, because a part that is stopped in the middle leaves its core in a
+/// thread-local.
 ///
 /// # Errors
-/// The promise that was broken, in words.
+/// A description of the promise that was broken.
 pub fn try_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
     let outcome = std::thread::scope(|scope| scope.spawn(|| run_seed::<S>(seed, verbose)).join());
     outcome.unwrap_or_else(|_| Err("a panic, see above".to_owned()))
@@ -348,11 +350,11 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.trim().parse().expect("a whole number"))
 }
 
-/// Tries seeds in order on one thread, as many as fit into this number of shares of the budget and at most `most`. Seeds that the
-/// environment names are tried on two threads, without a limit of time.
+/// Tries seeds in order on one thread, as many as fit into this number of shares of the budget and at most
+/// `most`. Seeds that the environment names are tried on two threads, without a limit of time.
 ///
 /// # Panics
-/// If one fails, after it has said which and why.
+/// If a seed fails, after printing which and why.
 pub fn keeps_its_promises<S: Subject>(shares: u32, most: u64) {
     let first = from_environment("SILTSTONE_SEED").unwrap_or(1);
     let asked = from_environment("SILTSTONE_SEEDS");

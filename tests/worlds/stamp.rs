@@ -1,4 +1,4 @@
-//! What clients of a simulated world write: which unit it is and which write made it, all over.
+//! Data of clients of a simulated world: each unit is filled with its number and the version of its write.
 
 use super::model::Version;
 use block::{Buffer, Data};
@@ -10,7 +10,7 @@ fn stamp(unit: u64, version: Version, bytes: &mut [u8]) {
     }
 }
 
-/// The contents of so many units of `bytes` bytes, from this one on, with this version.
+/// Contents of `count` units of `bytes` bytes, beginning with this unit, with this version.
 pub fn stamped(bytes: usize, unit: u64, count: u64, version: Version) -> Data {
     let mut buffer = Buffer::zeroed(count as usize * bytes);
     for (bytes, unit) in buffer.filled_mut().chunks_exact_mut(bytes).zip(unit..) {
@@ -19,10 +19,10 @@ pub fn stamped(bytes: usize, unit: u64, count: u64, version: Version) -> Data {
     buffer.freeze()
 }
 
-/// Which version of a unit this is.
+/// Version of a unit with these bytes.
 ///
 /// # Errors
-/// That it is none.
+/// If they are no version of this unit.
 pub fn version_of(unit: u64, bytes: &[u8]) -> Result<Version, String> {
     let version = u64::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
     let mut expected = vec![0; bytes.len()];

@@ -1,5 +1,6 @@
-//! Differences that are known: a device answers otherwise than the state machine, because the specification leaves the choice, or because
-//! the device deviates from it. Sections are those of the NVM Express Zoned Namespace Command Set Specification, revision 1.1.
+//! Known differences: a device's answer is not the state machine's, because the specification leaves the
+//! choice, or because the device deviates from it. Sections are those of the NVM Express Zoned Namespace
+//! Command Set Specification, revision 1.1.
 
 use super::model::Model;
 use super::{Answer, Found};
@@ -13,13 +14,13 @@ const LBA_OUT_OF_RANGE: u16 = 0x80;
 pub struct Difference {
     /// Name.
     pub name: &'static str,
-    /// Section of the specification that it is about.
+    /// Section of the specification.
     pub section: &'static str,
-    /// What the device does, and what the state machine does.
+    /// Behaviour of the device, and of the state machine.
     pub what: &'static str,
     /// Whether the device must differ at this step.
     pub applies: fn(&Seen<'_>) -> bool,
-    /// Checks that the device differs in this way, and returns the model to go on with.
+    /// Checks that the device differs in this way, and returns the model after the command.
     pub explain: fn(&Seen<'_>) -> Result<Model, String>,
 }
 
@@ -39,11 +40,11 @@ pub struct Seen<'a> {
     pub command: Command,
     /// Number of the command.
     pub number: u64,
-    /// What the state machine answers.
+    /// Answer of the state machine.
     pub machine: Result<u64, ZoneStatus>,
-    /// What the device answers.
+    /// Answer of the device.
     pub answer: &'a Answer,
-    /// States of the device's zones after it.
+    /// States of the device's zones after the command.
     pub states: &'a [Zone],
 }
 
@@ -57,7 +58,7 @@ impl Seen<'_> {
     /// Checks answer, states and data against a model after the command.
     ///
     /// # Errors
-    /// What differs.
+    /// A description of the difference.
     pub fn agrees_with(&self, after: &Model, machine: Result<u64, ZoneStatus>) -> Result<(), String> {
         let same = match (machine, self.answer) {
             (Err(status), Answer::Refused(found)) => found.is_none_or(|found| found == status_field(status)),
@@ -97,7 +98,8 @@ impl Seen<'_> {
         self.before.zones[self.zone as usize].state
     }
 
-    /// Whether the command needs an open zone in this state: the state machine has nothing against it but the limits.
+    /// Whether the command needs an open zone in this state: only the limits can make the state machine
+    /// refuse it.
     fn needs_open(&self) -> bool {
         let opens = matches!(self.command, Command::Write { .. } | Command::Append { .. } | Command::Open);
         let only_limits =
@@ -129,7 +131,7 @@ impl Seen<'_> {
         Ok(self.before.clone())
     }
 
-    /// Checks that the device closed one implicitly opened zone, and then did what the state machine does.
+    /// Checks that the device closed one implicitly opened zone, and then did the same as the state machine.
     fn closed_another(&self) -> Result<Model, String> {
         let (mut model, mut closed) = (self.before.clone(), None);
         for (zone, (before, after)) in (0..).zip(self.before.zones.iter().zip(self.states)) {
@@ -224,7 +226,7 @@ const CLOSE_EMPTIES: Difference = Difference {
     },
     explain: |seen| {
         let mut model = seen.before.clone();
-        // Nothing was written to it: this only empties it.
+        // Nothing was written to the zone: this only empties it.
         model.apply(seen.zone, Command::Reset, seen.number).map_err(|status| status.to_string())?;
         seen.agrees_with(&model, Ok(0))?;
         Ok(model)
@@ -251,7 +253,7 @@ fn is_finish_of_inactive(seen: &Seen<'_>) -> bool {
 
 /// QEMU's `nvme-ns` with `zoned.auto_transition=off` on its controller.
 pub const QEMU: &[Difference] = &[PAST_THE_END];
-/// QEMU's `nvme-ns` as it is by default.
+/// QEMU's `nvme-ns` with its defaults.
 pub const QEMU_AUTO_TRANSITION: &[Difference] = &[PAST_THE_END, CLOSES_ANOTHER];
 /// The kernel's `null_blk`, through the block layer.
 pub const NULL_BLK: &[Difference] =

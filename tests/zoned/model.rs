@@ -1,4 +1,4 @@
-//! What the state machine of the emulated drive expects of a whole device, and the drawing of commands.
+//! Expected state of a whole device by the state machine of the emulated drive, and the drawing of commands.
 
 use super::{Found, stamp_of};
 use runtime::Random;
@@ -44,7 +44,7 @@ pub enum Step {
         state: Option<State>,
         /// Whether only described zones are counted.
         partial: bool,
-        /// Number of zones that are described at most.
+        /// Largest number of zones that are described.
         most: u32,
     },
 }
@@ -56,7 +56,7 @@ pub struct Model {
     pub shape: Shape,
     /// States and write pointers.
     pub zones: Vec<Zone>,
-    /// Limits, and how many zones are open and active.
+    /// Limits, and numbers of open and active zones.
     pub resources: Resources,
     /// Stamps of the written blocks of each zone.
     written: Vec<Vec<u64>>,
@@ -97,7 +97,7 @@ impl Model {
         self.zones[zone as usize].fail(to, &mut self.resources);
     }
 
-    /// Takes states and write pointers over from a device, whose contents are as they were.
+    /// Takes over states and write pointers of a device whose contents are unchanged.
     pub fn adopt(&mut self, zones: &[Zone]) {
         let Resources { max_open, max_active, .. } = self.resources;
         self.resources = Resources { max_open, max_active, ..Resources::default() };
@@ -107,7 +107,7 @@ impl Model {
         self.zones.copy_from_slice(zones);
     }
 
-    /// Blocks that a read of this range finds.
+    /// Blocks that a read of this range must find.
     pub fn contents(&self, zone: u32, at: u64, length: u64) -> Vec<Found> {
         let written = &self.written[zone as usize];
         let block =
@@ -115,7 +115,7 @@ impl Model {
         (at..at + length).map(block).collect()
     }
 
-    /// Compares states, and write pointers where they mean something.
+    /// Compares the states, and the write pointers in states that have one.
     ///
     /// # Errors
     /// The first zone that differs.
@@ -126,7 +126,7 @@ impl Model {
     /// Compares one zone.
     ///
     /// # Errors
-    /// It differs.
+    /// A description of the difference.
     pub fn compare_zone(&self, zone: u32, found: &Zone) -> Result<(), String> {
         let expected = &self.zones[zone as usize];
         let has_pointer = !matches!(expected.state, State::Full | State::ReadOnly | State::Offline);
@@ -139,7 +139,7 @@ impl Model {
     }
 }
 
-/// Kinds of commands that a device is given.
+/// Kinds of commands that are sent to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     /// Zone appends.
@@ -164,13 +164,13 @@ impl Draw {
         let pointer = write_pointer.min(shape.capacity - 1);
         let length = 1 + random.below(self.longest);
         let within = |at: u64, length: u64| if self.crossing { length } else { length.min(shape.size - at) };
-        // Else most zones would be full after a while.
+        // Otherwise most zones would be full after a while.
         let is_emptied = state == State::Full && random.chance(0.3);
         let command = match random.below(100) {
             _ if is_emptied => Command::Reset,
             0..22 => Command::Write { at: pointer, length: within(pointer, length) },
             22..27 => {
-                // The rest of the zone, where a write may be that long.
+                // The rest of the zone, if a write may be that long.
                 Command::Write { at: pointer, length: (shape.capacity - pointer).min(self.longest) }
             }
             27..33 => {

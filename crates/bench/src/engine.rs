@@ -1,12 +1,12 @@
-//! Workload engine: carries jobs out on a device, as fio would, and measures them.
+//! Workload engine: runs jobs on a device, as fio would, and measures them.
 //!
 //! Each clone of a job runs on one shard, with `iodepth` tasks that each keep one operation in flight. Every
-//! Each clone of a job runs on one shard, with `iodepth` tasks that each keep one operation in flight. Every operation
-//! is timed, from before it is submitted until its task runs again. An operation allocates nothing and takes no lock.
+//! operation is timed, from before it is submitted until its task runs again. An operation allocates nothing
+//! and takes no lock.
 //!
-//! [`addresses`] draws the offset of an operation; [`pace`] decides when it may start; [`stamp`] makes and checks the
-//! contents of verified blocks; `replay` makes the requests of a log instead. An error of the device ends its clone, as
-//! in fio.
+//! [`addresses`] draws the offset of an operation; [`pace`] decides when it may start; [`stamp`] creates and
+//! checks the contents of verified blocks; `replay` makes the requests of a log instead. An error of the
+//! device ends its clone, as in fio.
 
 pub mod addresses;
 mod clone;
@@ -37,7 +37,7 @@ pub struct Assignment {
     pub part: Arc<dyn DevicePart>,
 }
 
-/// Progress of a run, readable from any thread while it goes on.
+/// Progress of a run, readable from any thread during the run.
 #[derive(Debug, Default)]
 pub struct Progress {
     operations: AtomicU64,
@@ -64,7 +64,7 @@ impl Progress {
         self.verifying.load(Ordering::Relaxed)
     }
 
-    /// Progress from 0 to 1, by time or by bytes, whichever is further.
+    /// Progress from 0 to 1: the larger one of the shares of time and of bytes.
     pub fn fraction(&self) -> f64 {
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let started = self.started.load(Ordering::Relaxed);
@@ -91,8 +91,8 @@ impl Progress {
 /// with several jobs it is divided in proportion to their operations. A stop ends the run early.
 ///
 /// # Errors
-/// Those of [`Job::region`], a job that can't be verified, a part that can't be opened. Errors of single
-/// operations are part of the measurement.
+/// Errors of [`Job::region`], of a job that can't be verified, and of a part that can't be opened. Errors of
+/// single operations are part of the measurement.
 pub async fn run(
     assignments: Vec<Assignment>,
     progress: Arc<Progress>,
@@ -137,7 +137,7 @@ pub async fn run(
     Ok(measured.collect())
 }
 
-/// Job whose region is known to fit.
+/// Job whose region has been checked.
 struct Planned {
     assignment: Assignment,
     region: crate::job::Region,
@@ -169,7 +169,7 @@ impl Planned {
     }
 }
 
-/// Runs the clones of one shard: each part is opened once, the clones run at the same time.
+/// Runs the clones of one shard: each part is opened once, and the clones run at the same time.
 async fn run_here(
     plans: &[Planned],
     shard: usize,
@@ -206,7 +206,7 @@ async fn run_here(
     Ok(runtime::join_all(running).await)
 }
 
-/// CPU time of the process from the end of the ramp on.
+/// CPU time of the process after the end of the ramp.
 struct CpuTime(Rc<Cell<Duration>>);
 
 impl CpuTime {
@@ -228,8 +228,8 @@ impl CpuTime {
     }
 }
 
-/// Returns incompressible bytes to write, from a seed: slices of them begin at multiples of 4 KiB, so that few writes
-/// are alike.
+/// Returns incompressible bytes to write, from a seed: slices of them begin at multiples of 4 KiB, so that
+/// few writes are alike.
 pub(crate) fn incompressible(seed: u64, largest: usize) -> Data {
     const SPARE: usize = 1 << 20;
     let mut buffer = Buffer::zeroed(largest + SPARE);
@@ -247,7 +247,7 @@ pub(crate) fn repeated(pattern: &[u8], length: usize) -> Data {
 /// Writes the whole device once, 1 MiB at a time, with incompressible bytes, and flushes it.
 ///
 /// # Errors
-/// The device's, and [`Error::Cancelled`] after a stop.
+/// Errors of the device, and [`Error::Cancelled`] after a stop.
 pub async fn fill(part: &Arc<dyn DevicePart>, progress: Arc<Progress>, stop: StopToken) -> Result<()> {
     const STEP: u64 = 1 << 20;
     const DEPTH: usize = 4;
@@ -285,11 +285,11 @@ pub async fn fill(part: &Arc<dyn DevicePart>, progress: Arc<Progress>, stop: Sto
     device.flush().await
 }
 
-/// Writes every 4 KiB of the device once, in random order (always the same one), and flushes it: after a sequential
-/// fill, this brings a volume to the state of one in use.
+/// Writes every 4 KiB of the device once, in a fixed random order, and flushes it. After a sequential fill,
+/// this brings a volume to the state of one in use.
 ///
 /// # Errors
-/// The device's, and [`Error::Cancelled`] after a stop.
+/// Errors of the device, and [`Error::Cancelled`] after a stop.
 pub async fn overwrite_at_random(
     part: &Arc<dyn DevicePart>,
     progress: Arc<Progress>,

@@ -1,6 +1,6 @@
 //! Environment of a measurement: the machine, the kernel, the file system under a file, the versions.
 //!
-//! No name of the machine or its user is collected.
+//! Names of the machine and its users aren't collected.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub struct Environment {
     pub cores: usize,
     /// The kernel's name, release and architecture.
     pub kernel: String,
-    /// The system, as it names itself.
+    /// Name of the operating system.
     pub system: String,
     /// Memory of the machine, in bytes.
     pub memory: u64,
@@ -55,8 +55,7 @@ impl Environment {
         environment
     }
 
-    /// Adds the file system of a file (or of the directory in which it will be). `name` is the file as the user named
-    /// it.
+    /// Adds the file system of a file, which may not exist yet. `name` is the user's name of the file.
     pub fn add_file(&mut self, name: &str, path: &Path) {
         if let Some(description) = file_system(&read("/proc/self/mountinfo"), path) {
             self.file_systems.insert(name.into(), description);
@@ -89,7 +88,7 @@ fn kibibytes(text: &str) -> Option<u64> {
     text.strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The mount that a path lies under, from the kernel's `mountinfo` (Documentation/filesystems/proc.rst, 3.5).
+/// Mount of a path, from the kernel's `mountinfo` (Documentation/filesystems/proc.rst, 3.5).
 fn file_system(mountinfo: &str, path: &Path) -> Option<String> {
     let existing = path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok())?;
     let mut best: Option<(usize, String)> = None;

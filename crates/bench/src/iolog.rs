@@ -1,12 +1,13 @@
 //! fio's iologs: requests to a device, line by line, to be replayed on another one.
 //!
-//! The format is fio's, versions 2 and 3 ([fio's manual, "Trace file format"], and the behaviour of fio 3.33 where it
-//! differs: version 3 counts microseconds, and `wait` waits until the given number of milliseconds after the start). A
-//! log may be larger than memory: [`parser`] takes it piece by piece, [`survey`] reads it once before any run and keeps
-//! a summary, [`reader`] returns its requests during a run, [`writer`] writes a new one.
+//! The format is fio's, versions 2 and 3 ([fio's manual, "Trace file format"], and the behaviour of fio 3.33
+//! where it differs: version 3 counts microseconds, and `wait` waits until the given number of milliseconds
+//! after the start). A log may be larger than memory: [`parser`] parses it piece by piece, [`survey`] reads
+//! it once before any run and keeps a summary, [`reader`] returns its requests during a run, [`writer`]
+//! writes a new one.
 //!
-//! A job has one device, so all requests go there, whatever file a log names. Errors in a log are reported with their
-//! line. The engine decides when requests are carried out.
+//! A job has one device, so all requests go there, for all files of a log. Errors in a log are reported with
+//! their line. The engine decides when requests are executed.
 //!
 //! [fio's manual, "Trace file format"]: https://fio.readthedocs.io/en/latest/fio_doc.html#trace-file-format
 
@@ -30,7 +31,7 @@ pub enum Action {
     Trim,
     /// `sync`: a flush.
     Sync,
-    /// `datasync`: a flush, too.
+    /// `datasync`: also a flush.
     Datasync,
 }
 
@@ -58,8 +59,8 @@ impl Action {
 /// A request of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Submission time: microseconds since the log's first line; in version 2, the time until which the lines before it
-    /// wait.
+    /// Submission time: microseconds since the log's first line; in version 2, the end of the waits before
+    /// this line.
     pub time: u64,
     /// Type of the request.
     pub action: Action,
@@ -78,9 +79,9 @@ pub struct Settings {
     pub no_stall: bool,
     /// Rate in percent of the log's own (`replay_time_scale`): 200 is twice as fast. At least 1.
     pub time_scale: u32,
-    /// Power of two to which offsets are rounded down (`replay_align`); 0 or 1: they stay.
+    /// Power of two to which offsets are rounded down (`replay_align`); 0 and 1 have no effect.
     pub align: u64,
-    /// Divisor of offsets (`replay_scale`); 0 or 1: they stay.
+    /// Divisor of offsets (`replay_scale`); 0 and 1 have no effect.
     pub scale: u64,
     /// File that replaces all files of the log (`replay_redirect`).
     pub redirect: Option<String>,
@@ -99,6 +100,6 @@ pub struct Log {
     pub name: String,
     /// Path of the file.
     pub path: PathBuf,
-    /// Summary of its requests.
+    /// Summary of the log's requests.
     pub survey: Survey,
 }

@@ -1,9 +1,9 @@
-//! One workload in fio's words, with every option resolved to a value.
+//! One workload in fio's terms, with a value for every option.
 //!
-//! A [`Job`] describes the work, neither the device nor the program: job files and plans make jobs, the engine and the
-//! peers carry them out. Defaults and meanings are fio's ([fio's manual, "Job file parameters"]); the parsers refuse
-//! options that are not here. [`Job::region`] fits a job to a device; [`Job::options`] returns it as fio's options, for
-//! results and for peers.
+//! A [`Job`] describes the work, neither the device nor the program: job files and plans create jobs, the
+//! engine and the peers run them. Defaults and meanings are fio's ([fio's manual, "Job file parameters"]);
+//! the parsers refuse unsupported options. [`Job::region`] fits a job to a device; [`Job::options`] returns
+//! it as fio's options, for results and for peers.
 //!
 //! [fio's manual, "Job file parameters"]: https://fio.readthedocs.io/en/latest/fio_doc.html
 
@@ -195,30 +195,30 @@ impl Default for Verify {
 /// One workload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Name of its section in a job file or a plan.
+    /// Name of the job's section in a job file or a plan.
     pub name: String,
     /// Purpose (`description`); has no effect.
     pub description: Option<String>,
-    /// Type of its requests.
+    /// Type of the job's requests.
     pub rw: ReadWrite,
-    /// Size of its requests, per direction (`bs`, `bsrange`).
+    /// Size of the requests, per direction (`bs`, `bsrange`).
     pub block_size: PerDirection<BlockSizes>,
     /// Number of requests in flight, per clone.
     pub iodepth: u32,
     /// Number of clones that run at the same time, each with the whole job.
     pub numjobs: u32,
-    /// Limit of its time, without `ramp_time` (`runtime`).
+    /// Limit of the job's time, without `ramp_time` (`runtime`).
     pub runtime: Option<Duration>,
-    /// Whether it starts over until `runtime` has passed if it completes sooner. The parsers refuse it without
-    /// `runtime`.
+    /// Whether the job starts over until `runtime` has passed if it completes sooner. The parsers refuse it
+    /// without `runtime`.
     pub time_based: bool,
     /// Time before the measurement begins.
     pub ramp_time: Duration,
-    /// Start of its region (`offset`).
+    /// Start of the job's region (`offset`).
     pub offset: Amount,
-    /// Length of its region; `None`: to the end of the device.
+    /// Length of the job's region; `None`: to the end of the device.
     pub size: Option<Amount>,
-    /// Number of bytes transferred in all, whatever the size of the region; `None`: the length of the region.
+    /// Bytes that are transferred in total, for any size of the region; `None`: the length of the region.
     pub io_size: Option<Amount>,
     /// Percentage of reads in a mix, 0 to 100.
     pub rwmixread: u32,
@@ -232,7 +232,7 @@ pub struct Job {
     pub randrepeat: bool,
     /// Limit of operations per second that each clone starts, per direction.
     pub rate_iops: PerDirection<Option<u64>>,
-    /// Pause of each clone after every `thinktime_blocks` operations, when those in flight have ended.
+    /// Pause of each clone after every `thinktime_blocks` operations, once those in flight have ended.
     pub thinktime: Duration,
     /// Number of operations between pauses, at least 1.
     pub thinktime_blocks: u64,
@@ -241,8 +241,8 @@ pub struct Job {
     /// Pattern that every write repeats from its first byte (`buffer_pattern`); has precedence over `zero_buffers`. The
     /// stamps of `verify` have precedence over both.
     pub buffer_pattern: Option<Vec<u8>>,
-    /// Number of writes between flushes; 0: none. Our devices have one flush, so `fsync` and `fdatasync` are the same
-    /// for them; peers get the one that was given.
+    /// Number of writes between flushes; 0: none. The engine's devices have one flush, so `fsync` and
+    /// `fdatasync` are the same for them; peers get the given one.
     pub fsync: u32,
     /// As `fsync`, by `fdatasync`.
     pub fdatasync: u32,
@@ -250,29 +250,29 @@ pub struct Job {
     pub sync: bool,
     /// Verification; `None` without.
     pub verify: Option<Verify>,
-    /// Settings of a verification: the companions of `verify`, which may come before it.
+    /// Settings of a verification: options beside `verify`, which may precede it.
     pub(crate) verify_settings: Verify,
-    /// Logs whose requests it makes instead of drawing its own (`read_iolog`): clone c uses log number c, modulo the
-    /// number of logs. The options of drawn requests have no effect then. Empty: none.
+    /// Logs whose requests the job makes instead of drawing them (`read_iolog`): clone c uses log number c,
+    /// modulo the number of logs. Options of drawn requests then have no effect. Empty: none.
     pub read_iolog: Vec<String>,
     /// Settings of the replay (`replay_…`).
     pub replay: Settings,
-    /// Log to write of its requests (`write_iolog`).
+    /// Log of the job's requests that is written (`write_iolog`).
     pub write_iolog: Option<String>,
     /// Logs that [`Job::prepare`] has surveyed.
     pub(crate) logs: Arc<[Log]>,
-    /// Target of its log, as [`Job::prepare`] found it.
+    /// Target of the written log, set by [`Job::prepare`].
     pub(crate) log_to: Option<writer::Target>,
     /// Whether the page cache is bypassed (`direct`; `buffered` is its opposite).
     pub direct: bool,
-    /// fio's engine as given. Our engine replaces it; peers use it.
+    /// fio's engine as given. This program's engine replaces it; peers use it.
     pub ioengine: Option<String>,
     /// File or device as given.
     pub filename: Option<String>,
     /// Whether the clones, and all jobs of the group, are reported as one.
     pub group_reporting: bool,
-    /// Group in which it runs: jobs of one group run at the same time, groups one after the other. A section with
-    /// `stonewall` begins a new one.
+    /// Number of the job's group: jobs of one group run at the same time, groups one after the other. A
+    /// section with `stonewall` begins a new group.
     pub group: usize,
 }
 
@@ -329,16 +329,17 @@ impl Job {
         Some(first.wrapping_add(u64::from(clone).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Whether it replays logs.
+    /// Whether the job replays logs.
     pub fn is_replay(&self) -> bool {
         !self.read_iolog.is_empty()
     }
 
-    /// Surveys its logs, which blocks, and resolves the target of its own; relative names are resolved against
-    /// `directory`. Required before a job with logs runs. A second call doesn't survey again.
+    /// Surveys the job's logs, which blocks, and resolves the target of the written one; relative names are
+    /// resolved against `directory`. Required before a job with logs runs. A second call doesn't survey
+    /// again.
     ///
     /// # Errors
-    /// All problems of its logs as text, and an existing file that is no log at its target.
+    /// All problems of the logs as text, and an existing file at the target that isn't a log.
     pub fn prepare(&mut self, directory: &Path) -> Result<(), String> {
         if self.is_replay() && self.logs.is_empty() {
             self.logs = survey::logs(&self.read_iolog, directory, &self.replay)?.into();
@@ -356,7 +357,7 @@ impl Job {
         self.logs.iter().map(|log| &log.survey)
     }
 
-    /// For a replay: whether its logs satisfy `has`; true before they were surveyed.
+    /// Whether the surveyed logs of a replay satisfy `has`; true before the survey.
     fn logs_have(&self, has: impl Fn(&PerDirection<u64>) -> bool) -> bool {
         self.logs.is_empty() || self.surveys().any(|survey| has(&survey.operations))
     }
@@ -376,7 +377,7 @@ impl Job {
         if self.is_replay() { self.logs_have(|it| it.trim > 0) } else { self.rw.trims() }
     }
 
-    /// End of the requests of its logs, in bytes of the device; `None` without surveyed logs.
+    /// Largest end of the requests of the logs, in bytes of the device; `None` without surveyed logs.
     pub fn end_of_logs(&self) -> Option<u64> {
         self.surveys().map(Survey::end).max()
     }
@@ -386,7 +387,7 @@ impl Job {
         self.logs.get(clone as usize % self.logs.len().max(1))
     }
 
-    /// Limit of its duration, with its ramp; `None` if it isn't known.
+    /// Limit of the job's duration, with its ramp; `None` if it isn't known.
     pub fn expected_time(&self) -> Option<Duration> {
         let by_logs = || {
             let longest = self.surveys().map(|survey| survey.duration).max()?;
@@ -400,7 +401,7 @@ impl Job {
         }
     }
 
-    /// Number of bytes that all of its clones transfer in this region of the device.
+    /// Bytes that all clones of the job transfer in this region of the device.
     pub(crate) fn transfer(&self, region: &Region) -> u64 {
         let of_clone = |clone| self.log_of(clone).map_or(region.transfer, |log| log.survey.transfer());
         (0..self.numjobs).map(of_clone).fold(0, u64::saturating_add)
@@ -411,14 +412,14 @@ impl Job {
         [self.fsync, self.fdatasync].into_iter().filter(|every| *every > 0).min()
     }
 
-    /// Block sizes of its directions.
+    /// Block sizes of the job's directions.
     pub fn used_block_sizes(&self) -> impl Iterator<Item = BlockSizes> {
         let PerDirection { read, write, trim } = self.block_size;
         let used = [(self.rw.reads(), read), (self.rw.writes(), write), (self.rw.trims(), trim)];
         used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, sizes)| sizes)
     }
 
-    /// Smallest request, in bytes: the unit of its addresses.
+    /// Smallest request, in bytes: the unit of the job's addresses.
     pub fn smallest_request(&self) -> u64 {
         self.used_block_sizes().map(|sizes| sizes.min).min().expect("every job has a direction")
     }
@@ -461,7 +462,7 @@ impl Job {
                 )));
             }
         }
-        // A share of the device rarely falls on a whole block; a number was meant as it is.
+        // A share of the device is rounded to whole blocks; a number must be whole blocks itself.
         let offset = match self.offset {
             Amount::Bytes(bytes) if !bytes.is_multiple_of(block_size) => {
                 return Err(Error::invalid(format!(
@@ -495,9 +496,9 @@ impl Job {
         Ok(Region { offset, length, transfer })
     }
 
-    /// Returns the job as fio's options without those that have fio's defaults: `("rw", "randread"), ("bs", "4096")…`.
-    /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: they describe the
-    /// device, not the work.
+    /// Returns the job as fio's options, except those with fio's default value: `("rw", "randread"), ("bs",
+    /// "4096")…`. `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not included:
+    /// they describe the device, not the work.
     ///
     /// A replay has its logs instead of `rw` and `bs`.
     pub fn options(&self) -> Vec<(&'static str, String)> {
@@ -619,7 +620,7 @@ mod tests {
         Job { offset, size, io_size, ..Job::new("x") }
     }
 
-    /// What fio 3.33 does on a file of 64 MiB with the same options.
+    /// Regions of fio 3.33 on a file of 64 MiB with the same options.
     #[test]
     fn regions_as_fio_cuts_them() {
         use Amount::{Bytes, Percent};

@@ -1,5 +1,5 @@
-//! fio's job files in their plain form: sections of `key=value`, `[global]` before the jobs that it applies to,
-//! comments, booleans without a value.
+//! fio's job files in their basic form: sections of `key=value`, `[global]` before the jobs that it applies
+//! to, comments, booleans without a value.
 //!
 //! A file that uses the options of [`options::OPTIONS`] has the same meaning as in fio. Any other option is refused by
 //! name, never ignored, and all problems are reported together. Settings that are accepted but replaced (another
@@ -23,7 +23,7 @@ pub struct JobFile {
     pub notes: Vec<String>,
 }
 
-/// fio's engines that have one request in flight whatever `iodepth` is.
+/// fio's engines that have one request in flight, for any `iodepth`.
 const SYNCHRONOUS_ENGINES: &[&str] = &["sync", "psync", "vsync", "pvsync", "pvsync2", "mmap"];
 
 impl JobFile {
@@ -137,7 +137,7 @@ impl<'a> Parser<'a> {
 
     fn set(&mut self, key: &str, place: &Span, value: Option<(&str, &Span)>) {
         if self.section.is_none() {
-            // Without a section there is nothing to set; say it once, not for every line.
+            // Reported once, and not for every line before the first section.
             self.refuse(
                 place,
                 format!("{key} is outside of a section: begin with [global] or a job's [name]"),
@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Replaces `${NAME}` by the environment's variables.
+    /// Replaces `${NAME}` by variables of the environment.
     fn expand(&self, value: &str) -> Result<String, String> {
         let mut result = String::new();
         let mut rest = value;

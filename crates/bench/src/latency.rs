@@ -61,7 +61,7 @@ impl Latency {
     }
 }
 
-/// Points of [`CURVE`] that the histogram has enough values for: at least one value is above each.
+/// Points of [`CURVE`] with enough values in the histogram: at least one value is above each.
 pub fn curve(histogram: &Histogram) -> Vec<CurvePoint> {
     let supported = |percent: &&f64| histogram.count() as f64 * (100.0 - **percent) >= 99.9;
     let point = |percent: &f64| CurvePoint { percent: *percent, ns: histogram.quantile(percent / 100.0) };

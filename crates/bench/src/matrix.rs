@@ -1,19 +1,19 @@
-//! Matrices: the points of one workload of a plan with lists, if they are too many to be shown one by one.
+//! Matrices: the points of one workload of a plan with lists, if they are too many for a display of each.
 //!
-//! The layout follows from the options that have lists: clones (`numjobs`) and depth (`iodepth`) are the load and
-//! become the rows and columns of a grid, every other option divides the grids into panels. The *corners* are the
-//! points with the least and with the most load, at the middle of all other numeric options. The report draws the
-//! grids.
+//! The layout follows from the options that have lists: clones (`numjobs`) and depth (`iodepth`) are the load
+//! and become the rows and columns of a grid; every other option divides the grids into panels. The *corners*
+//! are the points with the least and with the most load, at the middle of all other numeric options. The
+//! report draws the grids.
 
 use crate::latency::Latency;
 use crate::results::{Measurement, Results, median};
 use crate::units;
 use std::collections::BTreeSet;
 
-/// Largest number of points that are shown singly; larger matrices are shown as grids.
+/// Most points that are shown one by one; larger matrices are shown as grids.
 const MOST_SHOWN_SINGLY: usize = 12;
 
-/// Options that are the load.
+/// Options that determine the load.
 const ROWS: &str = "numjobs";
 const COLUMNS: &str = "iodepth";
 
@@ -39,11 +39,11 @@ pub struct Matrix {
     pub section: String,
     /// Options with several values.
     pub axes: Vec<Axis>,
-    /// For each point, the index of its value on each axis, and its workload's name.
+    /// For each point, the index of its value on each axis, and the name of its workload.
     points: Vec<(Vec<usize>, String)>,
 }
 
-/// Label of a point, which distinguishes it from the others shown beside it, and its workload's name.
+/// Label of a point, unique among those shown together, and the name of its workload.
 pub type Labelled = (String, String);
 
 impl Matrix {
@@ -51,7 +51,7 @@ impl Matrix {
     pub fn grid_axes(&self) -> (Option<usize>, Option<usize>) {
         let find = |option: &str| self.axes.iter().position(|axis| axis.option == option);
         let (mut rows, mut columns) = (find(ROWS), find(COLUMNS));
-        // Without a load in it the axes that change fastest are as good.
+        // Without a load, the axes that change fastest are used.
         let mut others =
             (0..self.axes.len()).rev().filter(|axis| ![find(ROWS), find(COLUMNS)].contains(&Some(*axis)));
         if columns.is_none() {
@@ -87,14 +87,14 @@ impl Matrix {
         axes.iter().zip(values).map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// Workload with these values of these axes, if it has run; the axes must be all of them, in any order.
+    /// Workload with these values of all axes, given in any order; `None` if it hasn't run.
     pub fn workload(&self, axes: &[usize], values: &[usize]) -> Option<&str> {
         let is_it = |point: &[usize]| axes.iter().zip(values).all(|(axis, value)| point[*axis] == *value);
         self.points.iter().find(|(point, _)| is_it(point)).map(|(_, workload)| workload.as_str())
     }
 
-    /// Points with the most load and those with the least: their common values, and each of them. Empty for a matrix
-    /// without a load.
+    /// Points with the most load and points with the least: their common values, and each of them. Empty for
+    /// a matrix without a load.
     pub fn corners(&self) -> Vec<(String, Vec<Labelled>)> {
         let is_load = |axis: usize| [ROWS, COLUMNS].contains(&self.axes[axis].option.as_str());
         let is_kept = |axis: &usize| !is_load(*axis) && !self.axes[*axis].is_numeric();
@@ -125,13 +125,13 @@ impl Matrix {
         vec![corner(true), corner(false)]
     }
 
-    /// Names of its workloads.
+    /// Names of the matrix's workloads.
     pub fn workloads(&self) -> impl Iterator<Item = &str> {
         self.points.iter().map(|(_, workload)| workload.as_str())
     }
 }
 
-/// Matrices with many points, in the order in which they first ran.
+/// Matrices with many points, in the order of their first runs.
 pub fn large(results: &Results) -> Vec<Matrix> {
     let mut matrices: Vec<Matrix> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -252,7 +252,7 @@ pub(crate) mod tests {
     use crate::results::tests::{run, sample};
     use crate::results::{Choice, Point};
 
-    /// Two subjects on every point of `rw` × `bs` × `numjobs` × `iodepth`, and whatever is in the sample.
+    /// Two subjects on every point of `rw` × `bs` × `numjobs` × `iodepth`, in addition to the sample.
     pub(crate) fn with_matrix() -> Results {
         let mut results = sample();
         for rw in ["randread", "randwrite"] {

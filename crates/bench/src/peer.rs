@@ -1,8 +1,8 @@
-//! Peers: other programs that do the same work at the same time, and the servers that they use.
+//! Peers: other programs that run the same workloads, and the servers that they use.
 //!
-//! A peer is fio, or any command that prints fio's JSON; both result in a [`Measurement`] like our own engine's. A
-//! [`Server`] is restarted for every run, and its CPU time is measured from outside. The functions wait for processes
-//! and belong on a thread of their own (`runtime::blocking`). The plan lists the peers.
+//! A peer is fio, or any command that prints fio's JSON; both result in a [`Measurement`], as the engine
+//! does. A [`Server`] is restarted for every run, and its CPU time is measured from outside. The functions
+//! wait for processes and belong on a thread of their own (`runtime::blocking`). The plan lists the peers.
 
 pub mod fio;
 pub mod output;
@@ -29,7 +29,8 @@ pub struct Peer {
     pub server: Option<String>,
     /// Programs that must be installed besides the first word of its command.
     pub requires: Vec<String>,
-    /// Whether the measured program is ours although another program measures it: a client of our server.
+    /// Whether the measured program is part of Siltstone although another program measures it: a client of a
+    /// Siltstone server.
     pub ours: bool,
 }
 
@@ -47,14 +48,15 @@ pub enum PeerKind {
 pub struct Server {
     /// Name in the plan.
     pub name: String,
-    /// Command; it must stay in the foreground.
+    /// Command; it must remain in the foreground.
     pub command: Vec<String>,
-    /// Commands that are run to their end before it is started.
+    /// Commands that are run to their end before the server is started.
     pub prepare: Vec<Vec<String>>,
-    /// Commands that are run to their end once it accepts connections and before the measurement: to fill its device,
-    /// for example.
+    /// Commands that are run to their end between the first accepted connection and the measurement, for
+    /// example to fill the device.
     pub after_start: Vec<Vec<String>>,
-    /// Address: the path of a unix socket, or `HOST:PORT`. The run begins once it accepts connections there.
+    /// Address: the path of a unix socket, or `HOST:PORT`. The run begins when connections are accepted
+    /// there.
     pub socket: String,
     /// Programs that must be installed besides the first word of its command.
     pub requires: Vec<String>,
@@ -67,7 +69,7 @@ pub struct Context<'a> {
     pub directory: &'a Path,
     /// Path of this program, for commands that call it as `{siltstone}`.
     pub program: &'a Path,
-    /// Set from outside to stop: a run then ends at once with [`Error::Cancelled`].
+    /// Stop flag, set by another thread: a run then ends at once with [`Error::Cancelled`].
     pub stop: &'a AtomicBool,
 }
 
@@ -75,7 +77,7 @@ pub struct Context<'a> {
 const SERVER_START: Duration = Duration::from_secs(20);
 
 impl Peer {
-    /// Programs that must be installed for it.
+    /// Programs that must be installed for the peer.
     pub fn programs(&self) -> Vec<&str> {
         let first = match &self.kind {
             PeerKind::Fio(_) => Some("fio"),
@@ -106,11 +108,11 @@ impl Peer {
         }
     }
 
-    /// Runs a workload once, on a server of its own if it has one, and measures it.
+    /// Runs a workload once, with a server of its own if the peer uses one, and measures it.
     ///
     /// # Errors
-    /// If a program can't be started, fails, has unknown output or doesn't end; if a file doesn't exist or is too small
-    /// for the workload.
+    /// If a program can't be started, fails, has unknown output or doesn't end; if a file doesn't exist or is
+    /// too small for the workload.
     pub fn run(&self, job: &Job, server: Option<&Server>, context: &Context<'_>) -> Result<Measurement> {
         if let PeerKind::Fio(fio) = &self.kind {
             check_file(fio, job, context.directory)?;
@@ -128,7 +130,7 @@ impl Peer {
             ))
         })?;
         if let (Some(running), Some(before)) = (&running, before) {
-            // The server also worked during the ramp, whose operations weren't counted.
+            // The server also worked during the ramp, whose operations aren't counted.
             let measured = measurement.seconds / (measurement.seconds + job.ramp_time.as_secs_f64());
             let cpu_seconds = (running.cpu_seconds()? - before) * measured;
             measurement.server_cpu_seconds = Some(cpu_seconds).filter(|seconds| seconds.is_finite());
@@ -138,7 +140,7 @@ impl Peer {
 }
 
 impl Server {
-    /// Programs that must be installed for it.
+    /// Programs that must be installed for the server.
     pub fn programs(&self) -> Vec<&str> {
         let prepared = self
             .prepare
@@ -173,7 +175,8 @@ impl Server {
     }
 }
 
-/// Whether a program comes with the plan: siltstone itself, or a file beside the plan. It isn't looked for among those installed.
+/// Whether a program comes with the plan: siltstone itself, or a file beside the plan. Such a program isn't
+/// looked up among the installed ones.
 fn is_ours(program: &str) -> bool {
     program == "{siltstone}" || program.starts_with("{directory}/")
 }
@@ -184,7 +187,7 @@ pub(crate) fn needed<'a>(first: Option<&'a str>, requires: &'a [String]) -> Vec<
 }
 
 impl Context<'_> {
-    /// Address of a server: `HOST:PORT` as it is, a path made absolute.
+    /// Address of a server: `HOST:PORT` unchanged, a path made absolute.
     fn socket(&self, server: &Server) -> String {
         match process::tcp_address(&server.socket) {
             Some(address) => address.to_owned(),
@@ -192,9 +195,9 @@ impl Context<'_> {
         }
     }
 
-    /// Replaces the placeholders: the job's name `{workload}`, its `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`, `{size}`, `{runtime}` and
-    /// `{ramp_time}` (in seconds) and `{rate_iops}`; `{socket}` of the server; `{directory}`, the plan's;
-    /// `{siltstone}`, this program. Other braces stay unchanged.
+    /// Replaces the placeholders: the job's name `{workload}`, its `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`,
+    /// `{size}`, `{runtime}` and `{ramp_time}` (in seconds) and `{rate_iops}`; `{socket}` of the server;
+    /// `{directory}`, the plan's; `{siltstone}`, this program. Other braces are unchanged.
     pub fn fill_in(&self, word: &str, job: &Job, server: Option<&Server>) -> String {
         if !word.contains('{') {
             return word.into();

@@ -25,12 +25,13 @@
 //! baseline = "fio"
 //! ```
 //!
-//! A peer may also be a `command` that prints fio's JSON, and may use a `[server.NAME]` that is restarted for every
-//! run; so may a stack (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and `ours = false` if the server isn't
-//! ours). A command that prints a table instead of running a workload is a `[table.NAME]`. Published figures of others
-//! are in `[published.NAME]`, the changes for a full run in `[full]`. A plan is parsed and checked as a whole, all
-//! problems are reported together, and nothing is started here: [`Plan::runs`] is the ordered list of runs. The crate
-//! `stack` parses a stack's line; [`runner`](crate::runner) carries the list out.
+//! A peer may also be a `command` that prints fio's JSON, and may use a `[server.NAME]` that is restarted for
+//! every run. So may a stack (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and `ours = false` if
+//! the server is another program). A command that prints a table instead of running a workload is a
+//! `[table.NAME]`. Published figures of others are in `[published.NAME]`, the changes for a full run in
+//! `[full]`. A plan is parsed and checked as a whole, all problems are reported together, and no run is
+//! started here: [`Plan::runs`] is the ordered list of runs. The crate `stack` parses a stack's line;
+//! [`runner`](crate::runner) executes the list.
 
 mod full;
 mod published;
@@ -58,7 +59,7 @@ pub struct Plan {
     pub name: String,
     /// Title for display.
     pub title: Option<String>,
-    /// Our own subjects, in the order of the text.
+    /// Stacks, in the order of the text.
     pub stacks: Vec<StackSubject>,
     /// Peers, in the order of the text.
     pub peers: Vec<Peer>,
@@ -74,11 +75,11 @@ pub struct Plan {
     pub published: Vec<Published>,
     /// Source of the published figures, for display.
     pub published_in: Option<String>,
-    /// The plan of a full run, if it has a table `full`.
+    /// The plan of a full run, if the plan has a table `full`.
     pub full: Option<Box<Plan>>,
 }
 
-/// A stack of ours that runs workloads.
+/// A stack that runs workloads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StackSubject {
     /// Name in the plan.
@@ -87,17 +88,17 @@ pub struct StackSubject {
     pub source: StackSource,
     /// Position of the source: `FILE:LINE:COLUMN` of the plan.
     pub place: String,
-    /// Device of a stack file that is driven; `None`: its top.
+    /// Device of a stack file that is driven; `None`: the stack's top.
     pub device: Option<String>,
-    /// Number of shards that it runs on.
+    /// Number of shards of the stack's runtime.
     pub shards: u32,
     /// Filling before the first run.
     pub fill: Filling,
     /// Formatting before runs, as with `--format`.
     pub format: Formatting,
-    /// Name of its server in the plan: `{socket}` in its line is that server's.
+    /// Name of the stack's server in the plan, which replaces `{socket}` in its line.
     pub server: Option<String>,
-    /// Whether the measured program is ours: false for our client on another program's server.
+    /// Whether the measured program is part of Siltstone: false for a client on another program's server.
     pub ours: bool,
 }
 
@@ -108,8 +109,8 @@ pub enum Filling {
     No,
     /// The whole device, from start to end.
     InOrder,
-    /// The whole device, from start to end, and then every 4 KiB once more in random order: the state of a volume in
-    /// use.
+    /// The whole device, from start to end, and then every 4 KiB again in random order: the state of a volume
+    /// in use.
     AtRandom,
 }
 
@@ -120,7 +121,7 @@ pub enum Formatting {
     No,
     /// Formatted before its first run.
     Once,
-    /// Formatted whenever it is built: for stacks on memory.
+    /// Formatted whenever the stack is built: for stacks on memory.
     Always,
 }
 
@@ -165,7 +166,7 @@ pub struct RateShare {
     pub(crate) span: Span,
 }
 
-/// Keys of a workload that aren't fio's.
+/// Keys of a workload in addition to fio's options.
 const WORKLOAD_KEYS: &[&str] = &["subjects", "repetitions", "one_setup"];
 
 impl Plan {
@@ -229,7 +230,7 @@ impl Plan {
             published_in: reader.text(head, "published_in"),
             full: None,
         };
-        // Names, not what could be read: one slip in a stack shall not make its name unknown as well.
+        // All names in the text: an error in a stack must not also make its name unknown.
         let subjects = subject_names(reader, document);
         for entry in section(reader, "workload") {
             plan.add_workload(reader, entry, &subjects, (repetitions, warm_up));
@@ -288,7 +289,8 @@ impl Plan {
         self.workloads.extend(points);
     }
 
-    /// Removes every peer and every stack on a server for which a program is missing, and returns a note for each.
+    /// Removes every peer and every stack on a server for which a program is missing. Returns a note for
+    /// each.
     pub fn leave_out_missing(&mut self, is_installed: &dyn Fn(&str) -> bool) -> Vec<String> {
         let mut notes = Vec::new();
         let servers = &self.servers;
@@ -319,8 +321,8 @@ impl Plan {
         notes
     }
 
-    /// Shortens the plan for a trial: other repetitions and another runtime for every workload. The warm-up is then no
-    /// longer than the runtime.
+    /// Shortens the plan for a trial: sets the repetitions and the runtime of every workload, and limits the
+    /// warm-up to the runtime.
     pub fn shorten(&mut self, repetitions: Option<u32>, runtime: Option<Duration>) {
         for workload in &mut self.workloads {
             workload.repetitions = repetitions.unwrap_or(workload.repetitions);
@@ -572,7 +574,7 @@ fn check_placeholders(reader: &mut Reader, place: &Span, key: &str, words: &[&St
     }
 }
 
-/// Position of a key that isn't given.
+/// Position of an omitted key.
 static NOWHERE: Span = 0..0;
 
 /// Pairs of `[compare]`; without it, every stack and every peer marked as ours against every other peer.

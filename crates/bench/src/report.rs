@@ -1,8 +1,8 @@
 //! Report: one self-contained HTML file.
 //!
-//! It has its own SVG, a style sheet for light, dark, phones and paper, and a small script that shows the label of the
-//! point under the pointer. Text from a plan, a peer or a machine is escaped, and the page's content security policy
-//! forbids it to load anything. The figures are those of [`Results`].
+//! It has its own SVG, a style sheet for light, dark, phones and paper, and a small script that shows the
+//! label of the point under the pointer. Text from a plan, a peer or a machine is escaped, and the page's
+//! content security policy prevents it from loading anything. The figures are those of [`Results`].
 
 mod beside;
 mod charts;
@@ -11,17 +11,18 @@ mod lines;
 mod over_time;
 mod svg;
 
+use crate::latency::Latency;
 use crate::matrix;
-use crate::results::{Figure, HitRatio, Results, RunResult, Table, median};
+use crate::results::{DIRECTIONS, DirectionFigures, Figure, HitRatio, Results, RunResult, Table, median};
 use crate::units;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use svg::escape;
 
-/// Colour of each subject, the same in every picture, and whether it is a peer.
+/// Colour of each subject, the same in every chart, and whether it is a peer.
 pub(crate) struct Palette {
     subjects: Vec<(String, bool)>,
-    /// Baselines that are compared with no other subject.
+    /// Subjects that are only baselines of comparisons.
     baselines: Vec<String>,
 }
 
@@ -31,7 +32,7 @@ const COLOURS: usize = 6;
 impl Palette {
     fn of(results: &Results) -> Self {
         let mut subjects: Vec<(String, bool)> = Vec::new();
-        // Ours first, so that ours has the same colour in every report.
+        // Stacks first, so that their colours are the same in every report.
         for peer in [false, true] {
             for run in results.runs.iter().filter(|run| run.peer == peer) {
                 if !subjects.iter().any(|(name, _)| *name == run.subject) {
@@ -263,7 +264,7 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             let values: Vec<f64> = results.of(workload, &subject).filter_map(value).collect();
             median(&values).map_or_else(|| "–".to_owned(), say)
         };
-        let latency = |pick: fn(&crate::latency::Latency) -> f64| {
+        let latency = |pick: fn(&Latency) -> f64| {
             of_all(&|run| run.measurement.latency_ns.as_ref().map(pick), &units::nanoseconds)
         };
         let per_operation = |figure: Figure| {
@@ -299,12 +300,41 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             palette.index(&subject),
             escape(&subject)
         );
+        html.push_str(&directions(results, workload, &subject, heading.len() - 1));
         html.push_str(&published(results, workload, &subject, heading.len() - 1));
     }
     html + "</table>"
 }
 
-/// Renders a row below a subject's with the figures that others have published.
+/// Renders rows below a subject's with the figures of reads and of writes, if the workload has both.
+fn directions(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
+    let mut html = String::new();
+    for (name, of) in DIRECTIONS {
+        let median = |figure: &dyn Fn(&DirectionFigures) -> Option<f64>, say: fn(f64) -> String| {
+            results.median_of_direction(workload, subject, of, figure).map(say)
+        };
+        let latency =
+            |pick: fn(&Latency) -> f64| median(&|it| it.latency_ns.as_ref().map(pick), units::nanoseconds);
+        let Some(iops) = median(&|it| Some(it.iops), units::count) else { continue };
+        let others = [
+            median(&|it| Some(it.bandwidth), units::bandwidth),
+            latency(|it| it.mean),
+            latency(|it| it.p50 as f64),
+            latency(|it| it.p90 as f64),
+            latency(|it| it.p99 as f64),
+            latency(|it| it.p99_9 as f64),
+            latency(|it| it.max as f64),
+        ];
+        let mut cells = vec![iops];
+        cells.extend(others.into_iter().map(|cell| cell.unwrap_or_else(|| "–".to_owned())));
+        cells.resize(columns, String::new());
+        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        let _ = write!(html, "<tr><td>{name}</td>{cells}</tr>");
+    }
+    html
+}
+
+/// Renders a row with published figures of others below a subject's row.
 fn published(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
     let of = |figure| results.published_of(workload, subject, figure);
     let places = [(0, Figure::Iops), (1, Figure::Bandwidth), (3, Figure::P50), (5, Figure::P99)];
@@ -420,6 +450,16 @@ mod tests {
             assert!(page.contains(part), "{part}");
         }
         assert_eq!(page.matches("<svg").count(), 2 + 2 * 5 + 2 * 2);
+    }
+
+    #[test]
+    fn reads_and_writes_of_a_mixed_workload_have_rows() {
+        let mut results = sample();
+        assert!(!render(&results).contains("<td>reads</td>"));
+        crate::results::tests::mix(&mut results);
+        let page = render(&results);
+        let rows = page.matches("<td>reads</td><td>7.00 k</td>").count();
+        assert!(rows > 0 && rows == page.matches("<td>writes</td><td>3.00 k</td>").count(), "{rows}");
     }
 
     #[test]

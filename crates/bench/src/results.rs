@@ -25,23 +25,23 @@ pub struct Results {
     pub title: Option<String>,
     /// Start time, in seconds since 1970.
     pub started: u64,
-    /// Whether it was stopped before the end.
+    /// Whether the benchmark was stopped before its end.
     #[serde(default)]
     pub interrupted: bool,
     /// Environment.
     pub environment: Environment,
-    /// Notes for readers: peers left out, engines replaced.
+    /// Notes for readers, such as omitted peers and replaced engines.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Tables that commands have printed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
-    /// Measured runs, in the order in which they ran.
+    /// Measured runs, in order.
     pub runs: Vec<RunResult>,
     /// Ratios that the plan asks for.
     #[serde(default)]
     pub comparisons: Vec<Comparison>,
-    /// Measurements beside the published figures of others.
+    /// Measurements beside published figures of others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
     /// Source of the published figures.
@@ -62,7 +62,7 @@ pub struct RunResult {
     pub workload: Workload,
     /// Number of the repetition, from 1.
     pub repetition: u32,
-    /// Whether it is a peer, not ours.
+    /// Whether the subject is a peer.
     pub peer: bool,
     /// Figures.
     #[serde(flatten)]
@@ -77,7 +77,7 @@ pub struct Workload {
     /// Point of a matrix; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub point: Option<Point>,
-    /// Options in fio's words.
+    /// Options in fio's terms.
     pub options: BTreeMap<String, String>,
     /// Guarantee of an acknowledged write; `None` without writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ impl Workload {
 pub struct Point {
     /// Name of the section.
     pub section: String,
-    /// Options that distinguish it from the matrix's other points, in the order of the plan.
+    /// Options that distinguish the point from the matrix's other points, in the order of the plan.
     pub choices: Vec<Choice>,
 }
 
@@ -130,7 +130,7 @@ impl Choice {
 /// Table that a command has printed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// Name in the plan, not from the command.
+    /// Name in the plan; not part of the command's output.
     #[serde(default)]
     pub name: String,
     /// Title, for display.
@@ -139,7 +139,7 @@ pub struct Table {
     /// Description for readers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// The command, not from its output.
+    /// The command; not part of its output.
     #[serde(default)]
     pub command: String,
     /// Columns; the first one names the rows.
@@ -147,7 +147,7 @@ pub struct Table {
     /// Names of columns that the report draws as lines over the first one, which then has numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
-    /// Rows: by the columns' names, numbers, or texts that are shown as they are.
+    /// Rows: numbers, or texts that are shown unchanged, by the columns' names.
     pub rows: Vec<serde_json::Map<String, serde_json::Value>>,
 }
 
@@ -206,24 +206,45 @@ impl Unit {
 /// Write amplification: blocks written per block that the user writes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WriteAmplification {
-    /// Users' blocks and those moved by the cleaner.
+    /// User blocks and blocks moved by the cleaner.
     pub data: f64,
-    /// These and metadata.
+    /// Also with metadata blocks.
     pub all: f64,
 }
 
 /// Hit ratio of a cache, from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HitRatio {
-    /// Of reads and writes together.
+    /// Ratio over reads and writes.
     pub all: f64,
-    /// Of reads; `None` without any.
+    /// Ratio over reads; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<f64>,
-    /// Of writes; `None` without any.
+    /// Ratio over writes; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<f64>,
 }
+
+/// Figures of the reads or of the writes of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct DirectionFigures {
+    /// Number of completed operations.
+    pub operations: u64,
+    /// Number of transferred bytes.
+    pub bytes: u64,
+    /// Operations per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Latency from submission to completion, in nanoseconds; `None` if no operation was timed.
+    pub latency_ns: Option<Latency>,
+}
+
+/// Selects the figures of one direction from those of a run.
+pub type OfDirection = fn(&Measurement) -> Option<&DirectionFigures>;
+/// Directions that reports show apart, by their names.
+pub const DIRECTIONS: [(&str, OfDirection); 2] =
+    [("reads", |of| of.reads.as_ref()), ("writes", |of| of.writes.as_ref())];
 
 /// Figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -240,9 +261,15 @@ pub struct Measurement {
     pub bandwidth: f64,
     /// Latency from submission to completion, in nanoseconds; `None` if no operation was completed or timed.
     pub latency_ns: Option<Latency>,
+    /// Figures of the reads; `None` for runs that aren't mixed and for peers that don't tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<DirectionFigures>,
+    /// Figures of the writes; `None` as those of `reads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<DirectionFigures>,
     /// CPU time of the process that did the I/O, user and system, in seconds.
     pub cpu_seconds: f64,
-    /// CPU time of the server that it used, in seconds, if it has one of its own.
+    /// CPU time of the run's own server, in seconds; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_cpu_seconds: Option<f64>,
     /// Number of operations that failed or failed verification.
@@ -286,7 +313,8 @@ impl Measurement {
 pub enum Figure {
     /// Operations per second: more is better.
     Iops,
-    /// Bytes per second: more is better. Ratios include it if the two had requests of different sizes.
+    /// Bytes per second: more is better. Ratios include it if the requests of the two runs had different
+    /// sizes.
     Bandwidth,
     /// Median latency: less is better.
     P50,
@@ -351,7 +379,7 @@ impl Figure {
         }
     }
 
-    /// Whether a ratio above 1 is good.
+    /// Whether a ratio above 1 is an improvement.
     pub fn more_is_better(self) -> bool {
         matches!(self, Figure::Iops | Figure::Bandwidth)
     }
@@ -366,7 +394,7 @@ pub struct Comparison {
     pub subject: String,
     /// Baseline: the denominator.
     pub baseline: String,
-    /// For each figure of both: the ratios pair by pair, in the order of repetitions, and their median.
+    /// For each figure of both: the ratios of the pairs, in the order of repetitions, and their median.
     pub ratios: BTreeMap<Figure, Ratios>,
 }
 
@@ -379,7 +407,7 @@ pub struct Ratios {
     pub pairs: Vec<f64>,
 }
 
-/// Measurement of a subject beside the figures that others have published about it.
+/// Measurement of a subject beside published figures of others about it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Published {
     /// Name of the workload.
@@ -390,7 +418,7 @@ pub struct Published {
     pub figures: BTreeMap<Figure, PublishedFigure>,
 }
 
-/// Published figure and ours, in the figure's own unit: per second, bytes per second, nanoseconds.
+/// Published and measured figure, in the figure's own unit: per second, bytes per second, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PublishedFigure {
     /// Published value.
@@ -402,8 +430,8 @@ pub struct PublishedFigure {
 }
 
 impl Results {
-    /// Formats the hit ratios of a subject's caches, medians of the repetitions: `93.1 %`; with their names if there
-    /// are several; a dash if there is none. `pick` selects one of a cache's ratios.
+    /// Formats the hit ratios of a subject's caches, medians of the repetitions: `93.1 %`; with their names
+    /// if there are several; a dash if there is none. `pick` selects one of a cache's ratios.
     pub fn say_hits(&self, workload: &str, subject: &str, pick: impl Fn(&HitRatio) -> Option<f64>) -> String {
         let mut of_caches: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for run in self.of(workload, subject) {
@@ -420,13 +448,13 @@ impl Results {
         if said.is_empty() { "–".into() } else { said.join(", ") }
     }
 
-    /// Whether a cache took part in a workload.
+    /// Whether a workload has hit ratios of a cache.
     pub fn has_hits(&self, workload: &str) -> bool {
         let mut runs = self.runs.iter().filter(|run| run.workload.name == workload);
         runs.any(|run| !run.measurement.hit_ratios.is_empty())
     }
 
-    /// Adds the measured values to these published figures, for all that have one.
+    /// Adds the measured values to those published figures that have one.
     pub fn set_beside(&mut self, published: &[crate::plan::Published]) {
         let mut beside = Vec::new();
         for workload in self.workloads() {
@@ -458,8 +486,8 @@ impl Results {
         found.figures.get(&figure).copied()
     }
 
-    /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both have run.
-    /// A repetition in which one of the two is missing or had errors is ignored.
+    /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both
+    /// have run. A repetition in which one of the two is missing or had errors is ignored.
     pub fn compare(&mut self, pairs: &[(String, String)]) {
         let mut comparisons = Vec::new();
         for workload in self.workloads() {
@@ -526,6 +554,19 @@ impl Results {
         median(&values)
     }
 
+    /// Median of a figure of one direction over the repetitions without errors; `None` if directions weren't measured apart.
+    pub fn median_of_direction(
+        &self,
+        workload: &str,
+        subject: &str,
+        of: OfDirection,
+        figure: impl Fn(&DirectionFigures) -> Option<f64>,
+    ) -> Option<f64> {
+        let runs = self.of(workload, subject).filter(|run| run.measurement.errors == 0);
+        let values: Vec<f64> = runs.filter_map(|run| figure(of(&run.measurement)?)).collect();
+        median(&values)
+    }
+
     /// Comparisons of a subject on a workload.
     pub fn comparisons_of<'a>(
         &'a self,
@@ -576,6 +617,21 @@ pub(crate) mod tests {
     use crate::job::Job;
     use crate::latency::{Histogram, curve};
     use crate::series::Recorder;
+
+    /// Makes all runs mixed ones, with 7000 reads of a median of 123 µs and 3000 writes of one of 456 µs per second.
+    pub(crate) fn mix(results: &mut Results) {
+        let figures = |iops: f64, latency: u64| {
+            let mut histogram = Histogram::new();
+            histogram.record(latency);
+            let (operations, bandwidth) = (iops as u64 * 2, iops * 4096.0);
+            let latency_ns = Latency::of(&histogram);
+            Some(DirectionFigures { operations, bytes: operations * 4096, iops, bandwidth, latency_ns })
+        };
+        for run in &mut results.runs {
+            run.measurement.reads = figures(7000.0, 123_000);
+            run.measurement.writes = figures(3000.0, 456_000);
+        }
+    }
 
     pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
         let mut histogram = Histogram::new();

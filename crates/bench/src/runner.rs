@@ -1,12 +1,13 @@
-//! Carries out a benchmark: a plan, a job file, or one stack with the default workloads.
+//! Runs a benchmark: a plan, a job file, or one stack with the default workloads.
 //!
-//! Problems that can be known beforehand are reported before anything is opened ([`Benchmark::of_plan`] and its
-//! siblings refuse them). A later failure of one run or one peer becomes a note, and the others go on. Each run has a
-//! runtime of its own, so that it begins with new shards, and its stack is built before it and closed after it; the
-//! points of a matrix with one setup share theirs. A [`Stop`] ends the benchmark with the measurements so far.
+//! Problems that can be detected early are reported before any part is opened ([`Benchmark::of_plan`] and its
+//! siblings refuse them). A later failure of one run or one peer becomes a note, and the others continue.
+//! Each run has a runtime of its own, so that it begins with new shards, and its stack is built before it and
+//! closed after it; the points of a matrix with one setup share theirs. A [`Stop`] ends the benchmark with
+//! the measurements so far.
 //!
-//! It blocks its thread, which must not be a shard's. Progress is shown by an [`Observer`], results are written by the
-//! command line, and runs are measured by [`engine`](crate::engine) and [`peer`](crate::peer).
+//! It blocks its thread, which must not be a shard's. An [`Observer`] shows progress, the command line writes
+//! results, and [`engine`](crate::engine) and [`peer`](crate::peer) measure runs.
 
 mod amplification;
 mod drive;
@@ -42,18 +43,18 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// A stop that isn't raised.
+    /// Creates a stop that isn't raised.
     pub fn new() -> Self {
         Stop::default()
     }
 
-    /// Stops: the current run ends at once, and no other begins.
+    /// Stops the benchmark: the current run ends at once, and no other begins.
     pub fn stop(&self) {
         self.flag.store(true, Ordering::SeqCst);
         self.source.stop();
     }
 
-    /// Whether it was stopped.
+    /// Whether the benchmark was stopped.
     pub fn is_stopped(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }
@@ -72,7 +73,7 @@ pub struct Step {
     pub count: usize,
     /// Subject, workload and repetition.
     pub name: String,
-    /// Expected duration; a guess without a runtime.
+    /// Expected duration; estimated without a runtime.
     pub expected: Duration,
     /// Expected duration of the steps before.
     pub before: Duration,
@@ -80,9 +81,9 @@ pub struct Step {
     pub total: Duration,
 }
 
-/// Observer of a benchmark. Called from the threads that carry it out, one at a time.
+/// Observer of a benchmark. Called from the threads that run it, one at a time.
 pub trait Observer: Send + Sync {
-    /// A step begins; `progress` changes if our engine runs it.
+    /// A step begins; `progress` changes if the engine runs it.
     fn begin(&self, step: &Step, progress: &Arc<Progress>);
 
     /// A step has ended, with a measurement if it has one.
@@ -105,7 +106,7 @@ pub struct Setting<'a> {
 pub struct On<'a> {
     /// Stack file or one line.
     pub stack: &'a str,
-    /// Whether it is formatted whenever it is built, once per group of jobs: for stacks on memory.
+    /// Whether the stack is formatted whenever it is built, once per group of jobs: for stacks on memory.
     pub format: bool,
 }
 
@@ -118,7 +119,7 @@ pub struct Outcome {
     pub failures: usize,
 }
 
-/// Expected duration of a run without a runtime.
+/// Assumed duration of a run without a runtime.
 const GUESS: Duration = Duration::from_secs(5);
 
 /// Benchmark whose stacks and sizes were checked.
@@ -134,7 +135,7 @@ enum What {
 }
 
 impl<'a> Benchmark<'a> {
-    /// Benchmark of a plan. Peers for which a program is missing are left out, with a note.
+    /// Benchmark of a plan. Peers for which a program is missing are omitted, with a note.
     ///
     /// # Errors
     /// All problems of its stacks as text, and workloads that don't fit them.
@@ -149,13 +150,13 @@ impl<'a> Benchmark<'a> {
         Ok(Benchmark { setting, what: What::Plan(plan), notes })
     }
 
-    /// Benchmark of a stack, with the default workloads: reads, and with `writes` also writes, which overwrite the
-    /// stack.
+    /// Benchmark of a stack, with the default workloads: reads, and with `writes` also writes, which
+    /// overwrite the stack.
     ///
     /// # Errors
-    /// As for a plan.
+    /// As [`of_plan`](Self::of_plan).
     pub fn of_stack(name: &str, argument: &str, writes: bool, setting: Setting<'a>) -> Result<Self, String> {
-        // Checked by itself first, so that what is wrong with it is said of it and not of a plan.
+        // Checked by itself first, so that its problems don't refer to a plan.
         let stack = Stack::load(argument, setting.registry).and_then(|stack| stack.check(false));
         stack.map_err(|problems| problems.to_string())?;
         let plan = stacks::usual_plan(name, argument, writes)?;
@@ -165,7 +166,8 @@ impl<'a> Benchmark<'a> {
     /// Benchmark of a job file, on its `filename=`s or, if given, on one stack. `file` is its name.
     ///
     /// # Errors
-    /// As text: the stack is wrong, a job has no file, a file doesn't exist and has no size, or a job doesn't fit.
+    /// Text of the problem: the stack is invalid, a job has no file, a file doesn't exist and has no size, or
+    /// a job doesn't fit.
     pub fn of_job_file(
         file: &str,
         jobs: JobFile,
@@ -190,11 +192,11 @@ impl<'a> Benchmark<'a> {
         stacks::formatted(&self.what, self.setting)
     }
 
-    /// Keeps only the workloads (of a job file: the jobs) whose names contain one of these words; all of them without
-    /// words.
+    /// Keeps only the workloads (or jobs of a job file) whose names contain one of these words; all of them
+    /// without words.
     ///
     /// # Errors
-    /// As text: a word that no name contains.
+    /// Text with a word that no name contains.
     pub fn only(mut self, words: &[String]) -> Result<Self, String> {
         let names: Vec<String> = match &self.what {
             What::Plan(plan) => plan.workloads.iter().map(|workload| workload.name.clone()).collect(),
@@ -252,9 +254,9 @@ struct Session<'a> {
     observer: &'a Arc<dyn Observer>,
     stop: &'a Stop,
     failures: usize,
-    /// Stacks that were already formatted, as their plan says.
+    /// Stacks that were already formatted as their plan demands.
     formatted: BTreeSet<String>,
-    /// By workload: the rate of which it uses a share.
+    /// Rate of which a workload uses a share, by workload.
     rates: BTreeMap<String, f64>,
     results: Results,
 }
@@ -287,18 +289,18 @@ impl Session<'_> {
         self.results.published_in.clone_from(&plan.published_in);
     }
 
-    /// Runs of one subject on one setup; of a peer, a single one.
+    /// Executes the runs of one subject on one setup; of a peer, a single run.
     fn batch(&mut self, plan: &Plan, batch: &[Run<'_>], mut steps: Vec<Step>) {
         let mut runs: Vec<(&Run<'_>, Job)> = Vec::new();
         for run in batch {
             match (&run.rate_share, self.rates.get(&run.workload)) {
                 (None, _) => runs.push((run, run.job.clone())),
                 (Some(share), Some(rate)) => runs.push((run, share.apply(&run.job, *rate))),
-                // That the rate couldn't be found was said by then.
+                // The failure to find the rate has been reported.
                 (Some(_), None) => steps.retain(|step| step.name != run.name()),
             }
         }
-        // Logs that a run before this one has written.
+        // Also surveys logs that an earlier run has written.
         for (run, job) in &mut runs {
             if let Err(problem) = job.prepare(self.setting.directory) {
                 let step = &steps[0];
@@ -480,7 +482,7 @@ impl Session<'_> {
             return;
         }
         self.failures += 1;
-        // What goes wrong in one repetition often does in the others.
+        // Repetitions often fail alike: each note is added once.
         let note = format!("{name} failed: {error}");
         if !self.results.notes.contains(&note) {
             self.results.notes.push(note);
@@ -488,13 +490,13 @@ impl Session<'_> {
     }
 }
 
-/// Whether a stopped run has a result: one without any measurement has none; one that failed at once has.
+/// Whether a stopped run has a result: it needs a measurement or an error.
 fn has_measured(measurement: &Measurement) -> bool {
     measurement.operations > 0 || measurement.errors > 0
 }
 
-/// Whether filling is useless: the memory of a new server, or of a stack that is formatted each time, is empty for
-/// every run.
+/// Whether filling has no effect: the memory of a new server, or of a stack that is formatted each time, is
+/// empty for every run.
 fn is_in_vain(run: &Run<'_>) -> bool {
     let forgets = |stack: &StackSubject| stack.server.is_some() || stack.format == Formatting::Always;
     run.role == Role::Fill && matches!(run.subject, Subject::Stack(stack) if forgets(stack))
@@ -518,7 +520,7 @@ fn step(index: usize, name: String, expected: &[Duration]) -> Step {
     }
 }
 
-/// Command as it would be typed in the plan's folder.
+/// Command line for the plan's folder.
 fn command_text(words: &[String], context: &Context<'_>) -> String {
     let folder = format!("{}/", context.directory.display());
     let program = context.program.display().to_string();

@@ -1,16 +1,16 @@
 //! Time series: number of operations that end in each interval of a run, and their latencies.
 //!
-//! A [`Recorder`] counts during a run: per interval the operations, the longest latency, and a histogram with 16
-//! buckets per doubling, so that recorders of several clones can be merged before rounding. It has at most [`LIMIT`]
-//! intervals, whatever the run's length: 2.6 MB, of which only used parts are touched. Recording is two additions and a
-//! maximum in memory that the operation before has used. A [`Series`] is its summary for results: medians and 99th
-//! percentiles to within 3 %.
+//! A [`Recorder`] counts during a run: per interval the operations, the longest latency, and a histogram with
+//! 16 buckets per doubling, so that recorders of several clones can be merged before rounding. It has at most
+//! [`LIMIT`] intervals, for any length of the run: 2.6 MB, of which only used parts are touched. Recording is
+//! two additions and a maximum in memory that the operation before has used. A [`Series`] is its summary for
+//! results: medians and 99th percentiles to within 3 %.
 
 use runtime::histogram::{LARGEST, bucket_of, buckets, quantile};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Limit of intervals: if one more is needed, all become twice as long.
+/// Most intervals: if one more is needed, all become twice as long.
 pub const LIMIT: usize = 1024;
 
 /// Precision of an interval's latencies: quantiles within 3 %.
@@ -21,7 +21,7 @@ const WIDTH: usize = buckets(PRECISION);
 #[derive(Clone)]
 pub struct Recorder {
     interval_ns: u64,
-    /// Interval that operations end in at present: its number, start and end.
+    /// Current interval: its number, start and end.
     current: usize,
     begin_ns: u64,
     end_ns: u64,
@@ -146,7 +146,8 @@ impl Recorder {
     }
 }
 
-/// Operations over time, and their latencies, in intervals of equal length. Bounded, however long a run is.
+/// Operations over time, and their latencies, in intervals of equal length. The number of intervals is
+/// bounded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
     /// Length of an interval, in nanoseconds.
@@ -183,7 +184,7 @@ impl Series {
         self.interval_ns as f64 / 1e9
     }
 
-    /// Number of whole intervals: the last one rarely is, and is left out unless it is the only one.
+    /// Number of whole intervals. The last interval rarely is one, and is excluded unless it is the only one.
     fn whole(&self) -> usize {
         self.operations.len().saturating_sub(1).max(1).min(self.operations.len())
     }
@@ -198,7 +199,7 @@ impl Series {
         points.map(|(index, count)| (self.middle(index), *count as f64 / self.interval())).collect()
     }
 
-    /// Latencies of each whole interval in which any operation ended.
+    /// Latencies of each whole interval in which an operation ended.
     pub fn moments(&self) -> Vec<Moment> {
         let figures = self.p50_ns.iter().zip(&self.p99_ns).zip(&self.max_ns).enumerate();
         let moments = figures.take(self.whole()).map(|(index, ((p50, p99), max))| Moment {
@@ -262,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the histogram of the whole run, and whichever way the values came together.
+        /// Compares with the histogram of the whole run, for any order and merging of the values.
         #[test]
         fn percentiles_are_those_of_the_histogram(
             values in prop::collection::vec(prop_oneof![1..1000u64, 1000..10_000_000u64, 1..LARGEST], 1..200),

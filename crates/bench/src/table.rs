@@ -1,12 +1,12 @@
 //! The table at the end of a run, for a terminal.
 
 use crate::matrix::{self, Matrix};
-use crate::results::{Comparison, Figure, Published, Ratios, Results, Table};
+use crate::results::{Comparison, DIRECTIONS, DirectionFigures, Figure, Published, Ratios, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
-/// Verdict about the ratios of pairs. A difference of up to two percent is called the same, and there is no verdict if pairs contradict
-/// each other.
+/// Verdict about the ratios of pairs. A difference of up to two percent is called the same, and there is no
+/// verdict if pairs contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// In favour of the subject.
@@ -15,13 +15,14 @@ pub enum Verdict {
     Same,
     /// In favour of the baseline.
     Worse,
-    /// None: the difference is within the scatter of the pairs.
+    /// No verdict: the difference is within the scatter of the pairs.
     Unclear,
 }
 
 impl Verdict {
-    /// Verdict about these ratios of this figure. The interval of pairs that has to lie on one side of 1 contains the true median with a
-    /// probability of more than 90 % from 5 pairs on: all pairs, and from 8 on without the most extreme ones (order statistics).
+    /// Returns the verdict about these ratios of this figure. With at least 5 pairs, the interval of pairs
+    /// that has to be on one side of 1 contains the true median with a probability of more than 90 %: all
+    /// pairs, and with at least 8 all but the most extreme ones (order statistics).
     pub fn of(figure: Figure, ratios: &Ratios) -> Verdict {
         let advantage = |ratio: f64| if figure.more_is_better() { ratio } else { 1.0 / ratio };
         let mut pairs: Vec<f64> = ratios.pairs.iter().map(|ratio| advantage(*ratio)).collect();
@@ -49,7 +50,7 @@ impl Verdict {
         }
     }
 
-    /// Verdict as a sign, for readers who don't see the colour.
+    /// Verdict as a sign, for readers who don't see colours.
     pub fn sign(self) -> &'static str {
         match self {
             Verdict::Better => "▲",
@@ -247,11 +248,26 @@ fn figures(results: &Results, workload: &str) -> Grid {
             row.push(format!("{errors} ERRORS"));
         }
         grid.push_figures(1, row);
+        for (name, of) in DIRECTIONS {
+            let median = |figure: fn(&DirectionFigures) -> Option<f64>, say: fn(f64) -> String| {
+                results.median_of_direction(workload, &subject, of, figure).map(say)
+            };
+            let Some(iops) = median(|it| Some(it.iops), units::count) else { continue };
+            let others = [
+                Some(String::new()),
+                median(|it| Some(it.bandwidth), units::bandwidth),
+                median(|it| Some(it.latency_ns?.p50 as f64), units::nanoseconds),
+                median(|it| Some(it.latency_ns?.p99 as f64), units::nanoseconds),
+            ];
+            let others = others.into_iter().map(|cell| cell.unwrap_or_else(|| "–".into()));
+            grid.push_figures(1, [format!("  {name}"), iops].into_iter().chain(others));
+        }
     }
     grid
 }
 
-/// Repetitions, from 1 on, with less than half or more than twice the median of IOPS, which something outside of the workload explains.
+/// Repetitions, numbered from 1, with less than half or more than twice the median of IOPS. Their cause is
+/// outside of the workload.
 pub(crate) fn outliers(results: &Results, workload: &str, subject: &str) -> Vec<(usize, f64)> {
     let iops: Vec<f64> =
         results.of(workload, subject).filter_map(|run| Figure::Iops.of(&run.measurement)).collect();
@@ -291,7 +307,7 @@ fn ratios(comparisons: &[&Comparison]) -> Grid {
     grid
 }
 
-/// Renders measurements beside the figures that others have published.
+/// Renders measurements beside published figures of others.
 fn beside(published: &[&Published]) -> Grid {
     let mut grid = Grid::default();
     for published in published {
@@ -339,6 +355,19 @@ mod tests {
     }
 
     #[test]
+    fn reads_and_writes_of_a_mixed_workload_stand_apart() {
+        let mut results = sample();
+        assert!(!render(&results).contains("  reads"));
+        crate::results::tests::mix(&mut results);
+        let text = render(&results);
+        let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("reads")).collect();
+        assert_eq!(lines.len(), text.matches("writes").count(), "{text}");
+        assert!(lines[0].contains("7.00 k") && lines[0].contains("123"), "{text}");
+        let writes = text.lines().find(|line| line.trim_start().starts_with("writes")).unwrap();
+        assert!(writes.contains("3.00 k") && writes.contains("456"), "{text}");
+    }
+
+    #[test]
     fn verdicts_know_what_is_good() {
         let verdict = |figure, pairs: &[f64]| {
             let median = crate::results::median(pairs).unwrap();
@@ -352,7 +381,7 @@ mod tests {
         assert_eq!(verdict(Figure::Iops, &[1.03, 1.15, 0.84]), Verdict::Unclear);
         assert_eq!(verdict(Figure::P99, &[1.03, 1.15, 0.84]), Verdict::Unclear);
         assert_eq!(verdict(Figure::Iops, &[1.02, 1.15, 0.84]), Verdict::Same);
-        // One of many doesn't.
+        // One contradicting pair of many has no effect.
         assert_eq!(verdict(Figure::Iops, &[1.1, 1.2, 1.1, 0.9, 1.2, 1.3, 1.1, 1.2]), Verdict::Better);
         assert_eq!(verdict(Figure::Iops, &[1.1, 0.8, 1.1, 0.9, 1.2, 1.3, 1.1, 1.2]), Verdict::Unclear);
     }

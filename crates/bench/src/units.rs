@@ -1,6 +1,6 @@
 //! Figures for display: three significant digits and a unit.
 
-/// Three significant digits: `1.23`, `12.3`, `123`.
+/// Formats three significant digits: `1.23`, `12.3`, `123`.
 fn three(value: f64) -> String {
     match value {
         v if v >= 99.95 => format!("{v:.0}"),
@@ -9,7 +9,7 @@ fn three(value: f64) -> String {
     }
 }
 
-/// The value in the largest unit in which it is at least 1; rounding never shows 1000 of a unit.
+/// Formats the value in the largest unit in which it is at least 1; rounding never shows 1000 of a unit.
 fn in_units(value: f64, base: f64, units: &[&str]) -> String {
     let (mut value, mut index) = (value, 0);
     while index + 1 < units.len() && value >= base * 0.9995 {
@@ -23,34 +23,34 @@ fn in_units(value: f64, base: f64, units: &[&str]) -> String {
     }
 }
 
-/// A number as it is: `7`, `1.86`, `133`.
+/// Formats a number without a unit: `7`, `1.86`, `133`.
 pub fn number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { three(value) }
 }
 
-/// A number of things: `950`, `189 k`, `1.25 M`.
+/// Formats a count: `950`, `189 k`, `1.25 M`.
 pub fn count(value: f64) -> String {
     in_units(value, 1000.0, &["", "k", "M", "G"])
 }
 
-/// A time in nanoseconds: `850 ns`, `12.3 µs`, `1.20 ms`.
+/// Formats a time in nanoseconds: `850 ns`, `12.3 µs`, `1.20 ms`.
 pub fn nanoseconds(value: f64) -> String {
     in_units(value, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
-/// A number of bytes: `512 B`, `4 KiB`, `1.50 GiB`.
+/// Formats a number of bytes: `512 B`, `4 KiB`, `1.50 GiB`.
 pub fn bytes(value: f64) -> String {
     let text = in_units(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
-    // Chosen sizes are whole: 4 KiB, not 4.00 KiB.
+    // Configured sizes are whole: 4 KiB, not 4.00 KiB.
     text.replacen(".00 ", " ", 1).replacen(".0 ", " ", 1)
 }
 
-/// Bytes per second.
+/// Formats bytes per second.
 pub fn bandwidth(value: f64) -> String {
     format!("{}/s", in_units(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]))
 }
 
-/// A ratio: `×1.04`, `×0.0021`.
+/// Formats a ratio: `×1.04`, `×0.0021`.
 pub fn ratio(value: f64) -> String {
     match value {
         v if v >= 99.95 => format!("×{v:.0}"),
@@ -60,7 +60,7 @@ pub fn ratio(value: f64) -> String {
     }
 }
 
-/// A day and time of the day, UTC, from seconds since 1970: `2026-11-21 04:00`.
+/// Formats date and time, UTC, from seconds since 1970: `2026-11-21 04:00`.
 pub fn date(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March.

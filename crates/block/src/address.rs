@@ -19,7 +19,7 @@ macro_rules! number {
 }
 
 number! {
-    /// A distance from the start of a file, a device or a zone, in bytes.
+    /// A byte offset from the start of a file, a device or a zone.
     ByteOffset(u64)
 }
 number! {
@@ -85,18 +85,18 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
-    /// Range of `count` blocks from `start` on.
+    /// Range of `count` blocks, starting at `start`.
     pub const fn new(start: u64, count: u64) -> Self {
         BlockRange { start: BlockIndex(start), count: BlockCount(count) }
     }
 
-    /// Returns the block after the last one; saturates at the largest index. The caller has checked the range against a
-    /// geometry.
+    /// Returns the block after the last one; saturates at the largest index. The caller has checked the range
+    /// against a geometry.
     pub fn end(&self) -> BlockIndex {
         BlockIndex(self.start.0.saturating_add(self.count.0))
     }
 
-    /// Whether the range holds no block.
+    /// Whether the range has no block.
     pub fn is_empty(&self) -> bool {
         self.count.0 == 0
     }
@@ -111,7 +111,7 @@ impl BlockRange {
         self.start <= block && block < self.end()
     }
 
-    /// Blocks that both ranges hold; an empty range at the later start if they share none.
+    /// Blocks that are in both ranges; an empty range at the later start if they share none.
     pub fn intersection(&self, other: &BlockRange) -> BlockRange {
         let start = self.start.max(other.start);
         let end = self.end().min(other.end()).max(start);

@@ -1,14 +1,14 @@
 //! I/O buffers, passed by ownership.
 //!
-//! - [`Buffer`]: unique, being filled; a read takes it and returns it. It shows only bytes that were put into it
-//!   since it was taken from the pool, never those of an earlier user.
+//! - [`Buffer`]: unique, for filling; a read takes it and returns it. Only bytes that were written to it
+//!   since it was taken from the pool can be read, never those of an earlier user.
 //! - [`Data`]: frozen and reference-counted; a slice of a former buffer. A mirror and a promotion share it.
 //! - [`Payload`]: input of a write: slices in order, up to [`INLINE_SLICES`] of them without an allocation.
 //!
-//! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and is returned there by whichever thread
-//! drops it last. This module bounds neither the size of a buffer (the caller does) nor outstanding memory (the bounded
-//! queues do).
-#![allow(unsafe_code)] // The kernel writes into these bytes; who may touch them when is stated at each use.
+//! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and is returned there by the
+//! thread that drops it last. This module bounds neither the size of a buffer (the caller does) nor
+//! outstanding memory (the bounded queues do).
+#![allow(unsafe_code)] // The kernel writes into these bytes; each use states who may access them, and when.
 
 pub mod pool;
 
@@ -28,8 +28,8 @@ pub const INLINE_SLICES: usize = 4;
 
 /// Bytes that are being filled, with one owner.
 ///
-/// `len` is the number of bytes to fill, `filled` the bytes filled so far, from the start. After a split each piece
-/// owns its own bytes, and the pieces share the memory.
+/// `len` is the number of bytes to fill, `filled` the bytes filled so far, from the start. After a split each
+/// piece owns its own bytes, and the pieces share the memory.
 pub struct Buffer {
     block: NonNull<Block>,
     offset: u32,
@@ -37,21 +37,21 @@ pub struct Buffer {
     filled: u32,
 }
 
-// SAFETY: a Buffer is the only one that may touch its bytes, and a block's count is atomic.
+// SAFETY: a Buffer has exclusive access to its bytes, and a block's count is atomic.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
     /// Returns an empty buffer for `length` bytes, aligned to [`ALIGNMENT`].
     ///
     /// # Panics
-    /// If `length` is above 2 GiB: lengths from outside are checked against a limit long before.
+    /// If `length` is above 2 GiB: lengths from outside must be checked against a limit earlier.
     #[inline]
     pub fn new(length: usize) -> Self {
         assert!(length <= 1 << 31, "buffer of {length} bytes: expected at most 2 GiB");
         Buffer { block: pool::take(length), offset: 0, length: length as u32, filled: 0 }
     }
 
-    /// Returns a buffer that holds a copy of these bytes.
+    /// Returns a buffer with a copy of these bytes.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Buffer::new(bytes.len());
         buffer.append(bytes);
@@ -85,14 +85,14 @@ impl Buffer {
     /// Bytes filled so far.
     #[inline]
     pub fn filled(&self) -> &[u8] {
-        // SAFETY: these bytes were written since the buffer was taken, and only we may touch them.
+        // SAFETY: these bytes were written since the buffer was taken, and only this buffer may access them.
         unsafe { std::slice::from_raw_parts(self.address(), self.filled as usize) }
     }
 
     /// Bytes filled so far, mutable.
     #[inline]
     pub fn filled_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `filled`, and we are borrowed exclusively.
+        // SAFETY: as in `filled`, with an exclusive borrow.
         unsafe { std::slice::from_raw_parts_mut(self.address(), self.filled as usize) }
     }
 
@@ -107,7 +107,7 @@ impl Buffer {
             bytes.len(),
             self.missing()
         );
-        // SAFETY: the memory after `filled` is ours alone and large enough.
+        // SAFETY: the memory after `filled` belongs to this buffer and is large enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.spare_address(), bytes.len()) }
         self.filled += bytes.len() as u32;
     }
@@ -123,7 +123,7 @@ impl Buffer {
         self.filled += count as u32;
     }
 
-    /// Empties the buffer; the length stays.
+    /// Empties the buffer and keeps its length.
     #[inline]
     pub fn clear(&mut self) {
         self.filled = 0;
@@ -137,7 +137,7 @@ impl Buffer {
     /// Reduces the number of bytes to fill to `length`.
     ///
     /// # Panics
-    /// If `length` is above the present length.
+    /// If `length` is above the current length.
     pub fn shorten(&mut self, length: usize) {
         assert!(length <= self.len(), "shortening {} bytes to {length}", self.length);
         self.length = length as u32;
@@ -147,21 +147,21 @@ impl Buffer {
     /// Address of the first byte, for the kernel.
     #[inline]
     pub fn address(&self) -> *mut u8 {
-        // SAFETY: the offset lies inside the block's memory.
+        // SAFETY: the offset is inside the block's memory.
         unsafe { Block::memory(self.block).add(self.offset as usize) }
     }
 
     /// Address of the first byte not filled yet, for the kernel.
     #[inline]
     pub fn spare_address(&self) -> *mut u8 {
-        // SAFETY: `filled` is at most `length`, which lies inside the block's memory.
+        // SAFETY: `filled` is at most `length`, which is inside the block's memory.
         unsafe { self.address().add(self.filled as usize) }
     }
 
     /// Marks the next `count` bytes as filled.
     ///
     /// # Safety
-    /// They were written, by the kernel or through [`spare_address`](Self::spare_address).
+    /// The next `count` bytes were written, by the kernel or through [`spare_address`](Self::spare_address).
     #[inline]
     pub unsafe fn add_filled(&mut self, count: usize) {
         assert!(
@@ -178,7 +178,7 @@ impl Buffer {
         Block::is_registered_here(self.block)
     }
 
-    /// Splits the buffer: this one keeps the first `at` bytes, the returned one has the rest. Each is filled
+    /// Splits the buffer: this one keeps the first `at` bytes, the returned one gets the rest. Each is filled
     /// independently; [`join`](Self::join) reverses the split.
     ///
     /// # Panics
@@ -246,15 +246,15 @@ unsafe impl Send for Data {}
 unsafe impl Sync for Data {}
 
 impl Data {
-    /// Returns data that holds a copy of these bytes.
+    /// Returns data with a copy of these bytes.
     pub fn copy_of(bytes: &[u8]) -> Self {
         Buffer::copy_of(bytes).freeze()
     }
 
-    /// Returns a part of these bytes; shares the memory.
+    /// Returns a part of these bytes, which shares the memory.
     ///
     /// # Panics
-    /// If the range isn't inside.
+    /// If the range isn't inside the data.
     #[inline]
     pub fn slice(&self, range: Range<usize>) -> Data {
         let inside = range.start <= range.end && range.end <= self.len();
@@ -279,7 +279,7 @@ impl Deref for Data {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes were filled before they were frozen, and nothing changes them while we live.
+        // SAFETY: the bytes were filled before they were frozen, and don't change while the data lives.
         unsafe {
             let start = Block::memory(self.block).add(self.offset as usize);
             std::slice::from_raw_parts(start, self.length as usize)
@@ -328,8 +328,8 @@ impl Payload {
         Payload::default()
     }
 
-    /// Returns an empty payload with capacity for `slices` slices. Memory of a payload that was dropped on this thread is used
-    /// again.
+    /// Returns an empty payload with capacity for `slices` slices. Reuses memory of a payload that was
+    /// dropped on this thread.
     pub fn with_capacity(slices: usize) -> Self {
         if slices <= INLINE_SLICES {
             return Payload::default();
@@ -370,10 +370,10 @@ impl Payload {
         &self.slices
     }
 
-    /// Returns a part of the bytes; shares the memory.
+    /// Returns a part of the bytes, which shares the memory.
     ///
     /// # Panics
-    /// If the range isn't inside.
+    /// If the range isn't inside the payload.
     pub fn slice(&self, range: Range<usize>) -> Payload {
         let inside = range.start <= range.end && range.end <= self.length;
         assert!(inside, "slice {}..{} of {} bytes", range.start, range.end, self.length);
@@ -422,7 +422,7 @@ impl Payload {
 }
 
 thread_local! {
-    /// Empty lists of slices, to be used again.
+    /// Empty lists of slices, kept for reuse.
     static LISTS: RefCell<Vec<Vec<Data>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -446,7 +446,7 @@ fn keep_list(slices: SmallVec<[Data; INLINE_SLICES]>) {
     if list.capacity() > MOST_SLICES {
         return;
     }
-    // A thread that ends keeps none.
+    // A thread that is ending keeps none.
     let _ = LISTS.try_with(|lists| {
         let mut lists = lists.borrow_mut();
         if lists.len() < MOST_LISTS {
@@ -501,7 +501,8 @@ mod tests {
     fn memory_comes_back_from_another_thread() {
         let buffer = Buffer::new(4096);
         let address = buffer.address() as usize;
-        // Keep the local list empty, so that the next buffer must come from what the other thread returned.
+        // Keeps the local list empty, so that the next buffer must come from the other thread's returned
+        // ones.
         let thread = std::thread::Builder::new().spawn(move || drop(buffer)).expect("a thread starts");
         thread.join().expect("the thread ends");
         let again: Vec<Buffer> = (0..64).map(|_| Buffer::new(4096)).collect();

@@ -63,10 +63,10 @@ pub struct DeviceGeometry {
     pub block_size: BlockSize,
     /// Number of blocks.
     pub blocks: BlockCount,
-    /// Size of a write that a power cut never tears if it is aligned to that size, in bytes: 512 for a leaf (a sector),
-    /// the block size for the log.
+    /// Size of an aligned write that a power cut never tears, in bytes: 512 for a leaf (a sector), the block
+    /// size for the log.
     pub atomic_write: u32,
-    /// Whether an acknowledged write may be lost by a power cut until `flush` or FUA has returned.
+    /// Whether a power cut may lose an acknowledged write until `flush` or FUA has returned.
     pub volatile_cache: bool,
     /// Whether every write is refused with [`Error::ReadOnly`].
     pub read_only: bool,
@@ -133,7 +133,7 @@ pub enum Durable {
     OnAppend,
     /// Once a `flush` that began afterwards has returned.
     OnFlush,
-    /// Once the zone is finished; `flush` finishes the zones that it is asked to make durable.
+    /// Once the zone is finished; `flush` finishes the zones that it has to make durable.
     OnFinish,
 }
 
@@ -142,7 +142,8 @@ pub enum Durable {
 pub enum EraseGuarantee {
     /// No guarantee: the zone can be written again.
     None,
-    /// The store below was told that the contents are no longer needed (a hole punched, an object deleted).
+    /// The layer below was informed that the contents are no longer needed (a hole punched, an object
+    /// deleted).
     Deallocated,
     /// The contents were overwritten or erased on the medium.
     Erased,
@@ -214,7 +215,8 @@ impl ZoneGeometry {
         Ok(())
     }
 
-    /// Checks an append as [`check_append`](Self::check_append) does, and that its offset is one that a write pointer can have.
+    /// Checks an append as [`check_append`](Self::check_append) does, and that a write pointer can have its
+    /// offset.
     pub fn check_append_at(&self, at: ZoneAddress, bytes: usize) -> Result<()> {
         self.check_append(at.zone, bytes)?;
         let unit = u64::from(self.append_granularity);

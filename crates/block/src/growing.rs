@@ -6,8 +6,8 @@ use crate::geometry::DeviceGeometry;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Geometry whose number of blocks grows, seen by all shards. Earlier geometries live as long as this does, so that references to
-/// them stay valid: a growth is an operator's, and rare.
+/// Geometry whose number of blocks grows, shared by all shards. Earlier geometries live as long as this one,
+/// so that references to them remain valid: a growth is requested by an operator, and rare.
 #[derive(Debug)]
 pub struct GrowingGeometry {
     geometry: DeviceGeometry,
@@ -17,7 +17,7 @@ pub struct GrowingGeometry {
     is_growing: AtomicBool,
 }
 
-/// A growth in progress. No other one begins before it is dropped.
+/// A growth in progress. No other growth can begin before it is dropped.
 #[derive(Debug)]
 pub struct Growth<'g> {
     last: &'g GrowingGeometry,
@@ -25,10 +25,10 @@ pub struct Growth<'g> {
 }
 
 impl Growth<'_> {
-    /// Makes the new blocks available, which the medium has by now.
+    /// Makes the new blocks available. The medium must already have them.
     pub fn commit(self) {
         let geometry = DeviceGeometry { blocks: self.blocks, ..self.last.geometry.clone() };
-        // Only this growth sets it.
+        // Only this growth sets it, so it can't fail.
         let _ = self.last.next.set(Box::new(GrowingGeometry::new(geometry)));
     }
 }
@@ -39,7 +39,7 @@ impl Drop for Growth<'_> {
     }
 }
 
-/// Limit of the growths of one part from open to close: each makes finding the present geometry slower.
+/// Most growths of one part from open to close: each makes finding the current geometry slower.
 const MOST_GROWTHS: usize = 64;
 
 impl GrowingGeometry {
@@ -48,7 +48,7 @@ impl GrowingGeometry {
         GrowingGeometry { geometry, next: OnceLock::new(), is_growing: AtomicBool::new(false) }
     }
 
-    /// Present geometry.
+    /// Current geometry.
     #[inline]
     pub fn get(&self) -> &DeviceGeometry {
         &self.last().geometry
@@ -63,11 +63,11 @@ impl GrowingGeometry {
         last
     }
 
-    /// Begins a growth to a number of blocks. A growth that is dropped changes nothing.
+    /// Begins a growth to a number of blocks. A growth that is dropped has no effect.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there aren't more blocks than before; [`Error::Unsupported`] after 64 growths; [`Error::Busy`] during
-    /// another growth.
+    /// [`Error::Invalid`] if there aren't more blocks than before; [`Error::Unsupported`] after 64 growths;
+    /// [`Error::Busy`] during another growth.
     pub fn begin(&self, blocks: BlockCount) -> Result<Growth<'_>> {
         let last = self.last();
         let present = last.geometry.blocks;
@@ -83,7 +83,7 @@ impl GrowingGeometry {
                 "resize: {growths} times since the stack was opened; expected at most {MOST_GROWTHS}; close and open the stack"
             )));
         }
-        // A growth that was committed since `last` was read has left it with a successor.
+        // A growth that was committed since `last` was read has given it a successor.
         if last.is_growing.swap(true, Ordering::AcqRel) || last.next.get().is_some() {
             return Err(Error::busy("resize: another one is in progress; repeat the message"));
         }

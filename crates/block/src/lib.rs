@@ -3,13 +3,13 @@
 //! - [`Device`]: numbered blocks, read and written in place. Their number may grow, and never shrinks.
 //! - [`Zones`]: append-only zones, read anywhere, reset as a whole.
 //!
-//! An implementation of a contract is a *part*: built once, shared by all shards ([`DevicePart`], [`ZonesPart`]), and
-//! opened once per shard into a *handle* (`Rc<dyn Device>`, `Rc<dyn Zones>`) that the I/O path calls. Calls go one way,
-//! from the door down to the leaf; a part doesn't know the parts above it.
+//! An implementation of a contract is a *part*: built once, shared by all shards ([`DevicePart`],
+//! [`ZonesPart`]), and opened once per shard into a *handle* (`Rc<dyn Device>`, `Rc<dyn Zones>`) that the I/O
+//! path calls. Calls go one way, from the door down to the leaf; a part has no access to the parts above it.
 //!
-//! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large zeroed
-//! memory ([`memory`]), the boxed future of a call that costs no allocation ([`Call`]), geometry, and the one error
-//! type. Execution is in the crate `runtime`, storage in `disks`.
+//! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
+//! zeroed memory ([`memory`]), the boxed future of a call, which needs no allocation ([`Call`]), geometry,
+//! and the one error type. Execution is in the crate `runtime`, storage in `disks`.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod address;

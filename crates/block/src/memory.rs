@@ -1,9 +1,10 @@
 //! Large zeroed memory for structures that many threads read and some change.
 //!
-//! [`GrowingWords`] are atomic words, zero at first, that never move when more of them are made usable, so no table is
-//! needed to reach them. After the first [`HUGE_PAGE`] bytes they are in huge pages (2 MiB, by advice), so that random
-//! reads of gigabytes miss the TLB less often. Memory is taken when it is first touched. A caller that touches only
-//! some of the words asks for small pages, and for huge pages where the words have filled up.
+//! [`GrowingWords`] are atomic words, initially zero, that never move when more of them are made usable, so
+//! no table is needed to reach them. After the first [`HUGE_PAGE`] bytes they are in huge pages (2 MiB, by
+//! advice), so that random reads of gigabytes miss the TLB less often. Memory is allocated when it is first
+//! touched. A caller that touches only some of the words requests small pages, and huge pages for the words
+//! that have filled up.
 #![allow(unsafe_code)] // Address space without memory, and huge pages, can only be had from the kernel itself.
 
 use crate::error::{Error, Result};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Size of a huge page, in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Unit in which memory is given back, in bytes. With larger small pages, the processor's page is the unit.
+/// Unit in which memory is returned, in bytes. With larger small pages, the processor's page is the unit.
 const SMALL_PAGE: usize = 4096;
 
 /// Smallest amount by which usable memory grows, in bytes; a multiple of every processor's small pages.
@@ -32,11 +33,11 @@ pub struct GrowingWords {
 
 // SAFETY: the words are atomic, and the mapping belongs to this value alone until it is dropped.
 unsafe impl Send for GrowingWords {}
-// SAFETY: as above; `usable` only says more once the kernel has made more usable.
+// SAFETY: as above; `usable` grows only after the kernel has made more words usable.
 unsafe impl Sync for GrowingWords {}
 
 impl GrowingWords {
-    /// Reserves address space for `most` words, none of them usable yet. Takes no memory.
+    /// Reserves address space for `most` words, none of them usable yet. Allocates no memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if the process can't have that much address space; [`Error::Invalid`] for 0 words.
@@ -44,8 +45,9 @@ impl GrowingWords {
         Self::reserve_in(most, true)
     }
 
-    /// As [`reserve`](Self::reserve), in small pages: only touched pages take memory, until [`collapse`](Self::collapse) is
-    /// called. (A kernel whose `transparent_hugepage/enabled` is `always` uses huge pages nevertheless.)
+    /// As [`reserve`](Self::reserve), in small pages: only touched pages use memory, until
+    /// [`collapse`](Self::collapse) is called. (A kernel whose `transparent_hugepage/enabled` is `always`
+    /// still uses huge pages.)
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -58,10 +60,10 @@ impl GrowingWords {
         let Some(bytes) = bytes else {
             return Err(Error::invalid(format!("memory for {most} words: expected 1 to 2^58")));
         };
-        // Mappings are aligned to small pages: one huge page more gives room to align to huge ones.
+        // Mappings are aligned to small pages: an extra huge page allows alignment to huge pages.
         let length = bytes.next_multiple_of(STEP) + HUGE_PAGE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: asks for addresses wherever the kernel likes.
+        // SAFETY: asks for new pages at an address of the kernel's choice.
         let mapping = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
         let reserved = NonNull::new(mapping.cast::<u8>()).filter(|_| mapping != libc::MAP_FAILED);
         let reserved = reserved.ok_or_else(|| failed(bytes, "reserving address space"))?;
@@ -69,7 +71,8 @@ impl GrowingWords {
         let start = unsafe { reserved.add(reserved.as_ptr().align_offset(HUGE_PAGE)) };
         let huge = bytes.next_multiple_of(STEP).saturating_sub(HUGE_PAGE);
         if in_huge_pages && huge > 0 {
-            // SAFETY: whole pages inside our own mapping. It's advice: a kernel without huge pages ignores it.
+            // SAFETY: whole pages inside this mapping. It's advice, which a kernel without huge pages
+            // ignores.
             unsafe { libc::madvise(start.as_ptr().add(HUGE_PAGE).cast(), huge, libc::MADV_HUGEPAGE) };
         }
         Ok(GrowingWords {
@@ -80,11 +83,10 @@ impl GrowingWords {
         })
     }
 
-    /// Makes at least the first `count` words usable. Calls of several threads must not overlap: the words usable at
-    /// the end may be fewer.
+    /// Makes at least the first `count` words usable. Calls of several threads must not overlap.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if there is no address space or no memory for them.
+    /// [`Error::OutOfMemory`] without address space or memory for them.
     pub fn grow(&self, count: usize) -> Result<()> {
         let usable = self.usable.load(Ordering::Acquire);
         if count <= usable {
@@ -97,11 +99,11 @@ impl GrowingWords {
             );
             return Err(Error::out_of_memory(text));
         }
-        // Half as much again, up to 64 MiB at a time, so that the kernel is called rarely.
+        // Grows by at least half, up to 64 MiB at a time, so that the kernel is called rarely.
         let more = (usable / 2).min(16 << 20);
         let count = count.max(usable + more).next_multiple_of(STEP / size_of::<AtomicU32>()).min(self.most);
         let bytes = count * size_of::<AtomicU32>();
-        // SAFETY: inside our own mapping, from its aligned start; users of the usable words keep their contents.
+        // SAFETY: inside this mapping, from its aligned start; usable words keep their contents.
         let result =
             unsafe { libc::mprotect(self.start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) };
         if result != 0 {
@@ -116,27 +118,30 @@ impl GrowingWords {
         self.most
     }
 
-    /// Collapses the whole huge pages inside this range into huge pages, including words that weren't touched yet; some
-    /// of each page must have been. Returns whether the kernel did; otherwise the words are unchanged. Takes 0.4 ms or
-    /// more per huge page, during which accesses to it wait. (MADV_COLLAPSE, Linux 6.1.)
+    /// Collapses the whole huge pages inside this range into huge pages, including words that haven't been
+    /// touched; some words of each page must have been. Returns whether the kernel did; otherwise the words
+    /// are unchanged. Takes at least 0.4 ms per huge page, during which accesses to it wait. (MADV_COLLAPSE,
+    /// Linux 6.1.)
     pub fn collapse(&self, words: Range<usize>) -> bool {
-        // SAFETY: whole pages inside our own mapping that are usable. They keep what they hold, for readers at the same
-        // time as well.
+        // SAFETY: whole usable pages inside this mapping. They keep their contents, also for concurrent
+        // readers.
         self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_COLLAPSE) })
     }
 
-    /// Requests huge pages for the whole huge pages inside this range, none of whose words may have been touched.
-    /// Returns whether the kernel accepts; it then takes a huge page at the first access. (MADV_HUGEPAGE.)
+    /// Requests huge pages for the whole huge pages inside this range, none of whose words may have been
+    /// touched. Returns whether the kernel accepts; it then allocates a huge page at the first access.
+    /// (MADV_HUGEPAGE.)
     pub fn expect(&self, words: Range<usize>) -> bool {
-        // SAFETY: whole pages inside our own mapping that are usable. It changes how memory is taken, not what it holds.
+        // SAFETY: whole usable pages inside this mapping. It changes the allocation of memory, not its
+        // contents.
         self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) })
     }
 
-    /// Allocates the memory of the whole huge pages inside this range, if they have none, so that no later access waits
-    /// for it while it holds a lock. Other threads may use the words at the same time. (MADV_POPULATE_WRITE, Linux
-    /// 5.14.)
+    /// Allocates the memory of the whole huge pages inside this range, if they have none, so that no later
+    /// access has to wait for it while it holds a lock. Other threads may use the words at the same time.
+    /// (MADV_POPULATE_WRITE, Linux 5.14.)
     pub fn take(&self, words: Range<usize>) {
-        // SAFETY: as above; what is there stays as it is, and what isn't is zero, as if it were touched.
+        // SAFETY: as above; existing contents are kept, and new pages are zero, as if they were touched.
         self.in_huge_pages(words, |start, bytes| unsafe {
             libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE)
         });
@@ -147,21 +152,22 @@ impl GrowingWords {
     fn in_huge_pages(&self, words: Range<usize>, call: impl FnOnce(*mut libc::c_void, usize) -> i32) -> bool {
         let page = HUGE_PAGE / size_of::<AtomicU32>();
         let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
-        // Inside of what is usable, so it can't wrap.
+        // Inside the usable words, so it can't wrap.
         first < end
             && call(self.start.as_ptr().wrapping_add(first).cast(), (end - first) * size_of::<AtomicU32>())
                 == 0
     }
 
-    /// Frees the memory of the whole small pages inside this range: their words are zero and take no memory until they
-    /// are written. If only a part of a huge page is freed, the kernel may keep the rest for a while.
+    /// Frees the memory of the whole small pages inside this range: their words are zero and use no memory
+    /// until they are written. If only a part of a huge page is freed, the kernel may keep the rest for some
+    /// time.
     pub fn forget(&self, words: Range<usize>) {
         let page = SMALL_PAGE / size_of::<AtomicU32>();
         let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
         if first < end {
             let bytes = (end - first) * size_of::<AtomicU32>();
-            // SAFETY: inside our own mapping, private and without a file: it is as if zeros were stored, and the words
-            // are atomic.
+            // SAFETY: inside this mapping, private and without a file: the effect is that of storing zeros,
+            // and the words are atomic.
             unsafe { libc::madvise(self.start.as_ptr().add(first).cast(), bytes, libc::MADV_DONTNEED) };
         }
     }
@@ -188,7 +194,7 @@ impl GrowingWords {
 pub fn prefetch(words: &[AtomicU32], word: usize) {
     if let Some(word) = words.get(word) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint, and has no effect but on the processor's caches.
+        // SAFETY: a prefetch is a hint that affects only the processor's caches.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch(std::ptr::from_ref(word).cast(), _MM_HINT_T0);
@@ -209,16 +215,16 @@ impl Deref for GrowingWords {
 
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: `usable` words lie inside the mapping from `start` on, aligned to a page, and were made readable
-        // and writable before `usable` said so; the kernel's zeros are valid words, and nothing touches them but
-        // through this slice.
+        // SAFETY: `usable` words are inside the mapping after `start`, which is aligned to a page, and were
+        // made readable and writable before `usable` grew. The kernel's zeros are valid words, and they are
+        // accessed only through this slice.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.usable.load(Ordering::Acquire)) }
     }
 }
 
 impl Drop for GrowingWords {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nothing uses it any more.
+        // SAFETY: the mapping belongs to this value, and there are no references to it.
         unsafe { libc::munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
     }
 }

@@ -17,11 +17,11 @@ pub enum ZoneState {
     ImplicitlyOpen,
     /// Opened by [`Zones::open`]; accepts appends. Counts against `max_open` and `max_active`.
     ExplicitlyOpen,
-    /// Begun, and not open: closed by [`Zones::close`], or open at a clean stop. An append opens it again and goes on at the
-    /// write pointer. Counts against `max_active`.
+    /// Begun, and not open: closed by [`Zones::close`], or open at a clean stop. An append opens it again and
+    /// continues at the write pointer. Counts against `max_active`.
     Closed,
-    /// Begun before an unclean stop, or left with a hole by an append, a finish or a reset that failed: readable, and to be
-    /// scanned, finished or reset, never continued. Counts against `max_active`.
+    /// Begun before an unclean stop, or left with a hole by an append, a finish or a reset that failed. It is
+    /// readable, and can be scanned, finished or reset, never continued. Counts against `max_active`.
     Interrupted,
     /// Accepts no more appends.
     Full,
@@ -32,12 +32,12 @@ pub enum ZoneState {
 }
 
 impl ZoneState {
-    /// Whether the zone is open, implicitly or explicitly: whether it counts against `max_open`.
+    /// Whether the zone is open, implicitly or explicitly, and counts against `max_open`.
     pub fn is_open(self) -> bool {
         matches!(self, ZoneState::ImplicitlyOpen | ZoneState::ExplicitlyOpen)
     }
 
-    /// Whether the zone was begun and not finished: whether it counts against `max_active`.
+    /// Whether the zone was begun and not finished, and counts against `max_active`.
     pub fn is_active(self) -> bool {
         self.is_open() || matches!(self, ZoneState::Closed | ZoneState::Interrupted)
     }
@@ -50,8 +50,8 @@ pub struct ZoneReport {
     pub zone: ZoneIndex,
     /// State in the zone state machine.
     pub state: ZoneState,
-    /// Upper bound of the appended bytes: nothing was appended from this offset on, and appends in flight end below it.
-    /// In an [`Interrupted`](ZoneState::Interrupted) zone there may be holes below it.
+    /// Upper bound of the appended bytes: none are at or after this offset, and appends in flight end before
+    /// it. In an [`Interrupted`](ZoneState::Interrupted) zone there may be holes below it.
     pub write_pointer: u64,
     /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a reset is
     /// never valid afterwards.
@@ -61,55 +61,58 @@ pub struct ZoneReport {
 /// A handle of one shard on a set of zones.
 ///
 /// # Promises
-/// - An append is contiguous inside its zone. Its address is known when it completes and not before;
-///   appends that are in flight at the same time, through whichever handles, land in any order.
-/// - From its completion on, an append can be read through every handle. A read of bytes that no completed
-///   append wrote is an error or returns bytes of which nothing is promised, never another zone's.
-/// - What is durable, and when, is `geometry().durable`. An append that failed may have left a hole; the
-///   zone then takes no more appends if its medium can't skip it.
+/// - An append is contiguous inside its zone. Its address is known when it completes and not before; appends
+///   that are in flight at the same time, through any handles, land in any order.
+/// - After its completion, an append can be read through every handle. A read of bytes that no completed
+///   append wrote is an error or returns undefined bytes, but never another zone's.
+/// - `geometry().durable` is the moment at which an append is durable. An append that failed may have left a
+///   hole; the zone then takes no more appends if its medium can't skip it.
 /// - After a clean stop a zone that was open is [`Closed`](ZoneState::Closed), or full where zones are durable on finish.
 /// - After an unclean stop a zone that was begun and not full is [`Interrupted`](ZoneState::Interrupted): its write pointer is
 ///   an upper bound, over holes. It is scanned and finished or reset, never continued.
-/// - A zone is closed by [`close`](Self::close) alone. NVMe lets a controller close an implicitly open zone to open another
-///   one; these zones return [`Error::Busy`](crate::Error::Busy) instead, so that the open zones are those that the caller
-///   opened. An implementation over a device that does close zones opens them explicitly there.
-/// - `reset` gives at least the guarantee that was asked for or fails with
-///   [`Error::Unsupported`](crate::Error::Unsupported), leaving the zone as it was.
-/// - Dropping a call stops the waiting, never the operation.
+/// - Only [`close`](Self::close) closes a zone. NVMe lets a controller close an implicitly open zone to open
+///   another one; these zones return [`Error::Busy`](crate::Error::Busy) instead, so that the open zones are
+///   those that the caller opened. An implementation over a device that does close zones opens them
+///   explicitly there.
+/// - `reset` gives at least the requested guarantee, or fails with
+///   [`Error::Unsupported`](crate::Error::Unsupported) and leaves the zone unchanged.
+/// - Dropping a call ends the wait, never the operation.
 ///
-/// [`Error::NoSpace`](crate::Error::NoSpace) says that an append doesn't fit what is left of its zone;
-/// [`Error::Misplaced`](crate::Error::Misplaced), that an append named another offset than the write pointer;
-/// [`Error::Busy`](crate::Error::Busy), that `max_open` or `max_active` is reached;
-/// [`Error::Invalid`](crate::Error::Invalid), that a zone doesn't exist or isn't in a state for the call (full, interrupted,
-/// offline; to be closed and empty), or that a length or offset breaks the geometry.
+/// [`Error::NoSpace`](crate::Error::NoSpace): an append doesn't fit the rest of its zone;
+/// [`Error::Misplaced`](crate::Error::Misplaced): an append named an offset other than the write pointer;
+/// [`Error::Busy`](crate::Error::Busy): `max_open` or `max_active` is reached;
+/// [`Error::Invalid`](crate::Error::Invalid): a zone doesn't exist or isn't in a state for the call (full,
+/// interrupted, offline; empty for a close), or a length or offset violates the geometry.
 pub trait Zones {
-    /// The shape of the zones. It does not change while a handle is open.
+    /// Geometry of the zones. It does not change while a handle is open.
     fn geometry(&self) -> &ZoneGeometry;
 
-    /// Appends the payload to a zone that is empty, open or closed, and says where it landed. A zone that isn't open is
-    /// opened implicitly.
+    /// Appends the payload to a zone that is empty, open or closed, and returns its address. A zone that
+    /// isn't open is opened implicitly.
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>>;
 
     /// Appends the payload as [`append`](Self::append) does, at exactly this address. The address must be the write
     /// pointer of its zone, after all appends in flight.
     ///
     /// # Errors
-    /// [`Error::Misplaced`](crate::Error::Misplaced) with the write pointer if it differs. Nothing has been written
-    /// then, and the zone's state is as before, except that a zone that was empty or closed may have been opened
-    /// implicitly.
+    /// [`Error::Misplaced`](crate::Error::Misplaced) with the write pointer if it differs. Then nothing has
+    /// been written, and the zone's state is unchanged, except that an empty or closed zone may have been
+    /// opened implicitly.
     fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>>;
 
-    /// Opens a zone explicitly that is empty, closed or implicitly open. Opening an explicitly open zone does nothing.
+    /// Explicitly opens a zone that is empty, closed or implicitly open. Opening an explicitly open zone does
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) where `max_open` or `max_active` is reached; the zone is as it was.
+    /// [`Error::Busy`](crate::Error::Busy) where `max_open` or `max_active` is reached; the zone is
+    /// unchanged.
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
     /// Closes an open zone: it no longer counts against `max_open`. Appends in flight still complete. Closing a closed
     /// zone does nothing.
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
-    /// Fills the buffer from this address on.
+    /// Fills the buffer with the bytes at this address.
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome>;
 
     /// Makes every append to these zones that completed before this call durable. Where zones are durable on
@@ -120,13 +123,13 @@ pub trait Zones {
     /// complete first. Finishing a full zone does nothing.
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
-    /// Resets a zone, which empties it, and durably raises its generation, which is returned. Appends in flight
-    /// complete first and are lost. The caller makes sure that no reader uses the zone.
+    /// Resets a zone, which empties it, and durably raises its generation, which is returned. Appends in
+    /// flight complete first and are lost. The caller ensures that the zone has no readers.
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>>;
 
-    /// Allocates space for the next `bytes` of appends to a zone, if the medium below allocates space at the first
-    /// write (a file with holes). Allocates less if the zone has less left. No append to the zone is in flight
-    /// meanwhile. The default does nothing.
+    /// Allocates space for the next `bytes` of appends to a zone, if the medium below allocates space at the
+    /// first write (a file with holes). Allocates less if the zone has less left. The zone must have no
+    /// append in flight meanwhile. The default does nothing.
     ///
     /// # Errors
     /// [`Error::NoSpace`](crate::Error::NoSpace) if the medium has no free space; a part of it may have been allocated.
@@ -135,6 +138,6 @@ pub trait Zones {
         Call::ready(Ok(()))
     }
 
-    /// Returns the state of `count` zones from `first` on; fewer at the end of the device.
+    /// Returns the state of `count` zones, starting with `first`; fewer at the end of the device.
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>>;
 }

@@ -1,6 +1,6 @@
-//! An allocator that counts, for tests of what allocates and how much.
+//! A counting allocator, for tests of the number and size of allocations.
 //!
-//! A test file makes it its own and reads the counts before and after:
+//! A test file sets it as its global allocator and reads the counts before and after:
 //!
 //! ```
 //! #[global_allocator]
@@ -12,9 +12,9 @@
 //! drop(kept);
 //! ```
 //!
-//! [`counted`] does so for a device, with several clients that have [`writes`] or [`reads`] on their way.
+//! [`counted`] does so for a device, with several clients that have [`writes`] or [`reads`] in flight.
 //!
-//! Left to others: that nothing else runs meanwhile, where all threads are counted.
+//! Counts of all threads include whatever else the process runs: the caller keeps it idle.
 #![allow(unsafe_code)] // An allocator can't be made otherwise.
 
 use block::{BlockIndex, Buffer, Device, Durability};
@@ -30,29 +30,29 @@ thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counted. An allocation that grows counts as another.
+/// The system's allocator, with counters. A reallocation that grows counts as another allocation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counting;
 
-/// How often this thread has allocated.
+/// Number of allocations by this thread.
 pub fn here() -> u64 {
     HERE.get()
 }
 
-/// How often all threads together have allocated.
+/// Number of allocations by all threads.
 pub fn everywhere() -> u64 {
     ALLOCATIONS.load(Relaxed)
 }
 
-/// How many bytes are allocated now, each allocation as large as the C library makes it: 8 more, in steps of 16, 32 at
-/// least.
+/// Bytes allocated now. Each allocation has the size that the C library gives it: the request plus 8, rounded
+/// up to a multiple of 16, at least 32.
 pub fn bytes() -> u64 {
     BYTES.load(Relaxed)
 }
 
-/// How many clients [`counted`] has.
+/// Number of clients of [`counted`].
 pub const CLIENTS: u64 = 16;
-/// How many blocks each of them has.
+/// Blocks of each client.
 const OWN: u64 = 64;
 
 /// A client that writes its own blocks, one after the other.
@@ -79,8 +79,9 @@ pub async fn reads(device: Rc<dyn Device>, client: u64, requests: u64) {
     }
 }
 
-/// How often all threads together allocate while each of the clients sends so many requests, what starting the clients takes
-/// subtracted. Whoever wants a steady state calls it twice.
+/// Number of allocations by all threads while each client sends `requests` requests, without those that start
+/// the clients. The first call also counts allocations of warming up; a second call measures the steady
+/// state.
 pub async fn counted<Fut: Future<Output = ()> + 'static>(
     device: &Rc<dyn Device>,
     work: impl Fn(Rc<dyn Device>, u64, u64) -> Fut,
@@ -104,20 +105,20 @@ fn real_size(layout: Layout) -> u64 {
     (layout.size() as u64 + 8).next_multiple_of(16).max(32)
 }
 
-// SAFETY: everything is passed on to the system's allocator; counting neither allocates nor panics.
+// SAFETY: every call is passed on to the system's allocator; counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
         BYTES.fetch_add(real_size(layout), Relaxed);
-        // A thread that ends has no count any more.
+        // A thread that is ending has no counter any more.
         let _ = HERE.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         BYTES.fetch_sub(real_size(layout), Relaxed);
-        // SAFETY: as above.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(memory, layout) }
     }
 }

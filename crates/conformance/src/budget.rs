@@ -6,7 +6,7 @@
 //! and doesn't fail for that; the first case is always tried. Each budget prints how many cases were tried when it is dropped.
 //! `scripts/test` adds these lines up, and fails if the shares of all tests are not [`SHARES`].
 //!
-//! Left to others: the choice of seeds, which must be the same in every run.
+//! The caller chooses the seeds, which must be the same in every run.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -91,8 +91,8 @@ impl Budget {
         self.time.is_some_and(|time| self.begun.elapsed() >= time)
     }
 
-    /// Whether case `number` of `count` is tried: if the part of the time that has passed is no greater than the part of the
-    /// cases that has. So the cases that are tried lie evenly between the first and the last.
+    /// Whether case `number` of `count` is tried: true while the share of the time that has passed is at most
+    /// `number / count`. The cases that are tried are therefore spread evenly over all of them.
     pub fn allows(&self, number: u64, count: u64) -> bool {
         let spent = self.begun.elapsed().as_secs_f64();
         let fits = self.time.is_none_or(|time| spent * count as f64 <= time.as_secs_f64() * number as f64);
@@ -102,7 +102,7 @@ impl Budget {
         allowed
     }
 
-    /// Whether another one of `count` equal cases is tried: at least one is, and no more once the time is over.
+    /// Whether another one of `count` equal cases is tried: at least one is, and none after the time is over.
     pub fn allows_more(&self, count: u64) -> bool {
         self.offered.store(count, Relaxed);
         let tried = self.tried.load(Relaxed);

@@ -1,8 +1,8 @@
 //! The suite for [`block::Device`].
 //!
-//! It writes to the first [`Options::window_bytes`] of the device and to its last block, from one handle, from
-//! another one of the same shard, and from the other shards where there are any, and compares each sector of
-//! 512 bytes with what may be there.
+//! Writes to the first [`Options::window_bytes`] of the device and to its last block: from one handle, from
+//! another one of the same shard, and from the other shards if there are any. Compares each sector of 512
+//! bytes with the contents that are permitted.
 
 mod concurrent;
 mod model;
@@ -19,16 +19,16 @@ use runtime::Random;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the suite does to a device.
+/// Extent of a run of the suite.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The seed; without it that of `SILTSTONE_SEED`, or 1.
+    /// Seed; `None` takes `SILTSTONE_SEED`, or 1.
     pub seed: Option<u64>,
-    /// How many random operations the comparison with the model makes.
+    /// Number of random operations that are compared with the model.
     pub operations: usize,
-    /// How much of the device is written to, from its start, in bytes; a whole number of blocks is taken.
+    /// Bytes at the start of the device that are written to, rounded down to whole blocks.
     pub window_bytes: u64,
-    /// Whether `make`, called again after the part was closed, opens the same device with its data.
+    /// Whether a second call of `make`, after a close of the part, opens the same device with its data.
     pub persistent: bool,
 }
 
@@ -38,10 +38,10 @@ impl Default for Options {
     }
 }
 
-/// Runs the suite on the device that `make` makes. What it holds is destroyed.
+/// Runs the suite on the device that `make` creates, whose data is destroyed.
 ///
 /// # Errors
-/// The first promise that was broken: which one, at which block, with which seed.
+/// The first broken promise, with its block and the seed.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) -> Result<(), String> {
     let seed = seed(options.seed, "a device")?;
     let part = make().await;
@@ -69,7 +69,8 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) 
     section("several handles", seed, concurrent::handles(&mut suite)).await?;
     section("overlapping calls", seed, concurrent::overlapping(&mut suite)).await?;
     section("random operations", seed, concurrent::random(&mut suite, options.operations)).await?;
-    // What the dropped writes leave is certain only after the close, so these sections are the last ones.
+    // The contents after dropped writes are certain only after the close, so these sections are the last
+    // ones.
     section("dropped calls", seed, concurrent::dropped_calls(&mut suite)).await?;
     let after = options.operations / 10;
     section("operations after dropped calls", seed, concurrent::random(&mut suite, after)).await?;
@@ -94,9 +95,9 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) 
     Ok(())
 }
 
-/// Checks that closing makes everything durable that was acknowledged, flushed or not. `make` makes the part, and again when it
-/// was closed and the power was cut: then it opens the one that is there. Its close has to close what it stands on, too, as a
-/// stack's does. `cut_power` is called between the two.
+/// Checks that a close makes every acknowledged write durable, flushed or not. `make` creates the part;
+/// `cut_power` is called after its close; the second call of `make` opens the same part again. The part's
+/// close must also close the parts below it, as a stack's does.
 ///
 /// # Errors
 /// As [`run`].
@@ -139,11 +140,11 @@ fn check_geometry(geometry: &DeviceGeometry) -> Check {
 
 const SECTOR_BYTES: u32 = crate::stamp::SECTOR as u32;
 
-/// What the sections share.
+/// State that the sections share.
 struct Suite {
     part: Arc<dyn DevicePart>,
     device: Rc<dyn Device>,
-    /// Another handle of the same shard.
+    /// Second handle of the same shard.
     other: Rc<dyn Device>,
     model: Model,
     random: Random,

@@ -1,16 +1,17 @@
-//! The suites that every implementation of a contract passes.
+//! Conformance suites, which every implementation of a contract passes.
 //!
-//! [`device::run`] checks the promises of [`block::Device`], [`zones::run`] those of [`block::Zones`]: all that can
-//! be seen from outside without a power cut, and for zones those after one, if the implementation brings a way
-//! to cut it. [`device::run_close`] checks that a closed device has lost nothing to a power cut. A suite runs inside `runtime::run` or `runtime::simulate`, destroys what the part holds, and says
-//! which promise was broken, where, and with which seed; `SILTSTONE_SEED` in the environment repeats a run.
+//! [`device::run`] checks the promises of [`block::Device`] and [`zones::run`] those of [`block::Zones`]: all
+//! that can be observed without a power cut, and for zones those after one, if the implementation can
+//! simulate it. [`device::run_close`] checks that a closed device loses nothing in a power cut. A suite runs
+//! inside `runtime::run` or `runtime::simulate` and destroys the part's data. It reports the broken promise,
+//! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
-//! [`allocations`] counts what a test allocates; [`Whole`] is a stack as one device; [`check_messages`] checks the
-//! messages that a kind declares.
+//! [`allocations`] counts allocations of a test; [`Whole`] is a stack as one device; [`check_messages`]
+//! checks the messages that a kind declares.
 //!
-//! The suites themselves are tested: each promise is broken on purpose, and the suite has to notice.
+//! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
-//! Left to others: crashes of devices (the crash oracle), faults below (`fault`), speed.
+//! Not covered: crashes of devices (see the crash oracle), faults below a device (see `fault`), performance.
 
 pub mod allocations;
 pub mod budget;

@@ -3,8 +3,9 @@
 use block::Error;
 use stack::{Kind, Message};
 
-/// Checks that every message that the kind declares parses, with and without its optional words, with these values for the
-/// words in capital letters. Checks that other texts are refused with an error of less than 1000 bytes that lists the forms.
+/// Checks that every form of message that the kind declares parses, with and without its optional words.
+/// `values` replace the words in capital letters. Also checks that other texts are refused with an error of
+/// less than 1000 bytes that lists the forms.
 ///
 /// # Panics
 /// If a check fails.

@@ -1,14 +1,14 @@
-//! Bytes that say what they are: every sector that the suites write differs from every other.
+//! Self-describing contents: every sector that the suites write differs from every other one.
 
 use block::{Buffer, Data, Payload};
 use runtime::Random;
 
-/// The unit in which devices are checked, in bytes: what no write is torn below.
+/// Unit of the comparison of devices, in bytes: writes are atomic at least for it.
 pub(crate) const SECTOR: usize = 512;
-/// The "operation" that writes zeros.
+/// Operation number of zeros.
 pub(crate) const ZEROES: u64 = 0;
 
-/// Fills a sector with what operation `operation` of this run writes to sector `sector`.
+/// Fills a sector with the contents that operation `operation` of this run writes to sector `sector`.
 fn stamp(bytes: &mut [u8], seed: u64, operation: u64, sector: u64) {
     if operation == ZEROES {
         return bytes.fill(0);
@@ -23,14 +23,14 @@ fn stamp(bytes: &mut [u8], seed: u64, operation: u64, sector: u64) {
     }
 }
 
-/// Whether a sector holds exactly what this operation wrote there.
+/// Whether a sector has exactly the contents that this operation writes there.
 pub(crate) fn is_stamp(bytes: &[u8], seed: u64, operation: u64, sector: u64) -> bool {
     let mut expected = [0; SECTOR];
     stamp(&mut expected, seed, operation, sector);
     bytes == expected
 }
 
-/// Whether every byte of a sector is one that one of these operations wrote there.
+/// Whether each byte of a sector is one that one of these operations writes there.
 pub(crate) fn is_mixture(
     bytes: &[u8],
     seed: u64,
@@ -47,7 +47,7 @@ pub(crate) fn is_mixture(
     bytes.iter().enumerate().all(|(index, byte)| stamps.iter().any(|stamp| stamp[index] == *byte))
 }
 
-/// What a sector holds, in words.
+/// Describes the contents of a sector for an error message.
 pub(crate) fn describe(bytes: &[u8], seed: u64) -> String {
     if bytes.iter().all(|byte| *byte == 0) {
         return "zeros".into();
@@ -62,8 +62,7 @@ pub(crate) fn describe(bytes: &[u8], seed: u64) -> String {
     }
 }
 
-/// The payload of operation `operation` for consecutive sectors, in slices that begin and end anywhere and lie
-/// anywhere in memory.
+/// Payload of operation `operation` for consecutive sectors, in slices of random lengths and alignments.
 pub(crate) fn sectors_payload(
     random: &mut Random,
     seed: u64,
@@ -78,8 +77,8 @@ pub(crate) fn sectors_payload(
     scattered(random, &bytes)
 }
 
-/// These bytes in one to six slices that begin and end anywhere and lie anywhere in memory; one time in four,
-/// as one aligned slice.
+/// The bytes in one to six slices of random lengths and alignments; in a quarter of the cases as one aligned
+/// slice.
 pub(crate) fn scattered(random: &mut Random, bytes: &[u8]) -> Payload {
     if random.below(4) == 0 || bytes.is_empty() {
         return Data::copy_of(bytes).into();

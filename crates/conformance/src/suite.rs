@@ -1,4 +1,4 @@
-//! What both suites share: seeds, time limits, calls that are dropped in the middle.
+//! Helpers of both suites: seeds, time limits, calls that are dropped before they end.
 
 use block::{Call, Error};
 use std::fmt::Display;
@@ -7,16 +7,16 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How long a section may take. It is there to turn a call that never returns into a failure that says so.
+/// Time limit of a section. It turns a call that never returns into a failure with a message.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a check returns: nothing, or which promise was broken where.
+/// Result of a check: the error names the broken promise and its place.
 pub(crate) type Check<T = ()> = Result<T, String>;
 
-/// The seed where nobody names one: a run without further word is the same every time.
+/// Default seed: a run without other settings is deterministic.
 const USUAL_SEED: u64 = 1;
 
-/// The seed of this run: the one that was asked for, that of the environment, or the usual one.
+/// Seed of this run: from the environment, from the options, or the default.
 pub(crate) fn seed(asked: Option<u64>, suite: &str) -> Check<u64> {
     let seed = match (std::env::var("SILTSTONE_SEED"), asked) {
         (_, Some(seed)) => seed,
@@ -29,7 +29,7 @@ pub(crate) fn seed(asked: Option<u64>, suite: &str) -> Check<u64> {
     Ok(seed)
 }
 
-/// Runs a section, names it in its failure, and doesn't wait for ever.
+/// Runs a section with a time limit; its failure has the section's name.
 pub(crate) async fn section<T>(name: &str, seed: u64, checks: impl Future<Output = Check<T>>) -> Check<T> {
     match runtime::timeout(PATIENCE, checks).await {
         Ok(Ok(value)) => Ok(value),
@@ -38,12 +38,12 @@ pub(crate) async fn section<T>(name: &str, seed: u64, checks: impl Future<Output
     }
 }
 
-/// The value of a call that has to succeed.
+/// Value of a call that has to succeed.
 pub(crate) fn succeeds<T>(outcome: block::Result<T>, what: impl Display) -> Check<T> {
     outcome.map_err(|error| format!("{what}: expected success, got: {error}"))
 }
 
-/// Checks that a call failed with the kind of error that is promised.
+/// Checks that a call failed with the expected kind of error.
 pub(crate) fn fails<T>(outcome: block::Result<T>, expected: &Error, what: impl Display) -> Check {
     match outcome {
         Ok(_) => Err(format!("{what}: expected an error ({}), got success", expected.detail())),
@@ -52,7 +52,7 @@ pub(crate) fn fails<T>(outcome: block::Result<T>, expected: &Error, what: impl D
     }
 }
 
-/// The errors that are expected, by their kind; their text is for messages.
+/// Expected error of this kind; its text is for messages.
 pub(crate) fn invalid() -> Error {
     Error::invalid("Error::Invalid")
 }
@@ -65,7 +65,7 @@ pub(crate) fn unsupported() -> Error {
     Error::unsupported("Error::Unsupported")
 }
 
-/// Polls a call once, then drops it. Says whether it had ended by then.
+/// Polls a call once, then drops it. Returns its value if the first poll completed it.
 pub(crate) async fn begin_and_drop<T>(call: Call<'_, T>) -> Option<T> {
     let mut call = Some(call);
     poll_fn(|context| {
@@ -79,7 +79,7 @@ pub(crate) async fn begin_and_drop<T>(call: Call<'_, T>) -> Option<T> {
     .await
 }
 
-/// `Err` with this text unless the condition holds.
+/// Returns `Err` with this text unless the condition holds.
 pub(crate) fn ensure(condition: bool, broken: impl FnOnce() -> String) -> Check {
     if condition { Ok(()) } else { Err(broken()) }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 type Hook = Box<dyn for<'a> Fn(&'a BuiltStack) -> Call<'a, ()> + Send + Sync>;
 
-/// The device on the top of a stack; closing it closes every part, from the top down.
+/// The top device of a stack; its close closes every part, from the top down.
 pub struct Whole {
     built: BuiltStack,
     top: Arc<dyn DevicePart>,
@@ -15,15 +15,15 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Of a stack with one device on top.
+    /// Wraps a stack with one device on top.
     ///
     /// # Errors
-    /// As [`BuiltStack::top`].
+    /// Errors of [`BuiltStack::top`].
     pub fn new(built: BuiltStack) -> Result<Self> {
         Ok(Whole { top: built.top()?, built, before_close: None })
     }
 
-    /// The same, with a last look at the stack before it is closed.
+    /// Sets a function that is called with the stack before it is closed.
     #[must_use]
     pub fn before_close(
         self,

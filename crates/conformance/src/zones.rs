@@ -1,7 +1,7 @@
 //! The suite for [`block::Zones`].
 //!
-//! It resets every zone and uses up to [`Options::most_zones`] of them, from two handles of one shard and from
-//! other shards where there are any. Zones of at most a few MiB keep it quick: it fills some of them.
+//! Resets every zone and uses up to [`Options::most_zones`] of them, from two handles of one shard and from
+//! other shards if there are any. Some zones are filled, so zones of at most a few MiB keep the suite quick.
 
 mod crash;
 mod life;
@@ -16,24 +16,24 @@ use model::Suite;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Cuts the power of a set of zones, and opens what is left. Handles are dropped before; calls may still be in
-/// flight, and must not reach what is left.
+/// Cuts the power of a set of zones and opens the surviving ones. Handles are dropped before; calls may still
+/// be in flight, and must not change the reopened zones.
 pub type Crash = Rc<dyn Fn(Arc<dyn ZonesPart>) -> Call<'static, Arc<dyn ZonesPart>>>;
 
-/// What the suite does to zones.
+/// Extent of a run of the suite.
 #[derive(Clone)]
 pub struct Options {
-    /// The seed; without it that of `SILTSTONE_SEED`, or 1.
+    /// Seed; `None` takes `SILTSTONE_SEED`, or 1.
     pub seed: Option<u64>,
-    /// How many rounds of random calls are compared with the model.
+    /// Number of rounds of random calls that are compared with the model.
     pub rounds: usize,
-    /// How many zones are used at most; at least 4 must exist.
+    /// Most zones that are used; at least 4 must exist.
     pub most_zones: u32,
-    /// Whether `make`, called again after the part was closed, opens the same zones with their data.
+    /// Whether a second call of `make`, after a close of the part, opens the same zones with their data.
     pub persistent: bool,
-    /// How to cut the power, where that can be done.
+    /// Function that cuts the power; `None` skips these checks.
     pub crash: Option<Crash>,
-    /// How many times the power is cut.
+    /// Number of power cuts.
     pub crashes: usize,
 }
 
@@ -43,10 +43,10 @@ impl Default for Options {
     }
 }
 
-/// Runs the suite on the zones that `make` makes. What they hold is destroyed.
+/// Runs the suite on the zones that `make` creates, whose data is destroyed.
 ///
 /// # Errors
-/// The first promise that was broken: which one, in which zone, with which seed.
+/// The first broken promise, with its zone and the seed.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn ZonesPart>, options: Options) -> Result<(), String> {
     let seed = seed(options.seed, "zones")?;
     let part = make().await;

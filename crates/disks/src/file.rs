@@ -1,14 +1,15 @@
 //! A regular file or a block device as a device.
 //!
-//! Reads and writes bypass the page cache (O_DIRECT) if the file system supports it; `flush` is fdatasync, FUA is
-//! `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write the device accepts no more of them
+//! Reads and writes bypass the page cache (O_DIRECT) if the file system supports it; `flush` is fdatasync,
+//! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write, all later ones fail
 //! (`durability`).
 //!
-//! The file is opened by its path once and locked (`flock`); handles open the locked file again through that descriptor. It
-//! stays locked while the part exists, so that two stacks don't write to one disk. A block device is also claimed (O_EXCL):
-//! opening fails if it is mounted, and mounting fails while it is open. A read-only file is locked together with other
-//! readers, and a read-only block device isn't claimed, so a mounted one may be read. A stack locks all its files before it
-//! changes the first; one that has a file twice is refused before anything is opened.
+//! The file is opened by its path once and locked (`flock`); handles open the locked file again through that
+//! descriptor. It is locked while the part exists, so that two stacks don't write to one disk. A block device
+//! is also claimed (O_EXCL): opening fails if it is mounted, and mounting fails while it is open. A read-only
+//! file is locked together with other readers, and a read-only block device isn't claimed, so a mounted one
+//! may be read. A stack locks all its files before it changes the first; a stack with the same file twice is
+//! refused before any file is opened.
 
 mod durability;
 mod handle;
@@ -86,7 +87,7 @@ struct Settings {
     read_only: bool,
 }
 
-/// Type and size of the file at a path; `None` if there is none.
+/// Type and size of the file at a path; `None` if it doesn't exist.
 fn existing(path: &Path) -> Result<Option<Metadata>> {
     match metadata(path) {
         Ok(found) => Ok(Some(found)),
@@ -111,7 +112,7 @@ impl Settings {
         })
     }
 
-    /// Capacity, if it is known without opening; refuses a size that can't fit.
+    /// Capacity, if it is known without opening. Refuses a size that can't fit.
     fn planned_bytes(&self, arguments: &Arguments) -> Result<Option<u64>> {
         if let Some(size) = self.size {
             size::blocks(arguments, "size", "size", size, self.block_size)?;
@@ -142,12 +143,12 @@ impl Settings {
     }
 }
 
-/// The part: the locked file and how handles open it.
+/// The part: the locked file, and the state for opening handles.
 pub struct FilePart {
     settings: Settings,
     is_block_device: bool,
     shared: Arc<Shared>,
-    /// Open file description that holds the lock and is synced.
+    /// Open file description that holds the lock and that is synced.
     locked: SharedFile,
 }
 
@@ -163,7 +164,7 @@ struct Shared {
     durability: FileDurability,
     /// Whether the file was opened with O_DIRECT.
     direct: AtomicBool,
-    /// Number of writes whose memory had to be copied because O_DIRECT couldn't take it.
+    /// Number of writes whose memory was copied because it isn't aligned for O_DIRECT.
     copied_writes: AtomicU64,
 }
 
@@ -179,7 +180,7 @@ impl Shared {
 }
 
 impl FilePart {
-    /// Opens, or creates, a file for the device that a stack would call `file(path, size=..)`, with blocks of 4 KiB.
+    /// Opens or creates a file as the device `file(path, size=..)` of a stack, with blocks of 4 KiB.
     pub async fn open_path(path: &Path, size: Option<u64>) -> Result<Self> {
         let settings = Settings {
             path: path.to_path_buf(),
@@ -247,7 +248,7 @@ impl FilePart {
             length = size;
         }
         if is_new {
-            // What is flushed is worth nothing if the file's name doesn't survive.
+            // Flushed data also needs the file's name to survive.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             runtime::file::sync_directory(folder.unwrap_or(Path::new("."))).await?;
         }
@@ -301,7 +302,8 @@ impl FilePart {
         }
         if !self.is_block_device && length < bytes {
             file.set_len(bytes).await?;
-            // As every sync of this description: the kernel reports an error of earlier writes once.
+            // A sync of this description, as all others: the kernel reports an error of earlier writes only
+            // once.
             self.shared.durability.sync(&file).await?;
         }
         growth.commit();
@@ -309,8 +311,8 @@ impl FilePart {
         Ok(answer.to_string())
     }
 
-    /// Opens the file with O_DIRECT if that is wanted and possible; returns the memory alignment that its transfers
-    /// need (1 is none).
+    /// Opens the file with O_DIRECT if that is wanted and possible. Returns the memory alignment of its
+    /// transfers (1: none).
     async fn open_file(&self) -> Result<(File, u32)> {
         let settings = &self.settings;
         let options = open_options(!settings.read_only);
@@ -318,7 +320,7 @@ impl FilePart {
             match self.open_direct(OpenOptions { direct: true, ..options }).await {
                 Ok(opened) => return Ok(opened),
                 Err(error) if settings.direct == Direct::On => return Err(error),
-                // What `auto` promises, so no more than a note; `status` says it too.
+                // `auto` permits this, so it isn't a warning; `status` also reports it.
                 Err(error) => tracing::debug!("opening without O_DIRECT: {error}"),
             }
         }
@@ -329,7 +331,7 @@ impl FilePart {
     async fn open_direct(&self, options: OpenOptions) -> Result<(File, u32)> {
         let file = self.locked.reopen(options).await?;
         let (memory, offset) = file.direct_alignment();
-        // A kernel that doesn't say is taken at the block size.
+        // Without a report by the kernel, the block size is assumed.
         let offset = if offset == 0 { self.settings.block_size.bytes() as u32 } else { offset };
         if offset == 0 || !self.settings.block_size.bytes().is_multiple_of(u64::from(offset)) {
             return Err(Error::unsupported(format!(
@@ -352,7 +354,7 @@ fn lock_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<Loc
     Call::new(async move { Ok(lock(&path, alone).await?.map(|file| Box::new(file) as LockedFile)) })
 }
 
-/// Opens and locks a file: for writing exclusively, or for reading. `None` if there is none.
+/// Opens and locks a file, exclusively for writing, or shared for reading; `None` if it doesn't exist.
 async fn lock(path: &Path, alone: bool) -> Result<Option<SharedFile>> {
     let Some(found) = existing(path)? else { return Ok(None) };
     let exclusive = alone && found.is_block_device;

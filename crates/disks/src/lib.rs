@@ -1,11 +1,11 @@
-//! Leaves: devices that stand on the kernel or on memory, not on other parts.
+//! Leaves: devices on the kernel or on memory, without parts below them.
 //!
 //! - [`mod@file`]: a regular file or a block device, with O_DIRECT if the file system supports it.
 //! - [`ram`]: memory of this process, lost when it ends.
-//! - [`null`]: accepts writes, keeps nothing, reads zeros.
+//! - [`null`]: accepts and discards writes, reads zeros.
 //!
-//! A leaf guarantees atomic writes of a sector, 512 bytes. Each completion goes once through the run queue, even if the
-//! work was done at once, so that a task in a loop can't keep the others from running.
+//! A leaf guarantees atomic writes of a sector, 512 bytes. Each completion passes once through the run queue,
+//! even if the work was done at once, so that a task in a loop can't starve others.
 
 pub mod file;
 pub mod null;

@@ -1,5 +1,5 @@
-//! A device that keeps nothing: writes are accepted and discarded, reads return zeros. It shows the cost of the layers
-//! above.
+//! A device without contents: writes are accepted and discarded, reads return zeros. It shows the cost of the
+//! layers above.
 
 use crate::{SECTOR, queued, size};
 use block::{
@@ -37,7 +37,7 @@ pub struct NullPart {
 }
 
 impl NullPart {
-    /// Creates a device of this many bytes, rounded down to whole blocks.
+    /// Creates a device of `bytes` bytes, rounded down to whole blocks.
     pub fn new(bytes: u64, block_size: BlockSize) -> Self {
         let blocks = block::BlockCount(bytes >> block_size.shift());
         let geometry = DeviceGeometry {

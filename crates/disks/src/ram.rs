@@ -1,8 +1,8 @@
 //! Memory of this process as a device: the fastest device, lost when the process ends.
 //!
-//! It has no volatile cache in the sense of the contract: a flush adds nothing to a completed write, and a power cut
-//! loses everything either way. It may be far larger than the machine's memory: blocks to which only zeros were written
-//! take none (`memory`), and a write without memory for it fails with "no space" (`budget`).
+//! It has no volatile cache in the sense of the contract: a flush adds nothing to a completed write, and a
+//! power cut loses everything. It may be far larger than the machine's memory: blocks to which only zeros
+//! were written use no memory (`memory`), and a write without memory for it fails with "no space" (`budget`).
 
 mod budget;
 mod copy;
@@ -51,8 +51,8 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Bytes that are zeroed in allocated memory before other tasks run: writing them, and clearing new pages, takes some
-/// 100 us.
+/// Bytes that are zeroed in allocated memory before other tasks run: writing them, and clearing new pages,
+/// takes some 100 µs.
 const KEPT_AT_ONCE: u64 = 1 << 20;
 
 /// The part: the memory and its geometry.
@@ -62,16 +62,16 @@ pub struct RamPart {
 }
 
 impl RamPart {
-    /// Creates a device of this many bytes.
+    /// Creates a device of `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they aren't whole blocks; [`Error::OutOfMemory`] if the kernel has no address space for
-    /// them.
+    /// [`Error::Invalid`] if they aren't whole blocks; [`Error::OutOfMemory`] if the kernel has no address
+    /// space for them.
     pub fn new(bytes: u64, block_size: BlockSize) -> Result<Self> {
         Self::with_limit(bytes, block_size, None)
     }
 
-    /// Creates a device of this many bytes, which takes at most `limit` bytes of memory.
+    /// Creates a device of `bytes` bytes, which uses at most `limit` bytes of memory.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -79,8 +79,8 @@ impl RamPart {
         Self::with_budget(bytes, block_size, Budget::new(limit))
     }
 
-    /// Creates a device of this many bytes, whose memory is that of a pool: it is given back when blocks are discarded, and when the
-    /// part and its handles are dropped.
+    /// Creates a device of `bytes` bytes with memory from a pool: memory is returned when blocks are
+    /// discarded, and when the part and its handles are dropped.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -103,7 +103,7 @@ impl RamPart {
         Ok(RamPart { geometry, memory: Arc::new(Memory::new(bytes, budget)?) })
     }
 
-    /// Memory that it takes, in bytes.
+    /// Memory in use, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory.taken()
     }
@@ -176,7 +176,7 @@ struct Zeroing {
 }
 
 impl Zeroing {
-    /// Zeroes as much as takes well below a millisecond. Returns the rest, if there is any.
+    /// Zeroes a piece, which takes well below a millisecond. Returns the rest, if there is any.
     fn step(self, memory: &Memory) -> Result<Option<Self>> {
         let Zeroing { at, end, mode } = self;
         let done = match mode {
@@ -241,7 +241,7 @@ impl Device for Ram {
 }
 
 impl Ram {
-    /// Returns the extents of the start of a range. Bounded: at most 256 extents, of at most the first 256 MiB.
+    /// Returns the extents of the start of a range: at most 256 extents, of at most the first 256 MiB.
     fn known_extents(&self, range: BlockRange) -> Vec<Extent> {
         const MOST: usize = 256;
         const MOST_BYTES: u64 = 256 << 20;
@@ -251,7 +251,7 @@ impl Ram {
         let last = range.end().min(at + BlockCount(MOST_BYTES / block_size.bytes()));
         while at < last {
             let begin = block_size.offset_of(at).0;
-            // The chunks under this block, or the blocks under this chunk, whichever is larger.
+            // The chunks of this block, or the blocks of this chunk, whichever is larger.
             let end = (begin / CHUNK + 1) * CHUNK;
             let next = BlockIndex(end.div_ceil(block_size.bytes())).max(at + BlockCount(1)).min(last);
             let chunks = begin / CHUNK..block_size.offset_of(next).0.div_ceil(CHUNK);

@@ -6,16 +6,17 @@ use stack::{Arguments, Key, ValueKind, format_size};
 pub(crate) const BLOCK_SIZE: Key =
     Key::optional("block_size", ValueKind::Size, "unit of addressing, 512 to 1MiB").or("4KiB");
 
-/// Largest capacity in bytes: the kernel's, the clients' and the protocols' offsets are signed numbers of 64 bits.
+/// Largest capacity in bytes: offsets of the kernel, of clients and of protocols are signed numbers of 64
+/// bits.
 const LARGEST: u64 = i64::MAX as u64;
 
-/// Block size that the stack gives.
+/// Block size in the stack.
 pub(crate) fn block_size(arguments: &Arguments) -> Result<BlockSize> {
     let bytes = arguments.size("block_size")?;
     BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_string()))
 }
 
-/// Capacity and block size that the stack gives.
+/// Capacity and block size in the stack.
 pub(crate) fn capacity(arguments: &Arguments) -> Result<(u64, BlockSize)> {
     let block_size = block_size(arguments)?;
     let bytes = arguments.size("size")?;
@@ -23,7 +24,7 @@ pub(crate) fn capacity(arguments: &Arguments) -> Result<(u64, BlockSize)> {
     Ok((bytes, block_size))
 }
 
-/// Number of blocks of `bytes` bytes; an error at `key` unless it is a whole number of at least 1.
+/// Number of blocks of `bytes` bytes. Refuses the value of `key` unless it is a whole number of at least 1.
 pub(crate) fn blocks(
     arguments: &Arguments,
     key: &'static str,

@@ -1,12 +1,13 @@
-//! Load on a vhost-user-blk server, ours or another one: the part of the virtual machine and of the guest's driver.
+//! Load generator for vhost-user-blk servers: it replaces the virtual machine and the guest's driver.
 //!
 //! ```text
 //! vhost-user-load --socket=PATH [--rw=randread] [--bs=BYTES] [--iodepth=N] [--size=BYTES] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //! ```
 //!
-//! One queue with as many requests in flight as `--iodepth` says, each a chain in an indirect table with aligned buffers, as a Linux guest's
-//! driver writes them. The data stays in guest memory: the client copies and compares nothing, so its cost per request is small and the same
-//! for every server. It prints fio's JSON, so that a plan takes it as the command of a peer.
+//! One queue with `--iodepth` requests in flight, each a chain in an indirect table with aligned buffers, as
+//! a Linux guest's driver writes them. The data remains in guest memory: the client copies and compares
+//! nothing, so its cost per request is small and the same for every server. Prints fio's JSON, so that a plan
+//! can use it as the command of a peer.
 
 #[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../tests/integration/vhost/front_end.rs"]
@@ -40,7 +41,7 @@ struct Job {
     ramp_time: Duration,
 }
 
-/// What a measurement counts.
+/// Counters of a measurement.
 #[derive(Default)]
 struct Measured {
     latencies: Histogram<7>,
@@ -207,7 +208,7 @@ impl Driver {
         Some((slot, status == 0))
     }
 
-    /// Asks for a notification of the next completion. Returns whether there is one already.
+    /// Asks for a notification of the next completion. Returns whether a completion is already available.
     fn ask(&self) -> bool {
         if self.has_event_index {
             self.shared.store(self.layout.available + 4 + 2 * self.layout.size, self.next_used);
@@ -217,7 +218,7 @@ impl Driver {
     }
 }
 
-/// Runs the job; returns what was measured after the ramp time, and for how long.
+/// Runs the job; returns the measurement after the ramp time, and its duration.
 async fn measure(job: &Job, front_end: &FrontEnd) -> Result<(Measured, Duration)> {
     let shared = front_end.shared.clone();
     let capacity = (u64::from(front_end.config_u32(0)) | u64::from(front_end.config_u32(4)) << 32) * 512;
@@ -274,7 +275,7 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
     (to - from).as_nanos() as u64
 }
 
-/// Prints fio's JSON, as far as plans read it.
+/// Prints fio's JSON, with the fields that plans read.
 fn print(job: &Job, measured: &Measured, time: Duration) {
     let wall = job.runtime + job.ramp_time;
     let output = Output {

@@ -5,10 +5,10 @@
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
 //! - [`ublk`]: a device as a block device of the kernel.
 //! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
-//! - [`served`]: what the doors have in common.
+//! - [`served`]: common parts of the doors.
 //! - [`sysfs`]: attributes of the machine's block devices.
 //!
-//! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
+//! Other crates execute requests on devices; `runtime` has the sockets and tasks.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod fuse;

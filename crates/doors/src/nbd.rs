@@ -1,10 +1,11 @@
 //! The NBD door, which serves devices to NBD clients, and an NBD client.
 //!
-//! The wire format is in sans-io modules, which never wait: [`protocol`] (numbers and messages), [`negotiation`] (the
-//! handshake), [`request`] (parsing and checking of requests). The others: `budget` bounds the memory of all clients
-//! together, `connection` serves one client on one shard, [`server`] listens and hands connections to shards, [`source`]
-//! gives it exports that come into being when they are asked for, [`door`] declares the kind, [`client`] is the client,
-//! [`kernel`] controls the kernel's client. The execution of requests on devices is in [`served`](crate::served).
+//! The wire format is in sans-io modules, which never wait: [`protocol`] (numbers and messages),
+//! [`negotiation`] (the handshake), [`request`] (parsing and checking of requests). The others: `budget`
+//! bounds the memory of all clients together, `connection` serves one client on one shard, [`server`] listens
+//! and hands connections to shards, [`source`] provides exports that are created on demand, [`door`] declares
+//! the kind, [`client`] is the client, [`kernel`] controls the kernel's client. [`served`](crate::served)
+//! executes requests on devices.
 
 mod budget;
 pub mod client;

@@ -1,13 +1,13 @@
-//! What the doors have in common: devices that are served, whatever the protocol.
+//! Common parts of the doors: devices that are served, whatever the protocol.
 //!
 //! - [`in_flight`]: the calls of many requests, driven by one task.
 //! - [`work`]: execution of an operation on bytes of a device, partial blocks included.
 //! - [`write_gate`]: protection of writes of partial blocks against lost updates.
 //! - [`export`]: a device that is served, with its gate and its counters.
 //! - `counters`: the declaration of counters.
-//! - [`unix_socket`]: the keys of a door's unix socket.
+//! - [`unix_socket`]: keys of a door's unix socket.
 //!
-//! Left to the doors: their protocols, the checks of a request against its export, and the bounds of memory.
+//! The doors have their protocols, check a request against its export, and bound the memory.
 
 pub(crate) mod counters;
 pub mod export;

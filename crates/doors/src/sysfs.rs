@@ -1,4 +1,4 @@
-//! Attributes of the machine's block devices, in sysfs. Everything here blocks its thread.
+//! Attributes of the machine's block devices, in sysfs. All functions block their thread.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,8 @@ pub fn folder(node: &Path) -> Option<PathBuf> {
     Some(Path::new(FOLDER).join(node.file_name()?))
 }
 
-/// Text of an attribute of a block device, such as `loop/backing_file` of `/dev/loop0`, without the newline; `None` if the device or its attribute isn't there.
+/// Text of an attribute of a block device, such as `loop/backing_file` of `/dev/loop0`, without the newline;
+/// `None` if the device or its attribute doesn't exist.
 pub fn attribute(node: &Path, attribute: &str) -> Option<String> {
     let text = std::fs::read_to_string(folder(node)?.join(attribute)).ok()?;
     Some(text.trim_end_matches('\n').to_owned())

@@ -13,7 +13,8 @@
 //! removed working directory, or a file that is held with `O_PATH`, can still be looked at.
 //!
 //! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
-//! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end, [`kind`] the kind `fs` of a stack.
+//! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end,
+//! [`watch`] how long the storage has left a request unanswered, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;
@@ -24,5 +25,6 @@ mod refused_reads;
 mod serve;
 mod slots;
 mod snapshots;
+pub mod watch;
 
 pub use mounted::{MountConfig, Mounted};

@@ -20,6 +20,8 @@ pub struct Node {
     pub lock: RangeLock,
     /// Number of times that it is open.
     opens: Cell<u32>,
+    /// Number of times that a mount has it open.
+    pub mount_opens: Cell<u32>,
     /// Number of times that a mount has it open for writing: the kernel's cache may have data that the server doesn't have.
     pub writers: Cell<u32>,
     /// Whether a write that a mount's kernel had cached found no space: the next write(2) fails, until there is space or no writer has the file open.
@@ -142,6 +144,7 @@ impl Nodes {
             inode,
             lock: RangeLock::default(),
             opens: Cell::new(0),
+            mount_opens: Cell::new(0),
             writers: Cell::new(0),
             has_lost_writes: Cell::new(false),
             end: Cell::new(0),
@@ -192,9 +195,14 @@ impl Nodes {
         }
     }
 
-    /// Drops all references: the mount has ended.
-    pub fn unrefer_all(&self) {
+    /// Closes all files as often as the mount has them open, and drops all references: the mount has ended.
+    pub fn end_mount(&self) {
         self.references.borrow_mut().clear();
+        for node in self.nodes.borrow().values() {
+            node.opens.set(node.opens.get().saturating_sub(node.mount_opens.take()));
+            node.writers.set(0);
+            node.has_lost_writes.set(false);
+        }
     }
 }
 
@@ -211,7 +219,21 @@ mod tests {
         assert!(nodes.unrefer(7, 1) && !nodes.is_open(7));
         assert!(!nodes.unrefer(7, 1), "there is none");
         nodes.refer(7);
-        nodes.unrefer_all();
+        nodes.end_mount();
         assert!(!nodes.is_open(7));
+    }
+
+    #[test]
+    fn the_end_of_a_mount_closes_what_the_mount_has_open_and_nothing_else() {
+        let nodes = Nodes::default();
+        for inode in [7, 8] {
+            let node = nodes.get(inode, 0);
+            node.opened();
+            node.opened();
+            node.mount_opens.set(if inode == 7 { 2 } else { 1 });
+        }
+        nodes.end_mount();
+        nodes.end_mount();
+        assert!(!nodes.is_open(7) && nodes.is_open(8));
     }
 }

@@ -98,6 +98,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let settings = &settings.clone().for_zones(handle.geometry());
     let (mut opening, properties, state) = find(&*handle, settings).await?;
     let lost = std::mem::take(&mut opening.lost);
+    lost.iter().for_each(|line| tracing::error!("salvaging the file system: {line}"));
     let cores = number_of_cores(settings, &opening.layout, properties.shards);
     // The next root has the present version of the format.
     let own = std::mem::replace(&mut opening.root.own, properties.encode());
@@ -318,6 +319,8 @@ struct Source {
     goal: Goal,
     /// [`Opening::reset_since`].
     reset_since: Vec<u32>,
+    /// [`Opening::offline`].
+    offline: Vec<u32>,
     layout: Layout,
     identity: Identity,
     pool: Arc<ZonePool>,
@@ -338,6 +341,7 @@ impl Source {
         Source {
             goal: opening.goal(),
             reset_since: opening.reset_since.clone(),
+            offline: opening.offline.clone(),
             layout: opening.layout,
             identity: opening.root.identity,
             pool: opening.pool.clone(),
@@ -383,12 +387,14 @@ impl Source {
         self.replay(&mut metadata, &is_wanted, &mut lost)?;
         if self.goal == Goal::Salvage {
             let has_root = is_wanted(metadata.items.shard_of(ROOT));
-            let lines = salvage::replace_missing(&mut metadata, has_root);
-            lines.into_iter().chain(salvage::tell_gone(&metadata.items)).for_each(|line| lost.note(line));
-            metadata.snapshots.visit_all(|snapshot| {
-                let lines = salvage::replace_missing(snapshot, has_root);
-                lines.into_iter().for_each(|line| lost.note(format!("in a snapshot: {line}")));
-            });
+            let (mut told, mut marks) = (BTreeSet::new(), salvage::MOST_MARKS);
+            let mut tell = |metadata: &mut Metadata, version: &str| {
+                let lines = salvage::replace_missing(metadata, has_root, &mut marks);
+                let unreadable = salvage::tell_unreadable(&metadata.items, &self.offline, &mut told);
+                lines.into_iter().chain(unreadable).for_each(|line| lost.note(format!("{version}{line}")));
+            };
+            tell(&mut metadata, "");
+            metadata.snapshots.visit_all(|snapshot| tell(snapshot, "in a snapshot: "));
         }
         Ok((metadata, released, lost))
     }

@@ -40,6 +40,9 @@ pub(crate) const GONE: u32 = 1 << 31;
 /// Most blocks of an extent for blocks that are lost.
 const MOST_GONE: u64 = 1 << 30;
 
+/// Most extents for lost blocks on a core, beside one for each hole: the size of a damaged inode may be any number.
+pub(crate) const MOST_MARKS: u64 = 1 << 16;
+
 /// The parts that couldn't be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LostParts {
@@ -101,22 +104,31 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
     strange
 }
 
-/// Blocks of files that are [`GONE`], in words, a line for each file and zone.
-pub(crate) fn tell_gone(items: &Forest) -> Vec<String> {
-    let mut gone: BTreeMap<(InodeNumber, u32), u64> = BTreeMap::new();
+/// Blocks of files that are [`GONE`] or in offline zones, in words, a line for each file and zone; not those that were `told` before.
+pub(crate) fn tell_unreadable(
+    items: &Forest,
+    offline: &[u32],
+    told: &mut BTreeSet<(InodeNumber, u32)>,
+) -> Vec<String> {
+    let mut unreadable: BTreeMap<(InodeNumber, u32), u64> = BTreeMap::new();
     for (key, value) in items.items().filter(|(key, _)| key.kind == kind::EXTENT && key.inode != 0) {
         if let Ok(extent) = Extent::decode(key, value)
-            && extent.zone & GONE != 0
+            // Holes that may be lost blocks are told with their file.
+            && extent.zone != GONE
+            && !extent.is_preallocated()
+            && (extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok())
         {
-            *gone.entry((key.inode, extent.zone & !GONE)).or_default() += u64::from(extent.blocks);
+            *unreadable.entry((key.inode, extent.zone)).or_default() += u64::from(extent.blocks);
         }
     }
     let line = |((inode, zone), blocks)| {
-        format!(
-            "{blocks} blocks of inode {inode} in zone {zone}, which was reset after the checkpoint that was read"
-        )
+        let why = match zone & GONE {
+            0 => "is offline",
+            _ => "was reset after the checkpoint that was read",
+        };
+        format!("{blocks} blocks of inode {inode} in zone {}, which {why}", zone & !GONE)
     };
-    gone.into_iter().map(line).collect()
+    unreadable.into_iter().filter(|(place, _)| told.insert(*place)).map(line).collect()
 }
 
 /// What is left of an inode.
@@ -129,9 +141,9 @@ struct Remains {
 }
 
 /// Puts inodes where they are missing and their names or blocks aren't: a directory, or a file as long as its blocks. Where a file has
-/// fewer blocks than it should have, its holes can't be told from lost blocks, and become [`GONE`]. Returns all of that in words. With
-/// `has_root`, the root directory is of these shards.
-pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool) -> Vec<String> {
+/// fewer blocks than it should have, its holes can't be told from lost blocks, and become [`GONE`]: an extent for each hole, and more for long ones
+/// as long as there are `marks`; then the file is cut off. Returns all of that in words. With `has_root`, the root directory is of these shards.
+pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &mut u64) -> Vec<String> {
     let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
     let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
     if has_root {
@@ -168,19 +180,41 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool) -> Vec<St
             };
             lines
                 .push(format!("attributes of inode {number}, a {what}: it is shown with those of a new one"));
-            let inode = Inode { mode: file_type as u32 | 0o700, size, ..Inode::root_directory(0) };
+        }
+        let lost = inode.as_ref().map_or(0, |inode| inode.blocks.saturating_sub(has));
+        let is_new = inode.is_none();
+        let mut inode = inode.unwrap_or_else(|| Inode {
+            mode: file_type as u32 | 0o700,
+            size,
+            ..Inode::root_directory(0)
+        });
+        if is_new {
             metadata.put(&Inode::key(number), &inode.encode());
         }
         if is_whole {
             continue;
         }
-        let lost = inode.map_or(0, |inode| inode.blocks - has);
         lines.push(format!(
             "blocks of inode {number}, at least {lost}: its holes may be these and can't be read"
         ));
         let mut at = 0;
-        for next in present.into_iter().chain(std::iter::once(size.div_ceil(BLOCK)..u64::MAX)) {
+        'file: for next in present.into_iter().chain(std::iter::once(size.div_ceil(BLOCK)..u64::MAX)) {
+            let hole = at;
             while at < next.start {
+                if at > hole {
+                    match marks.checked_sub(1) {
+                        Some(left) => *marks = left,
+                        None => {
+                            inode.size = at.saturating_mul(BLOCK);
+                            metadata.put(&Inode::key(number), &inode.encode());
+                            lines.push(format!(
+                                "inode {number} from byte {} to {size}: its holes are longer than a salvage marks as lost",
+                                inode.size
+                            ));
+                            break 'file;
+                        }
+                    }
+                }
                 let blocks = (next.start - at).min(MOST_GONE) as u32;
                 let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };
                 metadata.put(&Extent::key(number, at), &gone.marked(GONE));
@@ -323,5 +357,51 @@ impl FileSystem {
             all.append(core.with(|core: Rc<Core>| async move { Ok(core.lost.borrow().clone()) }).await?);
         }
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Released;
+
+    #[test]
+    fn sizes_that_are_damaged_take_no_more_marks_than_a_core_has() {
+        const FILES: u64 = 40;
+        let mut metadata = Metadata::empty(Forest::new(1, &Released::new()));
+        for number in 2..2 + FILES {
+            // A block is missing.
+            let mode = FileType::Regular as u32 | 0o600;
+            let inode = Inode { mode, size: u64::MAX >> 1, blocks: 1, ..Inode::root_directory(0) };
+            metadata.put(&Inode::key(number), &inode.encode());
+        }
+        let mut marks = 1000;
+        let lines = replace_missing(&mut metadata, false, &mut marks);
+        let extents = metadata.items.items().filter(|(key, _)| key.kind == kind::EXTENT).count() as u64;
+        assert_eq!((marks, extents), (0, 1000 + FILES));
+        assert_eq!(lines.iter().filter(|line| line.contains("marks as lost")).count() as u64, FILES);
+        for number in 2..2 + FILES {
+            let size = metadata.inode(number).unwrap().size;
+            assert!((1..u64::MAX >> 1).contains(&size), "inode {number}: {size}");
+        }
+    }
+
+    #[test]
+    fn blocks_in_offline_zones_are_told_once() {
+        let mut items = Forest::new(1, &Released::new());
+        for (inode, zone) in [(2, 7), (3, 8), (4, GONE | 9)] {
+            let extent = Extent { block: 0, blocks: 5, zone, position: 0, is_shared: false };
+            items.put(&Extent::key(inode, 0), &extent.marked(0));
+        }
+        let mut told = BTreeSet::new();
+        let lines = tell_unreadable(&items, &[1, 8], &mut told);
+        assert_eq!(
+            lines,
+            [
+                "5 blocks of inode 3 in zone 8, which is offline",
+                "5 blocks of inode 4 in zone 9, which was reset after the checkpoint that was read"
+            ]
+        );
+        assert!(tell_unreadable(&items, &[1, 8], &mut told).is_empty());
     }
 }

@@ -1,15 +1,16 @@
-//! Calls to the kernel that end only when the server has answered requests: a notification that has cached data of a file written back,
-//! and unmounting. They're made by a small process apart.
+//! Calls to the kernel that end only when the server has answered requests: a notification that makes the
+//! kernel write back cached data of a file, and unmounting. A small separate process makes them.
 //!
-//! A thread in such a call can't be killed. In the server itself it would keep a killed server, with the descriptors and locks of its
-//! storage, until its connection is aborted: by the kernel when the last device of the session is closed, which the thread prevents.
+//! A thread in such a call can't be killed. In the server itself it would keep a killed server, with the
+//! descriptors and locks of its storage, until the connection is aborted. The kernel aborts it when the last
+//! device of the session is closed, which the thread prevents.
 //!
 //! # The process
-//! It is this program with [`ARGUMENT`], a socket as its standard input, and a clone of the device as its standard output. It has
-//! [`THREADS`] threads that make the calls. When the server has ended, it fails the requests of the kernel until its own calls have
-//! returned, and ends; then the kernel aborts the connection.
+//! It is this program with [`ARGUMENT`], a socket as its standard input, and a clone of the device as its
+//! standard output. [`THREADS`] threads make the calls. When the server has ended, the process fails the
+//! requests of the kernel until its own calls have returned, and ends; then the kernel aborts the connection.
 //!
-//! A program whose `main` doesn't call [`run_if_asked`] makes the calls on threads of its own.
+//! If `main` doesn't call [`run_if_asked`], threads of the program itself make the calls.
 
 use crate::mount::unmount_directly;
 use crate::protocol::OutHeader;
@@ -32,11 +33,11 @@ use zerocopy::IntoBytes;
 
 /// Only argument of the process.
 const ARGUMENT: &str = "--fuse-calls-apart";
-/// Number of calls at a time.
+/// Number of concurrent calls.
 const THREADS: usize = 4;
-/// Limit of the calls that are waited for.
+/// Most calls in progress or queued.
 const MOST_CALLS: usize = 256;
-/// Bytes of a call before its path: its number and its code, and the node.
+/// Bytes of a call before its path: its number, its code and the node.
 const HEAD: usize = 24;
 /// Longest call: a path has at most 4095 bytes.
 const LONGEST: usize = HEAD + 4096;
@@ -45,23 +46,23 @@ const RESULT: usize = 12;
 /// Codes of calls.
 const WRITE_BACK: u64 = 1;
 const UNMOUNT: u64 = 2;
-/// Longest request of the kernel that is failed when the server has ended: a WRITE.
+/// Longest request of the kernel that is failed after the end of the server: a WRITE.
 const LONGEST_REQUEST: usize = crate::negotiation::MAX_WRITE + 8192;
-/// Pause between looks whether the calls have returned.
+/// Pause between checks whether the calls have returned.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Whether this program calls [`run_if_asked`].
 static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 
-/// Makes the calls of another process of this program, if this one was started for that. Returns whether it was: the process is to end
-/// then. Call it first in `main`.
+/// Makes the calls of another process of this program, if this one was started for that. Returns whether it
+/// was; the process must then end. Call it first in `main`.
 pub fn run_if_asked() -> bool {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|first| first != ARGUMENT) || arguments.next().is_some() {
         IS_PREPARED.store(true, Ordering::Relaxed);
         return false;
     }
-    // What it has inherited besides would keep files of the server's parent open, and its directory a mount.
+    // An inherited working directory would keep its mount busy.
     let _left = std::env::set_current_dir("/");
     let name = c"siltstone-fuse";
     let _named = rustix::thread::set_name(name);
@@ -73,7 +74,7 @@ pub fn run_if_asked() -> bool {
     true
 }
 
-/// Receives calls and makes them until the other end of the socket is closed and all have returned.
+/// Receives calls and makes them until the other end of the socket is closed and all calls have returned.
 fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>) {
     let threads: Vec<_> = (0..THREADS)
         .filter_map(|_| {
@@ -94,14 +95,14 @@ fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>) {
         match rustix::io::read(device, &mut request[..]) {
             Ok(length) if length >= 16 => fail(device, &request),
             Ok(_) | Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
-            // The connection has ended, and with it all calls.
+            // The connection has ended, and all calls with it.
             Err(_) => break,
         }
     }
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// Fails a request. Those that take no reply have ended, which is an error without a consequence.
+/// Fails a request. For requests without a reply the write fails, which is ignored.
 fn fail(device: &OwnedFd, request: &[u8]) {
     let unique = u64::from_le_bytes(request[8..16].try_into().unwrap_or_default());
     let header = OutHeader { len: size_of::<OutHeader>() as u32, error: -libc::ENOTCONN, unique };
@@ -150,7 +151,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes results on until the process has ended.
+    /// Passes results to their waiters until the process has ended.
     fn receive_results(&self) {
         let mut result = [0; RESULT];
         loop {
@@ -166,7 +167,7 @@ impl Shared {
                 call.give(errno);
             }
         }
-        // Those that wait get an error.
+        // Remaining waiters get an error.
         let _ended = self.waiting().calls.take();
     }
 }
@@ -190,7 +191,7 @@ impl Apart {
     /// Starts the process. `device` is a clone that no other process has.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn start(device: OwnedFd) -> Result<Apart> {
         let starting = |error: std::io::Error| Error::from_io(&error, "starting a process for FUSE calls");
         let made =
@@ -217,17 +218,19 @@ impl Apart {
         let its = shared.clone();
         let received = move || {
             its.receive_results();
-            // Otherwise it would be a zombie until this process ends.
+            // Reaps the process, which would otherwise be a zombie until this one ends.
             process.map(|mut process: Child| process.wait())
         };
         std::thread::Builder::new().name("fuse-results".into()).spawn(received).map_err(starting)?;
         Ok(Apart(shared))
     }
 
-    /// Has the kernel write back what it has cached of a node and forget it. A node that the kernel doesn't know is no error.
+    /// Makes the kernel write back and drop the cached data of a node. A node that the kernel doesn't know is
+    /// no error.
     ///
     /// # Errors
-    /// [`Error::Busy`] if too many calls are in progress; [`Error::Closed`] after the end of the process; those of the kernel.
+    /// [`Error::Busy`] if too many calls are in progress; [`Error::Closed`] after the end of the process;
+    /// errors of the kernel.
     pub async fn write_back(&self, node: u64) -> Result<()> {
         match self.call(WRITE_BACK, node, &[])?.await {
             Ok(0 | libc::ENOENT) => Ok(()),
@@ -236,14 +239,15 @@ impl Apart {
         }
     }
 
-    /// Unmounts. Returns the error number of umount(2), 0 for success; `None` if there is no process to do it.
+    /// Unmounts. Returns the error number of umount(2), 0 for success; `None` if the process has ended.
     pub async fn unmount(&self, path: &Path) -> Option<i32> {
         self.call(UNMOUNT, 0, path.as_os_str().as_bytes()).ok()?.await.ok()
     }
 
-    /// Ends the process once its calls have returned; the requests that they wait for fail unless others answer them.
+    /// Ends the process once its calls have returned. Requests that they wait for fail unless another process
+    /// answers them.
     pub fn end(&self) {
-        // An error says that it has ended.
+        // An error means that the process has ended.
         let _ended = rustix::net::shutdown(&self.0.socket, Shutdown::Both);
     }
 

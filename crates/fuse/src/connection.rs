@@ -1,5 +1,5 @@
-//! Mounts whose server is gone though their connection is still open: another process has a device of the session, or the server can't end.
-//! Every request to them waits.
+//! Mounts whose server has ended though their connection is still open, because another process has a device
+//! of the session or the server can't end. All requests to them wait.
 
 use crate::mount::{detach_now, own_path};
 use block::{Error, Result};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Time for the server of a mount to answer.
+/// Time limit for the server of a mount to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Folder of the kernel's connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -32,7 +32,8 @@ fn decoded(word: &str) -> String {
         .fold(word.to_owned(), |word, (code, character)| word.replace(code, character))
 }
 
-/// Returns the topmost mount at a path, if it is one of siltstone; `text` is that of `/proc/self/mountinfo` (proc(5)).
+/// Returns the topmost mount at a path, if it is one of siltstone; `text` is the text of
+/// `/proc/self/mountinfo` (proc(5)).
 fn topmost(text: &str, path: &Path) -> Option<Found> {
     let of_line = |line: &str| {
         let (first, last) = line.split_once(" - ")?;
@@ -50,13 +51,14 @@ fn topmost(text: &str, path: &Path) -> Option<Found> {
     is_ours.then_some(found)
 }
 
-/// Asks the server of a mount; `None` if it doesn't answer within `limit`. A thread goes on waiting then.
+/// Asks the server of a mount; `None` if it doesn't answer within `limit`. The asking thread then continues
+/// to wait.
 fn asked(path: &Path, limit: Duration) -> Option<rustix::io::Result<()>> {
     let (sender, receiver) = mpsc::channel();
     let path = path.to_owned();
-    // Attributes may be cached; sizes never are.
+    // Attributes may be cached; sizes aren't.
     let asking = move || {
-        // Nobody listens after the limit.
+        // After the limit the receiver is dropped.
         let _late = sender.send(rustix::fs::statfs(&path).map(drop));
     };
     std::thread::Builder::new().name("fuse-asked".into()).spawn(asking).ok()?;
@@ -70,17 +72,18 @@ fn abort(found: &Found) -> Result<()> {
         Err(Errno::PERM) => {}
         other => return other.map_err(|error| Error::from_io(&error.into(), "aborting a FUSE connection")),
     }
-    // The file belongs to the user who has mounted.
+    // The file belongs to the user of the mount.
     let file = format!("{CONNECTIONS}/{}/abort", found.connection);
     std::fs::write(&file, "1").map_err(|error| Error::from_io(&error, &format!("aborting by {file}")))?;
     detach_now(&found.path)
 }
 
-/// Removes the mount at a path if its server doesn't answer and `source` is its source, an absolute path: the caller has the storage
-/// open, which the server of that mount had, so it is gone. Blocks the thread.
+/// Removes the mount at a path if its server doesn't answer and its source is `source`, an absolute path. The
+/// caller has opened the storage that the mount's server had locked, so that server has ended. Blocks the
+/// thread.
 ///
 /// # Errors
-/// [`Error::Busy`] for a mount of another source that doesn't answer; those of the kernel.
+/// [`Error::Busy`] for a mount of another source that doesn't answer; errors of the kernel.
 pub fn remove_lost(path: &Path, source: &str) -> Result<()> {
     remove_lost_within(path, source, ANSWER_LIMIT)
 }
@@ -104,6 +107,18 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
     abort(&found)?;
     tracing::warn!("{}: the server of the mount was gone; aborted its connection", path.display());
     Ok(())
+}
+
+/// Aborts the connection of the mount of `source` at a path, and removes the mount point. A mount of another source stays. Blocks the thread.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn abort_mount(path: &Path, source: &str) -> Result<()> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    match topmost(&text, path).filter(|found| found.source == source) {
+        Some(found) => abort(&found),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! From a request to the file system's operation and back to a reply. It waits for the file system alone, so that requests can be
-//! tested without a kernel.
+//! Translates a request to an operation of the file system, and its result to a reply. It waits only for the
+//! file system, so that requests can be tested without a kernel.
 
 use crate::file_system::{Context, CopyRange, FileSystem, Read, Release, SetAttributes, Write};
 use crate::negotiation::{MAX_WRITE, Negotiated};
@@ -12,12 +12,12 @@ use crate::request::{self, Malformed, Operation};
 use block::{Buffer, Data, Error, Payload, Result};
 use zerocopy::IntoBytes;
 
-/// A request as it was read: a header, then either a WRITE and its data or the arguments of another operation.
+/// A received request: a header, followed by a WRITE and its data or by the arguments of another operation.
 #[derive(Debug)]
 pub struct Request {
     /// Header of the request.
     pub header: InHeader,
-    /// First bytes of the request, which are all of it but the data of a WRITE, unless there are `long` arguments.
+    /// First bytes of the request: all of it except the data of a WRITE, unless there are `long` arguments.
     head: Buffer,
     /// Bytes after the header, where they don't fit `head`.
     long: Option<Buffer>,
@@ -25,15 +25,16 @@ pub struct Request {
     data: Option<Buffer>,
 }
 
-/// Data of a WRITE from this length on stays in the buffer that it was read to; shorter data is copied, so that it doesn't hold
-/// [`MAX_WRITE`] bytes of memory.
+/// Length at and above which the data of a WRITE remains in the buffer that it was read to. Shorter data is
+/// copied, so that it doesn't hold [`MAX_WRITE`] bytes of memory.
 pub const KEPT_BYTES: usize = 128 << 10;
 
 impl Request {
-    /// Returns the request of `length` bytes whose first [`HEAD_BYTES`] are in `head` and whose others are in `body`.
+    /// Returns the request of `length` bytes whose first [`HEAD_BYTES`] are in `head` and whose others are in
+    /// `body`.
     ///
     /// # Errors
-    /// What is malformed.
+    /// The violation of the protocol.
     #[inline]
     pub fn of(head: Buffer, body: Buffer, length: usize) -> Result<Request, Malformed> {
         let header = request::header(head.filled(), length)?;
@@ -51,7 +52,7 @@ impl Request {
         Ok(Request { header, head, long, data })
     }
 
-    /// Bytes after the header, for a WRITE without the data.
+    /// Bytes after the header; for a WRITE without the data.
     fn arguments(&self) -> &[u8] {
         match &self.long {
             Some(long) => long.filled(),
@@ -69,10 +70,10 @@ pub enum Outcome {
     NoReply,
 }
 
-/// Carries a request out.
+/// Executes a request.
 ///
 /// # Errors
-/// What is malformed; the session ends then.
+/// The violation of the protocol, which ends the session.
 pub async fn answer(
     file_system: &dyn FileSystem,
     negotiated: &Negotiated,
@@ -106,7 +107,7 @@ pub async fn answer(
     })))
 }
 
-/// Space for the entries of a directory that the kernel asked for, bounded.
+/// Bytes for the entries of a directory that the kernel requests, at most [`MAX_WRITE`].
 fn directory_bytes(size: u32) -> usize {
     (size as usize).min(MAX_WRITE)
 }
@@ -172,7 +173,7 @@ async fn carry_out(
             reply::with(unique, &fs.open(context, node, arguments.flags as i32).await?.frame())
         }
         Operation::Read(arguments) => {
-            // To shorten it would show the end of the file.
+            // A shortened read would look like the end of the file.
             if arguments.size as usize > MAX_WRITE {
                 return Err(Error::invalid("a read of more bytes than were negotiated"));
             }
@@ -275,7 +276,8 @@ async fn carry_out(
             reply::done(unique)
         }
         Operation::Control => return Err(Error::Os(libc::ENOTTY, "no ioctl".into())),
-        // A second INIT is refused as an unknown operation is. Those without a reply were carried out before.
+        // A second INIT is refused like an unknown operation. Operations without a reply were executed
+        // before.
         Operation::Init(_)
         | Operation::Forget { .. }
         | Operation::BatchForget(_)
@@ -294,5 +296,5 @@ fn entry_and_opened(unique: u64, entry: &crate::Entry, opened: &crate::Opened) -
     reply::with(unique, &body)
 }
 
-/// Most bytes of a request: those of a WRITE of the largest size.
+/// Most bytes of a request: a WRITE of the largest size.
 pub const REQUEST_BYTES: usize = HEAD_BYTES + MAX_WRITE;

@@ -1,10 +1,11 @@
 //! The trait that a file system implements, and its types.
 //!
-//! A [`FileSystemPart`] is built once and opened on each shard into a [`FileSystem`], which serves the requests of that shard, many at
-//! a time. A request may come to any shard, whatever shard its file was opened on. An operation that isn't implemented fails with
-//! ENOSYS, after which the kernel does without it where the protocol allows that.
+//! A [`FileSystemPart`] is built once and opened on each shard into a [`FileSystem`], which serves the
+//! requests of that shard, many at a time. A request may arrive on any shard, also for a file that was opened
+//! on another one. An operation that isn't implemented fails with ENOSYS; the kernel then does without it
+//! where the protocol permits that.
 //!
-//! Locks (`flock`, POSIX) are left to the kernel.
+//! The kernel implements locks (`flock`, POSIX).
 
 use crate::protocol::{Attr, AttrOut, EntryOut, OpenOut, SetattrIn, StatfsOut, UNIQUE_RESENT, flag, valid};
 use crate::reply::{DirectoryEntries, DirectoryEntriesPlus};
@@ -17,16 +18,17 @@ use std::time::Duration;
 pub struct Context {
     /// Number of the request, for [`FileSystem::interrupt`].
     pub unique: u64,
-    /// User of the calling process, as the file system is accessed.
+    /// User of the calling process, for access to the file system.
     pub uid: u32,
-    /// Group of the calling process, as the file system is accessed.
+    /// Group of the calling process, for access to the file system.
     pub gid: u32,
     /// Calling thread; 0 for requests of the kernel.
     pub pid: u32,
 }
 
 impl Context {
-    /// Whether the kernel sent the request again: an earlier server may have carried it out, and did not answer it.
+    /// Whether the kernel has resent the request: an earlier server may have executed it, and didn't answer
+    /// it.
     pub fn is_resent(&self) -> bool {
         self.unique & UNIQUE_RESENT != 0
     }
@@ -58,13 +60,13 @@ pub struct Attributes {
     pub changed: Timestamp,
     /// Type and permissions, as in `st_mode`.
     pub mode: u32,
-    /// Number of names.
+    /// Number of hard links.
     pub links: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Number of the device that a device node stands for.
+    /// Device number of a device node.
     pub device: u32,
     /// Preferred size of reads and writes in bytes.
     pub block_size: u32,
@@ -109,9 +111,10 @@ pub type CachedAttributes = (Attributes, Duration);
 /// Result of a lookup. The kernel holds one more lookup of the node until it forgets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry {
-    /// Attributes of the node; its number is 0 if the name doesn't exist, and that is to be cached.
+    /// Attributes of the node. A node number of 0 means that the name doesn't exist and that this may be
+    /// cached.
     pub attributes: Attributes,
-    /// Number that differs for each node that had the same number.
+    /// Generation number, which differs between nodes that reuse a node number.
     pub generation: u64,
     /// Time for which the kernel may cache the name.
     pub name_time: Duration,
@@ -136,7 +139,7 @@ impl Entry {
 /// An open file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Opened {
-    /// Number that later requests of this open file have.
+    /// Number of the open file in later requests.
     pub handle: u64,
     /// Flags of [`open_flag`](crate::protocol::open_flag).
     pub flags: u32,
@@ -148,19 +151,19 @@ impl Opened {
     }
 }
 
-/// Time to set.
+/// New value of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// The present time.
+    /// The current time.
     Now,
     /// This time.
     At(Timestamp),
 }
 
-/// Attributes to set; those that are `None` stay.
+/// Attributes to set; `None` leaves them unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttributes {
-    /// Open file through which the call was made.
+    /// Open file of the call, if there is one.
     pub handle: Option<u64>,
     /// Permissions, as in `st_mode`.
     pub mode: Option<u32>,
@@ -265,7 +268,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// Whether the kernel writes its page cache back: owner and open file aren't those of the writer.
+    /// Whether the kernel writes back its page cache: owner and open file then aren't those of the writer.
     pub fn from_page_cache(&self) -> bool {
         self.write_flags & flag::WRITE_CACHE != 0
     }
@@ -285,13 +288,13 @@ pub struct Release {
 pub struct CopyRange {
     /// Open file to read.
     pub from_handle: u64,
-    /// Offset there in bytes.
+    /// Offset in the file to read, in bytes.
     pub from_offset: u64,
     /// Node to write.
     pub to_node: u64,
     /// Open file to write.
     pub to_handle: u64,
-    /// Offset there in bytes.
+    /// Offset in the file to write, in bytes.
     pub to_offset: u64,
     /// Number of bytes.
     pub length: u64,
@@ -306,8 +309,8 @@ fn missing<'a, T: 'a>() -> Call<'a, Result<T>> {
 
 /// A file system, opened on one shard.
 ///
-/// A node is identified by the number that its lookup returned; [`ROOT`](crate::protocol::ROOT) is known without one. Names are
-/// single components, without `/` and NUL; see [`request`](crate::request).
+/// A node is identified by the number that its lookup returned; [`ROOT`](crate::protocol::ROOT) needs no
+/// lookup. Names are single components, without `/` and NUL; see [`request`](crate::request).
 #[allow(unused_variables)] // The defaults don't use their arguments.
 pub trait FileSystem {
     /// Finds the node with this name.
@@ -315,10 +318,11 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Forgets this many lookups of a node. A node without lookups isn't named again until it is looked up.
+    /// Forgets this many lookups of a node. Without lookups, no request names the node until it is looked up
+    /// again.
     fn forget(&self, node: u64, lookups: u64) {}
 
-    /// Returns the attributes of a node, `handle` being an open file of it.
+    /// Returns the attributes of a node. `handle` is an open file of it, if there is one.
     fn attributes(
         &self,
         context: Context,
@@ -402,7 +406,7 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Gives a node another name.
+    /// Adds a name for a node.
     fn link<'a>(
         &'a self,
         context: Context,
@@ -431,7 +435,7 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Creates a file without a name and opens it (O_TMPFILE).
+    /// Creates an unnamed file and opens it (O_TMPFILE).
     fn temporary_file(
         &self,
         context: Context,
@@ -449,17 +453,18 @@ pub trait FileSystem {
     }
 
     /// Writes the filled bytes of the buffer and returns their number. The buffer is aligned to
-    /// [`ALIGNMENT`](block::buffer::ALIGNMENT); it belongs to this write alone.
+    /// [`ALIGNMENT`](block::buffer::ALIGNMENT), and only this write uses it.
     fn write(&self, context: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
         missing()
     }
 
-    /// Returns sizes of the file system.
+    /// Returns the sizes of the file system.
     fn statistics(&self, context: Context, node: u64) -> Call<'_, Result<Statistics>> {
         missing()
     }
 
-    /// Takes note of a close(2), which returns the error. A file that was duplicated is flushed several times.
+    /// Handles a close(2), which returns the error. A file with duplicated descriptors is flushed several
+    /// times.
     fn flush(&self, context: Context, node: u64, handle: u64) -> Call<'_, Result<()>> {
         missing()
     }
@@ -506,7 +511,8 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Adds entries from `offset` on, 0 being the beginning, until they don't fit or the directory ends.
+    /// Adds entries starting at `offset`, where 0 is the beginning, until they don't fit or the directory
+    /// ends.
     fn read_directory(
         &self,
         context: Context,
@@ -518,7 +524,8 @@ pub trait FileSystem {
         missing()
     }
 
-    /// As [`read_directory`](Self::read_directory), with attributes. Asked for only with the capability DO_READDIRPLUS.
+    /// As [`read_directory`](Self::read_directory), with attributes. Called only with the capability
+    /// DO_READDIRPLUS.
     fn read_directory_plus(
         &self,
         context: Context,
@@ -546,7 +553,7 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Checks permissions for access(2). Not asked with the mount option `default_permissions`.
+    /// Checks permissions for access(2). Not called with the mount option `default_permissions`.
     fn access(&self, context: Context, node: u64, mask: u32) -> Call<'_, Result<()>> {
         missing()
     }
@@ -586,18 +593,18 @@ pub trait FileSystem {
         missing()
     }
 
-    /// Takes note that the caller of a request was interrupted by a signal. The request may end with EINTR, and is answered in
-    /// any case. It may have ended already, or have been read by another shard.
+    /// Called when a signal has interrupted the caller of a request. The request may end with EINTR, and is
+    /// answered in any case. It may have ended already, or another shard may have read it.
     fn interrupt(&self, unique: u64) {}
 
-    /// Takes note of the end of the connection, where the kernel announces it.
+    /// Called at the end of the connection, if the kernel announces it.
     fn destroy(&self) {}
 }
 
 /// A file system, built once and shared by all shards.
 pub trait FileSystemPart: Send + Sync {
-    /// Capabilities ([`init_flag`](crate::protocol::init_flag)) that the file system asks for beside those of every
-    /// session.
+    /// Capabilities ([`init_flag`](crate::protocol::init_flag)) that the file system requests in addition to
+    /// those of every session.
     fn capabilities(&self) -> u64 {
         0
     }

@@ -1,11 +1,12 @@
-//! The FUSE kernel protocol as a server sees it, for whole file systems and for single files.
+//! The server's side of the FUSE kernel protocol, for whole file systems and for single files.
 //!
-//! The protocol is in sans-io modules, which never wait for the kernel: [`protocol`] (numbers and structures), [`request`] (parsing),
-//! [`reply`], [`negotiation`] (INIT), [`dispatch`] (from a request to a reply). [`file_system`] has the trait that a file
-//! system implements, [`session`] reads requests and sends replies on the shards' rings, [`mount`] mounts and unmounts.
-//! Calls that wait for the server are made by a process apart ([`run_if_asked`]).
+//! The protocol is in sans-io modules, which never wait for the kernel: [`protocol`] (numbers and
+//! structures), [`request`] (parsing), [`reply`], [`negotiation`] (INIT), [`dispatch`] (from a request to a
+//! reply). [`file_system`] has the trait that a file system implements, [`session`] reads requests and sends
+//! replies on the shards' rings, [`mount`] mounts and unmounts. A separate process makes calls that wait for
+//! the server ([`run_if_asked`]).
 //!
-//! Left to others: the files (the implementations of [`FileSystem`]), the rings (`runtime`), locks (the kernel).
+//! Implementations of [`FileSystem`] have the files, `runtime` the rings, the kernel the locks.
 #![doc = include_str!("../DESIGN.md")]
 
 mod apart;

@@ -2,10 +2,12 @@
 //!
 //! # Promises
 //! - The type of the mount point (regular file or directory) is the type of the root node.
-//! - A mount whose server is gone (ENOTCONN) is replaced; its users go on to get errors. Any other mount stays below the new one.
+//! - A mount whose server has ended (ENOTCONN) is replaced; its users still get errors. Any other mount
+//!   remains below the new one.
 //! - [`Mount::unmount`] is never lazy; [`Mount::detach`] is.
 //!
-//! Calls that may wait for the file system run on threads of their own, so that the shards go on serving it.
+//! Calls that may wait for the file system run on threads of their own, so that the shards can serve it
+//! meanwhile.
 
 use crate::apart::Apart;
 use block::{Error, Result};
@@ -25,7 +27,7 @@ pub const DEVICE: &str = "/dev/fuse";
 /// Program that mounts for users without privileges.
 const HELPER: &str = "fusermount3";
 
-/// Where and how to mount.
+/// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
     /// Mount point: an existing directory or regular file.
@@ -34,7 +36,7 @@ pub struct MountOptions {
     pub source: String,
     /// Refuse writes.
     pub read_only: bool,
-    /// Let users other than the mounting one use the file system, as its permissions allow.
+    /// Let other users than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
 }
 
@@ -49,7 +51,7 @@ fn failed(error: rustix::io::Errno, doing: impl std::fmt::Display) -> Error {
 }
 
 impl Mount {
-    /// The file system that is mounted at this path, for [`Session::adopt`](crate::Session::adopt).
+    /// Returns the file system that is mounted at this path, for [`Session::adopt`](crate::Session::adopt).
     pub fn existing(path: PathBuf) -> Mount {
         Mount { path }
     }
@@ -59,11 +61,11 @@ impl Mount {
         &self.path
     }
 
-    /// Mounts, and returns the device that the kernel sends requests to. The first one is INIT.
+    /// Mounts, and returns the device that the kernel sends requests to. The first request is INIT.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the mount point or the device, [`Error::PermissionDenied`] without privileges and
-    /// `fusermount3`, those of the kernel.
+    /// [`Error::NotFound`] without the mount point or the device, [`Error::PermissionDenied`] without
+    /// privileges and `fusermount3`, errors of the kernel.
     pub async fn mount(options: MountOptions) -> Result<(Mount, OwnedFd)> {
         runtime::blocking(move || mount(&options)).await
     }
@@ -71,14 +73,14 @@ impl Mount {
     /// Unmounts.
     ///
     /// # Errors
-    /// [`Error::Busy`] while files are open or the mount point is used otherwise; [`Error::NotFound`] if nothing is
-    /// mounted there.
+    /// [`Error::Busy`] while files are open or the mount point is in use otherwise; [`Error::NotFound`] if
+    /// the path isn't a mount point.
     pub async fn unmount(&self) -> Result<()> {
         let path = self.path.clone();
         runtime::blocking(move || unmount(&path, false)).await
     }
 
-    /// As [`unmount`](Self::unmount), by a process apart, which a killed server doesn't wait for.
+    /// As [`unmount`](Self::unmount), by a separate process, for which a killed server doesn't wait.
     pub(crate) async fn unmount_by(&self, apart: &Apart) -> Result<()> {
         let Some(errno) = apart.unmount(&self.path).await else { return self.unmount().await };
         let path = self.path.clone();
@@ -89,10 +91,11 @@ impl Mount {
         runtime::blocking(move || unmounted(&path, false, outcome)).await
     }
 
-    /// Removes the mount point and leaves the rest to the kernel, as soon as the last user closes its files (MNT_DETACH).
+    /// Removes the mount from its path at once; the kernel ends it when the last user has closed its files
+    /// (MNT_DETACH).
     ///
     /// # Errors
-    /// [`Error::NotFound`] if nothing is mounted there.
+    /// [`Error::NotFound`] if the path isn't a mount point.
     pub async fn detach(&self) -> Result<()> {
         let path = self.path.clone();
         runtime::blocking(move || unmount(&path, true)).await
@@ -102,7 +105,7 @@ impl Mount {
 fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     let given = options.path.display();
     let looking = |error: std::io::Error| Error::from_io(&error, &format!("mount point {given}"));
-    // The attributes of a mount without a server may be cached; its sizes never are.
+    // Attributes of a mount without a server may be cached; its sizes aren't.
     let found = rustix::fs::statfs(&options.path).map_err(std::io::Error::from);
     let metadata = match found.and_then(|_| std::fs::metadata(&options.path)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
@@ -203,14 +206,14 @@ fn run_helper(command: &mut Command, doing: &str) -> Result<()> {
 /// Unmounts with the privileges of this process.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of umount(2).
 pub(crate) fn unmount_directly(path: &Path, lazily: bool) -> rustix::io::Result<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazily);
     rustix::mount::unmount(path, flags)
 }
 
-/// Removes a mount of a server that is gone, in use or not.
+/// Removes the mount of a server that has ended, in use or not.
 pub(crate) fn detach_now(path: &Path) -> Result<()> {
     match unmount(path, false) {
         Err(Error::Busy(_)) => unmount(path, true),
@@ -218,7 +221,7 @@ pub(crate) fn detach_now(path: &Path) -> Result<()> {
     }
 }
 
-/// Path of a mount point without symbolic links, without a request to what is mounted there.
+/// Path of a mount point without symbolic links, found without a request to its file system.
 pub(crate) fn own_path(path: &Path) -> std::io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     match (path.parent(), path.file_name()) {
@@ -231,7 +234,7 @@ fn unmount(path: &Path, lazily: bool) -> Result<()> {
     unmounted(path, lazily, unmount_directly(path, lazily))
 }
 
-/// Outcome of an unmount, which a program without privileges does by `fusermount3`.
+/// Outcome of an unmount. Without privileges, `fusermount3` unmounts.
 fn unmounted(path: &Path, lazily: bool, outcome: rustix::io::Result<()>) -> Result<()> {
     let doing = format!("unmounting {}", path.display());
     match outcome {

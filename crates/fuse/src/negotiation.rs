@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Largest write and read in one request, in bytes: the most that the kernel sends by default (`fs.fuse.max_pages_limit`).
 pub const MAX_WRITE: usize = 1 << 20;
 
-/// Capabilities that every session asks for.
+/// Capabilities that every session requests.
 const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::BIG_WRITES
     | init_flag::ASYNC_DIO
@@ -19,11 +19,11 @@ const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::DIRECT_IO_ALLOW_MMAP
     | init_flag::HAS_RESEND;
 
-/// Result of the negotiation. It belongs to the connection and not to the process: a server that adopts the connection of an
-/// earlier one gets no INIT and needs these values.
+/// Result of the negotiation. It belongs to the connection, not to the process: a server that adopts the
+/// connection of an earlier one gets no INIT and needs these values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Negotiated {
-    /// Minor version of the protocol that both sides know.
+    /// Minor version of the protocol that both sides support.
     pub minor: u32,
     /// Capabilities ([`init_flag`]) that both sides have.
     pub flags: u64,
@@ -40,10 +40,10 @@ impl Negotiated {
         self.flags & flags == flags
     }
 
-    /// Checks values that come from another process.
+    /// Checks values that another process has passed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for values that no negotiation of this version results in.
+    /// [`Error::Invalid`] for values that can't result from a negotiation of this version.
     pub fn check(&self) -> Result<()> {
         if !(LOWEST_MINOR..=MINOR).contains(&self.minor) {
             return Err(Error::invalid(format!(
@@ -61,8 +61,8 @@ impl Negotiated {
     }
 }
 
-/// Answers INIT; `capabilities` are those that the file system asks for beside those of every session, `requests` is the number of requests that
-/// the session carries out at a time.
+/// Answers INIT. `capabilities` are those that the file system requests in addition to those of every
+/// session; `requests` is the number of requests that the session executes at a time.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a kernel older than Linux 5.17.

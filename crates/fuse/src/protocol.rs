@@ -1,5 +1,5 @@
-//! Frames of the FUSE kernel protocol, version 7.45 (`include/uapi/linux/fuse.h` of Linux 6.18): numbers, and structures in the
-//! byte order of the machine. Fields have the names of that header where these are words.
+//! Frames of the FUSE kernel protocol, version 7.45 (`include/uapi/linux/fuse.h` of Linux 6.18): numbers, and
+//! structures in the byte order of the machine. Fields have the names of that header where these are words.
 //!
 //! A request is an [`InHeader`], the structure of its opcode, and names or data. A reply is an [`OutHeader`] and the
 //! structure of the opcode, or the header alone with an error.
@@ -8,13 +8,13 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Major version of the protocol.
 pub const MAJOR: u32 = 7;
-/// Highest minor version that this server knows.
+/// Highest minor version that this server supports.
 pub const MINOR: u32 = 45;
 /// Lowest minor version that this server accepts: that of Linux 5.17, the first with [`InitIn::flags2`].
 pub const LOWEST_MINOR: u32 = 36;
 /// Number of the root node.
 pub const ROOT: u64 = 1;
-/// Bit of [`InHeader::unique`] that marks a request as sent again, after [`notify::RESEND`].
+/// Bit of [`InHeader::unique`] that marks a resent request, after [`notify::RESEND`].
 pub const UNIQUE_RESENT: u64 = 1 << 63;
 /// Bit of [`InHeader::unique`] that the kernel sets in interrupts.
 pub const UNIQUE_INTERRUPT: u64 = 1;
@@ -79,7 +79,8 @@ pub mod opcode {
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// Flags of INIT: capabilities that the kernel offers and the server accepts. From bit 32 on they are in `flags2`.
+/// Flags of INIT: capabilities that the kernel offers and the server accepts. Bits 32 and higher are in
+/// `flags2`.
 pub mod init_flag {
     /// Several reads of a file in flight.
     pub const ASYNC_READ: u64 = 1 << 0;
@@ -121,7 +122,7 @@ pub mod init_flag {
     pub const INIT_EXT: u64 = 1 << 30;
     /// Shared mappings of files opened for direct I/O.
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    /// The kernel sends unanswered requests again when it is asked to.
+    /// The kernel resends unanswered requests on request.
     pub const HAS_RESEND: u64 = 1 << 39;
 }
 
@@ -159,9 +160,9 @@ pub mod valid {
     pub const MTIME: u32 = 1 << 5;
     /// `fh` is valid.
     pub const FH: u32 = 1 << 6;
-    /// `atime` is to be set to the present time.
+    /// `atime` is to be set to the current time.
     pub const ATIME_NOW: u32 = 1 << 7;
-    /// `mtime` is to be set to the present time.
+    /// `mtime` is to be set to the current time.
     pub const MTIME_NOW: u32 = 1 << 8;
     /// `ctime` is to be set.
     pub const CTIME: u32 = 1 << 10;
@@ -183,9 +184,9 @@ pub mod flag {
 
 /// Codes of notifications: messages of the server with `unique` 0 and the code in place of the error.
 pub mod notify {
-    /// Write cached data of a node back, and forget it.
+    /// Write cached data of a node back, and drop it.
     pub const INVAL_INODE: i32 = 2;
-    /// Send all unanswered requests again.
+    /// Resend all unanswered requests.
     pub const RESEND: i32 = 7;
 }
 
@@ -228,7 +229,8 @@ frames! {
         error: i32,
         unique: u64,
     }
-    /// Body of [`notify::INVAL_INODE`]: `len` bytes from `off` on; all after it if `len` is 0 or less.
+    /// Body of [`notify::INVAL_INODE`]: `len` bytes at `off`, or all bytes at and after it if `len` is 0 or
+    /// less.
     NotifyInvalInodeOut {
         ino: u64,
         off: i64,
@@ -402,14 +404,14 @@ frames! {
     Dirent { ino: u64, off: u64, namelen: u32, kind: u32, }
 }
 
-/// Length of a request up to the data of a WRITE: what is read apart from the data, so that the data is aligned.
+/// Length of a request before the data of a WRITE. It is read separately, so that the data is aligned.
 pub const HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Sizes as the kernel's header has them (FUSE_COMPAT_* and the layouts of 64-bit machines).
+    /// Sizes in the kernel's header (FUSE_COMPAT_* and the layouts of 64-bit machines).
     #[test]
     fn frames_have_the_sizes_of_the_kernel() {
         let sizes = [

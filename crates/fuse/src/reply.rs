@@ -45,7 +45,7 @@ pub fn notification(code: i32) -> OutHeader {
     header(0, code, 0)
 }
 
-/// Notification that cached data of a node is to be written back and forgotten.
+/// Notification to write back and drop the cached data of a node.
 pub fn invalidation(node: u64) -> Vec<u8> {
     let body = NotifyInvalInodeOut { ino: node, off: 0, len: 0 };
     let header = header(0, notify::INVAL_INODE, size_of::<NotifyInvalInodeOut>());
@@ -80,8 +80,9 @@ impl DirectoryEntries {
         DirectoryEntries { buffer: Buffer::new(bytes) }
     }
 
-    /// Adds an entry: the number of its node, the offset from which a later READDIR goes on after it, its type (`DT_REG`,
-    /// `DT_DIR`, …) and its name. Returns false if it doesn't fit; no later one is to be added then.
+    /// Adds an entry: the number of its node, the offset at which a later READDIR continues after it, its
+    /// type (`DT_REG`, `DT_DIR`, …) and its name. Returns false if it doesn't fit; then no later entry may be
+    /// added.
     pub fn add(&mut self, node: u64, next: u64, kind: u8, name: &[u8]) -> bool {
         let fits = size_of::<Dirent>() + padded(name.len()) <= self.buffer.missing();
         if fits {
@@ -100,16 +101,16 @@ impl DirectoryEntriesPlus {
         DirectoryEntriesPlus { buffer: Buffer::new(bytes) }
     }
 
-    /// Adds an entry: the result of its lookup, which counts as one lookup unless the name is `.` or `..`, the offset from
-    /// which a later READDIRPLUS goes on after it, and its name. Returns false if it doesn't fit; no later one is to be
-    /// added then.
+    /// Adds an entry: the result of its lookup, which counts as one lookup unless the name is `.` or `..`,
+    /// the offset at which a later READDIRPLUS continues after it, and its name. Returns false if it doesn't
+    /// fit; then no later entry may be added.
     pub fn add(&mut self, entry: &crate::Entry, next: u64, name: &[u8]) -> bool {
         let kind = (entry.attributes.mode & libc::S_IFMT) >> 12;
         self.append(entry, entry.attributes.node, next, kind, name)
     }
 
-    /// Adds an entry without the result of a lookup, as [`DirectoryEntries::add`] does: the kernel looks it up itself when it needs
-    /// to.
+    /// Adds an entry without the result of a lookup, as [`DirectoryEntries::add`] does: the kernel looks it
+    /// up itself when necessary.
     pub fn add_name(&mut self, node: u64, next: u64, kind: u8, name: &[u8]) -> bool {
         self.append(&crate::Entry::default(), node, next, kind.into(), name)
     }

@@ -1,10 +1,11 @@
 //! Parsing of requests. Sans-io: bytes become an [`Operation`] that borrows names and values, or a [`Malformed`].
 //!
 //! # Promises
-//! - No bytes make it panic, and nothing is allocated.
+//! - It doesn't panic for any bytes, and allocates nothing.
 //! - Every name is one component of a path: not empty, without `/` and NUL, at most [`LONGEST_NAME`] bytes; in a LOOKUP it may be
 //!   `.` or `..`.
-//! - Bytes after what an operation needs are ignored: later minor versions of the protocol extend structures.
+//! - Bytes after the arguments of an operation are ignored: later minor versions of the protocol extend
+//!   structures.
 
 use crate::protocol::{
     AccessIn, BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn,
@@ -108,7 +109,7 @@ pub enum Operation<'a> {
     Control,
     /// NOTIFY_REPLY, which takes no reply.
     NotifyReply,
-    /// An operation that this server doesn't have: locks, POLL, BMAP, STATX, and unknown ones.
+    /// An operation that this server doesn't support: locks, POLL, BMAP, STATX, and unknown ones.
     Other(u32),
 }
 
@@ -126,7 +127,7 @@ impl<'a> Forgets<'a> {
 /// Violation of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// Number of bytes read, which isn't the length in the header or less than a header.
+    /// Number of received bytes, which differs from the length in the header or is less than a header.
     Length(usize, u32),
     /// Opcode whose arguments are shorter than its structure.
     Arguments(u32),
@@ -190,7 +191,7 @@ impl<'a> Arguments<'a> {
         Ok(taken)
     }
 
-    /// Bytes up to a NUL, which is taken too.
+    /// Bytes before the next NUL; also consumes the NUL.
     fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let end = self.rest.iter().position(|byte| *byte == 0).ok_or(Malformed::Arguments(self.opcode))?;
         let text = &self.rest[..end];
@@ -226,11 +227,11 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Parses the arguments of a request: the bytes after its header, for a WRITE without the data. `setxattr_ext` is whether
-/// [`SETXATTR_EXT`](crate::protocol::init_flag::SETXATTR_EXT) was negotiated.
+/// Parses the arguments of a request: the bytes after its header, for a WRITE without the data.
+/// `setxattr_ext` is whether [`SETXATTR_EXT`](crate::protocol::init_flag::SETXATTR_EXT) was negotiated.
 ///
 /// # Errors
-/// What is malformed.
+/// The violation of the protocol.
 pub fn parse<'a>(
     header: &InHeader,
     arguments: &'a [u8],
@@ -320,7 +321,7 @@ pub fn parse<'a>(
     })
 }
 
-/// Checks that a WRITE has as much data as it says.
+/// Checks that a WRITE has as much data as it announces.
 ///
 /// # Errors
 /// [`Malformed::Data`].
@@ -414,7 +415,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes: no panic, and names that are returned are components.
+        /// For any bytes there is no panic, and returned names are components.
         #[test]
         fn any_bytes_are_parsed_or_refused(
             opcode in prop_oneof![0_u32..60, any::<u32>()],

@@ -1,18 +1,20 @@
 //! Sessions: requests are read from the kernel's device and answered, on every shard.
 //!
-//! Each shard has a clone of the device (FUSE_DEV_IOC_CLONE), so that the shards answer in parallel; a request may come to any of
-//! them. On a shard, workers read one request, carry it out, answer it, and read the next one. At most [`READERS`] of them wait for
-//! a request at a time, and there are at most [`REQUESTS`]. A worker is created when one is needed, and stays; so a request costs
-//! neither a task nor an allocation.
+//! Each shard has a clone of the device (FUSE_DEV_IOC_CLONE), so that the shards answer in parallel; a
+//! request may arrive on any of them. On a shard, workers read one request, execute it, answer it, and read
+//! the next one. At most [`READERS`] of them wait for a request at a time, and there are at most
+//! [`REQUESTS`]. A worker is created when one is needed, and remains; a request therefore costs neither a
+//! task nor an allocation.
 //!
 //! # Memory
-//! A shard holds at most [`REQUESTS`] requests, each of at most [`MAX_WRITE`] bytes, and [`READERS`] buffers of that size to read
-//! the next ones. Data of a large write stays in the buffer that it was read to, which is aligned for devices.
+//! A shard holds at most [`REQUESTS`] requests, each of at most [`MAX_WRITE`] bytes, and [`READERS`] buffers
+//! of that size to read the next ones. Data of a large write remains in the buffer that it was read to, which
+//! is aligned for devices.
 //!
 //! # Hand-over
-//! The mount outlives the server as long as another process holds all devices of the session ([`Session::descriptors`]): the kernel
-//! fails the unanswered requests of a device that is closed. A new server [adopts](Session::adopt) them with what INIT negotiated,
-//! and the kernel sends the unanswered requests again.
+//! The mount outlives the server if another process holds all devices of the session
+//! ([`Session::descriptors`]): the kernel fails the unanswered requests of a closed device. A new server
+//! [adopts](Session::adopt) them with the result of INIT, and the kernel resends the unanswered requests.
 
 use crate::apart::Apart;
 use crate::dispatch::{self, Outcome, Request};
@@ -43,20 +45,21 @@ use zerocopy::IntoBytes;
 pub const READERS: usize = 4;
 /// Largest number of requests of a shard in progress.
 pub const REQUESTS: usize = 64;
-/// Largest number of requests of a shard that have left their workers, beside those: each waits until the kernel has written a file
-/// back, which takes workers. Further ones fail with EBUSY.
+/// Most requests of a shard that have left their workers, in addition to [`REQUESTS`]: each waits until the
+/// kernel has written a file back, which needs workers. Further ones fail with EBUSY.
 pub const MOST_APART: usize = 256;
-/// Time within which the kernel sends INIT.
+/// Time limit for the kernel to send INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why a session ended.
+/// Reason for the end of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// The file system was unmounted.
     Unmounted,
     /// The connection was aborted, through `/sys/fs/fuse/connections` or by `umount -f`.
     Aborted,
-    /// The server ended it. Unless another process holds its devices, users of the file system get errors.
+    /// The server ended the session. Unless another process holds its devices, users of the file system get
+    /// errors.
     Left,
     /// The kernel's device failed, or a request was malformed.
     Failed(Error),
@@ -75,9 +78,10 @@ impl fmt::Display for Ended {
 
 /// State of a session that all shards share.
 struct Shared {
-    /// Duplicates of the devices of all shards. Dropped at the end: the connection lives as long as one of them is open.
+    /// Duplicates of the devices of all shards, dropped at the end: the connection lives as long as one of
+    /// them is open.
     devices: Mutex<Vec<OwnedFd>>,
-    /// Raised when the shards are to end.
+    /// Raised when the shards have to end.
     stop: StopSource,
     /// Number of shards that have not ended.
     serving: AtomicUsize,
@@ -92,14 +96,14 @@ impl Shared {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the session on all shards; the first reason is kept.
+    /// Ends the session on all shards. Only the first reason is kept.
     fn end(&self, ended: Ended) {
         let _ = self.ended.set(ended);
         self.devices().clear();
         self.stop.stop();
     }
 
-    /// Notes that this many shards have ended.
+    /// Records that this many shards have ended.
     fn left(&self, shards: usize) {
         if self.serving.fetch_sub(shards, Ordering::SeqCst) == shards {
             self.all_ended.stop();
@@ -111,7 +115,7 @@ impl Shared {
 pub struct Session {
     shared: Arc<Shared>,
     mount: Mount,
-    /// Process for calls that wait for the server, from the first one on.
+    /// Process for calls that wait for the server; started for the first one.
     apart: Mutex<Option<Arc<Apart>>>,
     negotiated: Negotiated,
 }
@@ -120,8 +124,8 @@ impl Session {
     /// Mounts a file system and serves it on all shards. Returns once requests are answered.
     ///
     /// # Errors
-    /// Those of [`Mount::mount`] and of [`FileSystemPart::open`]; [`Error::Unsupported`] for a kernel that is too old. Nothing
-    /// is mounted then.
+    /// Errors of [`Mount::mount`] and of [`FileSystemPart::open`]; [`Error::Unsupported`] for a kernel that
+    /// is too old. Nothing is mounted then.
     pub async fn mount(part: Arc<dyn FileSystemPart>, options: MountOptions) -> Result<Session> {
         let (mount, device) = Mount::mount(options).await?;
         let started = async {
@@ -137,12 +141,13 @@ impl Session {
         }
     }
 
-    /// Serves a file system that an earlier server had mounted, and lets the kernel send again the requests that it didn't
-    /// answer ([`Context::is_resent`](crate::Context::is_resent)). `devices` are all its [descriptors](Self::descriptors).
+    /// Serves a file system that an earlier server had mounted, and lets the kernel resend the requests that
+    /// it didn't answer ([`Context::is_resent`](crate::Context::is_resent)). `devices` are all its
+    /// [descriptors](Self::descriptors).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernel doesn't send requests again (before Linux 6.9); [`Error::Invalid`] without a
-    /// device or for impossible values; those of the kernel and of [`FileSystemPart::open`].
+    /// [`Error::Unsupported`] if the kernel can't resend requests (before Linux 6.9); [`Error::Invalid`]
+    /// without a device or for impossible values; errors of the kernel and of [`FileSystemPart::open`].
     pub async fn adopt(
         part: Arc<dyn FileSystemPart>,
         devices: Vec<OwnedFd>,
@@ -159,7 +164,7 @@ impl Session {
         let Some(first) = devices.first() else {
             return Err(Error::invalid(format!("{}: no descriptor of {DEVICE}", mount.path().display())));
         };
-        // Before the first read: what this server has read must not be sent again.
+        // Before the first read: requests that this server has read must not be resent.
         let doing =
             |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
         rustix::io::write(first, reply::notification(notify::RESEND).as_bytes()).map_err(doing)?;
@@ -177,10 +182,11 @@ impl Session {
         self.mount.path()
     }
 
-    /// Returns duplicates of all devices, for a process that keeps the mount alive when this one is killed; none after the end.
+    /// Returns duplicates of all devices, for a process that keeps the mount alive when this one is killed;
+    /// none after the end.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn descriptors(&self) -> Result<Vec<OwnedFd>> {
         self.shared.devices().iter().map(duplicate).collect()
     }
@@ -188,7 +194,7 @@ impl Session {
     /// Returns the sender of notifications.
     ///
     /// # Errors
-    /// [`Error::Closed`] after the end; those of the kernel and of starting a process.
+    /// [`Error::Closed`] after the end; errors of the kernel and of starting a process.
     pub fn notifier(&self) -> Result<Notifier> {
         self.apart().map(Notifier)
     }
@@ -202,7 +208,8 @@ impl Session {
         }
         let clone = {
             let devices = self.shared.devices();
-            // The kernel fails the unanswered requests of a device when it is closed, so the process has one of its own.
+            // When a device is closed the kernel fails its unanswered requests, so the process has a device
+            // of its own.
             clone_of(devices.first().ok_or_else(|| Error::closed("the FUSE session has ended"))?)?
         };
         let started = Arc::new(Apart::start(clone)?);
@@ -210,7 +217,7 @@ impl Session {
         Ok(started)
     }
 
-    /// Ends the process for calls: it has a device of the session.
+    /// Ends the process for calls, which holds a device of the session.
     fn end_apart(&self) {
         if let Some(apart) = self.apart.lock().unwrap_or_else(PoisonError::into_inner).take() {
             apart.end();
@@ -224,7 +231,7 @@ impl Session {
         }
     }
 
-    /// Why the session ended; `None` while it is served.
+    /// Reason for the end of the session; `None` while it is served.
     pub fn outcome(&self) -> Option<&Ended> {
         self.shared.ended.get()
     }
@@ -234,19 +241,19 @@ impl Session {
         self.shared.all_ended.token().stopped().await;
     }
 
-    /// Ends the session after the requests in progress, and leaves the mount to another process that holds its devices. If there
-    /// is none, users of the file system get errors, and the mount stays without a server.
+    /// Ends the session after the requests in progress, and leaves the mount to another process that holds
+    /// its devices. Without one, users of the file system get errors, and the mount remains without a server.
     pub async fn leave(&self) {
         self.end_apart();
         self.shared.end(Ended::Left);
         self.ended().await;
     }
 
-    /// Unmounts and ends the session. While the file system is in use, tries again for at most `limit`.
+    /// Unmounts and ends the session. While the file system is in use, retries for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::Busy`] if it was still in use after that: its users get errors from then on, and the mount is removed lazily.
-    /// Those of [`Mount::unmount`]; the session has ended nevertheless.
+    /// [`Error::Busy`] if it was still in use after that: its users then get errors, and the mount is removed
+    /// lazily. Errors of [`Mount::unmount`]. The session has ended in any case.
     pub async fn stop(&self, limit: Duration) -> Result<()> {
         let unmounted = match self.outcome() {
             Some(Ended::Unmounted) => Ok(()),
@@ -276,12 +283,12 @@ impl Session {
 pub struct Notifier(Arc<Apart>);
 
 impl Notifier {
-    /// Has the kernel write back what it has cached of a node and forget it. Returns when the writes have been answered, by
-    /// workers of the session meanwhile: all of them may not wait here ([`MOST_APART`]).
+    /// Makes the kernel write back and drop the cached data of a node. Returns when workers of the session
+    /// have answered the writes, so not all workers may wait here ([`MOST_APART`]).
     ///
     /// # Errors
-    /// [`Error::Busy`] if too many files are being written back; [`Error::Closed`] after the end of the session; those of the kernel.
-    /// A node that it doesn't know is none.
+    /// [`Error::Busy`] if too many files are being written back; [`Error::Closed`] after the end of the
+    /// session; errors of the kernel, except for a node that it doesn't know.
     pub async fn write_back(&self, node: u64) -> Result<()> {
         self.0.write_back(node).await
     }
@@ -391,7 +398,7 @@ struct Workers {
     ended: Notify,
 }
 
-/// What a worker uses. Dropped before the worker is counted as ended.
+/// Resources of a worker, dropped before the worker is counted as ended.
 #[derive(Clone)]
 struct Served {
     device: MessageDevice,
@@ -472,10 +479,10 @@ async fn work(workers: &Rc<Workers>, served: &Served) {
     }
 }
 
-/// Answers a request without its worker.
+/// Answers a request outside of its worker.
 async fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) -> Result<(), Ended> {
     if workers.apart.get() >= MOST_APART {
-        // Where the reply fails the request has ended.
+        // If the reply fails, the request has ended.
         let _sent = served.device.send(reply::error(request.header.unique, libc::EBUSY)).await;
         return Ok(());
     }
@@ -494,7 +501,7 @@ async fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) 
     Ok(())
 }
 
-/// Waits for a future, until the other one ends.
+/// Waits for a future until the other one ends.
 async fn until<T>(
     mut stopped: Pin<&mut impl Future<Output = ()>>,
     future: impl Future<Output = T>,

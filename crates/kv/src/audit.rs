@@ -1,55 +1,56 @@
-//! Audit: whether the cells of a drive still hold given keys, by looking at all that they show, and not at what the store knows.
+//! Audit: searches all readable cells of a drive for given keys, without relying on the state of the store.
 //!
-//! Cells show data of zones that were reset and not erased, of appends that failed, and of former formats. In all of it the audit looks for
-//! - records of logs, by their magic, and in these for writes, edits of the manifest, and pieces of tables;
-//! - the blocks of tables, by their checksums (`table::salvage`): their keys are compressed;
-//! - the bytes of the keys themselves, anywhere, for keys of 8 bytes and more.
+//! Cells also show data of zones that were reset and not erased, of failed appends, and of former formats.
+//! The audit searches for
+//! - records of logs, by their magic, and in them for writes, edits of the manifest, and pieces of tables;
+//! - blocks of tables, by their checksums (`table::carve`): their keys are compressed;
+//! - the bytes of the keys anywhere, for keys of at least 8 bytes.
 //!
-//! Parts of compressed blocks whose other part is gone can't be decoded; their length is reported.
+//! A compressed block of which a part was overwritten can't be decoded; the length of such parts is reported.
 
 use crate::batch::Write;
 use crate::item::{Recorded, decode_parts};
 use crate::manifest::{Edit, shard_of};
-use crate::table::salvage;
+use crate::table::carve;
 use block::Result;
 use logkit::record::{Kind, Parsed};
 use logkit::scan::{Found, Kept};
 use std::collections::BTreeMap;
 
-/// Unit in which records begin, in bytes.
+/// Alignment of records, in bytes.
 const BLOCK: usize = 4096;
-/// Shortest key whose bytes are looked for everywhere.
+/// Minimum length in bytes of keys that are searched for as plain bytes.
 const SHORTEST_LITERAL: usize = 8;
-/// Most places that are reported of a key.
+/// Maximum number of reported places of a key.
 const MOST_PLACES: usize = 16;
 
-/// Where a key was found.
+/// A place at which a key was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundKey {
     /// Index of the key.
     pub key: usize,
-    /// Zone.
+    /// Number of the zone.
     pub zone: u32,
-    /// Byte of the zone: of the block or record that has it.
+    /// Offset in the zone, in bytes, of the block or record that contains the key.
     pub offset: u64,
-    /// What has it.
+    /// Kind of data that contains the key.
     pub what: &'static str,
 }
 
-/// What an audit has found.
+/// Result of an audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Places of the keys, at most 16 of each.
+    /// Places of the keys, at most 16 of each key.
     pub found: Vec<FoundKey>,
-    /// Records that were looked at.
+    /// Number of records that were searched.
     pub records: u64,
-    /// Blocks of tables that were looked at.
+    /// Number of blocks of tables that were searched.
     pub blocks: u64,
-    /// Bytes of tables that are in no whole block.
+    /// Bytes of tables outside complete blocks.
     pub undecodable: u64,
 }
 
-/// A piece of a table in the cells.
+/// A piece of a table that was found in the cells.
 #[derive(Debug)]
 struct Piece {
     zone: u32,
@@ -83,7 +84,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Looks for the bytes of keys anywhere in a zone.
+    /// Searches a zone for the plain bytes of keys.
     fn literals(&mut self, zone: u32, cells: &[u8]) {
         for number in 0..self.keys.len() {
             let key = &self.keys[number];
@@ -101,7 +102,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Looks at the records of a zone, and notes the pieces of tables.
+    /// Searches the records of a zone, and collects the pieces of tables.
     fn records(&mut self, zone: u32, cells: &[u8], tables: &mut Tables) {
         for offset in (0..cells.len()).step_by(BLOCK) {
             let Ok(Some(parsed)) = Parsed::decode_any(&cells[offset..]) else { continue };
@@ -110,7 +111,7 @@ impl Audit<'_> {
             }
             self.findings.records += 1;
             let found = Found::new(&parsed);
-            // A header that isn't whole says nothing that the bytes don't.
+            // The plain bytes of a damaged header are searched anyway.
             let Ok(items) = Recorded::decode_all(&found) else { continue };
             let mut at = offset + BLOCK;
             for item in items {
@@ -127,7 +128,7 @@ impl Audit<'_> {
                             self.body(is_edit, body, zone, offset);
                         }
                     }
-                    // The rest of a body is looked at as bytes.
+                    // Other parts of a body are searched as plain bytes.
                     Recorded::Body { .. } => {}
                 }
                 at += length;
@@ -145,7 +146,7 @@ impl Audit<'_> {
             return;
         }
         let mut keys: Vec<Vec<u8>> = Vec::new();
-        // What can't be decoded is looked at as bytes.
+        // Undecodable parts are searched as plain bytes.
         let _decoded = decode_parts(body, |part| {
             Write::decode_all(part.bytes, |write| match write {
                 Write::Put { key, .. } | Write::Delete { key, .. } => keys.push(key.to_vec()),
@@ -155,7 +156,7 @@ impl Audit<'_> {
         keys.iter().for_each(|key| self.compare(key, zone, offset, "a write in the log"));
     }
 
-    /// Looks at a run of bytes of a table.
+    /// Searches consecutive bytes of a table.
     fn table(&mut self, (shard, table): (u16, u64), run: &[(Piece, Vec<u8>)]) {
         let Some((first, _)) = run.first() else { return };
         let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
@@ -163,10 +164,10 @@ impl Audit<'_> {
         let salt = crate::core::salt_of(table, shard);
         let mut keys: Vec<Vec<u8>> = Vec::new();
         let mut blocks = 0;
-        let unknown = salvage::blocks(&bytes, u64::from(first.first) * BLOCK as u64, salt, |block| {
+        let unknown = carve::blocks(&bytes, u64::from(first.first) * BLOCK as u64, salt, |block| {
             blocks += 1;
             if let Ok(block) = block {
-                // A block that contradicts itself has the keys before that.
+                // A damaged block yields the keys before the damage.
                 let _walked = block.for_each_key(|key| {
                     if self.keys.iter().any(|wanted| wanted == key) {
                         keys.push(key.to_vec());
@@ -194,10 +195,11 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     None
 }
 
-/// Looks for keys in the cells of so many zones. `cells` returns what the cells of a zone show, from its beginning on, erased cells too.
+/// Searches the cells of `zones` zones for keys. `cells` returns all cells of a zone from its start, erased
+/// ones included.
 ///
 /// # Errors
-/// What `cells` returns.
+/// Errors of `cells`.
 pub async fn audit(
     zones: u32,
     mut cells: impl AsyncFnMut(u32) -> Result<Vec<u8>>,
@@ -212,7 +214,7 @@ pub async fn audit(
     }
     for (table, mut pieces) in tables {
         pieces.sort_by_key(|piece| (piece.first, piece.zone, piece.offset));
-        // Pieces that follow each other are one run; copies of a piece are runs of their own.
+        // Consecutive pieces form one run; each copy of a piece begins a run of its own.
         while !pieces.is_empty() {
             let mut run: Vec<(Piece, Vec<u8>)> = Vec::new();
             let mut next = None;

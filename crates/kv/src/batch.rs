@@ -1,4 +1,4 @@
-//! Writes that take effect together, and their encoding in the write-ahead log.
+//! Batches of writes that take effect atomically, and their encoding in the write-ahead log.
 
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
 use block::{Error, Result};
@@ -11,9 +11,9 @@ pub enum Write<'a> {
     Put {
         /// The key.
         key: &'a [u8],
-        /// Its value.
+        /// The value.
         value: &'a [u8],
-        /// Time at which the key expires; `None` for never.
+        /// Time at which the key expires; `None` if it never does.
         expires: Option<Timestamp>,
     },
     /// Deletes a key.
@@ -38,10 +38,10 @@ const PUT: u8 = 1;
 const PUT_EXPIRING: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
-/// A range that ends with the largest key, which it doesn't name.
+/// A range that ends with the largest key; the end isn't encoded.
 const DELETE_FROM: u8 = 5;
 
-/// The largest key: the end of ranges that have none.
+/// The largest key: the end of unbounded ranges.
 static LAST_KEY: [u8; MOST_KEY_BYTES] = [u8::MAX; MOST_KEY_BYTES];
 
 impl<'a> Write<'a> {
@@ -75,7 +75,8 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// Decodes a write, of any size. [`check`](Self::check) refuses writes that are too large before they are applied.
+    /// Decodes a write of any size. [`check`](Self::check) refuses writes that are too large before they are
+    /// applied.
     #[inline]
     fn decode(numbers: &mut Numbers<'a>) -> Result<Self> {
         let kind = numbers.byte()?;
@@ -110,10 +111,10 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// Refuses a key or a value that is too large.
+    /// Checks the sizes of the key and the value.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with its size and the bound.
+    /// [`Error::Invalid`] with the size and the maximum if one is too large.
     pub fn check(&self) -> Result<()> {
         let check = |what: &str, bytes: &[u8], most: usize| match bytes.len() <= most {
             true => Ok(()),
@@ -135,7 +136,7 @@ impl<'a> Write<'a> {
     }
 }
 
-/// Writes that take effect together: after a crash all of them have, or none.
+/// Writes that take effect atomically: after a crash either all of them are in effect or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -155,13 +156,13 @@ impl Batch {
             Write::Delete { key, .. } => (key, &[]),
             Write::DeleteRange { from, to, .. } => (from, to),
         };
-        // A byte for the kind, up to 5 for each length, and 10 for a time.
+        // 1 byte for the kind, up to 5 for each length, and 10 for a time.
         let mut batch = Batch { bytes: Vec::with_capacity(first.len() + second.len() + 21), writes: 0 };
         batch.push(write);
         batch
     }
 
-    /// The key of a batch that is a single write of a key.
+    /// Key of a batch with exactly one write, which is of a single key; `None` for other batches.
     pub(crate) fn only_key(&self) -> Option<&[u8]> {
         let mut numbers = Numbers::new(&self.bytes, "a batch");
         match (self.writes, Write::decode(&mut numbers)) {
@@ -170,7 +171,7 @@ impl Batch {
         }
     }
 
-    /// The keys of writes of single keys.
+    /// Keys of the writes of single keys.
     pub(crate) fn keys(&self) -> Vec<&[u8]> {
         let mut keys = Vec::with_capacity(self.writes as usize);
         self.for_each(|write| match write {
@@ -191,12 +192,12 @@ impl Batch {
         self.push(Write::Put { key, value, expires: None });
     }
 
-    /// Deletes a key, now.
+    /// Deletes a key, at the present time.
     pub fn delete(&mut self, key: &[u8]) {
         self.push(Write::Delete { key, deleted: now() });
     }
 
-    /// Deletes all keys from `from` on and below `to`, now.
+    /// Deletes all keys in `from`..`to`, at the present time.
     pub fn delete_range(&mut self, from: &[u8], to: &[u8]) {
         self.push(Write::DeleteRange { from, to, deleted: now() });
     }
@@ -206,17 +207,17 @@ impl Batch {
         self.writes
     }
 
-    /// Whether it has no write.
+    /// Whether the batch has no writes.
     pub fn is_empty(&self) -> bool {
         self.writes == 0
     }
 
-    /// The encoded writes.
+    /// Encoded writes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Takes the encoded writes.
+    /// Returns the encoded writes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

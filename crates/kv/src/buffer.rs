@@ -1,6 +1,7 @@
-//! Write buffers: a memtable, and the zones whose records have its writes.
+//! Write buffers: a memtable, and the zones of the log whose records contain its writes.
 //!
-//! A zone of the write-ahead log counts as live as long as a buffer has writes in it that are in no table. It isn't cleaned meanwhile.
+//! A zone of the write-ahead log counts as live, and isn't cleaned, as long as a buffer has writes in it that
+//! aren't in a table.
 
 use crate::item::Flushed;
 use crate::memtable::Memtable;
@@ -9,13 +10,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Blocks that count as live for each zone that has writes of a buffer.
+/// Number of blocks that count as live in each zone with writes of a buffer.
 const LIVE: u32 = 1;
 
-/// Writes that are in no table yet.
+/// Writes that aren't in a table yet.
 #[derive(Debug)]
 pub struct WriteBuffer {
-    /// The writes.
+    /// Memtable with the writes.
     pub memtable: Rc<Memtable>,
     pool: Arc<ZonePool>,
     zones: RefCell<Vec<u32>>,
@@ -23,7 +24,7 @@ pub struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// Returns an empty buffer, which will have about this many bytes.
+    /// Returns an empty buffer with capacity for about `bytes` bytes.
     pub fn new(pool: &Arc<ZonePool>, bytes: usize) -> Rc<Self> {
         let memtable = Rc::new(Memtable::with_capacity(bytes));
         Rc::new(WriteBuffer {
@@ -34,7 +35,8 @@ impl WriteBuffer {
         })
     }
 
-    /// Notes that a record with writes of this buffer is in a zone. Returns whether it is the first one there.
+    /// Notes that `zone` has a record with writes of this buffer. Returns whether it is the first such record
+    /// in the zone.
     pub fn note_zone(&self, zone: u32) -> bool {
         let mut zones = self.zones.borrow_mut();
         let is_new = !zones.contains(&zone);
@@ -47,32 +49,32 @@ impl WriteBuffer {
         is_new
     }
 
-    /// Number of zones that have its writes.
+    /// Number of zones with writes of this buffer.
     pub fn zones(&self) -> usize {
         self.zones.borrow().len()
     }
 
-    /// Notes the last record whose writes it has.
+    /// Notes the last record with writes of this buffer.
     pub fn note_last(&self, last: Flushed) {
         self.last.set(last);
     }
 
-    /// The last record whose writes it has.
+    /// Last record with writes of this buffer.
     pub fn last(&self) -> Flushed {
         self.last.get()
     }
 
-    /// Whether it has no write, and no record counts as its own.
+    /// Whether the buffer has neither writes nor zones.
     pub fn is_empty(&self) -> bool {
         self.memtable.is_empty() && self.zones.borrow().is_empty()
     }
 
-    /// Whether a record with its writes is in a zone.
+    /// Whether `zone` has a record with writes of this buffer.
     pub fn is_in(&self, zone: u32) -> bool {
         self.zones.borrow().contains(&zone)
     }
 
-    /// Counts its zones as live no more: its writes are in a table.
+    /// Ends the liveness of the buffer's zones; its writes are in a table.
     pub fn release(&self, clock: u64) {
         let mut accounts = self.pool.accounts();
         self.zones.take().into_iter().for_each(|zone| accounts.remove_dying(zone, LIVE, clock));

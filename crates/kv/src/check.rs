@@ -1,9 +1,9 @@
-//! Check of a store that nothing has open: its manifest, and every block and entry of every table. Nothing is written.
+//! Check of a closed store: the manifest, and every block and entry of every table. It writes nothing.
 //!
-//! The result is a list of problems, bounded in length. Damage of the medium is such a problem. Writes that are in no table yet have been checked by their
-//! records when they were replayed.
+//! The result is a bounded list of problems; damage of the medium is one of them. Writes that aren't in a
+//! table yet were verified by the checksums of their records during replay.
 //!
-//! Left to others: what is inside a table (`table::verify`), and repair.
+//! Elsewhere: the check inside a table (`table::verify`), and repair.
 
 use crate::core::RecoveredShard;
 use crate::entry::Sequence;
@@ -18,15 +18,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Number of problems that are described, unless the caller says otherwise.
+/// Default maximum number of problems that are described.
 pub const MOST_PROBLEMS: usize = 100;
 
-/// A problem.
+/// A problem that the check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Shard and number of the table; `None` for a problem of the store.
     pub table: Option<(u16, TableId)>,
-    /// What is wrong.
+    /// Description of the problem.
     pub detail: String,
 }
 
@@ -42,28 +42,29 @@ impl fmt::Display for Problem {
 /// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// The first problems.
+    /// Problems in the order in which they were found, up to the maximum.
     pub problems: Vec<Problem>,
-    /// Number of further problems.
+    /// Number of problems beyond the maximum.
     pub further: u64,
-    /// Shards.
+    /// Number of shards.
     pub shards: u64,
-    /// Tables.
+    /// Number of tables.
     pub tables: u64,
     /// Bytes of tables.
     pub bytes: u64,
-    /// Blocks of tables that are sound.
+    /// Number of undamaged blocks of tables.
     pub blocks: u64,
-    /// Entries in them.
+    /// Number of entries in these blocks.
     pub entries: u64,
-    /// Those that are tombstones.
+    /// Number of tombstones among these entries.
     pub tombstones: u64,
-    /// Bytes of writes that are in no table yet.
+    /// Bytes of writes that aren't in a table yet.
     pub log_bytes: u64,
     /// Whether the store was closed cleanly.
     pub is_clean: bool,
-    /// What recovery dropped at the end of the log and what it found damaged, in words. The former isn't a problem: an unclean stop
-    /// leaves it, and damage within the last seconds before one can't be told from it.
+    /// Descriptions of what recovery dropped at the end of the log and of damage that it found. Dropped
+    /// records aren't a problem: an unclean stop leaves them, and damage of the last seconds before it looks
+    /// the same.
     pub notes: Vec<String>,
     most: usize,
 }
@@ -82,7 +83,7 @@ impl Report {
     }
 }
 
-/// The blocks of a table, read in large pieces.
+/// Reads the blocks of a table in large pieces.
 struct ExtentSource<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
@@ -91,7 +92,7 @@ struct ExtentSource<'a> {
 }
 
 impl ExtentSource<'_> {
-    /// Calls `visit` with bytes of the table.
+    /// Calls `visit` with `length` bytes of the table at `offset`.
     async fn with<T>(&self, offset: u64, length: usize, visit: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         let read = async |offset, length, most| {
             read_runs(self.zones, self.layout, &runs(self.extents, self.layout, offset, length, most)?).await
@@ -114,7 +115,8 @@ impl BlockSource for ExtentSource<'_> {
     }
 }
 
-/// Checks the store on zones that nothing has open. `progress` gets the bytes of tables that were read, and those of all.
+/// Checks the store on zones that aren't open. `progress` gets the bytes of tables that were read, and the
+/// bytes of all tables.
 ///
 /// # Errors
 /// [`Error::Protocol`] for zones without a store; errors other than damage and failed reads.
@@ -179,7 +181,8 @@ async fn check_table(
     verify(&source, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
 }
 
-/// Looks for tables of a level below level 0 that overlap, and for sequences that were never given.
+/// Checks that tables of a level other than 0 don't overlap, and that numbers and sequences of tables are
+/// below the bounds in the manifest.
 fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     let mut levels: BTreeMap<u8, Vec<&TableMeta>> = BTreeMap::new();
     let newest: Sequence = found.manifest.flushed.sequence;
@@ -210,8 +213,8 @@ fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     }
 }
 
-/// Looks for blocks of tables that are in no written zone, that two tables have, or that a table lacks; compares the blocks of each zone with what was
-/// written to it.
+/// Checks that the blocks of tables are complete, in written zones and disjoint, and that each zone has at
+/// least as many written blocks as tables have in it.
 async fn check_extents(
     zones: &dyn Zones,
     layout: &Layout,

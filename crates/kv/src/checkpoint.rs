@@ -10,21 +10,22 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Estimate of the size of a checkpoint, shared by all shards: all of them keep the same number of zones free for it.
+/// Estimated size of a checkpoint, shared by all shards, so that each keeps the same number of zones free for
+/// it.
 #[derive(Debug)]
 pub(crate) struct CheckpointSize {
     /// Bytes of the manifest of each shard.
     manifests: Box<[AtomicU64]>,
-    /// Blocks of the last checkpoint.
+    /// Number of blocks of the last checkpoint.
     directory: AtomicU64,
-    /// Zones that running jobs may still fill, beside which checkpoints and others must find theirs.
+    /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
     pub claimed: AtomicU32,
-    /// Shards that found nothing to reclaim since their last write, one bit each.
+    /// Shards that found nothing to reclaim since their last write, one bit per shard.
     pub exhausted: AtomicU32,
 }
 
 impl CheckpointSize {
-    /// The size for a store of `shards` shards without tables.
+    /// Returns the size for a store of `shards` shards without tables.
     pub fn new(shards: u16) -> Arc<Self> {
         let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
         Arc::new(CheckpointSize {
@@ -35,7 +36,7 @@ impl CheckpointSize {
         })
     }
 
-    /// Sets the bytes of a shard's manifest.
+    /// Sets the size of a shard's manifest in bytes.
     pub fn set_manifest(&self, shard: u16, bytes: u64) {
         self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
     }
@@ -45,27 +46,27 @@ impl CheckpointSize {
         self.manifests.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Blocks of the last checkpoint.
+    /// Number of blocks of the last checkpoint.
     pub fn directory_blocks(&self) -> u64 {
         self.directory.load(Ordering::Relaxed)
     }
 }
 
 impl Core {
-    /// Notes the size of the last checkpoint, on the home.
+    /// Notes the size of the last checkpoint. Runs on the home.
     pub(crate) fn note_directory(&self) {
         let blocks = self.kit.checkpoints.directory_blocks(&self.kit);
         self.checkpoint_size.directory.store(blocks, Ordering::Relaxed);
     }
 
-    /// Takes a checkpoint, on the home. With `clean`, all buffers are in tables.
+    /// Writes a checkpoint. Runs on the home. With `clean`, all buffers are in tables.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         let homes = self.homes.borrow().clone();
         let write = async || {
             let mut cut = Cut { covered: Sequences::default(), clock: self.kit.clock() };
             let (clock, resets) = (self.erasure.clock().now(), self.erasure.resets());
             let mut state = State { shards: Vec::new(), stale: Vec::new(), clock, resets };
-            // Before the cuts: what becomes stale by a later edit is found at the next opening.
+            // Taken before the cuts: the next opening finds zones that become stale by later edits.
             let stale: Vec<Stale> = self.erasure.all();
             self.erasure.begin_cut();
             for (shard, home) in (0..).zip(&homes) {
@@ -81,10 +82,10 @@ impl Core {
         taken.inspect(|()| self.erasure.wrote_history())
     }
 
-    /// Writes what was replayed as tables, so that a checkpoint covers it.
+    /// Writes replayed writes to tables, so that a checkpoint covers them.
     pub(crate) async fn flush_replayed(self: &Rc<Self>) -> Result<()> {
         match self.flush_buffers().await {
-            // A full store can be opened: what was replayed stays in memory and in the log.
+            // A full store can still be opened: the replayed writes stay in memory and in the log.
             Err(Error::NoSpace(_)) => Ok(()),
             outcome => outcome,
         }

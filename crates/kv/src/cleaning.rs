@@ -1,18 +1,19 @@
-//! Which zone the cleaner of a store takes next: of those with tables, the one with the best ratio of space gained to data moved (cost-benefit:
-//! Rosenblum, Ousterhout, "The Design and Implementation of a Log-Structured File System", 1992). Zones of the write-ahead log die by themselves.
+//! Victim selection of a store's cleaner: the zone of tables with the best ratio of space gained to data
+//! moved (cost-benefit: Rosenblum, Ousterhout, "The Design and Implementation of a Log-Structured File
+//! System", 1992). Zones of the write-ahead log become free without cleaning.
 
 use crate::core::WRITE_CLASS;
 use block::ZoneIndex;
 use logkit::cleaning::{Candidate, Policy, Pressure};
 
-/// Policy of the cleaner; its classes are that of the write-ahead log and those of tables.
+/// Policy of the cleaner; its classes are the write-ahead log and those of tables.
 #[derive(Debug)]
 pub struct TableCleaning {
     classes: u8,
 }
 
 impl TableCleaning {
-    /// Policy with so many classes, that of the write-ahead log included.
+    /// Returns a policy with `classes` classes, the write-ahead log included.
     pub fn new(classes: u8) -> Self {
         TableCleaning { classes }
     }

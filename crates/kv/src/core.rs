@@ -1,10 +1,11 @@
 //! A shard of the store: an owner of the log kit, with write buffers and a tree of tables.
 //!
-//! A write is appended to the log, and takes effect in the active buffer when its record commits. A full buffer is frozen, and written as a table of
-//! level 0; compaction merges tables of one level with those of the next. An edit of the manifest adds and removes tables, in one record.
+//! A write is appended to the log, and takes effect in the active buffer when its record commits. A full
+//! buffer is frozen, and written as a table of level 0; compaction merges tables of one level with those of
+//! the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Left to others: what the log kit asks of its owner (`owner`), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
-//! (`store`).
+//! Elsewhere: the log kit's interface for owners (`owner`), flushes and compactions (`jobs`), reads
+//! (`reads`), recovery (`recovery`), and clients (`store`).
 
 mod owner;
 mod uncommitted;
@@ -39,22 +40,24 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes of writes that are acknowledged, or wait, before they are in a record.
+/// Maximum bytes of writes that are acknowledged or queued before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
-/// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
+/// Bytes of acknowledged writes, and longest delay, after which these are put into a record: the headers of
+/// smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
-/// Time between two looks whether the log has failed.
+/// Interval of checks whether the log has failed.
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
-/// Most frozen buffers: with more, writes wait for a flush.
+/// Maximum number of frozen buffers; with as many, writes wait for a flush.
 pub(crate) const MOST_FROZEN: usize = 3;
 
-/// The tables of a shard, by level. Level 0 has the newest table first, and its ranges overlap; those of other levels are sorted, and don't.
+/// Tables of a shard, by level. Level 0 has overlapping tables, newest first; tables of other levels are
+/// sorted and disjoint.
 #[derive(Debug, Clone, Default)]
 pub struct Levels(pub Vec<Vec<Rc<Table>>>);
 
 impl Levels {
-    /// Puts tables into levels.
+    /// Sorts tables into levels.
     pub fn of(tables: impl IntoIterator<Item = Rc<Table>>) -> Self {
         let mut levels = Levels::default();
         for table in tables {
@@ -73,28 +76,28 @@ impl Levels {
         levels
     }
 
-    /// All tables.
+    /// All tables, level by level.
     pub fn all(&self) -> impl Iterator<Item = &Rc<Table>> {
         self.0.iter().flatten()
     }
 }
 
-/// Writes that wait for the next record.
+/// Writes queued for the next record.
 #[derive(Debug, Default)]
 struct Pending {
     /// Encoded writes.
     bytes: Vec<u8>,
     /// Requests to complete.
     requests: SmallVec<[RequestKey; 8]>,
-    /// Whether all of them are in the memtable, and were acknowledged.
+    /// Whether all of the writes are in the memtable and were acknowledged.
     is_applied: bool,
-    /// Whether all of them are deletes.
+    /// Whether all of the writes are deletes.
     frees: bool,
-    /// Time of the first of the writes that were acknowledged.
+    /// Time of the first acknowledged write.
     since: Option<runtime::Instant>,
 }
 
-/// Numbers for operators.
+/// Counters for the status.
 #[derive(Debug, Default)]
 pub struct Work {
     /// Bytes of tables that flushes wrote.
@@ -107,11 +110,11 @@ pub struct Work {
     pub client_bytes: Cell<u64>,
     /// Bytes of tables that the cleaner moved.
     pub moved_bytes: Cell<u64>,
-    /// Compactions.
+    /// Number of compactions.
     pub compactions: Cell<u64>,
-    /// Number of times that writes waited for a flush or a compaction.
+    /// Number of waits of writes for a flush or a compaction.
     pub stalls: Cell<u64>,
-    /// Writes that were slowed because level 0 has many tables.
+    /// Number of writes that were slowed because level 0 has many tables.
     pub slowed: Cell<u64>,
 }
 
@@ -122,9 +125,9 @@ pub(crate) fn add(counter: &Cell<u64>, value: u64) {
 
 /// One shard of an open store.
 pub struct Core {
-    /// Its number.
+    /// Number of the shard.
     pub shard: u16,
-    /// Number of shards.
+    /// Number of shards of the store.
     pub shards: u16,
     pub(crate) homes: RefCell<Vec<Home<Core>>>,
     pub(crate) kit: Rc<Kit>,
@@ -134,65 +137,66 @@ pub struct Core {
     pub(crate) settings: Settings,
     pub(crate) cache: Rc<BlockCache>,
     pub(crate) active: RefCell<Rc<WriteBuffer>>,
-    /// Full buffers, the oldest first.
+    /// Frozen buffers, oldest first.
     pub(crate) frozen: RefCell<Vec<Rc<WriteBuffer>>>,
     pub(crate) levels: RefCell<Rc<Levels>>,
-    /// Every table that anything uses.
+    /// Tables that have a user: the tree, a reader or a job.
     pub(crate) files: RefCell<BTreeMap<TableId, Weak<TableFile>>>,
     pub(crate) flushed: Cell<Flushed>,
     /// Sequence of the newest write.
     pub(crate) sequence: Cell<Sequence>,
     next_table: Cell<TableId>,
-    /// Sequences of snapshots, and how many there are of each.
+    /// Sequences of snapshots, with the number of snapshots of each.
     pub(crate) snapshots: RefCell<BTreeMap<Sequence, u32>>,
-    /// Open zones for tables; held while a record is appended.
+    /// Permit for the open zones of tables; held while a record is appended.
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
     pub(crate) open_zones: OpenZones,
     pub(crate) compaction: Box<dyn Compaction>,
-    /// Held during a compaction: there is one at a time.
+    /// Held during a compaction: at most one runs.
     pub(crate) compacting: Rc<Semaphore>,
     pub(crate) controller: WriteController,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lifetimes: RefCell<Lifetimes>,
-    /// Buffers or tables have changed.
+    /// Notified when buffers or tables have changed.
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
     has_pending: Notify,
     uncommitted: RefCell<uncommitted::Uncommitted>,
-    /// An item whose last part hasn't committed.
+    /// Item whose last part hasn't committed.
     pub(crate) incomplete: RefCell<Option<Incomplete>>,
-    /// The active buffer has got a zone in the record that commits.
+    /// Whether the committing record gave the active buffer another zone.
     pub(crate) has_new_zone: Cell<bool>,
     /// Bytes of the items of writes in flight.
     unwritten: Cell<u64>,
-    /// What a checkpoint takes, of all shards.
+    /// Estimated size of a checkpoint, shared by all shards.
     pub(crate) checkpoint_size: Arc<CheckpointSize>,
-    /// Items of writes that were submitted, and those that have ended.
+    /// Numbers of items of writes that were submitted, and that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
     pub(crate) gate: KeyGate,
     pub(crate) work: Work,
-    /// A compaction runs.
+    /// Whether a compaction runs.
     pub(crate) is_compacting: Cell<bool>,
-    /// A flush has written range tombstones since tables were looked for that they delete.
+    /// Whether a flush has written range tombstones since the last search for tables that they delete
+    /// completely.
     pub(crate) has_new_ranges: Cell<bool>,
-    /// Sequence up to which tables were looked for that can be purged, and the time of that.
+    /// Sequence and time of the last search for tables to purge.
     pub(crate) purged: Cell<(Sequence, Option<runtime::Instant>)>,
-    /// Why the last flush failed; `None` if it didn't.
+    /// Error of the last flush; `None` if it succeeded.
     pub(crate) flush_error: RefCell<Option<Error>>,
-    /// Why the last compaction failed.
+    /// Error of the last compaction; `None` if it succeeded.
     pub(crate) compaction_error: RefCell<Option<Error>>,
     /// Zones that must be reset in time.
     pub(crate) erasure: Arc<Erasure>,
-    /// The store is being closed.
+    /// Notified when the store is being closed.
     pub(crate) stopping: Notify,
-    /// Permits of batches for several shards, on the home.
+    /// Permits of batches for several shards; used on the home.
     pub(crate) cross_shard: Rc<Semaphore>,
     pub(crate) next_cross_shard: Cell<u64>,
-    /// What batches for several shards hold of the gate.
+    /// Permits of the gate that batches for several shards hold, by number of the batch.
     pub(crate) entered: RefCell<BTreeMap<u64, Entered>>,
-    /// What can't be read of a store that is salvaged; `None` for one that is used.
+    /// Unreadable parts of a salvaged store; `None` for a store in normal use.
     pub(crate) lost: Option<Rc<Lost>>,
 }
 
@@ -215,7 +219,8 @@ pub fn kit_settings(
         appends_in_flight: open_zones.lanes,
         data_blocks: layout.data_blocks(LONGEST_META),
         record_blocks: layout.record_blocks(LONGEST_META),
-        // The pieces of a victim go to zones of each shard; a flush of a buffer must be possible, or the log can't be freed.
+        // The pieces of a victim go to zones of each shard. A flush of a buffer must be possible, or zones of
+        // the log can't be freed.
         cleaner_reserve,
         checkpoint_blocks: (4 * layout.blocks_in(settings.buffer_bytes)).max(4 * table_blocks),
         low_watermark,
@@ -226,39 +231,39 @@ pub fn kit_settings(
     }
 }
 
-/// An item that is in several records, the last of which hasn't committed.
+/// An item in several records, the last of which hasn't committed.
 pub(crate) struct Incomplete {
     pub body: Rc<Body>,
-    /// Its first record.
+    /// Number of the item's first record.
     pub record: u64,
-    /// Zones of its parts.
+    /// Zones of the item's parts.
     pub zones: SmallVec<[u32; 2]>,
 }
 
-/// State of a shard that was found on the medium, or that of a new one.
+/// State of a shard from the medium, or of a new shard.
 pub struct RecoveredShard {
-    /// Its manifest.
+    /// Manifest of the shard.
     pub manifest: Manifest,
     /// Writes after those in tables, in the order of the log.
     pub writes: Vec<ReplayedWrites>,
-    /// What can't be read of it, with [`Goal::Salvage`].
+    /// Unreadable parts of the shard, with [`Goal::Salvage`].
     pub lost: Vec<String>,
 }
 
-/// An item of writes that was found in the log.
+/// An item of writes from the log.
 pub struct ReplayedWrites {
-    /// The encoded writes of this shard.
+    /// Encoded writes of this shard.
     pub bytes: Vec<u8>,
-    /// Zones of its records.
+    /// Zones of the item's records.
     pub zones: SmallVec<[u32; 2]>,
-    /// Its first record.
+    /// Number of the item's first record.
     pub first: u64,
-    /// Its last record.
+    /// Number of the item's last record.
     pub record: u64,
 }
 
 impl Core {
-    /// A shard with this state. The caller starts lanes, jobs and the cleaner.
+    /// Returns a shard with this state. The caller starts lanes, jobs and the cleaner.
     pub(crate) fn new(
         (shard, shards, open_zones): (u16, u16, OpenZones),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
@@ -339,12 +344,12 @@ impl Core {
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
-        // Replayed writes were counted before the crash.
+        // Replayed writes were already counted before the crash.
         core.work.client_bytes.set(0);
         Ok(core)
     }
 
-    /// Makes these tables the tree.
+    /// Replaces the tree by these tables.
     pub(crate) fn set_levels(&self, tables: Vec<Rc<Table>>) {
         let bytes = |table: &Rc<Table>| {
             200 + 16 * table.meta.extents.len()
@@ -355,9 +360,9 @@ impl Core {
         self.levels.replace(Rc::new(Levels::of(tables)));
     }
 
-    /// Lets writes of the log take effect that are in no table.
+    /// Applies writes of the log that aren't in a table.
     fn replay(&self, writes: Vec<ReplayedWrites>) -> Result<()> {
-        // By item, the first record that later items need.
+        // For each item, the first record that it or a later item needs.
         let mut needed: Vec<u64> = Vec::with_capacity(writes.len());
         for replayed in writes.iter().rev() {
             let after = needed.last().copied().unwrap_or(u64::MAX);
@@ -378,12 +383,12 @@ impl Core {
         Ok(())
     }
 
-    /// Tells the shard where all of them are.
+    /// Sets the homes of all shards.
     pub(crate) fn set_homes(&self, homes: Vec<Home<Core>>) {
         self.homes.replace(homes);
     }
 
-    /// Starts the tasks of this shard, beside the lanes.
+    /// Starts the tasks of this shard, except the lanes.
     pub(crate) fn start_tasks(self: &Rc<Self>) {
         let tasks = &self.kit.tasks;
         tasks.spawn(self.clone().run_commits()).detach();
@@ -396,7 +401,8 @@ impl Core {
             tasks.spawn(self.clone().run_turns(Purpose::Log)).detach();
             tasks.spawn(self.clone().run_turns(Purpose::Tables)).detach();
         }
-        // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
+        // A failure of the log, also on another shard, wakes all waiting tasks of this shard, and so does a
+        // lack of space on the device below.
         let core = Rc::downgrade(self);
         let watch = async move {
             while let Some(core) = core.upgrade().filter(|core| !core.kit.is_closing()) {
@@ -413,14 +419,16 @@ impl Core {
         runtime::spawn(watch).detach();
     }
 
-    /// Seals the open zones of this shard whenever another one finds that none is left to it, until the store is closed.
+    /// Seals the open zones of this shard whenever another shard finds no open zone left, until the store is
+    /// closed.
     async fn run_turns(self: Rc<Self>, purpose: Purpose) {
         let mut seen = 0;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             seen = self.kit.budget().wanted(seen).await;
             match purpose {
                 Purpose::Log => self.kit.seal_lanes(),
-                // A task of this shard may wait for a permit meanwhile, which another one's lane holds back.
+                // Waiting for the permit alone could deadlock: a task of this shard that holds it may wait
+                // for the other shard's lane.
                 _ => {
                     let _alone = self.mover.acquire(1).await;
                     self.close_zones().await;
@@ -429,7 +437,7 @@ impl Core {
         }
     }
 
-    /// Seals the open zones of tables, for a caller that appends alone.
+    /// Seals the open zones of tables; the caller holds the permit to append.
     pub(crate) async fn close_zones(&self) {
         let mut zones = self.zones.borrow_mut().take_open();
         zones.close(self).await;
@@ -440,7 +448,7 @@ impl Core {
         crate::table::Options { salt: salt_of(id, self.shard), ..self.settings.table }
     }
 
-    /// The core of another shard, or of this one.
+    /// Home of a shard, which may be this one.
     pub(crate) fn at(&self, shard: u16) -> Home<Core> {
         self.homes.borrow()[usize::from(shard)].clone()
     }
@@ -457,12 +465,12 @@ impl Core {
         file
     }
 
-    /// A table that anything uses.
+    /// Table with this number if it has a user.
     pub(crate) fn file(&self, id: TableId) -> Option<Rc<TableFile>> {
         self.files.borrow().get(&id)?.upgrade()
     }
 
-    /// Lets writes take effect in the active buffer.
+    /// Applies writes to the active buffer.
     pub(crate) fn apply(&self, writes: &[u8]) -> Result<()> {
         let buffer = self.active.borrow().clone();
         let mut sequence = self.sequence.get();
@@ -476,7 +484,8 @@ impl Core {
         Ok(())
     }
 
-    /// Freezes the active buffer if its records take much more space than its writes, or if zones are short: it has got another zone.
+    /// Freezes the active buffer if its records take much more space than its writes, or if it got another
+    /// zone while free zones are scarce.
     pub(crate) fn freeze_if_wasteful(&self) {
         let zone_bytes = zone_bytes(&self.kit.layout);
         let log_bytes = self.active.borrow().zones() as u64 * zone_bytes;
@@ -487,14 +496,14 @@ impl Core {
         }
     }
 
-    /// Freezes the active buffer if it is full.
+    /// Freezes the active buffer if it has reached its size.
     pub(crate) fn freeze_if_full(&self) {
         if self.active.borrow().memtable.bytes() >= self.buffer_bytes() {
             self.freeze();
         }
     }
 
-    /// Size at which the active buffer is full.
+    /// Size in bytes at which the active buffer is frozen.
     fn buffer_bytes(&self) -> usize {
         buffer_bytes(&self.settings, self.shards)
     }
@@ -511,7 +520,7 @@ impl Core {
         self.push_frozen();
     }
 
-    /// Freezes the active buffer, and goes on with another.
+    /// Freezes the active buffer, and replaces it by a new one.
     fn push_frozen(&self) {
         let next = WriteBuffer::new(&self.kit.pool, self.buffer_bytes());
         if let Some(incomplete) = &*self.incomplete.borrow() {
@@ -523,7 +532,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Refuses writes on a store that takes none.
+    /// Refuses writes if the store has failed or is being closed.
     pub(crate) fn check_open(&self) -> Result<()> {
         if let Some(error) = self.kit.failure() {
             return Err(error);
@@ -537,7 +546,8 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Writes to this shard: all take effect together. How far they have come when this returns is what `acknowledge` says.
+    /// Writes to this shard; all writes of the batch take effect atomically. Returns when they have reached
+    /// the state `acknowledge`.
     pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         self.check_open()?;
         let held = self.gate.enter(&batch).await;
@@ -550,7 +560,7 @@ impl Core {
         }
     }
 
-    /// Writes to this shard, for a caller that has entered the gate; without a flush.
+    /// Writes to this shard without a flush; the caller has entered the gate.
     pub(crate) async fn write_entered(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         let frees = batch.only_deletes();
         self.until_there_is_space(frees, async || self.write_once(&batch, frees, acknowledge).await).await
@@ -563,7 +573,8 @@ impl Core {
             self.changed.notified().await;
         }
         self.check_open()?;
-        // Behind a write that hasn't taken effect yet it isn't acknowledged early: both may be of one key, and a replay has them in this order.
+        // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
+        // key, and replay has them in this order.
         let is_alone = self.requests.is_empty() && self.entered.borrow().is_empty();
         let is_buffered = acknowledge == Acknowledge::Buffered && is_alone && self.has_zones();
         if is_buffered {
@@ -574,7 +585,8 @@ impl Core {
             !pending.bytes.is_empty()
                 && (pending.is_applied != is_buffered || pending.frees != frees && self.is_low())
         };
-        // Writes of both kinds aren't in one item, nor puts and deletes where only deletes may find a zone.
+        // An item has either acknowledged or waiting writes, and no puts together with deletes if only
+        // deletes may take the last zones.
         if is_other_kind(&self.pending.borrow()) {
             self.submit();
         }
@@ -586,7 +598,7 @@ impl Core {
         }
     }
 
-    /// Adds writes to those that wait for the next record.
+    /// Adds writes to those queued for the next record.
     fn add_pending(&self, bytes: &[u8], frees: bool, is_applied: bool, request: Option<RequestKey>) {
         let mut pending = self.pending.borrow_mut();
         pending.frees = frees && (pending.bytes.is_empty() || pending.frees);
@@ -604,7 +616,8 @@ impl Core {
         }
     }
 
-    /// Refuses writes that wait behind records that find no space on the device below, unless they were acknowledged.
+    /// Refuses queued writes, unless they were acknowledged, when earlier records find no space on the device
+    /// below.
     fn refuse_pending(&self, error: &Error) {
         if !self.pending.borrow().is_applied {
             let Pending { requests, .. } = self.pending.take();
@@ -614,7 +627,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Queues what is pending as one item.
+    /// Submits the queued writes as one item.
     pub(crate) fn submit(&self) {
         let Pending { mut bytes, requests, is_applied, frees, .. } = self.pending.take();
         if bytes.is_empty() {
@@ -625,7 +638,7 @@ impl Core {
         add(&self.unwritten, body.len() as u64);
         let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
             .freeing(frees);
-        // Its memory is used again.
+        // The allocation is reused.
         bytes.clear();
         self.pending.borrow_mut().bytes = bytes;
         if is_applied {
@@ -635,7 +648,7 @@ impl Core {
         self.kit.events.work.notify_one();
     }
 
-    /// Notes that an item of writes has ended.
+    /// Notes the end of an item of writes.
     pub(crate) fn submitted_ended(&self, bytes: u64) {
         self.unwritten.set(self.unwritten.get().saturating_sub(bytes));
         add(&self.ended, 1);
@@ -643,7 +656,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Time until the pending writes are put into an item; `None` for now.
+    /// Time until the queued writes are put into an item; `None` if that is now.
     fn wait_of_pending(&self) -> Option<Duration> {
         let pending = self.pending.borrow();
         let since =
@@ -651,13 +664,13 @@ impl Core {
         BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 
-    /// Makes items of pending writes: group commit, with two items in flight.
+    /// Makes items of queued writes: group commit, with two items in flight.
     pub(crate) async fn run_commits(self: Rc<Self>) {
         loop {
             let has_bytes = !self.pending.borrow().bytes.is_empty();
             if has_bytes && self.in_flight() < 2 && self.kit.failure().is_none() {
                 match self.wait_of_pending() {
-                    // More writes end the wait, or the time.
+                    // Further writes end the wait early.
                     Some(wait) => drop(runtime::timeout(wait, self.has_pending.notified()).await),
                     None => self.submit(),
                 }
@@ -676,12 +689,12 @@ impl Core {
                 return;
             }
             self.has_pending.notified().await;
-            // Clients that arrive in the same turn join the item.
+            // Writes that other clients submit in the same turn join the item.
             runtime::yield_now().await;
         }
     }
 
-    /// Wakes what waits for the store to close or fail.
+    /// Wakes tasks that wait for the store to close or fail.
     pub(crate) fn wake(&self) {
         self.stopping.notify_all();
         self.has_pending.notify_one();
@@ -689,12 +702,13 @@ impl Core {
         self.kit.budget().end();
     }
 
-    /// Items of writes in flight.
+    /// Number of items of writes in flight.
     fn in_flight(&self) -> u64 {
         self.submitted.get() - self.ended.get()
     }
 
-    /// Waits until every write that was acknowledged or waits by now has taken effect. Items end in the order in which they were submitted.
+    /// Waits until every write that is acknowledged or queued at the call has taken effect. Items end in the
+    /// order of their submission.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.submit();
         let last = self.submitted.get();
@@ -705,46 +719,49 @@ impl Core {
             self.kit.space.check()?;
             self.changed.notified().await;
         }
-        // A log that refuses acknowledged writes has failed.
+        // The log has failed if it refuses acknowledged writes.
         self.kit.failure().map_or(Ok(()), Err)
     }
 
-    /// Whether zones are free for writes that are acknowledged before they are written, with those before them: the log can't refuse such writes.
+    /// Whether enough zones are free for all acknowledged and earlier writes that aren't in records yet: the
+    /// log can't refuse these.
     fn has_zones(&self) -> bool {
-        // Flushes take zones before they give back those of the log.
+        // Flushes take zones before they free those of the log.
         let frozen: usize = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum();
         let buffers = (self.active.borrow().memtable.bytes() + frozen) as u64;
         let bytes = self.unwritten.get() + self.pending.borrow().bytes.len() as u64 + buffers;
         self.kit.pool.free() > self.kept_zones() + zones_of_buffered(&self.kit.layout, bytes)
     }
 
-    /// Sequences of the live snapshots, rising.
+    /// Sequences of the live snapshots, in ascending order.
     pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
         self.snapshots.borrow().keys().copied().collect()
     }
 }
 
-/// Salt of the checksums of a table: its number modulo 2²⁴, and its shard. A block of one table isn't taken for one of another.
+/// Salt of the checksums of a table: its number modulo 2²⁴, and its shard. A block of one table fails the
+/// checksum in another.
 pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
     (table as u32) << 8 | u32::from(shard)
 }
 
-/// Zones that must be free for writes of this many bytes that are acknowledged before they are in the log.
+/// Number of zones that must be free for `bytes` bytes of writes that are acknowledged before they are in the
+/// log.
 fn zones_of_buffered(layout: &logkit::Layout, bytes: u64) -> u32 {
     LANES + 3 + (2 * bytes / zone_bytes(layout)) as u32
 }
 
-/// Bytes that a zone takes.
+/// Size of a zone in bytes.
 fn zone_bytes(layout: &logkit::Layout) -> u64 {
     u64::from(layout.zone_blocks) * layout.block_size.bytes()
 }
 
-/// Size at which the active buffer of one of so many shards is full.
+/// Size in bytes at which the active buffer of one of `shards` shards is frozen.
 fn buffer_bytes(settings: &Settings, shards: u16) -> usize {
     (settings.buffer_bytes / u64::from(shards)) as usize
 }
 
-/// Puts a write into a memtable; returns the bytes of its keys and value.
+/// Applies a write to a memtable; returns the bytes of its keys and value.
 fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasure: &Erasure) -> u64 {
     match *write {
         Write::Put { key, value, expires } => {
@@ -770,7 +787,8 @@ fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasu
     }
 }
 
-/// Class of zones of the write-ahead log.
+/// Class of the zones of the write-ahead log.
 pub const WRITE_CLASS: u8 = crate::policy::placement::LOG;
-/// Class of zones of tables that are moved to another level as they are: their edit needs a zone.
+/// Class of zones for edits without new tables, as of trivial moves and dropped tables: the edit itself needs
+/// a zone.
 pub const TABLE_CLASS: u8 = WRITE_CLASS + 1;

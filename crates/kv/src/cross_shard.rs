@@ -1,8 +1,9 @@
-//! Batches for several shards: one record that is a member of the streams of all of them, so that after a crash all of it is there or nothing.
+//! Batches for several shards: one record that is a member of the streams of all of them, so that after a
+//! crash either all of the batch is there or nothing.
 //!
-//! The home writes them, some only if none of their keys exists. Each shard keeps its part of the gate, and has written what was acknowledged before,
-//! until the record has taken effect on all.
-//! A snapshot of all shards is taken between two of them.
+//! The home writes them; a batch may be conditional on the absence of all its keys. Each shard first writes
+//! earlier acknowledged writes, and holds its slots of the gate until the record has taken effect on all
+//! shards. A snapshot of all shards is taken between two such batches.
 
 use crate::batch::Batch;
 use crate::core::{Core, WRITE_CLASS};
@@ -19,25 +20,26 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Most batches for several shards at a time; a snapshot takes all of the permits.
+/// Maximum number of concurrent batches for several shards; a snapshot takes all permits.
 pub(crate) const MOST_CROSS_SHARD: usize = 64;
 
-/// BatchCondition of a batch.
+/// Condition under which a batch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchCondition {
-    /// None.
+    /// Unconditional.
     Always,
-    /// None of its keys exists. The batch deletes no range.
+    /// None of the batch's keys exists. The batch deletes no range.
     AllAbsent,
 }
 
-/// The writes of a batch for each of some shards, in rising order of the shards.
+/// Writes of a batch by shard, in ascending order of the shards.
 pub(crate) type Parts = Vec<(u16, Batch)>;
 
 impl Core {
-    /// Enters the gate for a batch of several shards that begins, until [`leave`](Self::leave). Returns whether its condition is met.
+    /// Enters the gate for a batch of several shards, until [`leave`](Self::leave). Returns whether the
+    /// batch's condition is met.
     async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
-        // Before it holds back others.
+        // Stalls before it enters: a batch in the gate delays other writes.
         self.stall(batch.only_deletes(), batch.bytes().len()).await?;
         let entered = match condition {
             BatchCondition::Always => self.gate.enter(&batch).await,
@@ -51,7 +53,7 @@ impl Core {
         }
     }
 
-    /// Whether none of the keys of a batch exists.
+    /// Whether none of the batch's keys exists.
     async fn are_absent(&self, batch: &Batch) -> Result<bool> {
         for key in batch.keys() {
             if self.get(key, None).await?.is_some() {
@@ -61,7 +63,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Writes a batch of this shard if none of its keys exists; returns whether it did.
+    /// Writes a batch of this shard if none of its keys exists; returns whether it was written.
     pub(crate) async fn write_if_absent(
         self: &Rc<Self>,
         batch: Batch,
@@ -83,7 +85,8 @@ impl Core {
         self.entered.borrow_mut().remove(&number);
     }
 
-    /// Writes a batch of several shards, on the home; returns whether its condition was met. It goes on if the caller stops to wait.
+    /// Writes a batch of several shards; returns whether its condition was met. Runs on the home, and
+    /// completes even if the caller is dropped.
     pub(crate) async fn write_cross_shard(
         self: &Rc<Self>,
         parts: Parts,
@@ -95,7 +98,7 @@ impl Core {
         let task = async move {
             let outcome = core.write_cross_shard_entered(parts, condition).await;
             drop(permit);
-            // A caller that is gone needs no answer.
+            // A dropped caller needs no result.
             let _gone = sender.send(outcome);
         };
         self.kit.tasks.spawn(task).detach();
@@ -124,7 +127,7 @@ impl Core {
         }
         for (shard, _) in &parts {
             let leave = move |core: Rc<Core>| async move {
-                // There it may not have committed yet.
+                // The record may not have been committed on that shard yet.
                 lane::commit(&*core, write_stream(core.shard));
                 core.leave(number);
                 Ok(())
@@ -143,7 +146,7 @@ impl Core {
             parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
         let others: SmallVec<[_; 1]> = others.collect();
         let body = encode_parts(all);
-        // It is one record.
+        // The batch must fit into one record.
         let layout = &self.kit.layout;
         let most = (layout.max_append - 1).min(layout.zone_blocks - layout.zone_blocks / 8) as usize
             * layout.block_bytes();
@@ -162,10 +165,11 @@ impl Core {
         self.requests.wait(request).await
     }
 
-    /// Takes a snapshot of all shards, on the home. It goes on if the caller stops to wait, and is then released.
+    /// Takes a snapshot of all shards. Runs on the home, and completes even if the caller is dropped; the
+    /// snapshot is then released.
     pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
         let task = async move {
-            // No batch of several shards takes effect meanwhile.
+            // Excludes batches of several shards meanwhile.
             let _alone = self.cross_shard.acquire(MOST_CROSS_SHARD).await;
             let mut snapshot = Snapshot::of(homes.clone());
             for home in homes.iter() {
@@ -176,7 +180,8 @@ impl Core {
         runtime::spawn(task).await
     }
 
-    /// Keeps what the present sees, until [`release_snapshot`](Self::release_snapshot).
+    /// Keeps the present versions, until [`release_snapshot`](Self::release_snapshot). Returns the sequence
+    /// of the snapshot.
     async fn hold_snapshot(&self) -> Result<Sequence> {
         let sequence = self.sequence.get();
         *self.snapshots.borrow_mut().entry(sequence).or_insert(0) += 1;
@@ -193,7 +198,7 @@ impl Core {
             }
         }
         drop(snapshots);
-        // What it saw may be dropped now.
+        // Versions that only this snapshot saw may be dropped now.
         self.purged.set((0, None));
         self.may_be_reclaimed();
         self.changed.notify_all();

@@ -3,45 +3,47 @@
 use crate::entry::{Entry, Sequence};
 use block::Result;
 
-/// A position in ordered entries ([`entry::order`](crate::entry::order)): at an entry, or at none, before the first and after the last one.
+/// A position in ordered entries ([`entry::order`](crate::entry::order)): at an entry, or at none, before the
+/// first or after the last one.
 pub trait Cursor {
-    /// The entry at which it is; `None` where there is none.
+    /// Entry at the position; `None` if there is none.
     fn entry(&self) -> Option<Entry<'_>>;
 
-    /// Goes to the first entry.
+    /// Moves to the first entry.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn seek_first(&mut self) -> impl Future<Output = Result<()>>;
 
-    /// Goes to the last entry.
+    /// Moves to the last entry.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn seek_last(&mut self) -> impl Future<Output = Result<()>>;
 
-    /// Goes to the first entry that isn't before (`key`, `sequence`): with the largest sequence that is the newest version of the key, or
-    /// the next key.
+    /// Moves to the first entry at or after (`key`, `sequence`). With the largest sequence that is the newest
+    /// version of the key, or an entry of the next key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn seek(&mut self, key: &[u8], sequence: Sequence) -> impl Future<Output = Result<()>>;
 
-    /// Goes to the last entry that is before (`key`, `sequence`): with the largest sequence that is an entry of a lower key.
+    /// Moves to the last entry before (`key`, `sequence`). With the largest sequence that is an entry of a
+    /// lower key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn seek_before(&mut self, key: &[u8], sequence: Sequence) -> impl Future<Output = Result<()>>;
 
-    /// Goes to the next entry, from one.
+    /// Moves from an entry to the next one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn next(&mut self) -> impl Future<Output = Result<()>>;
 
-    /// Goes to the entry before, from one.
+    /// Moves from an entry to the previous one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     fn previous(&mut self) -> impl Future<Output = Result<()>>;
 }

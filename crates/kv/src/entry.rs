@@ -1,31 +1,31 @@
-//! Entries: the versions of keys, as memtables and tables have them.
+//! Entries: the versions of keys in memtables and tables.
 //!
-//! Entries are ordered by key, as bytes, and those of one key by sequence, the newest first.
+//! Entries are ordered by key, bytewise, and entries of the same key by sequence, newest first.
 
 use std::cmp::Ordering;
 
-/// Largest key, in bytes.
+/// Maximum size of a key, in bytes.
 pub const MOST_KEY_BYTES: usize = 32 << 10;
-/// Largest value, in bytes.
+/// Maximum size of a value, in bytes.
 pub const MOST_VALUE_BYTES: usize = 64 << 20;
 
-/// Number of a write in its shard, rising; a snapshot sees the entries up to one.
+/// Number of a write in its shard, ascending; a snapshot sees the entries up to its sequence.
 pub type Sequence = u64;
 
 /// Time in milliseconds since the Unix epoch.
 pub type Timestamp = u64;
 
-/// What an entry says of its key.
+/// Content of an entry: a value or a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// The key has this value.
+    /// The key has a value.
     Put {
         /// The value.
         bytes: &'a [u8],
-        /// Time at which the key expires; `None` for never.
+        /// Time at which the key expires; `None` if it never does.
         expires: Option<Timestamp>,
     },
-    /// The key doesn't exist.
+    /// The key is deleted.
     Tombstone {
         /// Time of the deletion.
         deleted: Timestamp,
@@ -37,9 +37,9 @@ pub enum Value<'a> {
 pub struct Entry<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// Number of its write.
+    /// Sequence of the write.
     pub sequence: Sequence,
-    /// What it says of the key.
+    /// Value or tombstone.
     pub value: Value<'a>,
 }
 
@@ -50,20 +50,20 @@ pub struct RangeTombstone {
     pub from: Vec<u8>,
     /// First key after the range.
     pub to: Vec<u8>,
-    /// Number of its write: it deletes the entries with lower numbers.
+    /// Sequence of the write: the range's entries with lower sequences are deleted.
     pub sequence: Sequence,
     /// Time of the deletion.
     pub deleted: Timestamp,
 }
 
 impl RangeTombstone {
-    /// Whether it deletes an entry of this key and sequence.
+    /// Whether this deletes an entry with this key and sequence.
     pub fn deletes(&self, key: &[u8], sequence: Sequence) -> bool {
         sequence < self.sequence && self.from.as_slice() <= key && key < self.to.as_slice()
     }
 }
 
-/// Order of entries: by key, then the newest first.
+/// Order of entries: by key, then newest first.
 pub fn order(left: (&[u8], Sequence), right: (&[u8], Sequence)) -> Ordering {
     left.0.cmp(right.0).then(right.1.cmp(&left.1))
 }

@@ -1,4 +1,5 @@
-//! Carries out what [`erasure`](crate::erasure) asks: zones with stale data are sealed, emptied, covered by a checkpoint, and reset.
+//! Executes the resets that [`erasure`](crate::erasure) schedules: zones with stale data are sealed, emptied,
+//! covered by a checkpoint, and reset.
 
 use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
@@ -13,25 +14,26 @@ use logkit::{Mover, Owner, checkpoint, reset};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Looks in the time that a zone has.
+/// Number of rounds within the time limit of a zone.
 const LOOKS: u32 = 16;
-/// Shortest time between two looks.
+/// Minimum interval of rounds.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// Time between two looks where operations are counted, and none comes.
+/// Interval of rounds of an idle store that counts operations.
 const IDLE: Duration = Duration::from_secs(1);
-/// Longest time that writes wait for zones to be reset, where operations are counted.
+/// Longest time that writes wait for resets of zones, where operations are counted.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time before the due time of a zone at which it is emptied, as a share of the limit: until then its live data may die.
+/// Time before its due time at which a zone is emptied, as a share of the limit: until then its live data may
+/// become stale.
 const EMPTY_BEFORE: f64 = 0.35;
-/// Share of the limit after which a buffer with tombstones is written.
+/// Age of the oldest tombstone at which a buffer is written, as a share of the limit.
 const BUFFER_AFTER: f64 = 0.5;
-/// Most free zones that are reset again at a time.
+/// Maximum number of free zones that are reset again at a time.
 const MOST_RENEWED: u32 = 8;
-/// Blocks that are moved at a time.
+/// Number of blocks that are moved at a time.
 const MOVE_BLOCKS: u32 = 256;
 
 impl Core {
-    /// Keeps the promise of deletes on the home, until the store is closed.
+    /// Carries out the due resets, until the store is closed. Runs on the home.
     pub(crate) async fn run_eraser(self: Rc<Self>) {
         let Some(limit) = self.erasure.limit() else { return };
         let pause = match self.erasure.counts_operations() {
@@ -41,7 +43,8 @@ impl Core {
         let breaks = self.settings.breaks(crate::settings::Broken::ForgetsZones);
         let mut is_renewing = false;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
-            // Closing wakes it, and so does a shard whose grant of operations is half used.
+            // Closing the store ends the wait, and so does a shard that has used half of its grant of
+            // operations.
             let wait = if is_renewing { SHORTEST } else { pause };
             let _elapsed = runtime::timeout(wait, self.stopping.notified()).await;
             if !breaks && let Err(error) = self.erase_due(limit).await {
@@ -60,7 +63,7 @@ impl Core {
         }
     }
 
-    /// Lets writes go on once nothing is due within the next step, or after `patience`.
+    /// Grants further operations once nothing is due within the next step, or after `patience`.
     async fn grant_operations(self: &Rc<Self>, limit: Duration, patience: Duration) -> Result<()> {
         let homes = self.homes.borrow().clone();
         let begin = runtime::now();
@@ -91,7 +94,7 @@ impl Core {
         Ok(())
     }
 
-    /// Asks the home for more operations once half of those that were granted are used.
+    /// Requests the next grant from the home once half of the present one is used.
     pub(crate) fn ask_for_operations(&self) {
         if self.erasure.must_ask() {
             let home = self.at(0);
@@ -99,12 +102,12 @@ impl Core {
                 core.stopping.notify_all();
                 Ok(())
             };
-            // Where this fails the store has failed, and says so to writers.
+            // This fails only if the store has failed; writers get that error.
             self.kit.tasks.spawn(async move { drop(home.with(wake).await) }).detach();
         }
     }
 
-    /// Resets free zones again that were reset with a weaker guarantee before. Returns whether there were any.
+    /// Resets free zones again whose last reset had a weaker guarantee. Returns whether there were any.
     async fn renew_resets(self: &Rc<Self>) -> Result<bool> {
         let (weak, _) = self.erasure.weakly_reset();
         let most = self.kit.pool.free().saturating_sub(self.kept_zones()).div_ceil(2).min(MOST_RENEWED);
@@ -124,7 +127,7 @@ impl Core {
             oldest = oldest.into_iter().chain(home.with(look).await?).min();
         }
         if deletes == 0 {
-            // A value may expire, or a deadline begin to count, while nothing else happens.
+            // A value may expire, or a deadline start, without any other activity.
             oldest.into_iter().for_each(|oldest| self.erasure.deleted(oldest));
             return Ok(());
         }
@@ -151,7 +154,7 @@ impl Core {
         Ok(())
     }
 
-    /// Time of the oldest deletion of which a buffer or a table has a tombstone, or a value that has expired.
+    /// Time of the oldest outstanding deletion: a tombstone or an expired value in a buffer or a table.
     fn oldest_outstanding(&self) -> Option<Timestamp> {
         let (now, wall) = (self.erasure.now(), crate::batch::now());
         let of = |tombstone: Option<Timestamp>, expires: Option<Timestamp>| {
@@ -169,8 +172,8 @@ impl Core {
         [active, frozen, tables].into_iter().flatten().min()
     }
 
-    /// Sets the time by which zones must be reset in which blocks of these tables become stale now ([`erasure`](crate::erasure)). The tables are still in
-    /// the tree.
+    /// Sets the due times of zones in which blocks of these tables become stale now
+    /// ([`erasure`](crate::erasure)). The tables are still in the tree.
     pub(crate) fn set_dues<'a>(&self, levels: &Levels, tables: impl Iterator<Item = &'a Rc<Table>>) {
         let of_buffer = |memtable: &Memtable| self.oldest_in(memtable);
         let active = of_buffer(&self.active.borrow().memtable);
@@ -189,7 +192,7 @@ impl Core {
         memtable.oldest_tombstone().into_iter().chain(expiry).min()
     }
 
-    /// Time of the oldest deletion of which a buffer or a table has a tombstone that no snapshot keeps.
+    /// Time of the oldest deletion with a tombstone, in a buffer or a table, that no snapshot keeps.
     fn oldest_deletion(&self) -> Option<Timestamp> {
         let active = self.oldest_in(&self.active.borrow().memtable);
         let frozen = self.frozen.borrow().iter().filter_map(|buffer| self.oldest_in(&buffer.memtable)).min();
@@ -200,7 +203,7 @@ impl Core {
         [active, frozen, tables].into_iter().flatten().min()
     }
 
-    /// Freezes the active buffer if its oldest deletion is old.
+    /// Freezes the active buffer if its oldest deletion has exceeded its share of the limit.
     fn freeze_old(&self, limit: Duration) {
         let oldest = self.oldest_in(&self.active.borrow().memtable);
         let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
@@ -209,7 +212,8 @@ impl Core {
         }
     }
 
-    /// Notes zones with stale data of which nothing is known: an append has failed in them, or they were full when the store was opened.
+    /// Notes zones with stale data of unknown age: an append to them failed, or they were full when the store
+    /// was opened.
     fn note_full_zones(&self) {
         for (number, zone) in self.kit.pool.list() {
             let is_unknown = zone.live < zone.written && !self.erasure.knows(number);
@@ -221,7 +225,7 @@ impl Core {
         }
     }
 
-    /// Takes what is live of this shard out of zones, and seals those that are open.
+    /// Moves this shard's live data out of zones, and seals zones that are open.
     async fn empty(self: &Rc<Self>, zones: &[(u32, u8)]) -> Result<()> {
         let is_in_log = zones.iter().any(|(zone, class)| *class == LOG && self.active.borrow().is_in(*zone));
         if is_in_log {
@@ -246,7 +250,7 @@ impl Core {
                 let mut extents: Vec<Extent> = Vec::new();
                 file.in_zone(*zone, |extent| extents.push(extent));
                 for extent in extents {
-                    // Other zones are emptied nevertheless.
+                    // An error doesn't stop the other zones.
                     if let Err(error) = self.move_extent(&file, extent, *class).await {
                         tracing::warn!("emptying zone {zone}: {error}");
                     }
@@ -275,11 +279,12 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that something is about to be appended to a zone.
+    /// Notes an append to a zone before it is submitted.
     pub(crate) fn note_append(&self, zone: u32, generation: u64, has_edit: bool) {
         let class = self.kit.pool.get(zone).class;
         if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS || has_edit) {
-            // Keys of the log are deleted after they were appended; edits and checkpoints name keys that may have been before.
+            // Keys in the log are deleted after their append; edits and checkpoints may contain keys that
+            // were deleted earlier.
             self.erasure.stale_in(zone, generation, class == LOG && !has_edit);
         }
     }

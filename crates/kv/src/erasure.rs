@@ -1,25 +1,32 @@
 //! Persistent deletes: zones with deleted data are reset in time.
 //!
-//! A delete is persistent once every zone that held an older version of the key, or the tombstone, has been reset. With `delete_persistence` of time D
-//! the store divides that time. Buffers with tombstones are written, and compaction brings tombstones to the bottom, within `1 - reset_share` of D
+//! A delete is persistent once every zone that held an older version of the key, or the tombstone, has been
+//! reset. With `delete_persistence` of time D the store divides that time. Within `1 - reset_share` of D,
+//! buffers with tombstones are written and compaction moves tombstones to the bottom
 //! ([`policy`](crate::policy)). The due time of a zone is the time by which it must be reset:
-//! - Blocks of a table are stale when the table is removed and no reader has it, or when they were moved. Their tombstones are in the write buffers and in the tables
-//!   whose keys overlap, or are written later. So the zone is due D after the oldest deletion in these, and at most D after the blocks became stale.
-//! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after the first record was appended to it. So is a zone with
-//!   stale data of unknown age, from the time at which it was found.
+//! - Blocks of a table become stale when the table is removed and its last reader ends, or when they are
+//!   moved. Their tombstones are in the write buffers, in the tables with overlapping keys, or are written
+//!   later. So the zone is due D after the oldest deletion in these, and at most D after the blocks became
+//!   stale.
+//! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after
+//!   the first append of a record to it. A zone with stale data of unknown age is due `reset_share` of D
+//!   after the data was found.
 //!
-//! Due times are for planning. The *deadline* of a zone, after which it is an alarm, is when the promise is broken: D after the oldest deletion of which it
-//! may have a copy.
+//! Due times are for planning. The *deadline* of a zone is D after the oldest deletion of which it may have a
+//! copy: a reset after the deadline breaks the promise, and raises an alarm.
 //!
-//! As long as nothing is deleted, no zone is due. Deletes are forgotten once no tombstone and no expired value is left and the zones that remain were begun
-//! after a checkpoint of that state: they have no copy of a deleted key. So an idle store becomes quiet, though each checkpoint notes its own zone.
+//! No zone is due before the first delete. Deletes are forgotten once there is no tombstone and no expired
+//! value and the remaining zones were begun after a checkpoint of that state: these have no copy of a deleted
+//! key. So an idle store becomes quiet, though each checkpoint notes its own zone.
 //!
 //! # Counts of operations
-//! With a count of operations instead of a time, timestamps of deletions are numbers of operations that the store has taken, and an operation counts as a
-//! millisecond. The number is the sum of the shards' sequences, so it is known again after a crash. The eraser grants operations: writes wait at the
-//! end of a grant, and the next one is given once nothing is due within it, or after two seconds: then a delete may be late, and an alarm says so.
+//! With a count of operations instead of a time, timestamps of deletions are numbers of operations of the
+//! store, and an operation counts as a millisecond. The number is the sum of the shards' sequences, so
+//! recovery restores it. The eraser grants operations: writes wait at the end of a grant. The next grant
+//! follows once nothing is due within it, or after two seconds; in that case a delete may be late, and an
+//! alarm reports it.
 //!
-//! The state is shared by all shards; the home carries it out (`eraser`).
+//! The state is shared by all shards; the home executes it (`eraser`).
 
 use crate::clock::DeadlineClock;
 use crate::entry::Timestamp;
@@ -34,85 +41,86 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Grants of operations within the limit.
+/// Number of grants of operations within the limit.
 const GRANTS: u64 = 64;
 
 /// A zone that must be reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stale {
-    /// The zone.
+    /// Number of the zone.
     pub zone: u32,
-    /// Number of times that it had been reset.
+    /// Generation of the zone: number of its resets.
     pub generation: u64,
-    /// Time by which it is to be reset.
+    /// Time by which the zone must be reset.
     pub due: Timestamp,
-    /// Time after which the promise is broken.
+    /// Time after which the promise is broken if the zone isn't reset.
     pub deadline: Timestamp,
 }
 
-/// What an opening has found.
+/// State that an opening restores.
 #[derive(Debug)]
 pub struct Found {
-    /// Operations that the store has taken.
+    /// Number of operations of the store.
     pub operations: u64,
-    /// Zones that the checkpoint names.
+    /// Zones that the checkpoint lists.
     pub stale: Vec<Stale>,
     /// Zones that were written after the checkpoint, with their generations.
     pub unlisted: Vec<(u32, u64)>,
-    /// The clock of deadlines, as the checkpoint has it.
+    /// Deadline clock at the checkpoint.
     pub clock: Timestamp,
-    /// Guarantees of resets.
+    /// History of the guarantees of resets.
     pub resets: ResetHistory,
 }
 
 impl Found {
-    /// What there is of a new store, whose zones are reset with this guarantee.
+    /// State of a new store whose zones were reset with `guarantee`.
     pub fn new(guarantee: EraseGuarantee) -> Self {
         let resets = ResetHistory::new(guarantee);
         Found { operations: 0, stale: Vec::new(), unlisted: Vec::new(), clock: 0, resets }
     }
 }
 
-/// Since when no deletion is outstanding.
+/// State of the store while no deletion is outstanding.
 #[derive(Debug, Default)]
 struct Settled {
-    /// Number of deletes at that time; `None` while one is outstanding.
+    /// Number of deletes when the last one ceased to be outstanding; `None` while one is outstanding.
     deletes: Option<u64>,
-    /// Begin of the first checkpoint since then.
+    /// Start of the first checkpoint after that.
     cut: Option<Timestamp>,
 }
 
-/// A zone that must be reset, and the time at which it was noted first.
+/// A zone that must be reset, and the time at which it was first noted.
 #[derive(Debug, Clone, Copy)]
 struct Noted {
     stale: Stale,
     since: Timestamp,
 }
 
-/// Zones that must be reset, of all shards.
+/// Zones of all shards that must be reset.
 #[derive(Debug)]
 pub struct Erasure {
     pool: Arc<ZonePool>,
     clock: DeadlineClock,
     resets: Mutex<ResetHistory>,
     settled: Mutex<Settled>,
-    /// Time of the oldest deletion that was outstanding at the last look, or since; `u64::MAX` for none.
+    /// Time of the oldest deletion that was outstanding in the last round, or since; `u64::MAX` for none.
     oldest: AtomicU64,
-    /// When a delete is persistent; `None` without a promise.
+    /// Promise of persistent deletes; `None` without one.
     persistence: Option<DeletePersistence>,
-    /// Operations that the store has taken, and up to which number writes don't wait, if operations are counted.
+    /// Number of operations of the store, and number up to which writes are granted, if operations are
+    /// counted.
     operations: AtomicU64,
     granted: AtomicU64,
-    /// The eraser was asked for the next grant.
+    /// Whether the next grant was requested.
     is_asked: AtomicBool,
-    /// The number of operations when the store was opened.
+    /// Number of operations when the store was opened.
     opened: u64,
     stale: Mutex<BTreeMap<u32, Noted>>,
-    /// Number of deletes that may have left something.
+    /// Number of deletes that may have left tombstones or stale data.
     deletes: AtomicU64,
-    /// Largest time that a zone has taken, in milliseconds or operations.
+    /// Longest time from noting a zone to its reset, in milliseconds or operations.
     longest: AtomicU64,
-    /// Zones that were reset too late.
+    /// Number of zones that were reset after their deadline.
     late: AtomicU64,
 }
 
@@ -122,7 +130,7 @@ fn limit_of(persistence: DeletePersistence) -> Duration {
 }
 
 impl Erasure {
-    /// The state of a store with this promise.
+    /// Returns the state of a store with this promise.
     pub fn new(pool: Arc<ZonePool>, persistence: Option<DeletePersistence>, found: Found) -> Arc<Self> {
         let Found { operations, stale, unlisted, clock: shown, resets } = found;
         let clock = DeadlineClock::default();
@@ -146,7 +154,7 @@ impl Erasure {
         if erasure.counts_operations() {
             erasure.grant();
         }
-        // The store may have been opened with a longer time before, or with the other kind of promise.
+        // The store may have been open with a longer time before, or with the other kind of promise.
         let latest = erasure.due_after(erasure.now()).unwrap_or(0);
         for found in stale {
             let (due, deadline) = (found.due.min(latest), found.deadline.min(latest));
@@ -156,19 +164,19 @@ impl Erasure {
         Arc::new(erasure)
     }
 
-    /// The clock of deadlines.
+    /// The deadline clock.
     pub fn clock(&self) -> &DeadlineClock {
         &self.clock
     }
 
-    /// A copy of the history of resets, as a checkpoint has it.
+    /// Copy of the history of resets, for a checkpoint.
     pub fn resets(&self) -> ResetHistory {
         let mut resets = self.lock_resets();
         resets.look(|zone| self.pool.get(zone).generation);
         resets.clone()
     }
 
-    /// Guarantee with which zones are reset.
+    /// Guarantee of resets of zones.
     pub fn guarantee(&self) -> EraseGuarantee {
         self.lock_resets().guarantee()
     }
@@ -178,7 +186,8 @@ impl Erasure {
         self.lock_resets().written();
     }
 
-    /// Zones that were reset with a weaker guarantee than the present one, and the weakest of these guarantees.
+    /// Zones whose last reset had a weaker guarantee than the present one, and the weakest of these
+    /// guarantees.
     pub fn weakly_reset(&self) -> (Vec<u32>, EraseGuarantee) {
         let resets = self.resets();
         (resets.pending().collect(), resets.weakest())
@@ -192,7 +201,8 @@ impl Erasure {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what was found outstanding when there had been so many deletes.
+    /// Notes the oldest deletion that a round found outstanding; the round began when `deletes` deletes had
+    /// been counted.
     pub fn looked(&self, deletes: u64, oldest: Option<Timestamp>) {
         self.oldest.store(oldest.unwrap_or(u64::MAX), Ordering::Relaxed);
         let mut settled = self.lock_settled();
@@ -203,7 +213,7 @@ impl Erasure {
         }
     }
 
-    /// Notes that a checkpoint takes the state of all shards from now on.
+    /// Notes the start of a checkpoint: it takes the state of all shards after this call.
     pub fn begin_cut(&self) {
         let mut settled = self.lock_settled();
         if settled.deletes == Some(self.deletes()) && settled.cut.is_none() {
@@ -211,9 +221,9 @@ impl Erasure {
         }
     }
 
-    /// Whether no deletion is outstanding, and no zone that must be reset was begun before.
+    /// Whether no deletion is outstanding, and no remaining zone was begun before that state's checkpoint.
     pub fn is_settled(&self) -> bool {
-        // Forgets those that were reset.
+        // `all` forgets zones that were reset.
         let is_empty = self.all().is_empty();
         let cut = self.lock_settled().cut;
         is_empty || cut.is_some_and(|cut| self.lock().values().all(|noted| noted.since > cut))
@@ -224,7 +234,7 @@ impl Erasure {
         self.persistence.is_some_and(DeletePersistence::counts_operations)
     }
 
-    /// The present, as deletions are timed: a time, or a number of operations.
+    /// Present timestamp for deletions: a time, or a number of operations.
     pub fn now(&self) -> Timestamp {
         match self.counts_operations() {
             true => self.operations.load(Ordering::Relaxed),
@@ -232,58 +242,61 @@ impl Erasure {
         }
     }
 
-    /// Counts operations.
+    /// Adds operations to the count.
     pub fn took(&self, operations: u64) {
         if self.counts_operations() {
             self.operations.fetch_add(operations, Ordering::Relaxed);
         }
     }
 
-    /// Whether the grant lasts for another write.
+    /// Whether the grant permits another write.
     pub fn may_write(&self) -> bool {
         !self.counts_operations() || self.now() < self.granted.load(Ordering::Relaxed)
     }
 
-    /// Whether the eraser must be asked for the next grant: half of this one is used. It is true once for each.
+    /// Whether the caller must request the next grant: half of the present one is used. Returns true once per
+    /// grant.
     pub fn must_ask(&self) -> bool {
         self.counts_operations()
             && self.now() + self.step() / 2 >= self.granted.load(Ordering::Relaxed)
             && !self.is_asked.swap(true, Ordering::Relaxed)
     }
 
-    /// Lets writes go on for another step.
+    /// Grants another step of operations.
     pub fn grant(&self) {
         self.granted.store(self.now() + self.step(), Ordering::Relaxed);
         self.is_asked.store(false, Ordering::Relaxed);
     }
 
-    /// Operations of a grant.
+    /// Number of operations of a grant.
     pub fn step(&self) -> u64 {
         (self.span() / GRANTS).max(1)
     }
 
-    /// Time within which tables have dropped a tombstone, in milliseconds or operations: the rest is for resets.
+    /// Time in which compaction must drop a tombstone, in milliseconds or operations; the rest is for resets.
     pub(crate) fn time_of_tables(&self) -> u64 {
         self.span() - self.limit().map_or(0, |limit| limit.as_millis() as u64)
     }
 
-    /// The promise in milliseconds, or operations.
+    /// Time of the promise, in milliseconds or operations.
     fn span(&self) -> u64 {
         self.persistence.map_or(0, |persistence| persistence.span().as_millis() as u64)
     }
 
-    /// Time of the oldest deletion in a table: of a tombstone or, where time is counted, that at which a value expires.
+    /// Time of the oldest deletion in a table: of a tombstone or, where time is counted, the expiry of a
+    /// value.
     pub(crate) fn oldest_delete(&self, summary: &Summary) -> Option<Timestamp> {
         let tombstone = summary.oldest_tombstone.map(|deleted| self.known(deleted));
         tombstone.into_iter().chain(summary.earliest_expiry.and_then(|expires| self.expiry(expires))).min()
     }
 
-    /// Time of the deletion by an expiry, which is a time of the system clock; `None` where operations are counted.
+    /// Deadline-clock time of an expiry, which is a time of the system clock; `None` where operations are
+    /// counted.
     pub(crate) fn expiry(&self, expires: Timestamp) -> Option<Timestamp> {
         (!self.counts_operations()).then(|| expires.saturating_add(self.clock.ahead()))
     }
 
-    /// What a tombstone of a deletion at this time has.
+    /// Timestamp for the tombstone of a deletion at `time` of the system clock.
     pub(crate) fn stamp(&self, time: Timestamp) -> Timestamp {
         match self.counts_operations() {
             true => self.now(),
@@ -291,12 +304,13 @@ impl Erasure {
         }
     }
 
-    /// A time of a deletion: one that is ahead of the count was noted while the store was open with a promise in time, or without one.
+    /// Corrects a deletion's timestamp: one above the count was written while the store was open with a
+    /// promise in time, or with none.
     pub(crate) fn known(&self, deleted: Timestamp) -> Timestamp {
         if self.counts_operations() && deleted > self.now() { self.opened } else { deleted }
     }
 
-    /// Due time of a zone with stale data of unknown age that is found now.
+    /// Due time of a zone whose stale data of unknown age is found at `since`.
     fn due_of_unknown(&self, since: Timestamp) -> Timestamp {
         since.saturating_add(self.limit().map_or(0, |limit| limit.as_millis() as u64))
     }
@@ -305,22 +319,23 @@ impl Erasure {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time within which a zone with stale data of unknown age is reset; `None` without a promise.
+    /// Time within which a zone with stale data of unknown age must be reset; `None` without a promise.
     pub fn limit(&self) -> Option<Duration> {
         self.persistence.map(limit_of)
     }
 
-    /// Due time of a zone with stale data of keys of which none was deleted before `oldest`; `None` without a promise.
+    /// Due time of a zone with stale data of keys that were deleted at `oldest` or later; `None` without a
+    /// promise.
     pub fn due_after(&self, oldest: Timestamp) -> Option<Timestamp> {
         self.persistence.map(|_| oldest.saturating_add(self.span()))
     }
 
-    /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
+    /// Notes a delete, or the expiry of a value. The first one makes zones with stale data due.
     pub fn deleted(&self, at: Timestamp) {
         if self.persistence.is_none() {
             return;
         }
-        // A value that will expire may be overwritten, and deleted, before that.
+        // A value that will expire may be overwritten and deleted before.
         let at = at.min(self.now());
         self.oldest.fetch_min(at, Ordering::Relaxed);
         if self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -333,18 +348,20 @@ impl Erasure {
         }
     }
 
-    /// Number of deletes that may have left something.
+    /// Number of deletes that may have left tombstones or stale data.
     pub fn deletes(&self) -> u64 {
         self.deletes.load(Ordering::Relaxed)
     }
 
-    /// Forgets deletes that have left nothing: no tombstone and no stale data were left, when there had been so many.
+    /// Forgets deletes if their number is still `deletes`: the caller found no tombstone and no stale data
+    /// left of them.
     pub fn forget(&self, deletes: u64) {
-        // Another delete since then is kept.
+        // A newer delete prevents this.
         let _newer = self.deletes.compare_exchange(deletes, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Notes that a zone has stale data, with the due time that [`due_after`](Self::due_after) returned; `None` for data of unknown age.
+    /// Notes stale data in a zone, with the due time that [`due_after`](Self::due_after) returned; `None` for
+    /// data of unknown age.
     pub fn stale(&self, zone: u32, due: Option<Timestamp>) {
         if self.persistence.is_some() {
             let generation = self.pool.get(zone).generation;
@@ -355,13 +372,14 @@ impl Erasure {
         }
     }
 
-    /// Whether a zone was noted since its last reset.
+    /// Whether a zone was noted as stale since its last reset.
     pub fn knows(&self, zone: u32) -> bool {
         let generation = self.pool.get(zone).generation;
         self.lock().get(&zone).is_some_and(|noted| noted.stale.generation == generation)
     }
 
-    /// Notes that this generation of a zone has stale data of unknown age, or only such of keys that are deleted from now on.
+    /// Notes stale data of unknown age in this generation of a zone; with `is_new`, only of keys that will be
+    /// deleted later.
     pub fn stale_in(&self, zone: u32, generation: u64, is_new: bool) {
         let now = self.now();
         let due = self.due_of_unknown(now);
@@ -384,7 +402,7 @@ impl Erasure {
         }
     }
 
-    /// All zones that must be reset; those that were reset since are forgotten.
+    /// All zones that must be reset; forgets those that were reset meanwhile.
     pub fn all(&self) -> Vec<Stale> {
         let now = self.now();
         let mut all = self.lock();
@@ -400,7 +418,7 @@ impl Erasure {
         all.values().map(|noted| noted.stale).collect()
     }
 
-    /// Zones whose due time is at most this far ahead.
+    /// Zones that are due within `time`.
     pub fn due_within(&self, time: Duration) -> Vec<Stale> {
         let until = self.now().saturating_add(time.as_millis() as u64);
         let mut due = self.all();
@@ -414,7 +432,8 @@ impl Erasure {
         self.all().iter().filter(|stale| stale.deadline < now && self.deletes() > 0).count()
     }
 
-    /// Number of zones that are overdue now, of zones that were reset too late, and the longest time of a zone in milliseconds or operations.
+    /// Number of zones that are overdue, number of zones that were reset too late, and the longest time until
+    /// a reset in milliseconds or operations.
     pub fn alarms(&self) -> (usize, u64, u64) {
         (self.overdue(), self.late.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
     }

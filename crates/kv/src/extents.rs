@@ -1,4 +1,4 @@
-//! Where the blocks of a table are in the zones, and reads of them.
+//! Extents: places of a table's blocks in zones, and reads of them.
 
 use crate::item::Place;
 use block::{Buffer, Error, Result, Zones};
@@ -6,29 +6,29 @@ use logkit::Layout;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
-/// Most bytes that are read at a time by those who read a table from its beginning to its end.
+/// Maximum size of a sequential read of a table, in bytes.
 const READ_AHEAD: usize = 512 << 10;
 
-/// A run of blocks of a table.
+/// Consecutive blocks of a table that are consecutive in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// First block of the table.
     pub first: u32,
     /// Number of blocks.
     pub blocks: u32,
-    /// Where the first one is.
+    /// Place of the first block.
     pub place: Place,
 }
 
 impl Extent {
-    /// First block of the table after the run.
+    /// First block of the table after the extent.
     pub fn end(&self) -> u32 {
         self.first + self.blocks
     }
 }
 
-/// Puts a run of blocks to its place: new ones after the last one, and with `from` those that are still there. `change` is told of the runs that are
-/// live from now on (true) and no more (false).
+/// Sets the place of a run of blocks: new blocks are appended to the extents, and moved blocks (from `from`)
+/// are replaced if they are still there. `change` gets each run that becomes live (true) or stale (false).
 pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: impl FnMut(Extent, bool)) {
     if from == Place::NOWHERE {
         change(run, true);
@@ -66,11 +66,11 @@ pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: im
 /// Runs of blocks in zones.
 type Runs = SmallVec<[(Place, u32); 1]>;
 
-/// Returns the runs of blocks with `length` bytes from byte `offset` of a table on. The last one has those that follow it in its zone, too, up to `most`
-/// bytes in all.
+/// Returns the runs of blocks that contain `length` bytes of a table at `offset`. The last run is extended by
+/// blocks that follow in its zone, up to `most` bytes in all.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for bytes that the table doesn't have.
+/// [`Error::Corrupt`] for bytes beyond the table.
 pub fn runs(extents: &[Extent], layout: &Layout, offset: u64, length: usize, most: usize) -> Result<Runs> {
     let block = layout.block_size.bytes();
     let end = (offset + length as u64).div_ceil(block);
@@ -89,10 +89,10 @@ pub fn runs(extents: &[Extent], layout: &Layout, offset: u64, length: usize, mos
     Ok(runs)
 }
 
-/// Reads runs of blocks, one after another.
+/// Reads runs of blocks in sequence.
 ///
 /// # Errors
-/// What reading returns, with the zone.
+/// Errors of the reads, with the zone.
 pub async fn read_runs(zones: &dyn Zones, layout: &Layout, runs: &Runs) -> Result<Buffer> {
     let mut whole: Option<Buffer> = None;
     for (place, blocks) in runs {
@@ -114,28 +114,28 @@ pub async fn read_runs(zones: &dyn Zones, layout: &Layout, runs: &Runs) -> Resul
     Ok(whole.unwrap_or_else(|| Buffer::new(0)))
 }
 
-/// Reads a table in large pieces, of which it holds the last one.
+/// Sequential reader of a table in large pieces; keeps the last piece.
 #[derive(Debug)]
 pub struct ReadAhead {
-    /// Length of the table.
+    /// Length of the table in bytes.
     length: u64,
-    /// Size of a block.
+    /// Size of a block in bytes.
     block: u64,
-    /// What was read last, and where it begins.
+    /// Offset and bytes of the last piece.
     window: RefCell<(u64, Buffer)>,
 }
 
 impl ReadAhead {
-    /// Has read nothing of a table of `length` bytes yet.
+    /// Returns a reader of a table of `length` bytes that has read nothing.
     pub fn new(length: u64, layout: &Layout) -> Self {
         ReadAhead { length, block: layout.block_size.bytes(), window: RefCell::new((0, Buffer::new(0))) }
     }
 
-    /// Calls `visit` with `length` bytes of the table from `offset` on. Where they weren't read, `read` gets the offset, the length, and the most bytes to
-    /// read.
+    /// Calls `visit` with `length` bytes of the table at `offset`. If these aren't in memory, it calls `read`
+    /// with the offset, the length, and the maximum number of bytes to read.
     ///
     /// # Errors
-    /// Those of `read` and `visit`; [`Error::Corrupt`] for bytes that the table doesn't have.
+    /// Errors of `read` and `visit`; [`Error::Corrupt`] for bytes beyond the table.
     pub async fn read<T>(
         &self,
         offset: u64,

@@ -1,4 +1,5 @@
-//! Parsers of bytes that anyone may have written, and what holds for all of them. The fuzz targets call these functions, and so do property tests.
+//! Entry points for fuzz targets and property tests: parsers of untrusted bytes, with their common
+//! invariants.
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence, Value, order};
@@ -11,7 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// A table whose data block, at offset 0, is the hostile one.
+/// A table whose data block, at offset 0, has arbitrary contents.
 struct Hostile {
     table: Vec<u8>,
     block: Arc<Block>,
@@ -28,12 +29,13 @@ impl BlockSource for &Hostile {
     }
 }
 
-/// Reads any bytes as a block of a sorted table, with a valid checksum: no panic, memory within its bound, and walks that end, in order.
+/// Reads arbitrary bytes as a block of a sorted table, with a valid checksum. Invariants: no panic, bounded
+/// memory, and walks that end and are in order.
 ///
 /// # Panics
-/// Where that doesn't hold, for all functions of this module.
+/// If an invariant is violated; this holds for all functions of this module.
 pub fn table_block(code: u8, contents: &[u8], key: &[u8], sequence: Sequence) {
-    // The salt and the offset are 0: then the checksum is that of the bytes alone.
+    // With a salt and an offset of 0 the checksum depends only on the bytes.
     let mut stored = [contents, &[code]].concat();
     let checksum = checksum(CrcAlgorithm::Crc32Iscsi, &stored) as u32;
     stored.extend_from_slice(&checksum.to_le_bytes());
@@ -52,7 +54,7 @@ pub fn table_block(code: u8, contents: &[u8], key: &[u8], sequence: Sequence) {
     assert!(matches!(walk.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(_)));
 }
 
-/// Uses all that reads the block; errors are what it may return.
+/// Calls everything that reads the block; errors are permitted.
 async fn walk(hostile: &Hostile, summary: &Summary, key: &[u8], sequence: Sequence) -> Result<()> {
     let reader = Reader::new(hostile, summary);
     drop(reader.get(key, key_hash(key), sequence).await.map(|found| found.map(|found| found.sequence())));
@@ -75,8 +77,8 @@ async fn walk(hostile: &Hostile, summary: &Summary, key: &[u8], sequence: Sequen
     Ok(())
 }
 
-/// Parses any bytes, which arrive `piece` bytes at a time, as the requests of a redis client: no panic, every step takes only bytes that are there, and every
-/// command is a request or is refused with one line.
+/// Parses arbitrary bytes, in pieces of `piece` bytes, as requests of a redis client. Invariants: no panic,
+/// each step consumes only bytes that arrived, and each command is a request or is refused with one line.
 pub fn redis_requests(piece: usize, bytes: &[u8]) {
     let mut parser = Parser::default();
     let (mut begin, mut end) = (0, 0);

@@ -1,6 +1,6 @@
-//! Writes and updates (read, then write) of the same keys take turns, in the order in which they arrive.
+//! Mutual exclusion of writes and updates (read, then write) of the same keys, in the order of arrival.
 //!
-//! Keys share a number of slots by their hash. Writes of a slot are in it together; an update has the slots of its keys alone.
+//! Keys are hashed to slots. Writes share a slot; an update has the slots of its keys exclusively.
 
 use crate::batch::{Batch, Write};
 use crate::table::key_hash;
@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 
 const SLOTS: usize = 512;
-/// Most writes in a slot at a time; an update takes all of its permits.
+/// Maximum number of concurrent writes in a slot; an update takes all permits.
 const PERMITS: usize = 1 << 20;
 
-/// What the writes of a shard pass.
+/// Gate that all writes of a shard enter.
 #[derive(Debug)]
 pub struct KeyGate {
     slots: Vec<Rc<Semaphore>>,
-    /// Permits of updates, each of which takes one; the deletion of a range takes all.
+    /// Permits of updates: an update takes one; the deletion of a range takes all.
     updates: Rc<Semaphore>,
 }
 
@@ -27,10 +27,10 @@ impl Default for KeyGate {
     }
 }
 
-/// Permits that are held until this is dropped.
+/// Permits of the gate, released on drop.
 pub type Entered = SmallVec<[Permit; 2]>;
 
-/// Slots of keys.
+/// Numbers of the slots of keys.
 type Slots = SmallVec<[usize; 4]>;
 
 fn slot_of(key: &[u8]) -> usize {
@@ -38,7 +38,7 @@ fn slot_of(key: &[u8]) -> usize {
 }
 
 impl KeyGate {
-    /// Enters with the writes of a batch, once no update has a slot of theirs.
+    /// Enters for the writes of a batch, when no update has their slots.
     pub async fn enter(&self, batch: &Batch) -> Entered {
         let mut entered = Entered::new();
         if let Some(key) = batch.only_key() {
@@ -58,7 +58,7 @@ impl KeyGate {
         entered
     }
 
-    /// Enters to update keys, once no write and no other update has their slots.
+    /// Enters for an update of keys, when no write and no other update has their slots.
     pub async fn enter_alone<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) -> Entered {
         let mut entered = Entered::new();
         entered.push(self.updates.acquire(1).await);
@@ -66,7 +66,7 @@ impl KeyGate {
         entered
     }
 
-    /// Takes permits of slots in rising order, so that no two batches wait for each other.
+    /// Takes permits of slots in ascending order, so that batches can't deadlock.
     async fn enter_slots(&self, mut slots: Slots, permits: usize, entered: &mut Entered) {
         slots.sort_unstable();
         slots.dedup();

@@ -1,7 +1,8 @@
-//! Items: what a shard appends to its log.
+//! Items: entries that a shard appends to its log.
 //!
-//! The stream of users has the writes of clients, the write-ahead log. The stream of the cleaner has pieces of tables, also those that the
-//! cleaner moves, and edits of the manifest. Writes and edits are in the meta of their record if they are short, else in its data.
+//! The stream of users has the writes of clients: the write-ahead log. The stream of the cleaner has pieces
+//! of tables, also those that the cleaner moves, and edits of the manifest. Short writes and edits are in the
+//! meta of their record, others in its data.
 
 use crate::entry::Sequence;
 use crate::manifest::{Edit, TableId};
@@ -16,23 +17,23 @@ use std::cell::Cell;
 use std::rc::Rc;
 use zones::bytes::Reader;
 
-/// Most bytes of writes or of an edit that are in the meta of a record.
+/// Maximum bytes of writes or of an edit in the meta of a record.
 const MOST_INLINE: usize = 3 << 10;
 
 /// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The zone.
+    /// Number of the zone.
     pub zone: u32,
-    /// Block of the zone.
+    /// Number of the block in the zone.
     pub position: u32,
 }
 
 impl Place {
-    /// Place of data that is new.
+    /// Previous place of new data, which has none.
     pub const NOWHERE: Place = Place { zone: 0, position: 0 };
 
-    /// The block after `blocks` blocks.
+    /// Place `blocks` blocks later in the zone.
     pub fn after(self, blocks: u32) -> Place {
         Place { position: self.position + blocks, ..self }
     }
@@ -41,9 +42,9 @@ impl Place {
 /// Writes for one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<'a> {
-    /// The shard.
+    /// Number of the shard.
     pub shard: u16,
-    /// The [encoded writes](crate::batch::Write).
+    /// [Encoded writes](crate::batch::Write).
     pub bytes: &'a [u8],
 }
 
@@ -71,7 +72,7 @@ pub fn decode_parts<'a>(bytes: &'a [u8], mut visit: impl FnMut(Part<'a>) -> Resu
     Ok(())
 }
 
-/// Origin of an item, and who waits for it.
+/// Origin of an item, and the requests that wait for it.
 #[derive(Debug)]
 pub enum Origin {
     /// Writes for this shard and `others`.
@@ -80,37 +81,38 @@ pub enum Origin {
         others: SmallVec<[StreamId; 1]>,
         /// Requests to complete.
         requests: SmallVec<[RequestKey; 8]>,
-        /// Whether the writes are in the memtable already, because they were acknowledged before they were written.
+        /// Whether the writes are in the memtable already, because they were acknowledged before they were
+        /// written.
         is_applied: bool,
     },
-    /// The part of writes that another shard wrote, which takes effect here.
+    /// This shard's part of writes that another shard appended.
     Shared,
-    /// A part of writes before the last one, which has no effect.
+    /// A part of writes before the last one; it has no effect.
     WritesPart {
         /// Whether the writes were acknowledged before they were written.
         is_applied: bool,
     },
     /// A piece of a table.
     Piece {
-        /// The table.
+        /// Table that the piece belongs to.
         table: Rc<TableFile>,
-        /// First block of the table.
+        /// Number of the piece's first block in the table.
         first: u32,
-        /// Where it is moved from.
+        /// Place from which the piece is moved; [`Place::NOWHERE`] for a new piece.
         from: Place,
     },
-    /// A change of the manifest, with the tables that it adds.
+    /// An edit of the manifest, with the tables that it adds.
     Edit(Box<(Edit, Vec<Rc<TableFile>>)>),
-    /// A part of an edit before its last one.
+    /// A part of an edit before the last one; it has no effect.
     EditPart,
 }
 
-/// Bytes that several records may have parts of.
+/// Encoded bytes that may be divided among several records.
 #[derive(Debug, Default)]
 pub struct Body {
-    /// The bytes.
+    /// Encoded writes or edit.
     pub bytes: Vec<u8>,
-    /// Whether a part was refused: then the item has no effect.
+    /// Whether a part was refused; if so, the item has no effect.
     pub is_refused: Cell<bool>,
 }
 
@@ -120,19 +122,19 @@ impl Body {
     }
 }
 
-/// What is appended.
+/// Entry that a shard appends to its log.
 #[derive(Debug)]
 pub struct Item {
-    /// Its origin.
+    /// Origin of the item.
     pub origin: Origin,
-    /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one item share it.
+    /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one item share the body.
     pub body: Rc<Body>,
-    /// First byte of the body that this part has.
+    /// Offset of this part in the body, in bytes.
     pub offset: u32,
-    /// Data: of a piece, or of a body that isn't inline.
+    /// Data of a piece, or of a body that isn't inline.
     pub data: Payload,
     block: u32,
-    /// All writes of the item are deletes.
+    /// Whether all writes of the item are deletes.
     frees: bool,
 }
 
@@ -153,13 +155,13 @@ impl Item {
         Item { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
     }
 
-    /// The item, whose writes only delete if `frees`.
+    /// Returns the item, marked as consisting only of deletes if `frees`.
     #[must_use]
     pub fn freeing(self, frees: bool) -> Self {
         Item { frees, ..self }
     }
 
-    /// Writes of clients, encoded by [`encode_parts`].
+    /// Returns an item of clients' writes, encoded by [`encode_parts`].
     pub fn writes(
         body: Vec<u8>,
         others: SmallVec<[StreamId; 1]>,
@@ -170,7 +172,7 @@ impl Item {
         Item::with_body(Origin::Writes { others, requests, is_applied }, body, block)
     }
 
-    /// The part for this shard of writes that another shard wrote.
+    /// Returns an item of this shard's part of writes that another shard appended.
     pub fn shared(body: Vec<u8>) -> Self {
         Item {
             origin: Origin::Shared,
@@ -182,13 +184,13 @@ impl Item {
         }
     }
 
-    /// A piece of a table, of whole blocks.
+    /// Returns an item of a piece of a table, in whole blocks.
     pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
         let origin = Origin::Piece { table, first, from };
         Item { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
 
-    /// A change of the manifest.
+    /// Returns an item of an edit of the manifest.
     pub fn edit(edit: Edit, added: Vec<Rc<TableFile>>, block: usize) -> Self {
         let body = edit.encode();
         Item::with_body(Origin::Edit(Box::new((edit, added))), body, block)
@@ -199,13 +201,13 @@ impl Item {
         self.data.is_empty() || self.offset as usize + self.data.len() >= self.body.bytes.len()
     }
 
-    /// Whether it is a part of writes that are in several records.
+    /// Whether this is a part of writes that are in several records.
     pub fn is_part(&self) -> bool {
         matches!(self.origin, Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared)
             && (self.offset > 0 || !self.is_last_part())
     }
 
-    /// Splits off the first blocks.
+    /// Splits off the first `blocks` blocks.
     pub fn cut(&mut self, blocks: u32) -> Item {
         let at = (blocks * self.block) as usize;
         let first = self.data.slice(0..at);
@@ -220,7 +222,7 @@ impl Item {
                 }
                 Origin::Piece { table: table.clone(), first: begin, from: place }
             }
-            // The parts before the last one have no effect.
+            // Parts before the last one have no effect.
             Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
             Origin::Writes { is_applied, .. } | Origin::WritesPart { is_applied } => {
                 Origin::WritesPart { is_applied: *is_applied }
@@ -242,16 +244,16 @@ impl Item {
     }
 }
 
-/// Kinds of items on the medium.
+/// Tags of items on the medium.
 const WRITES: u8 = 1;
 const PIECE: u8 = 2;
 const EDIT: u8 = 3;
 
-/// Length of a piece's meta: kind, table, first block, number of blocks, place that it was moved from.
+/// Length of a piece's meta: kind, table, first block, number of blocks, previous place.
 const PIECE_META: usize = 1 + 8 + 4 + 4 + 8;
 /// Length of the meta of a body, without the body: kind, whether it is inline, length, offset of the part.
 const BODY_META: usize = 1 + 1 + 4 + 4;
-/// Longest meta of an item with one block of data.
+/// Maximum length of the meta of an item with one block of data.
 pub const LONGEST_META: usize = PIECE_META;
 
 impl Entry for Item {
@@ -320,37 +322,37 @@ impl Entry for Item {
     }
 }
 
-/// An item of a record, as the medium has it.
+/// An item of a record as it is on the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
-    /// A part of writes or of an edit, beginning at byte `offset` of `length` bytes.
+    /// A part of writes or of an edit: the bytes at `offset` of a body of `length` bytes.
     Body {
-        /// Whether it is an edit.
+        /// Whether the body is an edit; otherwise it has writes.
         is_edit: bool,
         /// Length of the whole body in bytes.
         length: u32,
-        /// First byte of the part.
+        /// Offset of the part in the body, in bytes.
         offset: u32,
-        /// The body, where it is in the meta.
+        /// The body if it is in the meta; `None` if it is in data blocks.
         inline: Option<Vec<u8>>,
         /// Number of data blocks of the part.
         blocks: u32,
     },
     /// A piece of a table.
     Piece {
-        /// The table.
+        /// Number of the table.
         table: TableId,
-        /// First block of the table.
+        /// Number of the piece's first block in the table.
         first: u32,
         /// Number of blocks.
         blocks: u32,
-        /// Where it was moved from.
+        /// Place from which the piece was moved; [`Place::NOWHERE`] for a new piece.
         from: Place,
     },
 }
 
 impl Recorded {
-    /// Number of data blocks.
+    /// Number of data blocks of the item.
     pub fn blocks(&self) -> u32 {
         match self {
             Recorded::Body { blocks, .. } | Recorded::Piece { blocks, .. } => *blocks,
@@ -404,12 +406,12 @@ impl Recorded {
     }
 }
 
-/// Position in the log of a shard up to which writes are in tables.
+/// Position in a shard's log up to which writes are in tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flushed {
     /// Last record of the stream of users whose writes are in tables.
     pub record: u64,
-    /// Sequence after that record.
+    /// Sequence of the last write up to that record.
     pub sequence: Sequence,
 }
 

@@ -6,42 +6,42 @@ use crate::reads::Scan;
 use crate::store::{Snapshot, Store};
 use block::Result;
 
-/// Pairs that an iterator fetches at a time.
+/// Number of pairs that an iterator fetches at a time.
 const FETCHED: usize = 64;
 
-/// Walks through the keys of a snapshot, in both directions.
+/// Iterator over the keys of a snapshot, in both directions.
 #[derive(Debug)]
 pub struct Iterator {
     store: Store,
     snapshot: Snapshot,
     from: Vec<u8>,
     to: Option<Vec<u8>>,
-    /// Pairs in the direction in which it goes.
+    /// Pairs in the direction of the iteration.
     fetched: Pairs,
     at: usize,
     is_backward: bool,
-    /// Whether there are more after those that were fetched.
+    /// Whether the range has more pairs after the fetched ones.
     has_more: bool,
 }
 
 impl Iterator {
-    /// An iterator over the keys from `from` on and below `to`, at none.
+    /// Returns an iterator over the keys in `from`..`to`, positioned at no key.
     pub(crate) fn new(store: Store, snapshot: Snapshot, from: Vec<u8>, to: Option<Vec<u8>>) -> Self {
         let (fetched, at, is_backward, has_more) = (Pairs::new(), 0, false, false);
         Iterator { store, snapshot, from, to, fetched, at, is_backward, has_more }
     }
 
-    /// The key and the value at which it is; `None` where there is none.
+    /// Key and value at the position; `None` if there is no key.
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
         self.fetched.get(self.at).map(|pair| (pair.key, pair.value))
     }
 
-    /// Time at which the key at which it is expires; `None` for never, and where there is no key.
+    /// Expiry of the key at the position; `None` if it never expires or there is no key.
     pub fn expires(&self) -> Option<Timestamp> {
         self.fetched.get(self.at)?.expires
     }
 
-    /// The snapshot that it walks through.
+    /// Snapshot of the iterator.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -53,59 +53,59 @@ impl Iterator {
         Ok(())
     }
 
-    /// Goes to the first key.
+    /// Moves to the first key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn seek_first(&mut self) -> Result<()> {
         self.fetch(self.from.clone(), self.to.clone(), false).await
     }
 
-    /// Goes to the last key.
+    /// Moves to the last key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn seek_last(&mut self) -> Result<()> {
         self.fetch(self.from.clone(), self.to.clone(), true).await
     }
 
-    /// Goes to the first key that isn't before `key`.
+    /// Moves to the first key at or after `key`.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn seek(&mut self, key: &[u8]) -> Result<()> {
         self.fetch(self.from.clone().max(key.to_vec()), self.to.clone(), false).await
     }
 
-    /// Goes to the last key that is before `key`.
+    /// Moves to the last key before `key`.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn seek_before(&mut self, key: &[u8]) -> Result<()> {
         let to = self.to.clone().map_or_else(|| key.to_vec(), |to| to.min(key.to_vec()));
         self.fetch(self.from.clone(), Some(to), true).await
     }
 
-    /// Goes to the next key, from one.
+    /// Moves from a key to the next one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn next(&mut self) -> Result<()> {
         let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
         if !self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
             self.at += 1;
             return Ok(());
         }
-        // The first key after this one.
+        // The lowest key after this one.
         let mut after = key.to_vec();
         after.push(0);
         self.fetch(after, self.to.clone(), false).await
     }
 
-    /// Goes to the key before, from one.
+    /// Moves from a key to the previous one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the store.
     pub async fn previous(&mut self) -> Result<()> {
         let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
         if self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {

@@ -1,7 +1,8 @@
-//! What a shard does in the background: full buffers become tables of level 0, and compaction merges tables with those of the next level.
+//! Background jobs of a shard: flushes write full buffers as tables of level 0, and compactions merge tables
+//! with those of the next level.
 //!
-//! A job writes new tables piece by piece, then one edit of the manifest replaces the old ones. A job that fails leaves nothing live behind, and is tried
-//! again. Jobs yield to other tasks of their shard after some entries.
+//! A job writes new tables in pieces, then one edit of the manifest replaces the old ones. A failed job
+//! leaves no live data, and is retried. Jobs yield to other tasks of their shard after a number of entries.
 
 use crate::buffer::WriteBuffer;
 use crate::core::{Core, add};
@@ -26,23 +27,24 @@ use std::time::Duration;
 
 /// Bytes of a table that are appended at a time.
 const PIECE_BYTES: usize = 1 << 20;
-/// Entries between two yields.
+/// Number of entries between two yields.
 const ENTRIES_PER_TURN: u32 = 64;
-/// Time after a job that failed before the next attempt.
+/// Delay of the retry of a failed job.
 const RETRY: Duration = Duration::from_millis(100);
-/// Attempts of a flush without free space before its error is reported to writers.
+/// Number of attempts of a flush without free space before writers get its error.
 const FLUSH_ATTEMPTS: u32 = 4;
-/// Data blocks for which an edit waits. One with very long keys takes more, and may then fail for lack of space.
+/// Number of free data blocks for which an edit waits. An edit with very long keys takes more, and may fail
+/// for lack of space.
 const EDIT_BLOCKS: u32 = 1;
-/// Time after which tables are looked for again that can be purged, where nothing was written: values may have expired.
+/// Interval of searches for tables to purge while nothing is written: values may have expired.
 const PURGE_AGAIN: Duration = Duration::from_secs(60);
-/// Longest time without a look whether a deadline is due.
+/// Maximum interval of checks for due deadlines.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Tables that a job has written.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// What the manifest says of them; extents are taken when the edit is made.
+    /// Summaries and files of the tables; their extents are read when the edit is made.
     tables: Vec<(Summary, Rc<TableFile>)>,
 }
 
@@ -50,30 +52,30 @@ pub(crate) struct Output {
 enum Next {
     Job(Job, Option<Claim>),
     Nothing,
-    /// A job is due, and there is no space for it.
+    /// A job is due, but there is no space for it.
     NoSpace,
 }
 
-/// Whether space was reclaimed.
+/// Outcome of an attempt to reclaim space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reclaimed {
-    /// Some was.
+    /// Space was reclaimed.
     Some,
     /// There was nothing to reclaim.
     None,
-    /// It was tried shortly before.
+    /// Not attempted: too soon after the last attempt, or nothing was written since.
     NotTried,
 }
 
-/// Writes tables one after another.
+/// Writer of a job's tables, one after another.
 pub(crate) struct TableWriter<'a> {
     core: &'a Rc<Core>,
     level: usize,
     class: u8,
-    /// Free zones that it leaves to others.
+    /// Number of free zones that the writer leaves to others.
     kept: u32,
     table: Option<(Builder, Rc<TableFile>)>,
-    /// Bytes that don't fill a block yet, and the next block.
+    /// Bytes after the last complete block, and number of the next block.
     rest: Vec<u8>,
     next_block: u32,
     last_key: Vec<u8>,
@@ -122,7 +124,8 @@ impl<'a> TableWriter<'a> {
         Ok(())
     }
 
-    /// Adds an entry that is kept, to the next table if this one is full: all versions of a key are in one table.
+    /// Adds an entry. Begins the next table if this one is full and the key differs: all versions of a key
+    /// are in one table.
     pub(crate) async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
         let is_full =
             self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
@@ -137,7 +140,7 @@ impl<'a> TableWriter<'a> {
         self.add(entry).await
     }
 
-    /// Appends bytes of the table; the last ones are padded to a block.
+    /// Appends bytes to the table; with `is_last`, pads them to a block.
     async fn append(&mut self, file: &Rc<TableFile>, bytes: &[u8], is_last: bool) -> Result<()> {
         let block = self.core.kit.layout.block_bytes();
         let length = self.rest.len() + bytes.len();
@@ -161,7 +164,7 @@ impl<'a> TableWriter<'a> {
         Ok(())
     }
 
-    /// Ends the table that is being written, if any.
+    /// Ends the table that is being written, if there is one.
     async fn end_table(&mut self) -> Result<()> {
         let Some((builder, file)) = self.table.take() else { return Ok(()) };
         let (rest, summary) = builder.finish()?;
@@ -188,10 +191,11 @@ impl<'a> TableWriter<'a> {
 }
 
 impl Core {
-    /// Waits until blocks can be appended to tables of a class: its open zone takes them, or more than `kept` zones are free. Nothing else is
-    /// appended to tables until the permit is dropped.
+    /// Waits until blocks can be appended to tables of a class: the open zone of the class has space, or more
+    /// than `kept` zones are free. The permit excludes other appends to tables.
     ///
     /// # Errors
+    /// [`Error::NoSpace`] if no zone can be freed; the failure of the log.
     /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
     async fn space_for_tables(&self, kept: u32, class: u8, blocks: u32) -> Result<Permit> {
         let class = self.open_zones.class(class);
@@ -216,7 +220,7 @@ impl Core {
         }
     }
 
-    /// Writes full buffers as tables, until the store is closed.
+    /// Flushes frozen buffers until the store is closed.
     pub(crate) async fn run_flushes(self: Rc<Self>) {
         let mut attempts = 0;
         loop {
@@ -230,7 +234,7 @@ impl Core {
                     continue;
                 }
             };
-            // A compaction that finds no space either gives back what it has written.
+            // Retried quietly: a compaction without space frees the tables that it has written.
             attempts = if matches!(outcome, Err(Error::NoSpace(_))) { attempts + 1 } else { 0 };
             if (1..FLUSH_ATTEMPTS).contains(&attempts) {
                 runtime::sleep(RETRY).await;
@@ -242,12 +246,12 @@ impl Core {
         }
     }
 
-    /// Why a flush or a compaction failed that is tried again.
+    /// Error of the last flush or compaction, which will be retried; `None` if both succeeded.
     pub(crate) fn background_error(&self) -> Option<Error> {
         self.flush_error.borrow().clone().or_else(|| self.compaction_error.borrow().clone())
     }
 
-    /// Notes how a job has ended. Returns false where no other should be begun.
+    /// Notes the outcome of a job. Returns false if no further job may begin.
     async fn note_outcome(&self, noted: &RefCell<Option<Error>>, outcome: Result<()>) -> bool {
         let Err(error) = outcome else {
             noted.replace(None);
@@ -264,7 +268,7 @@ impl Core {
         true
     }
 
-    /// Compacts as long as the policy finds something to do.
+    /// Runs compactions while the policy returns jobs, until the store is closed.
     pub(crate) async fn run_compactions(self: Rc<Self>) {
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             let alone = self.compacting.acquire(1).await;
@@ -283,7 +287,7 @@ impl Core {
                     if self.compaction_error.replace(Some(error)).is_none() {
                         self.changed.notify_all();
                     }
-                    // A timeout only lets it look again.
+                    // After the timeout the loop checks again.
                     let _elapsed = runtime::timeout(LOOK, self.changed.notified()).await;
                     continue;
                 }
@@ -297,13 +301,14 @@ impl Core {
             };
             let Some(job) = job else {
                 drop(alone);
-                // Where operations are counted, each grant of them wakes it.
+                // Where operations are counted, each grant of operations notifies `changed`.
                 let due = due.filter(|_| !self.erasure.counts_operations());
                 let wait =
                     due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
-                // A timeout only lets it look again.
+                // After the timeout the loop checks again.
                 let _elapsed = runtime::timeout(wait, changed).await;
-                // The error limited the search to small jobs, and there is none: the next search considers all.
+                // The error limited the search to small jobs, and none was found: the next search considers
+                // all jobs.
                 self.compaction_error.replace(None);
                 continue;
             };
@@ -317,7 +322,7 @@ impl Core {
         }
     }
 
-    /// Finds the next job, with a claim on the zones that it takes, after space was reclaimed where there is none for it.
+    /// Finds the next job and claims its zones; reclaims space first if there isn't enough.
     async fn next_job(self: &Rc<Self>, now: Timestamp) -> Result<Next> {
         if self.has_new_ranges.take() {
             self.drop_covered().await?;
@@ -334,7 +339,7 @@ impl Core {
         Ok(match job {
             _ if reclaimed == Reclaimed::Some => Next::Nothing,
             None => Next::Nothing,
-            // The claim counts on the worst case, so the job may succeed nevertheless.
+            // The claim assumes the worst case, so the job may succeed without it.
             Some(job)
                 if reclaimed == Reclaimed::None && self.kit.pool.free() > self.kept_by_compactions() + 1 =>
             {
@@ -344,7 +349,7 @@ impl Core {
         })
     }
 
-    /// Cuts a job to what there is space for, and claims that.
+    /// Reduces a job to the available space, and claims that space.
     pub(crate) fn fit(self: &Rc<Self>, job: Job) -> Option<(Job, Claim)> {
         let bytes_of = |job: &Job| {
             let levels = self.levels.borrow();
@@ -357,7 +362,7 @@ impl Core {
             if let Some(claim) = self.claim(bytes_of(&job)) {
                 return Some((job, claim));
             }
-            // Of level 0 the oldest tables alone may go.
+            // From level 0, the oldest tables can be compacted alone.
             if job.level > 0 || job.target == 0 || job.inputs.len() < 2 {
                 return None;
             }
@@ -370,8 +375,8 @@ impl Core {
         }
     }
 
-    /// Frees space that deleted and overwritten entries take, with less space than a compaction. It looks again once there are further
-    /// writes.
+    /// Frees the space of deleted and overwritten entries with less free space than a compaction needs.
+    /// Tables are searched again after further writes, or after [`PURGE_AGAIN`].
     pub(crate) async fn reclaim(self: &Rc<Self>) -> Result<Reclaimed> {
         if self.drop_covered().await? {
             return Ok(Reclaimed::Some);
@@ -390,7 +395,7 @@ impl Core {
         let outcome = self.purge_tables().await;
         self.purged.set((flushed, Some(runtime::now())));
         if outcome? {
-            // Tables may hide more once others were written.
+            // Tables may hide further entries once others were written.
             self.purged.set((0, None));
             return Ok(Reclaimed::Some);
         }
@@ -398,10 +403,10 @@ impl Core {
         Ok(Reclaimed::None)
     }
 
-    /// Shows the tree to a policy.
+    /// Calls `look` with the tree in the form that policies use.
     pub(crate) fn with_tree<T>(&self, look: impl FnOnce(&Tree<'_>) -> T) -> T {
         let levels = self.levels.borrow().clone();
-        // After a job that found no space, a small one is tried.
+        // After a job that ran out of space, policies choose small jobs.
         let is_short = matches!(self.background_error(), Some(Error::NoSpace(_)));
         let mut tree = Tree { is_short, ..Tree::default() };
         for level in &levels.0 {
@@ -410,7 +415,7 @@ impl Core {
         look(&tree)
     }
 
-    /// A table as policies see it.
+    /// Returns a table in the form that policies use.
     fn view<'a>(&self, table: &'a Table) -> TableView<'a> {
         let summary = &table.meta.summary;
         TableView {
@@ -429,7 +434,7 @@ impl Core {
         }
     }
 
-    /// Dead share of the zones that hold a table.
+    /// Share of dead blocks in the zones of a table, 0 to 1.
     fn garbage(&self, table: &Table) -> f64 {
         let (mut dead, mut blocks) = (0.0, 0.0);
         for extent in table.file.extents() {
@@ -441,19 +446,19 @@ impl Core {
         if blocks > 0.0 { dead / blocks } else { 0.0 }
     }
 
-    /// Class of the zone of a new table.
+    /// Class of the zone for a new table.
     pub(crate) fn class_of(&self, level: usize, oldest: Option<Timestamp>) -> u8 {
         let last = self.levels.borrow().0.len().saturating_sub(1);
         let due = oldest.and_then(|oldest| self.compaction.due(level, last, oldest));
         self.placement.place(&NewTable { level, due }, &self.lifetimes.borrow(), self.erasure.now())
     }
 
-    /// Writes a full buffer as a table of level 0, and removes it.
+    /// Writes a frozen buffer as a table of level 0, and removes the buffer.
     pub(crate) async fn flush_buffer(self: &Rc<Self>, buffer: &Rc<WriteBuffer>) -> Result<()> {
         let class = self.class_of(0, buffer.memtable.oldest_tombstone());
         let cursor = Merge::new(vec![AnyCursor::Memtable(buffer.memtable.cursor())]);
         let has_tables = self.levels.borrow().all().next().is_some() || self.frozen.borrow().len() > 1;
-        // Later ones are in the next buffer, too.
+        // Newer entries are also in the next buffer.
         let newest = buffer.last().sequence;
         let tombstones = buffer.memtable.range_tombstones();
         let tombstones = tombstones.iter().filter(|range| range.sequence <= newest).cloned().collect();
@@ -466,7 +471,7 @@ impl Core {
         Ok(())
     }
 
-    /// Merges entries into new tables of a level, those of a cursor up to a sequence.
+    /// Merges the entries of a cursor up to a sequence into new tables of a level.
     async fn rewrite(
         self: &Rc<Self>,
         (mut cursor, newest): (Merge<AnyCursor>, Sequence),
@@ -488,7 +493,7 @@ impl Core {
         .ahead(self.erasure.clock().ahead());
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
-        // A flush lets zones of the write-ahead log die, so compactions leave it some.
+        // A flush frees zones of the write-ahead log, so compactions leave zones for it.
         let kept = if level == 0 { self.kept_by_flushes() } else { self.kept_by_compactions() };
         let mut writer = TableWriter::new(self, level, class, kept);
         let mut entries = 0;
@@ -517,7 +522,7 @@ impl Core {
         Ok((writer.end(held_by).await?, written))
     }
 
-    /// Appends an edit that adds new tables, and waits until it has taken effect.
+    /// Appends an edit that adds new tables, and waits until it takes effect.
     pub(crate) async fn append_edit(
         self: &Rc<Self>,
         mut edit: Edit,
@@ -525,9 +530,9 @@ impl Core {
         level: usize,
         class: u8,
     ) -> Result<()> {
-        // What an edit frees is more than it takes, so it may take what is kept for the cleaner.
+        // An edit frees more than it takes, so it may use the zones that are kept for the cleaner.
         let alone = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
-        // From here on no piece is moved before the edit has its place.
+        // While the permit is held, no piece is moved until the edit is appended.
         for moved in &mut edit.added {
             let file = self.file(moved.id);
             moved.extents = file.map_or_else(Vec::new, |file| file.extents());
@@ -589,7 +594,8 @@ impl Core {
                 tombstones.extend(table.reader().range_tombstones().await?.iter().cloned());
             }
         }
-        // Below are the tables of deeper levels, and those of level 0 that are older than the inputs from there.
+        // Lower in the tree are the tables of deeper levels, and tables of level 0 that are older than the
+        // inputs from level 0.
         let oldest0 = inputs.iter().filter(|input| input.meta.level == 0).map(|input| input.meta.id).min();
         let below: Vec<Rc<Table>> = levels
             .all()
@@ -624,7 +630,7 @@ impl Core {
     /// Freezes the active buffer, and waits until all buffers are in tables.
     pub(crate) async fn flush_buffers(self: &Rc<Self>) -> Result<()> {
         if self.lost.is_some() {
-            // What was replayed stays in memory.
+            // In a salvaged store, replayed writes stay in memory.
             return Ok(());
         }
         self.freeze();
@@ -641,7 +647,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until full buffers are in tables, and no compaction is due.
+    /// Waits until no frozen buffer is left and no compaction is due.
     pub(crate) async fn wait_for_compactions(&self) -> Result<()> {
         loop {
             let changed = self.changed.notified();
@@ -674,7 +680,7 @@ fn is_bottom_range<'a>(
     }
 }
 
-/// Range tombstones that are divided among tables at the keys where these begin.
+/// Range tombstones, divided among tables at the first key of each table.
 pub(crate) struct Clip {
     left: Vec<RangeTombstone>,
 }
@@ -684,7 +690,7 @@ impl Clip {
         Clip { left: tombstones }
     }
 
-    /// Takes the parts before a key; all of them without one.
+    /// Takes the parts of the range tombstones before `key`; `None` takes all.
     pub(crate) fn until(&mut self, key: Option<&[u8]>) -> Vec<RangeTombstone> {
         let Some(key) = key else { return std::mem::take(&mut self.left) };
         let mut taken = Vec::new();

@@ -1,4 +1,5 @@
-//! The kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an address.
+//! Kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an
+//! address.
 
 use crate::policy::{COMPACTIONS, placement, saturation, zap};
 use crate::recovery::{check_new, default_shards};
@@ -7,8 +8,8 @@ use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use crate::store::Store;
 use crate::table::Compression;
 use block::{
-    Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex,
-    ZoneState, ZonesPart,
+    BlockCount, BlockSize, Buffer, Call, DeviceGeometry, DevicePart, EraseGuarantee, Error, Part, Result,
+    Status, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
 };
 use logkit::recovery::Goal;
 use runtime::net::Address;
@@ -18,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::on_device;
 
-/// Largest append to zones on a device, in bytes.
+/// Maximum append to zones on a device, in bytes.
 const MAX_APPEND: u64 = 2 << 20;
 const SMALLEST_ZONE: u64 = 128 << 10;
 const LARGEST_ZONE: u64 = 64 << 20;
-/// Smallest write buffer of a shard, in bytes.
+/// Minimum size of a shard's write buffer, in bytes.
 const SMALLEST_BUFFER: u64 = 64 << 10;
 const SMALLEST_TABLE: u64 = 16 << 10;
 const LARGEST_TABLE: u64 = 1 << 30;
@@ -124,13 +125,13 @@ pub const KIND: Kind = Kind {
 /// Parses the address of the key `listen`; `absolute` resolves the path of a unix socket.
 ///
 /// # Errors
-/// [`Error::Invalid`] for another text; errors of `absolute`.
+/// [`Error::Invalid`] for any other text; errors of `absolute`.
 pub fn parse_listen(text: &str, absolute: impl Fn(&Path) -> Result<PathBuf>) -> Result<Address> {
     let Some(path) = text.strip_prefix("unix:") else { return text.parse() };
     format!("unix:{}", absolute(Path::new(path))?.display()).parse()
 }
 
-/// Address for redis clients.
+/// Address for redis clients; `None` if there is no key `listen`.
 fn listen(arguments: &Arguments) -> Result<Option<Address>> {
     let Some(text) = arguments.optional_text("listen")? else { return Ok(None) };
     let address = parse_listen(&text, |path| arguments.absolute(path));
@@ -141,7 +142,7 @@ fn refuse<T>(arguments: &Arguments, key: &'static str, text: String) -> Result<T
     Err(arguments.refuse(key, text))
 }
 
-/// Settings for zones of this geometry; without one, for zones that are large enough.
+/// Settings for zones of this geometry; `None` assumes zones that are large enough.
 fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Settings> {
     let defaults = Settings::default();
     let size = |key, usual: u64, most: &dyn Fn(&ZoneGeometry) -> u64| -> Result<u64> {
@@ -192,7 +193,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         multiplier: arguments.integer("multiplier")?,
         delete_persistence,
         erase,
-        goal: if arguments.boolean("salvage")? { Goal::Salvage } else { Goal::Serve },
+        goal: if arguments.salvage()? { Goal::Salvage } else { Goal::Serve },
         ..defaults
     };
     let shown = stack::format_size;
@@ -228,7 +229,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     Ok(settings)
 }
 
-/// The promise of deletes, and the guarantee of a reset.
+/// Promise of persistent deletes, and guarantee of resets.
 fn promise(
     arguments: &Arguments,
     geometry: Option<&ZoneGeometry>,
@@ -280,34 +281,68 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         }
         None => {}
     }
-    let geometry = arguments.shape("on")?.zones.filter(|_| is_on_zones);
-    let settings = settings(arguments, geometry.as_ref())?;
-    if let Some(geometry) = geometry
-        && arguments.format()
-    {
-        let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), &geometry));
-        check_new(&geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
+    match zones_to_be(arguments)? {
+        Some(geometry) if arguments.format() => drop(settings_of_new(arguments, &geometry)?),
+        geometry => drop(settings(arguments, geometry.as_ref())?),
     }
     Ok(Shape::default())
 }
 
-/// Default size of the zones of a new store on a device of `disk` bytes.
+/// Geometry of the store's zones; `None` if it is known only after opening: the geometry of a formatted
+/// device is on the device.
+fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
+    let shape = arguments.shape("on")?;
+    if arguments.contract("on")? == Some(Contract::Zones) {
+        return Ok(shape.zones);
+    }
+    let (true, Some(bytes), Some(block_size)) = (arguments.format(), shape.bytes, shape.block_size) else {
+        return Ok(None);
+    };
+    let size = BlockSize::new(block_size.into())?;
+    let device = DeviceGeometry {
+        block_size: size,
+        blocks: BlockCount(bytes >> size.shift()),
+        atomic_write: block_size,
+        volatile_cache: true,
+        read_only: false,
+    };
+    new_zones(arguments, &device).map(Some)
+}
+
+/// Settings of a new store on zones of this geometry.
+///
+/// # Errors
+/// [`Error::Invalid`] with the numbers, if settings are out of range or the zones don't fit.
+fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) -> Result<Settings> {
+    let settings = settings(arguments, Some(geometry))?;
+    let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), geometry));
+    check_new(geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
+    Ok(settings)
+}
+
+/// Default size in bytes of the zones of a new store on a device of `disk` bytes.
 fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
-/// Opens the zones on a device; with `format`, makes them first.
-async fn zones_on(
-    device: Arc<dyn DevicePart>,
-    format: bool,
-    zone_size: Option<u64>,
-) -> Result<Arc<dyn ZonesPart>> {
-    let zone_size = match (format, zone_size) {
-        (true, None) => Some(default_zone_size(device.geometry().bytes())),
-        (_, given) => given,
-    };
+/// Geometry of new zones on a device.
+fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeometry> {
+    let zone_size =
+        arguments.optional_size("zone_size")?.unwrap_or_else(|| default_zone_size(device.bytes()));
+    let zones = on_device::geometry(device, zone_size, MAX_APPEND);
+    // A device that is too small for any zones is also refused with the numbers.
+    zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
+}
+
+/// Opens the zones on a device. Formats them first if the stack is being formatted and the store fits.
+async fn zones_on(arguments: &Arguments, device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
+    let (format, mut zone_size) = (arguments.format(), arguments.optional_size("zone_size")?);
+    if format {
+        settings_of_new(arguments, &new_zones(arguments, device.geometry())?)?;
+        zone_size = zone_size.or_else(|| Some(default_zone_size(device.geometry().bytes())));
+    }
     let options = on_device::Options {
         format,
         zone_size,
@@ -317,10 +352,10 @@ async fn zones_on(
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// The zones of the store, to be read only: nothing is written to them.
+/// Opens the zones of the store read-only.
 ///
 /// # Errors
-/// As [`zones::OnDevice::open`].
+/// Errors of [`zones::OnDevice::open`].
 pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> {
     if arguments.contract("on")? == Some(Contract::Zones) {
         return arguments.zones("on");
@@ -329,13 +364,14 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
     Ok(Arc::new(zones::OnDevice::open(arguments.device("on")?, options).await?))
 }
 
-/// Bytes at the beginning of a device that must be zeros for it to be empty: superblocks of other formats are there.
+/// Number of bytes at the start of a device that must be zeros for it to be empty: superblocks of other
+/// formats are there.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// What the storage of a store holds, in words; `None` if it is empty.
+/// Description of existing contents of a store's storage; `None` if it is empty.
 ///
 /// # Errors
-/// What reading returns.
+/// Errors of reading the storage.
 pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
     let zones = match zones_to_read(arguments).await {
         Ok(zones) => zones.open().await?,
@@ -356,10 +392,11 @@ pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
     Ok(used.map(|report| format!("zones that aren't empty (zone {})", report.zone)))
 }
 
-/// Opens the store of a stack without serving it, or makes it where the stack is formatted.
+/// Opens the store of a stack without serving it; creates it if the stack is being formatted.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is none; [`Error::Invalid`] for settings that don't fit; as [`Store::open`].
+/// [`Error::Protocol`] for storage without a store; [`Error::Invalid`] for settings that don't fit; errors of
+/// [`Store::open`].
 pub async fn open(arguments: &Arguments) -> Result<Store> {
     let format = arguments.format();
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
@@ -369,21 +406,11 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         )),
         other => other,
     };
-    let is_salvage = arguments.boolean("salvage")?;
-    if is_salvage && format {
-        return refuse(
-            arguments,
-            "salvage",
-            "salvage: a store that is formatted has nothing to copy; expected one of them".to_owned(),
-        );
-    }
+    let is_salvage = arguments.salvage()?;
     let zones = match is_lent {
         true => arguments.zones("on")?,
         false if is_salvage => zones_to_read(arguments).await.map_err(none)?,
-        false => {
-            let device = arguments.device("on")?;
-            zones_on(device, format, arguments.optional_size("zone_size")?).await.map_err(none)?
-        }
+        false => zones_on(arguments, arguments.device("on")?).await.map_err(none)?,
     };
     let settings = settings(arguments, Some(zones.geometry()))?;
     let opened = match format {
@@ -395,7 +422,7 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         Ok(store) => store,
         Err(error) => {
             if !is_lent {
-                // The first error is reported.
+                // The caller gets the first error.
                 let _ = zones.close().await;
             }
             return Err(error);
@@ -476,7 +503,7 @@ impl Door for KvDoor {
     }
 
     fn addresses(&self) -> Vec<String> {
-        // As libraries of redis write them.
+        // In the form that libraries of redis use.
         let shown = |address: Address| match address {
             Address::Unix(path) => format!("unix://{}", path.display()),
             Address::Tcp(tcp) => format!("redis://{tcp}"),

@@ -1,4 +1,4 @@
-//! The cursors of a shard: of memtables, of tables, and of whole levels.
+//! Cursors of a shard: over memtables, tables and whole levels.
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence};
@@ -9,10 +9,10 @@ use block::Result;
 use std::ops::Deref;
 use std::rc::Rc;
 
-/// Opens a cursor of a table.
+/// Function that opens a cursor of a table.
 type Open<R> = Box<dyn Fn(&Rc<Table>) -> TableCursor<R>>;
 
-/// Cursor of the tables of a level below level 0, or of some of them: one table is open at a time.
+/// Cursor over sorted, disjoint tables of a level; one table is open at a time.
 pub struct LevelCursor<R> {
     tables: Vec<Rc<Table>>,
     open: Open<R>,
@@ -21,7 +21,7 @@ pub struct LevelCursor<R> {
 }
 
 impl<S: BlockSource, R: Deref<Target = Reader<S>>> LevelCursor<R> {
-    /// Cursor of tables in the order of their keys.
+    /// Returns a cursor over tables, which are in the order of their keys.
     pub fn new(tables: Vec<Rc<Table>>, open: impl Fn(&Rc<Table>) -> TableCursor<R> + 'static) -> Self {
         LevelCursor { tables, open: Box::new(open), at: 0, current: None }
     }
@@ -33,7 +33,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> LevelCursor<R> {
         }
     }
 
-    /// Goes on to the next table with entries, where the present one has no further one.
+    /// Moves to the next table with entries if the present one has no further entry.
     async fn skip_forward(&mut self) -> Result<()> {
         while let Some(current) = &self.current
             && current.entry().is_none()
@@ -120,17 +120,17 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for LevelCursor<R> {
     }
 }
 
-/// Any cursor of a shard.
+/// A cursor of any kind that a shard uses.
 pub enum AnyCursor {
-    /// Of a memtable.
+    /// Cursor of a memtable.
     Memtable(MemtableCursor),
-    /// Of a table, through the cache.
+    /// Cursor of a table, through the block cache.
     Table(Box<TableCursor<CachedReader>>),
-    /// Of a level, through the cache.
+    /// Cursor of a level, through the block cache.
     Level(Box<LevelCursor<CachedReader>>),
-    /// Of a table that is read as a whole.
+    /// Sequential cursor of a table, without the cache.
     WholeTable(Box<TableCursor<Rc<Reader<Sequential>>>>),
-    /// Of tables that are read as a whole.
+    /// Sequential cursor of several tables, without the cache.
     WholeLevel(Box<LevelCursor<Rc<Reader<Sequential>>>>),
 }
 

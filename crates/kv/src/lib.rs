@@ -1,28 +1,35 @@
-//! The key-value store: a log-structured merge tree on zones, whose deletes are persistent by a deadline.
+//! The key-value store: a log-structured merge tree on zones, with deletes that are persistent by a deadline.
 //!
-//! Writes go to a write-ahead log and to a memtable; full memtables become sorted tables, which compaction merges level by level
-//! (O'Neil, Cheng, Gawlick, O'Neil, "The Log-Structured Merge-Tree", 1996). Keys are divided among shards by their hash; each shard
-//! has a tree of its own.
+//! Writes go to a write-ahead log and to a memtable; full memtables become sorted tables, which compaction
+//! merges level by level (O'Neil, Cheng, Gawlick, O'Neil, "The Log-Structured Merge-Tree", 1996). Keys are
+//! divided among shards by their hash; each shard has its own tree.
 //!
-//! Without I/O of their own:
-//! - `entry`: the versions of keys; `cursor`: what walks through them in order; `batch`: writes that take effect together.
+//! Without I/O:
+//! - `entry`: versions of keys; `cursor`: positions in ordered entries; `batch`: writes that take effect
+//!   atomically.
 //! - `memtable`: the newest entries, in memory; `table`: the format of sorted tables.
-//! - `merge`: several cursors as one; `visible`: what a snapshot sees of them; `retention`: what a compaction keeps of them.
-//! - `policy`: which tables are compacted next, and in which zones tables are written; `cleaning`: which zone is cleaned next.
-//! - `manifest`: which tables there are; `item`: what is appended to the log.
+//! - `merge`: several cursors as one; `visible`: entries that a snapshot sees; `retention`: entries that a
+//!   compaction keeps.
+//! - `policy`: compaction and placement of tables; `cleaning`: choice of victims.
+//! - `manifest`: the tables of a tree; `item`: entries of the log.
 //!
 //! A shard:
-//! - `core`: the owner of the log; `buffer`: write buffers; `tables`: tables in zones, and the block cache; `extents`: where their blocks are; `gate`: writes of
-//!   a key take turns; `write_controller`: writes are slowed before they stop.
-//! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `level_cursor`: cursors
-//!   of levels; `cross_shard`: batches and snapshots of several shards; `status`: numbers for operators.
-//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage; `salvage`: losses of a damaged store. `erasure`, `eraser`: deletes are persistent in time, by `clock`; `reset_history`:
-//!   guarantees of resets before.
+//! - `core`: the owner of the log; `buffer`: write buffers; `tables`: tables in zones, and the block cache;
+//!   `extents`: places of their blocks; `gate`: mutual exclusion of writes of a key; `write_controller`:
+//!   throttling of writes.
+//! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans;
+//!   `pairs`: results of scans; `level_cursor`: cursors of levels; `cross_shard`: batches and snapshots of
+//!   several shards; `status`: numbers for operators.
+//! - `recovery`, `checkpoint`: formatting and opening; [`check`]: detection of damage; `salvage`: losses of a
+//!   damaged store. `erasure`, `eraser`: persistent deletes, timed by `clock`; `reset_history`: guarantees of
+//!   earlier resets.
 //!
-//! [`Store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
-//! in the cells of a drive. `fuzzing` has what the fuzz targets run.
+//! [`Store`] is the interface for programs, [`redis`] serves it to redis clients, and [`kind`] makes it a
+//! part of stacks. [`audit`](mod@audit) searches the cells of a drive for deleted keys. `fuzzing` has the
+//! entry points of fuzz targets.
 //!
-//! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
+//! Elsewhere: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`);
+//! emulated flash (`zns`).
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod audit;

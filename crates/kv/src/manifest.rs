@@ -1,6 +1,8 @@
-//! The manifest of a shard: which tables make up its tree, where they are, and up to where writes are in them.
+//! Manifest of a shard: the tables of its tree, their places, and the position in the log up to which writes
+//! are in tables.
 //!
-//! Edits change it; they are records of the log, and a checkpoint has all of it. Applying an edit twice has no effect.
+//! Edits change it; they are records of the log, and a checkpoint has the whole manifest. Applying an edit
+//! twice has no effect.
 
 use crate::entry::Timestamp;
 use crate::erasure::Stale;
@@ -12,30 +14,30 @@ use block::{Error, Result};
 use logkit::{Sequences, StreamId};
 use zones::bytes::{Reader, Writer};
 
-/// Number of a table, in its shard; never used again.
+/// Number of a table in its shard; never reused.
 pub type TableId = u64;
 
-/// Version of what a checkpoint has of the store, and of the edits after it.
+/// Version of the store's state in a checkpoint, and of the edits after it.
 const VERSION: u32 = 4;
-/// Oldest version that is read: it has no clock, no deadlines of zones, and no history of resets.
+/// Oldest readable version: it has no clock, no deadlines of zones, and no history of resets.
 const OLDEST_VERSION: u32 = 2;
-/// Most levels of a tree.
+/// Maximum number of levels of a tree.
 pub const MOST_LEVELS: usize = 8;
-/// Most shards of a store: a record is a member of the streams of all of them.
+/// Maximum number of shards of a store: a record is a member of the streams of all of them.
 pub const MOST_SHARDS: u16 = logkit::record::MOST_LINKS as u16;
 
-/// A table of a tree.
+/// A table in the manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableMeta {
-    /// Its number.
+    /// Number of the table.
     pub id: TableId,
-    /// Its level.
+    /// Level of the table.
     pub level: u8,
-    /// Time at which it was written.
+    /// Time at which the table was written.
     pub created: Timestamp,
-    /// What is in it.
+    /// Summary of the table's contents.
     pub summary: Summary,
-    /// Its blocks, in order.
+    /// Places of the table's blocks, in the order of the blocks.
     pub extents: Vec<Extent>,
 }
 
@@ -83,7 +85,7 @@ pub struct Edit {
     pub added: Vec<TableMeta>,
     /// Tables that are removed.
     pub removed: Vec<TableId>,
-    /// Up to where writes are in tables, where that changes.
+    /// New position up to which writes are in tables; `None` if it doesn't change.
     pub flushed: Option<Flushed>,
 }
 
@@ -128,9 +130,9 @@ impl Edit {
 /// The manifest of one shard.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Manifest {
-    /// The tables, in the order in which they were added.
+    /// Tables in the order in which they were added.
     pub tables: Vec<TableMeta>,
-    /// Up to where writes are in tables.
+    /// Position up to which writes are in tables.
     pub flushed: Flushed,
     /// Number of the next table.
     pub next_table: TableId,
@@ -151,16 +153,16 @@ impl Manifest {
     }
 }
 
-/// What the owner has in a checkpoint: the manifests of all shards.
+/// State of the store in a checkpoint: the manifests of all shards, and that of persistent deletes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
-    /// By shard.
+    /// Manifest of each shard.
     pub shards: Vec<Manifest>,
-    /// Zones that must be erased.
+    /// Zones that must be reset.
     pub stale: Vec<Stale>,
-    /// The clock of deadlines.
+    /// Deadline clock.
     pub clock: Timestamp,
-    /// Guarantees of the resets so far.
+    /// History of the guarantees of resets.
     pub resets: ResetHistory,
 }
 
@@ -192,7 +194,8 @@ impl State {
     /// Decodes a state.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no version of this program writes; [`Error::Unsupported`] for those of another version.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes; [`Error::Unsupported`] for other
+    /// versions.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the manifest of the store");
         let version = reader.u32()?;
@@ -232,12 +235,12 @@ impl State {
     }
 }
 
-/// Stream of the writes of a shard, its write-ahead log.
+/// Stream of a shard's writes: its write-ahead log.
 pub fn write_stream(shard: u16) -> StreamId {
     StreamId(2 * shard)
 }
 
-/// Stream of the tables and edits of a shard.
+/// Stream of a shard's tables and edits.
 pub fn table_stream(shard: u16) -> StreamId {
     StreamId(2 * shard + 1)
 }
@@ -247,7 +250,8 @@ pub fn shard_of(stream: StreamId) -> u16 {
     stream.0 / 2
 }
 
-/// Records that a checkpoint covers of a shard: its writes that are in tables, and all tables and edits up to `tables`.
+/// Sets the records of a shard that a checkpoint covers: its writes that are in tables, and all tables and
+/// edits up to `tables`.
 pub fn cover(covered: &mut Sequences, shard: u16, flushed: &Flushed, tables: u64) {
     covered.set(write_stream(shard), flushed.record);
     covered.set(table_stream(shard), tables);

@@ -1,9 +1,12 @@
-//! Compaction of a whole shard on request: all tables are merged down to the last level, which drops what was overwritten or deleted.
+//! Manual compaction of a whole shard: all tables are merged down to the last level, which drops overwritten
+//! and deleted entries.
 //!
-//! It passes each level once, in the order of keys, table by table, so it needs no more free space than a job of a policy, and ends whatever is written
-//! meanwhile: what comes to a level behind the pass was written after the beginning.
+//! It passes each level once, in the order of keys, table by table. So it needs no more free space than a job
+//! of a policy, and ends even if writes continue: tables that arrive in the passed part of a level have only
+//! writes after the start.
 //!
-//! Before each piece, level 0 is merged where that is due: writers wait for it, and for no more than one piece.
+//! Before each step, level 0 is merged if that is due, because writers wait for it; they wait for at most one
+//! step.
 
 use crate::core::Core;
 use crate::jobs::Reclaimed;
@@ -13,20 +16,20 @@ use crate::policy::{Job, TableView, Tree};
 use block::{Error, Result};
 use std::rc::Rc;
 
-/// How far a compaction has come.
+/// Progress of a manual compaction.
 #[derive(Debug, Default, Clone)]
 struct Pass {
-    /// Tables of level 0 with lower numbers are merged.
+    /// Tables of level 0 with lower numbers must be merged.
     end: TableId,
-    /// The level that it passes; it has passed those before.
+    /// Level that is being passed; those above are done.
     level: usize,
-    /// Largest key that it has passed there.
+    /// Largest key passed in this level; `None` at its start.
     passed: Option<Vec<u8>>,
 }
 
-/// The next merge of a compaction down to `last`; `None` once it has passed all levels before that.
+/// Returns the next merge of a compaction down to `last`; `None` when all levels above `last` are passed.
 fn next(tree: &Tree<'_>, last: usize, pass: &mut Pass) -> Option<Job> {
-    // A table that is moved as it is would keep what was overwritten.
+    // A trivial move would keep overwritten entries.
     let whole = |job| Job { is_trivial_move: false, ..job };
     while pass.level < last {
         if pass.level == 0 {
@@ -47,17 +50,17 @@ fn next(tree: &Tree<'_>, last: usize, pass: &mut Pass) -> Option<Job> {
     None
 }
 
-/// The merge of all tables of level 0, if it has so many that it is due.
+/// Returns the merge of all tables of level 0 if there are at least `due`.
 fn level0(tree: &Tree<'_>, due: usize) -> Option<Job> {
     let tables: Vec<_> = tree.level(0).iter().collect();
     (tables.len() >= due.max(1)).then(|| merge(tree, 0, &tables, 1))
 }
 
 impl Core {
-    /// Merges all tables of this shard down to the last level, buffers included.
+    /// Merges all buffers and tables of this shard down to the last level.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`] where the store is closed meanwhile.
+    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`] if the store is closed meanwhile.
     pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
         self.check_open()?;
         self.settle().await?;
@@ -68,7 +71,7 @@ impl Core {
         });
         let mut pass = Pass { end, ..Pass::default() };
         loop {
-            // Between two pieces the policy may carry out a job.
+            // The policy may run a job between two steps.
             let _alone = self.compacting.acquire(1).await;
             self.compact_level0().await?;
             let before = pass.clone();
@@ -77,7 +80,7 @@ impl Core {
                 pass = before;
             }
         }
-        // Tombstones come to the last level without a merge where a table was moved there as it is.
+        // Trivial moves bring tombstones to the last level without a merge.
         let now = self.erasure.now();
         let deletes = self.with_tree(|tree| {
             let is_due = |table: &TableView<'_>| {
@@ -89,7 +92,7 @@ impl Core {
             let _alone = self.compacting.acquire(1).await;
             self.compact_level0().await?;
             let find = |tree: &Tree<'_>| tree.level(last).iter().position(|table| table.id == id);
-            // It may have been compacted meanwhile.
+            // The table may have been compacted meanwhile.
             let job = self.with_tree(|tree| find(tree).map(|index| rewrite(tree, last, index)));
             if let Some(job) = job {
                 self.compact_or_reclaim(job).await?;
@@ -98,18 +101,19 @@ impl Core {
         Ok(())
     }
 
-    /// Merges level 0 where that is due, for a caller that compacts alone.
+    /// Merges level 0 if that is due; the caller holds the permit to compact.
     async fn compact_level0(self: &Rc<Self>) -> Result<()> {
         self.check_compacts()?;
         let job = self.with_tree(|tree| level0(tree, self.settings.level0_tables));
-        // Where there is no space, the policy reclaims it.
+        // Without space, the policy reclaims some.
         match job.and_then(|job| self.fit(job)) {
             Some((job, _claim)) => self.compact(&job).await,
             None => Ok(()),
         }
     }
 
-    /// Carries out a job. Where there is no space for it, space is reclaimed first. Returns false where that made the job needless, or another one.
+    /// Runs a job, after reclaiming space if there isn't enough. Returns false if reclaiming made the job
+    /// obsolete or changed it.
     async fn compact_or_reclaim(self: &Rc<Self>, job: Job) -> Result<bool> {
         let fitting = self.fit(job.clone());
         match fitting {
@@ -161,7 +165,7 @@ mod tests {
         assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");
         tree.levels[0].truncate(1);
         assert_eq!(found(&tree), Some((1, vec![1], 2, vec![])), "nothing overlaps it");
-        // What comes behind the pass is newer; a table that reaches beyond it may have older keys.
+        // Tables in the passed part are newer; a table that extends beyond it may have older keys.
         tree.levels[1][0] = table(10, "a", "a");
         assert_eq!(found(&tree), Some((1, vec![2], 2, vec![5])));
         tree.levels[1] = vec![table(10, "a", "a"), table(11, "b", "e"), table(4, "g", "h")];

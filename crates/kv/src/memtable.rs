@@ -1,11 +1,12 @@
-//! The newest entries of a shard, in memory.
+//! Memtable: the newest entries of a shard, in memory.
 //!
-//! A memtable belongs to one shard and is only added to. Cursors share it by an `Rc` and stay valid while entries are inserted: a
-//! cursor holds a copy of the entry at which it is, in a buffer that it reuses (of a large value only a reference). Entries that are
-//! inserted while a cursor walks are met where the cursor hasn't been yet; a snapshot doesn't see them.
+//! A memtable belongs to one shard, and entries are only added. Cursors share it by an `Rc` and stay valid
+//! while entries are inserted: a cursor copies the entry at its position to a reused buffer (for a large
+//! value only a reference). A cursor finds entries that are inserted ahead of its position during a walk; a
+//! snapshot doesn't see them.
 //!
-//! Range tombstones are kept apart from the entries: [`Memtable::get`] and cursors don't apply them. A bound on [`Memtable::bytes`] is
-//! the store's.
+//! Range tombstones are separate from the entries: [`Memtable::get`] and cursors don't apply them. The store
+//! limits [`Memtable::bytes`].
 
 mod skip_list;
 #[cfg(test)]
@@ -30,7 +31,8 @@ pub struct Memtable {
 }
 
 impl Memtable {
-    /// Creates an empty memtable that will hold this many bytes. More fit, and memory is used only as entries are inserted.
+    /// Creates an empty memtable with capacity for about `bytes` bytes. It can grow beyond, and memory is
+    /// used only as entries are inserted.
     pub fn with_capacity(bytes: usize) -> Self {
         Memtable {
             list: RefCell::new(SkipList::with_capacity(bytes)),
@@ -41,7 +43,7 @@ impl Memtable {
         }
     }
 
-    /// Inserts an entry. Returns false, and changes nothing, if there is one of its key and sequence.
+    /// Inserts an entry. Returns false, without a change, if an entry with this key and sequence exists.
     ///
     /// # Panics
     /// If the key has more than [`MOST_KEY_BYTES`](crate::entry::MOST_KEY_BYTES).
@@ -55,10 +57,11 @@ impl Memtable {
         is_new
     }
 
-    /// Inserts a range tombstone. Returns false, and changes nothing, if there is the same one, or if its range is empty.
+    /// Inserts a range tombstone. Returns false, without a change, if the same one exists, or if its range is
+    /// empty.
     pub fn insert_range_tombstone(&self, tombstone: RangeTombstone) -> bool {
         let deleted = tombstone.deleted;
-        // Copies the set while somebody holds it.
+        // Copies the set if a reader holds it.
         let is_new = Rc::make_mut(&mut self.ranges.borrow_mut()).insert(tombstone);
         if is_new {
             self.count_tombstone(deleted);
@@ -66,8 +69,8 @@ impl Memtable {
         is_new
     }
 
-    /// Calls `found` with the newest entry of a key whose sequence is at most `snapshot`, which may be a tombstone or expired, or with
-    /// `None`. `found` must not insert.
+    /// Calls `found` with the newest entry of a key whose sequence is at most `snapshot`, or with `None`. The
+    /// entry may be a tombstone or expired. `found` must not insert.
     #[inline]
     pub fn get<R>(&self, key: &[u8], snapshot: Sequence, found: impl FnOnce(Option<Entry<'_>>) -> R) -> R {
         let list = self.list.borrow();
@@ -75,12 +78,12 @@ impl Memtable {
         found(place.map(|place| list.entry(place)).filter(|entry| entry.key == key))
     }
 
-    /// The range tombstones of now; those inserted later aren't in it.
+    /// Returns the present range tombstones; later inserts don't change the returned set.
     pub fn range_tombstones(&self) -> Rc<RangeTombstones> {
         Rc::clone(&self.ranges.borrow())
     }
 
-    /// Bytes of memory that entries and range tombstones take.
+    /// Memory of entries and range tombstones, in bytes.
     pub fn bytes(&self) -> usize {
         self.list.borrow().bytes() + self.ranges.borrow().bytes()
     }
@@ -95,22 +98,22 @@ impl Memtable {
         self.len() == 0 && self.ranges.borrow().is_empty()
     }
 
-    /// Number of tombstones, with range tombstones.
+    /// Number of tombstones, including range tombstones.
     pub fn tombstones(&self) -> usize {
         self.tombstones.get()
     }
 
-    /// Earliest time of a deletion, range tombstones included.
+    /// Earliest time of a deletion, range tombstones included; `None` without tombstones.
     pub fn oldest_tombstone(&self) -> Option<Timestamp> {
         self.oldest_tombstone.get()
     }
 
-    /// Earliest time at which a value expires.
+    /// Earliest expiry of a value; `None` if no value expires.
     pub fn earliest_expiry(&self) -> Option<Timestamp> {
         self.earliest_expiry.get()
     }
 
-    /// Creates a cursor, at no entry.
+    /// Creates a cursor, positioned at no entry.
     pub fn cursor(self: &Rc<Self>) -> MemtableCursor {
         MemtableCursor {
             memtable: Rc::clone(self),
@@ -133,21 +136,21 @@ fn lower(least: &Cell<Option<Timestamp>>, time: Timestamp) {
     least.set(Some(least.get().map_or(time, |least| least.min(time))));
 }
 
-/// A cursor over a memtable. Its methods never wait and never fail.
+/// Cursor over a memtable. Its methods never wait and never fail.
 #[derive(Debug)]
 pub struct MemtableCursor {
     memtable: Rc<Memtable>,
     at: Option<Position>,
     sequence: Sequence,
     kind: RecordKind,
-    /// The key, then the value unless it's a large one.
+    /// The key, followed by the value unless that is large.
     bytes: Vec<u8>,
     key_length: usize,
     large_value: Option<Rc<[u8]>>,
 }
 
 impl MemtableCursor {
-    /// Goes to the place that `find` returns.
+    /// Moves to the position that `find` returns.
     #[inline]
     fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Position>) -> Result<()> {
         let list = self.memtable.list.borrow();

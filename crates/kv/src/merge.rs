@@ -1,10 +1,11 @@
-//! Several cursors as one.
+//! Merge of several cursors.
 //!
-//! A binary heap has the cursors that are at an entry, the next one in the cursor's direction on top. When the direction changes, all
-//! cursors seek to the other side of the entry (as LevelDB's merging iterator does). Seeks of several cursors run concurrently, so that
-//! one costs about as much as the slowest of them.
+//! A binary heap has the cursors that are at an entry, with the next one in the merge's direction on top. A
+//! change of the direction seeks all cursors to the other side of the entry, as in LevelDB's merging
+//! iterator. Seeks of several cursors run concurrently, so that a seek costs about as much as the slowest of
+//! them.
 //!
-//! An entry that several cursors have, with the same key and sequence, is passed once.
+//! An entry that several cursors have, with the same key and sequence, is returned once.
 
 #[cfg(test)]
 mod tests;
@@ -16,14 +17,15 @@ use std::cmp::Ordering;
 
 /// A cursor over the entries of several cursors.
 ///
-/// After an error, and after a future that was dropped before it was complete, the cursor is at no entry; a seek makes it usable again.
+/// After an error, or after a future was dropped before its completion, the cursor is at no entry; a seek
+/// makes it usable again.
 #[derive(Debug)]
 pub struct Merge<C> {
     cursors: Vec<C>,
-    /// Heap of the cursors that are at an entry. Empty while a call runs.
+    /// Heap of the cursors that are at an entry; empty during a call.
     heap: Vec<Head>,
     direction: Direction,
-    /// Key from which the direction changes.
+    /// Buffer for the key at which the direction changes.
     key: Vec<u8>,
 }
 
@@ -36,12 +38,12 @@ enum Direction {
 /// A cursor in the heap.
 #[derive(Debug, Clone, Copy)]
 struct Head {
-    /// First bytes of its key, zeros after the key's end: if they differ, they decide a comparison.
+    /// First bytes of the cursor's key, padded with zeros: different prefixes order the keys.
     prefix: u64,
     cursor: usize,
 }
 
-/// Where cursors seek.
+/// Target of a seek.
 #[derive(Debug, Clone, Copy)]
 enum Goal<'a> {
     First,
@@ -69,7 +71,7 @@ impl Goal<'_> {
 }
 
 impl<C: Cursor> Merge<C> {
-    /// Creates a cursor over these, at no entry.
+    /// Creates a merge of `cursors`, positioned at no entry.
     pub fn new(cursors: Vec<C>) -> Self {
         let heap = Vec::with_capacity(cursors.len());
         Merge { cursors, heap, direction: Direction::Forward, key: Vec::new() }
@@ -94,7 +96,7 @@ impl<C: Cursor> Merge<C> {
         Ok(())
     }
 
-    /// Goes one entry on, in this direction.
+    /// Moves by one entry in the present direction.
     async fn step(&mut self, direction: Direction) -> Result<()> {
         if self.heap.is_empty() {
             return Ok(());
@@ -102,7 +104,7 @@ impl<C: Cursor> Merge<C> {
         if self.direction != direction {
             return self.turn(direction).await;
         }
-        // A cursor that is alone isn't compared. While the heap is empty, the merge is at no entry.
+        // A single cursor needs no comparison. While the heap is empty, the merge is at no entry.
         if let [head] = self.heap[..] {
             self.heap.clear();
             let cursor = &mut self.cursors[head.cursor];
@@ -115,9 +117,9 @@ impl<C: Cursor> Merge<C> {
             }
             return Ok(());
         }
-        // While it is taken out, the cursor is at no entry.
+        // While the heap is taken out, the merge is at no entry.
         let mut heap = std::mem::take(&mut self.heap);
-        // Other cursors at the same entry are among the children of the top, or below one that is.
+        // Other cursors at the same entry are children of the top, or descendants of such children.
         while let Some(child) = [1, 2].into_iter().find(|&child| self.same(&heap, 0, child)) {
             self.advance(&mut heap, child, direction).await?;
         }
@@ -126,7 +128,7 @@ impl<C: Cursor> Merge<C> {
         Ok(())
     }
 
-    /// Goes one entry on against the direction until now.
+    /// Moves by one entry against the present direction.
     async fn turn(&mut self, direction: Direction) -> Result<()> {
         let mut key = std::mem::take(&mut self.key);
         key.clear();
@@ -134,7 +136,8 @@ impl<C: Cursor> Merge<C> {
         key.extend_from_slice(from);
         let result = match direction {
             Direction::Backward => self.seek_all(Goal::Before(&key, sequence)).await,
-            // The next lower sequence is the next place after an entry; after the lowest one that is the key with a zero more.
+            // The position after an entry is the next lower sequence; after the lowest one, the key with an
+            // appended zero byte.
             Direction::Forward => match sequence.checked_sub(1) {
                 Some(sequence) => self.seek_all(Goal::AtOrAfter(&key, sequence)).await,
                 None => {
@@ -147,7 +150,7 @@ impl<C: Cursor> Merge<C> {
         result
     }
 
-    /// Steps the cursor at this place of the heap, and restores the heap's order.
+    /// Steps the cursor at index `at` of the heap, and restores the heap's order.
     async fn advance(&mut self, heap: &mut Vec<Head>, at: usize, direction: Direction) -> Result<()> {
         let index = heap[at].cursor;
         let cursor = &mut self.cursors[index];
@@ -179,7 +182,7 @@ impl<C: Cursor> Merge<C> {
         Some(Head { prefix, cursor })
     }
 
-    /// Order of two cursors of the heap by their entries.
+    /// Order of two cursors in the heap by their entries.
     #[inline]
     fn compare(&self, left: Head, right: Head) -> Ordering {
         left.prefix.cmp(&right.prefix).then_with(|| {
@@ -190,7 +193,7 @@ impl<C: Cursor> Merge<C> {
         })
     }
 
-    /// Whether two places of the heap have the same entry.
+    /// Whether the cursors at two indices of the heap are at the same entry.
     #[inline]
     fn same(&self, heap: &[Head], left: usize, right: usize) -> bool {
         right < heap.len() && self.compare(heap[left], heap[right]).is_eq()

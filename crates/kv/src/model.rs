@@ -1,4 +1,4 @@
-//! Models for the tests of memtables, cursors and what is kept: histories of writes, and entries in a map.
+//! Models for tests of memtables, cursors and retention: histories of writes, and entries in a map.
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Keys of all kinds, in order: with zeros, with long common prefixes, prefixes of others.
+/// Ordered keys of all kinds: with zeros, with long common prefixes, and prefixes of others.
 pub const KEYS: [&[u8]; 12] = [
     b"",
     b"\0",
@@ -29,17 +29,17 @@ pub const KEYS: [&[u8]; 12] = [
     b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
 ];
 
-/// One of [`KEYS`], some of them more often, so that they get many versions.
+/// One of [`KEYS`]; some are drawn more often and get many versions.
 pub fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![3 => 0..KEYS.len(), 2 => 6..8_usize].prop_map(|number| KEYS[number].to_vec())
 }
 
-/// Runs a future that waits for nothing but its turn.
+/// Runs a future that waits for nothing except yields.
 pub fn complete<F: Future>(future: F) -> F::Output {
     count_turns(future).0
 }
 
-/// Runs such a future, and returns how often it let others run.
+/// Runs such a future, and returns the number of its yields.
 pub fn count_turns<F: Future>(future: F) -> (F::Output, usize) {
     let mut future = pin!(future);
     let mut turns = 0;
@@ -51,7 +51,7 @@ pub fn count_turns<F: Future>(future: F) -> (F::Output, usize) {
     }
 }
 
-/// What an entry says of its key.
+/// Owned content of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
     Put(Vec<u8>, Option<Timestamp>),
@@ -74,7 +74,7 @@ impl Said {
     }
 }
 
-/// Values, tombstones and values that expire, with times up to 9.
+/// Values, tombstones and expiring values, with times up to 9.
 pub fn said() -> impl Strategy<Value = Said> {
     prop_oneof![
         3 => value().prop_map(|bytes| Said::Put(bytes, None)),
@@ -88,10 +88,10 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|(byte, length)| vec![byte; length])
 }
 
-/// Entries in their order.
+/// Entries in the order of cursors.
 pub type Entries = BTreeMap<(Vec<u8>, Reverse<Sequence>), Said>;
 
-/// Movements of a cursor.
+/// A movement of a cursor.
 #[derive(Debug, Clone)]
 pub enum Move {
     First,
@@ -114,7 +114,7 @@ pub fn movement(limit: Sequence) -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Moves a cursor, and a position in the model in the same way; compares where they are.
+/// Moves a cursor, and a position in the model in the same way, and compares their entries.
 pub fn move_both<C: Cursor>(
     cursor: &mut C,
     model: &Entries,
@@ -146,7 +146,7 @@ pub fn move_both<C: Cursor>(
     *at = expected.map(|(at, _)| at.clone());
 }
 
-/// A cursor whose movements are counted, and that fails when it is told to.
+/// A cursor that counts its movements, and fails on request.
 pub struct Watched<C> {
     cursor: C,
     pub moves: Rc<Cell<usize>>,
@@ -201,7 +201,7 @@ pub enum Write {
     Range { from: Vec<u8>, to: Vec<u8>, deleted: Timestamp },
 }
 
-/// Writes, whose sequences are their numbers from 1 on.
+/// Histories of writes; the sequence of a write is its number, from 1.
 pub fn history(most: usize) -> impl Strategy<Value = Vec<Write>> {
     let write = prop_oneof![
         6 => (key(), said()).prop_map(|(key, said)| Write::Entry(key, said)),
@@ -210,7 +210,7 @@ pub fn history(most: usize) -> impl Strategy<Value = Vec<Write>> {
     proptest::collection::vec(write, 0..most)
 }
 
-/// What is in a store after these writes up to a snapshot.
+/// Contents of a store after the writes up to a snapshot.
 pub fn state(history: &[Write], snapshot: Sequence, now: Timestamp) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut map = BTreeMap::new();
     for write in &history[..history.len().min(usize::try_from(snapshot).unwrap())] {
@@ -244,7 +244,7 @@ pub fn insert(memtable: &Memtable, write: &Write, sequence: Sequence) {
     }
 }
 
-/// Divides a history among memtables at these places; the oldest writes are in the first.
+/// Divides a history among memtables at these indices; the first one gets the oldest writes.
 pub fn divide(history: &[Write], places: &[prop::sample::Index]) -> Vec<Rc<Memtable>> {
     let mut cuts: Vec<usize> = places.iter().map(|place| place.index(history.len() + 1)).collect();
     cuts.extend([0, history.len()]);

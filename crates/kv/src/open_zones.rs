@@ -1,50 +1,51 @@
-//! How many zones a store has open at a time, on drives that allow few.
+//! Number of open zones of a store, for drives with a low limit.
 //!
-//! Each shard has open zones of its own: of the write-ahead log, one for each append in flight, and of tables, one for each class of lifetimes. Beside them
-//! there are zones of the roots and of checkpoints. Where a drive allows fewer, the classes of tables fold into one first, and then one append is in
-//! flight. A new store has no more shards than then fit. A store that was made on a drive with a higher limit uses zones in turns: it wastes space, but
-//! what it holds can be read and copied.
+//! Each shard has its own open zones: of the write-ahead log, one for each append in flight, and of tables,
+//! one for each class of lifetimes. Roots and checkpoints also have open zones. If a drive permits fewer,
+//! first the classes of tables are reduced to one, then the appends in flight. A new store has at most as
+//! many shards as then fit. A store that was created on a drive with a higher limit uses zones in turns: this
+//! wastes space, but its data can be read and copied.
 
 use block::{Error, Result, ZoneGeometry};
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::budget::Demand;
 
-/// Most appends in flight of a shard.
+/// Maximum number of appends in flight of a shard.
 pub(crate) const LANES: u32 = 2;
-/// Zones that are open whatever the number of shards: of roots, and one of checkpoints.
+/// Number of open zones independent of the shards: those of roots, and one of checkpoints.
 const FIXED: u32 = ROOT_ZONES + 1;
-/// Zones that a shard has open at least: one of the log, and one of tables.
+/// Minimum number of open zones of a shard: one of the log, and one of tables.
 const FEWEST_OF_SHARD: u32 = 2;
 
 /// Open zones of each shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OpenZones {
-    /// Appends to the write-ahead log in flight.
+    /// Number of appends to the write-ahead log in flight.
     pub lanes: u32,
-    /// Classes of tables.
+    /// Number of classes of tables.
     pub classes: u8,
-    /// Most open zones, those of roots excluded.
+    /// Limit of open zones, without those of roots; `None` is unlimited.
     limit: Option<u32>,
     shards: u16,
 }
 
-/// Zones that a drive allows to be open or begun at a time; `None` for no limit.
+/// Number of zones that a drive permits to be open or active at a time; `None` is unlimited.
 fn limit_of(zones: &ZoneGeometry) -> Option<u32> {
     [zones.max_open, zones.max_active].into_iter().filter(|limit| *limit != 0).min()
 }
 
-/// Open zones that a store of so many shards needs.
+/// Number of open zones that a store of `shards` shards needs.
 fn needed(shards: u16) -> u32 {
     FIXED + FEWEST_OF_SHARD * u32::from(shards)
 }
 
-/// Most shards of a new store on these zones, as far as their limit of open ones goes.
+/// Maximum number of shards of a new store that the limit of open zones permits.
 pub(crate) fn most_shards(zones: &ZoneGeometry) -> u16 {
     let most = limit_of(zones).map(|limit| limit.saturating_sub(FIXED) / FEWEST_OF_SHARD);
     most.map_or(u16::MAX, |most| most.min(u32::from(u16::MAX)) as u16)
 }
 
-/// Refuses to make a store of so many shards on zones of which too few may be open.
+/// Refuses `shards` shards for a new store if the zones permit too few open ones.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the numbers.
@@ -67,10 +68,10 @@ pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
 }
 
 impl OpenZones {
-    /// Open zones of a store of so many shards and classes of tables on these zones.
+    /// Returns the open zones of a store with this number of shards and classes of tables.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the numbers where the zones allow fewer than any store needs.
+    /// [`Error::Invalid`] with the numbers if the zones permit fewer open ones than any store needs.
     pub fn on(zones: &ZoneGeometry, shards: u16, classes: u8) -> Result<Self> {
         let fewest = ROOT_ZONES + Demand::FEWEST;
         let limit = limit_of(zones);
@@ -82,16 +83,16 @@ impl OpenZones {
                 zones.max_open, zones.max_active
             )));
         }
-        // Open zones are partly empty, so of few zones they aren't the most.
+        // Open zones are partly empty, so they must not be the majority of few zones.
         let most = data.unwrap_or(u32::MAX).min(zones.zones.saturating_sub(ROOT_ZONES) / 3);
-        // One more than are held, so that not every zone waits until the one before it is sealed.
+        // One spare zone, so that opening a zone doesn't always wait until the previous one is sealed.
         let fits = |lanes: u32, classes: u32| u32::from(shards) * (lanes + classes) + 2 <= most;
         let lanes = (1..=LANES).rev().find(|lanes| fits(*lanes, 1)).unwrap_or(1);
         let classes = (1..=classes).rev().find(|classes| fits(lanes, u32::from(*classes))).unwrap_or(1);
         Ok(OpenZones { lanes, classes, limit: data, shards })
     }
 
-    /// Whether the zones have no limit of open ones.
+    /// Whether the number of open zones is unlimited.
     pub fn is_unlimited(&self) -> bool {
         self.limit.is_none()
     }
@@ -102,7 +103,7 @@ impl OpenZones {
         Demand { limit: self.limit, log: shards * self.lanes, tables: shards * u32::from(self.classes) }
     }
 
-    /// Class of the zone of a table for which a class was chosen from all that there are.
+    /// Class of the zone for a table of class `class`, reduced to the available classes.
     pub fn class(&self, class: u8) -> u8 {
         class.min(self.classes)
     }

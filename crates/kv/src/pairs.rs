@@ -1,4 +1,4 @@
-//! Keys with their values, as scans return them: all bytes are in one piece of memory.
+//! Keys with their values, as scans return them, in one allocation.
 
 use crate::entry::Timestamp;
 
@@ -9,18 +9,18 @@ pub struct Pair<'a> {
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// Time at which the key expires; `None` for never.
+    /// Time at which the key expires; `None` if it never does.
     pub expires: Option<Timestamp>,
 }
 
-/// Pairs one after another. Their keys and values have less than 4 GiB.
+/// Sequence of pairs, whose keys and values have less than 4 GiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pairs {
     bytes: Vec<u8>,
     ends: Vec<End>,
 }
 
-/// Where the parts of a pair end in the bytes; the key begins at the end of the pair before.
+/// Offsets of the ends of a pair's key and value; the key begins at the end of the previous pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct End {
     key: u32,
@@ -29,7 +29,7 @@ struct End {
 }
 
 impl Pairs {
-    /// Returns no pairs.
+    /// Returns an empty sequence.
     pub fn new() -> Self {
         Pairs::default()
     }
@@ -39,7 +39,7 @@ impl Pairs {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pairs.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -57,7 +57,7 @@ impl Pairs {
         self.ends.push(End { key, value: self.bytes.len() as u32, expires: pair.expires });
     }
 
-    /// The pair with this number.
+    /// Pair with this index; `None` beyond the last one.
     pub fn get(&self, number: usize) -> Option<Pair<'_>> {
         let end = self.ends.get(number)?;
         let begin = number.checked_sub(1).map_or(0, |before| self.ends[before].value);
@@ -68,7 +68,7 @@ impl Pairs {
         })
     }
 
-    /// The last pair.
+    /// Last pair; `None` if there is none.
     pub fn last(&self) -> Option<Pair<'_>> {
         self.get(self.len().checked_sub(1)?)
     }

@@ -1,27 +1,30 @@
-//! Which tables are compacted next, and in which zones tables are written.
+//! Policies of compaction and placement: the tables to compact next, and the zones for new tables.
 //!
-//! A policy only decides: it reads no table, writes no zone and has no clock. The store describes its tree ([`Tree`]), carries out
-//! the [`Job`] that [`Compaction::next`] returns, and asks again. A policy keeps no state between calls, so it decides the same after
-//! a restart.
+//! A policy only decides: it reads no table, writes no zone and has no clock. The store describes its tree
+//! ([`Tree`]), runs the [`Job`] that [`Compaction::next`] returns, and asks again. A policy keeps no state
+//! between calls, so its decisions are the same after a restart.
 //!
 //! - [`saturation`], [`fade`], [`zap`]: the compaction policies; [`compaction`] returns one by name.
-//! - [`mod@placement`]: the class of the zone of a new table; [`lifetimes`]: measured lifetimes of tables.
-//! - [`shape`]: what the compaction policies share: sizes of levels, overlaps, the construction of jobs.
+//! - [`mod@placement`]: the class of the zone for a new table; [`lifetimes`]: measured lifetimes of tables.
+//! - [`shape`]: common functions of the compaction policies: sizes of levels, overlaps, the construction of
+//!   jobs.
 //!
 //! # Contract of a job
-//! The store runs one job of a tree at a time; flushes to level 0 go on beside it. It merges the inputs, writes the result to the
-//! target level, and cuts it into tables anywhere but between versions of one key. The range of the outputs lies in the range from the smallest to the
-//! largest key of the tables that take part. A policy returns only jobs with which the tree keeps its order:
-//! 1. All tables of the target level that overlap the range of the inputs take part.
+//! The store runs one job of a tree at a time, concurrently with flushes to level 0. It merges the inputs,
+//! writes the result to the target level, and cuts it into tables anywhere except between versions of one
+//! key. The range of the outputs lies in the range from the smallest to the largest key of the participating
+//! tables. A policy returns only jobs that keep the order of the tree:
+//! 1. All tables of the target level that overlap the range of the inputs participate.
 //! 2. No table of a level between overlaps the range of the inputs.
-//! 3. With a table of level 0 all tables of level 0 that overlap it take part: none of them is older and stays above.
+//! 3. With a table of level 0, all tables of level 0 that overlap it participate; no older one stays above.
 //!
-//! # What the store owes
+//! # Obligations of the store
 //! - A merge drops a tombstone if no table below the target level overlaps its key and no snapshot needs it.
-//! - A merge keeps a tombstone that a newer value hides, with the older versions it deletes still below: the newer value has no
-//!   deadline that would bring it down to them. Of several tombstones of a key it keeps the oldest, with the earliest time.
-//! - [`TableView::oldest_tombstone`] is exact after each job. A table whose tombstones a snapshot keeps is marked as
-//!   [`held`](TableView::is_held); otherwise a job on it would repeat without end.
+//! - A merge keeps a tombstone that a newer value hides, while older versions that it deletes are below: the
+//!   newer value has no deadline that would move it down to them. Of several tombstones of a key it keeps the
+//!   oldest, with the earliest time.
+//! - [`TableView::oldest_tombstone`] is exact after each job. A table whose tombstones a snapshot keeps is
+//!   marked as [`held`](TableView::is_held); otherwise a job on it would repeat forever.
 
 pub mod fade;
 pub mod lifetimes;
@@ -48,30 +51,31 @@ use shape::Shape;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The names of all compaction policies, as [`compaction`] takes them.
+/// Names of all compaction policies, as accepted by [`compaction`].
 pub const COMPACTIONS: [&str; 3] = [saturation::NAME, fade::NAME, zap::NAME];
 
-/// A table as policies see it.
+/// Description of a table for policies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TableView<'a> {
     /// Number of the table; newer tables have higher numbers.
     pub id: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Smallest key, of its entries and range tombstones.
+    /// Smallest key of its entries and range tombstones.
     pub smallest: &'a [u8],
-    /// Largest key, inclusive; of a range tombstone the end of its range counts.
+    /// Largest key, inclusive; a range tombstone contributes the end of its range.
     pub largest: &'a [u8],
-    /// Number of entries, with tombstones.
+    /// Number of entries, including tombstones.
     pub entries: u64,
     /// Number of tombstones, of keys and of ranges.
     pub tombstones: u64,
-    /// Time of the oldest deletion in it: of a tombstone, or the time at which a value expires, even in the future.
+    /// Time of the oldest deletion: of a tombstone, or the expiry of a value, which may be in the future;
+    /// `None` without any.
     pub oldest_tombstone: Option<Timestamp>,
-    /// A snapshot kept tombstones from being dropped when the table was written, and still exists. Such a table is not rewritten in its
-    /// level.
+    /// Whether a snapshot that still exists kept tombstones from being dropped when the table was written.
+    /// Such a table isn't rewritten in its level.
     pub is_held: bool,
-    /// Dead share of the zones that hold it, 0 to 1.
+    /// Share of dead blocks in the table's zones, 0 to 1.
     pub garbage: f64,
 }
 
@@ -83,23 +87,24 @@ impl TableView<'_> {
 
 /// The tree of one shard.
 ///
-/// Tables of level 0 overlap and are in order of age, the newest first. Tables of each other level are in order of keys and don't
-/// overlap.
+/// Tables of level 0 overlap and are ordered by age, newest first. Tables of each other level are ordered by
+/// key and disjoint.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Tree<'a> {
-    /// The levels, from 0; levels at the end may be empty or missing.
+    /// Tables by level, from level 0; levels at the end may be empty or missing.
     pub levels: Vec<Vec<TableView<'a>>>,
-    /// The drive had no space for the outputs of a job: the next ones take no more inputs than they must.
+    /// Whether the drive had no space for the outputs of a job: further jobs then take as few inputs as
+    /// possible.
     pub is_short: bool,
 }
 
 impl<'a> Tree<'a> {
-    /// A tree of these levels, on a drive with space.
+    /// Returns a tree of these levels, on a drive with space.
     pub fn of(levels: Vec<Vec<TableView<'a>>>) -> Self {
         Tree { levels, is_short: false }
     }
 
-    /// Returns the tables of a level; none for a level that is missing.
+    /// Returns the tables of a level; empty if the level is missing.
     pub fn level(&self, level: usize) -> &[TableView<'a>] {
         self.levels.get(level).map_or(&[], Vec::as_slice)
     }
@@ -114,7 +119,8 @@ impl<'a> Tree<'a> {
         self.level(level).iter().map(|table| table.bytes).sum()
     }
 
-    /// Returns the tables of a level below level 0 that overlap a range of keys, both ends included, as indices.
+    /// Returns the indices of the tables of a level other than 0 that overlap a range of keys, both ends
+    /// included.
     pub fn overlapping(&self, level: usize, smallest: &[u8], largest: &[u8]) -> Range<usize> {
         debug_assert!(level > 0, "tables of level 0 aren't in order of keys");
         let tables = self.level(level);
@@ -128,8 +134,8 @@ impl<'a> Tree<'a> {
         self.level(level)[self.overlapping(level, smallest, largest)].iter().map(|table| table.bytes).sum()
     }
 
-    /// Returns the first level below `level` with tables that overlap a range of keys; `None` where a merge of this range drops all
-    /// tombstones.
+    /// Returns the first level below `level` with tables that overlap a range of keys; `None` if a merge of
+    /// this range drops all tombstones.
     pub fn next_overlapping(&self, level: usize, smallest: &[u8], largest: &[u8]) -> Option<usize> {
         (level + 1..self.levels.len()).find(|&below| !self.overlapping(below, smallest, largest).is_empty())
     }
@@ -140,48 +146,51 @@ impl<'a> Tree<'a> {
 pub struct Job {
     /// Level of the inputs.
     pub level: usize,
-    /// Numbers of the tables of this level that take part, in its order; at least one.
+    /// Numbers of the participating tables of this level, in its order; at least one.
     pub inputs: Vec<u64>,
-    /// Level of the outputs: a deeper one, or the same if a table is rewritten to drop its tombstones. Levels between are passed only
-    /// where they have nothing in the range of the inputs.
+    /// Level of the outputs: a deeper one, or the same if a table is rewritten to drop its tombstones. Levels
+    /// between are skipped only if they have no table in the range of the inputs.
     pub target: usize,
-    /// Numbers of the tables of the target level that take part, in its order. Their entries are older than those of the inputs.
+    /// Numbers of the participating tables of the target level, in its order. Their entries are older than
+    /// those of the inputs.
     pub overlapped: Vec<u64>,
-    /// The inputs need no merge: they become tables of the target level as they are.
+    /// Whether the inputs need no merge: they become tables of the target level unchanged.
     pub is_trivial_move: bool,
 }
 
 /// A compaction policy.
 pub trait Compaction: std::fmt::Debug {
-    /// Returns the next job, or `None` if none is due at this time.
+    /// Returns the next job; `None` if none is due at `now`.
     fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job>;
 
-    /// Returns the time at which a deadline makes a job due if the tree stays as it is, or `None` without deadlines.
+    /// Returns the time at which a deadline makes a job due if the tree doesn't change; `None` without
+    /// deadlines.
     fn wakes_at(&self, tree: &Tree<'_>) -> Option<Timestamp>;
 
-    /// Returns the time at which a table with this oldest tombstone must have left `level`, for placement; `None` if the policy promises
-    /// nothing. `last` is the deepest level with tables.
+    /// Returns the time at which a table with this oldest tombstone must have left `level`, for placement;
+    /// `None` if the policy has no deadlines. `last` is the deepest level with tables.
     fn due(&self, level: usize, last: usize, oldest_tombstone: Timestamp) -> Option<Timestamp>;
 }
 
-/// Parameters of all compaction policies; each uses its own.
+/// Parameters of compaction policies; each policy uses some of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompactionParameters {
-    /// Number of tables of level 0 that makes a job due; from 1.
+    /// Number of tables of level 0 that makes a job due; at least 1.
     pub level0_tables: usize,
     /// Target size of level 1 in bytes.
     pub level_bytes: u64,
-    /// Target size of a level relative to the level above it, from level 2; from 2.
+    /// Target size of a level relative to the level above it, for level 2 and deeper; at least 2.
     pub multiplier: u64,
     /// Number of levels, 2 to [`MOST_LEVELS`]. The last one has no target size.
     pub levels: usize,
-    /// Size in bytes up to which a job takes further tables, with all its inputs.
+    /// Total size in bytes of a job's inputs up to which it takes further tables.
     pub job_bytes: u64,
-    /// Time by which a deletion is persistent, that is, every zone that held an older version has been reset; `None` for no promise.
+    /// Time within which a deletion is persistent: every zone that held an older version has been reset;
+    /// `None` without a promise.
     pub delete_persistence: Option<Duration>,
     /// Share of `delete_persistence` that is left to cleaning and resets after the last compaction, 0 to 0.9.
     pub reset_share: f64,
-    /// `zap`: bytes per second that compaction writes at least, while a deadline presses.
+    /// `zap`: minimum rate of compaction, in bytes per second, while a deadline is near.
     pub bytes_per_second: u64,
 }
 
@@ -201,7 +210,8 @@ impl Default for CompactionParameters {
 }
 
 impl CompactionParameters {
-    /// Returns the time in milliseconds by which tables have dropped a tombstone: `delete_persistence` without the share of resets.
+    /// Returns the time in milliseconds within which tables must drop a tombstone: `delete_persistence`
+    /// without the share of resets.
     pub fn deadline(&self) -> Option<u64> {
         let persistence = self.delete_persistence?;
         Some((persistence.as_secs_f64() * 1000.0 * (1.0 - self.reset_share)) as u64)

@@ -1,4 +1,4 @@
-//! Reads of a shard: single keys, and scans of what a snapshot sees.
+//! Reads of a shard: single keys, and scans of snapshots.
 
 use crate::core::{Core, Levels};
 use crate::cursor::Cursor;
@@ -13,38 +13,38 @@ use crate::visible::{RangeTombstones, Undeleted, View, Visible};
 use block::Result;
 use std::rc::Rc;
 
-/// A value with the time at which it expires.
+/// A value with its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Stored {
     /// The value.
     pub value: Vec<u8>,
-    /// Time at which the key expires; `None` for never.
+    /// Time at which the key expires; `None` if it never does.
     pub expires: Option<Timestamp>,
 }
 
-/// What a scan asks of a shard.
+/// Parameters of a scan.
 #[derive(Debug, Clone)]
 pub struct Scan {
     /// First key.
     pub from: Vec<u8>,
-    /// First key after the range; `None` for no end.
+    /// First key after the range; `None` is unbounded.
     pub to: Option<Vec<u8>>,
-    /// Whether it goes from the last key of the range down.
+    /// Whether the scan runs from the last key of the range downwards.
     pub is_backward: bool,
-    /// Most pairs.
+    /// Maximum number of pairs.
     pub most: usize,
-    /// Most bytes of pairs, by which it ends after the pair that reaches them.
+    /// Bytes of pairs after which the scan ends; the pair that reaches them is included.
     pub most_bytes: usize,
 }
 
 impl Scan {
-    /// A scan of the keys from `from` on, of at most `most` pairs.
+    /// Returns a scan of at most `most` pairs at or after the key `from`.
     pub fn from(from: Vec<u8>, most: usize) -> Self {
         Scan { from, to: None, is_backward: false, most, most_bytes: usize::MAX }
     }
 }
 
-/// The value of an entry, if it has one at this time.
+/// Value of an entry; `None` for a tombstone or a value that has expired at `now`.
 fn stored(entry: &Entry<'_>, now: Timestamp) -> Option<Stored> {
     match entry.value {
         Value::Put { bytes, expires } if expires.is_none_or(|expires| expires > now) => {
@@ -54,21 +54,22 @@ fn stored(entry: &Entry<'_>, now: Timestamp) -> Option<Stored> {
     }
 }
 
-/// Newest range tombstone of these that deletes a key, for a snapshot.
+/// Sequence of the newest range tombstone that deletes a key for a snapshot; 0 if there is none.
 fn newest_range(ranges: &[RangeTombstone], key: &[u8], snapshot: Sequence) -> Sequence {
     let covering = ranges.iter().filter(|range| range.sequence <= snapshot && range.deletes(key, 0));
     covering.map(|range| range.sequence).max().unwrap_or(0)
 }
 
 impl Core {
-    /// The buffers, the newest first.
+    /// Memtables of the buffers, newest first.
     fn memtables(&self) -> Vec<Rc<Memtable>> {
         let frozen = self.frozen.borrow();
         let active = self.active.borrow().memtable.clone();
         std::iter::once(active).chain(frozen.iter().rev().map(|buffer| buffer.memtable.clone())).collect()
     }
 
-    /// Looks for a key in a memtable: `Some(None)` where it is deleted. `ranges` are those of newer memtables, and get those of this one.
+    /// Finds a key in a memtable; `Some(None)` if it is deleted there. `ranges` has the range tombstones of
+    /// newer memtables, and those of this one are added.
     fn find_in(
         memtable: &Memtable,
         key: &[u8],
@@ -87,7 +88,7 @@ impl Core {
         })
     }
 
-    /// The value of a key, for a snapshot or for the present.
+    /// Value of a key at a snapshot; `None` for the latest one.
     pub(crate) async fn get(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
         let snapshot = snapshot.unwrap_or(Sequence::MAX);
         let now = crate::batch::now();
@@ -96,7 +97,7 @@ impl Core {
         if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut ranges) {
             return Ok(found);
         }
-        // From here on the buffers and tables of this moment are asked.
+        // No await until the levels are cloned: buffers and tables are of the same moment.
         for buffer in self.frozen.borrow().iter().rev() {
             if let Some(found) = Self::find_in(&buffer.memtable, key, snapshot, now, &mut ranges) {
                 return Ok(found);
@@ -104,7 +105,7 @@ impl Core {
         }
         let levels = self.levels.borrow().clone();
         let hash = key_hash(key);
-        // Newest range tombstone of the tables so far that covers the key.
+        // Newest range tombstone that covers the key, in the tables so far.
         let mut deleted = 0;
         for (number, level) in levels.0.iter().enumerate() {
             let candidates = match number {
@@ -130,7 +131,7 @@ impl Core {
         Ok(None)
     }
 
-    /// The next pairs of a scan of a snapshot or of the present, and whether there are more.
+    /// Next pairs of a scan, and whether the range has more; `snapshot` `None` reads the latest state.
     pub(crate) async fn scan(&self, mut scan: Scan, snapshot: Option<Sequence>) -> Result<(Pairs, bool)> {
         let snapshot = snapshot.unwrap_or(self.sequence.get());
         let levels = self.levels.borrow().clone();
@@ -140,7 +141,7 @@ impl Core {
             .map(|memtable| memtable.range_tombstones())
             .filter(|ranges| !ranges.is_empty())
             .collect();
-        // Each with the largest sequence of its entries that the snapshot sees.
+        // Cursors, each with the largest sequence of its entries that the snapshot sees.
         let mut cursors: Vec<(AnyCursor, Sequence)> =
             memtables.iter().map(|memtable| (AnyCursor::Memtable(memtable.cursor()), snapshot)).collect();
         let is_in = |table: &Rc<Table>| {
@@ -164,7 +165,7 @@ impl Core {
     }
 }
 
-/// Returns the pairs of a scan in its direction up to its limits, and whether there are more.
+/// Returns the pairs of a scan in its direction up to its limits, and whether the range has more.
 async fn pairs_of<C: Cursor>(mut visible: Visible<C>, scan: &Scan) -> Result<(Pairs, bool)> {
     match scan.is_backward {
         true => visible.seek_last().await?,
@@ -205,7 +206,8 @@ fn push_cursors(
     }
 }
 
-/// The tables of a level below level 0 that may have a key: two where one ends with a range up to the key and the next begins with it.
+/// Tables of a level other than 0 that may have a key: two if one ends with a range up to the key and the
+/// next begins with it.
 fn tables_of<'a>(level: &'a [Rc<Table>], key: &[u8]) -> &'a [Rc<Table>] {
     let first = level.partition_point(|table| table.meta.summary.largest.as_slice() < key);
     &level[first..(first + 2).min(level.len())]

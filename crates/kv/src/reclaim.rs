@@ -1,17 +1,19 @@
-//! Freeing space of tables with less space than a compaction takes.
+//! Reclaiming space of tables with less free space than a compaction needs.
 //!
-//! - A table whose keys a range tombstone above it deletes is dropped by an edit of the manifest. It takes no space, so a store that is full can be emptied.
-//! - A *purge* writes a table again in its level, without the entries that tables above it hide. It takes the space of one table at most, where a
-//!   compaction takes that of all tables that overlap. What hides the entries stays above.
+//! - A table whose keys are all deleted by a range tombstone above it is dropped by an edit of the manifest.
+//!   This takes no space for data, so a full store can be emptied.
+//! - A *purge* rewrites a table in its level, without the entries that tables above it hide. It takes at most
+//!   the space of one table, where a compaction takes that of all overlapping tables. The tombstones and
+//!   values that hide the entries stay above.
 //!
-//! Only what tables say hides an entry: writes that are in the log alone may be lost.
+//! Only tables are considered to hide entries: writes that are only in the log may be lost.
 
 use crate::core::{Core, Levels, TABLE_CLASS};
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, order};
 use crate::jobs::{Clip, Output, TableWriter};
 use crate::level_cursor::AnyCursor;
-use crate::manifest::Edit;
+use crate::manifest::{Edit, TableId};
 use crate::merge::Merge;
 use crate::retention::Retention;
 use crate::table::TableCursor;
@@ -20,9 +22,9 @@ use block::{Error, Result};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Share of a table's entries that a purge drops at least: one in so many.
+/// Minimum share of a table's entries that a purge must drop: one in `WORTHWHILE`.
 const WORTHWHILE: u64 = 32;
-/// Entries between two yields.
+/// Number of entries between two yields.
 const ENTRIES_PER_TURN: u32 = 64;
 
 /// Whether a range tombstone deletes all keys of a table.
@@ -35,7 +37,7 @@ fn covers(range: &RangeTombstone, table: &Table) -> bool {
     range.from <= summary.smallest && ends
 }
 
-/// The tables that are above a table, and may hide its entries.
+/// Tables above a table that may hide its entries.
 fn above<'a>(levels: &'a Levels, table: &'a Rc<Table>) -> impl Iterator<Item = &'a Rc<Table>> {
     let level = usize::from(table.meta.level);
     let newer = levels.0[0].iter().take_while(move |other| !Rc::ptr_eq(other, table));
@@ -44,10 +46,11 @@ fn above<'a>(levels: &'a Levels, table: &'a Rc<Table>) -> impl Iterator<Item = &
 }
 
 impl Core {
-    /// Drops the tables whose keys range tombstones above them delete. Returns whether there were any.
+    /// Drops tables whose keys are all deleted by a range tombstone above them. Returns whether there were
+    /// any.
     ///
     /// # Errors
-    /// What reading range tombstones and appending the edit return.
+    /// Errors of reading range tombstones and of appending the edit.
     pub(crate) async fn drop_covered(self: &Rc<Self>) -> Result<bool> {
         let mut has_dropped = false;
         loop {
@@ -69,7 +72,7 @@ impl Core {
 
     async fn is_covered(&self, levels: &Levels, table: &Rc<Table>) -> Result<bool> {
         let summary = &table.meta.summary;
-        // With a deadline, tombstones stay as long as there is anything below them.
+        // With a deadline, tombstones stay as long as tables below overlap them.
         let has_tombstones = summary.tombstones + summary.range_tombstones > 0;
         let level = usize::from(table.meta.level);
         let has_deeper = || levels.0.iter().skip(level + 1).flatten().any(|deeper| deeper.overlaps(table));
@@ -87,31 +90,38 @@ impl Core {
         Ok(false)
     }
 
-    /// Purges the tables below level 0 of which enough is hidden, the deepest first. Returns whether there were any.
+    /// Purges tables below level 0 with enough hidden entries, deepest first. Returns whether there were any.
     ///
     /// # Errors
     /// Errors of reading the tables and of appending.
     pub(crate) async fn purge_tables(self: &Rc<Self>) -> Result<bool> {
         let mut has_purged = false;
-        let levels = self.levels.borrow().clone();
-        for table in levels.0.iter().skip(1).rev().flatten() {
+        // Numbers instead of tables: a held tree would keep the zones of purged tables from being reset until
+        // the last purge.
+        let ids: Vec<TableId> = {
+            let levels = self.levels.borrow();
+            levels.0.iter().skip(1).rev().flatten().map(|table| table.meta.id).collect()
+        };
+        for id in ids {
             if let Some(error) = self.kit.failure() {
                 return Err(error);
             }
             if self.kit.is_closing() {
                 return Err(Error::closed("the store is being closed"));
             }
+            let found = self.levels.borrow().all().find(|table| table.meta.id == id).cloned();
+            let Some(table) = found else { continue };
             let entries = table.meta.summary.entries;
-            let kept = self.unhidden(table, None).await?;
+            let kept = self.unhidden(&table, None).await?;
             if (entries - kept.min(entries)) * WORTHWHILE >= entries.max(1) {
-                self.purge(table).await?;
+                self.purge(&table).await?;
                 has_purged = true;
             }
         }
         Ok(has_purged)
     }
 
-    /// Writes a table again without what is hidden.
+    /// Rewrites a table without hidden entries.
     async fn purge(self: &Rc<Self>, table: &Rc<Table>) -> Result<()> {
         let level = usize::from(table.meta.level);
         let class = self.class_of(level, self.erasure.oldest_delete(&table.meta.summary));
@@ -123,7 +133,7 @@ impl Core {
         self.append_edit(edit, output, level, class).await
     }
 
-    /// Counts the entries of a table that nothing above hides, and adds them to tables that are written, if any.
+    /// Counts the entries of a table that no table above hides, and adds them to `writer` if there is one.
     async fn unhidden(
         self: &Rc<Self>,
         table: &Rc<Table>,
@@ -186,7 +196,7 @@ impl Core {
     }
 }
 
-/// Whether a table has an entry. The cursor only goes on: entries are asked for in order.
+/// Whether a table has an entry. The cursor only moves forward: calls are in the order of entries.
 async fn is_in<S: crate::table::BlockSource, R: std::ops::Deref<Target = crate::table::Reader<S>>>(
     own: &mut TableCursor<R>,
     entry: &Entry<'_>,

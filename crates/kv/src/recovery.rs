@@ -1,6 +1,8 @@
-//! Making and opening stores: the manifest of the newest checkpoint, the edits and pieces after it, and the writes that are in no table.
+//! Formatting and opening of stores. Opening reads the manifest of the newest checkpoint, the edits and
+//! pieces after it, and the writes that aren't in tables.
 //!
-//! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
+//! The writes are replayed into buffers and flushed to tables before the store is open, so that the buffers'
+//! memory is available for new writes.
 
 use crate::checkpoint::CheckpointSize;
 use crate::core::{Core, RecoveredShard, ReplayedWrites, kit_settings};
@@ -20,18 +22,19 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Kind of the owner in a root.
+/// Name of the owner in a root.
 pub const OWNER: [u8; 8] = *b"kv      ";
 /// Size of a block of the log, in bytes.
 const BLOCK: u64 = 4096;
-/// Fewest zones of a store with one shard, and how many more each further shard needs.
+/// Minimum number of zones of a store with one shard, and of additional zones for each further shard.
 const FEWEST_ZONES: u32 = 16;
 const FEWEST_OF_SHARD: u32 = 6;
 
-/// Makes a store on zones, whose contents are lost.
+/// Creates a store on zones; their contents are lost.
 ///
 /// # Errors
-/// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; what resetting and writing return.
+/// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; errors of
+/// resetting and writing.
 pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
     let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
@@ -54,22 +57,25 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     Ok(homes)
 }
 
-/// Fewest zones of a store of `shards` shards.
+/// Minimum number of zones of a store of `shards` shards.
 pub fn fewest_zones(shards: u16) -> u32 {
     FEWEST_ZONES + FEWEST_OF_SHARD * u32::from(shards.max(1) - 1)
 }
 
-/// Number of shards of a new store on these zones where none is given: one for each shard of the runtime, as far as the zones permit; at least 1.
+/// Default number of shards of a new store on these zones: one for each shard of the runtime, as far as the
+/// zones permit; at least 1.
 pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
     let most = (1..=MOST_SHARDS).rev().find(|shards| check_new(zones, *shards).is_ok()).unwrap_or(1);
     most.min(of_runtime.min(usize::from(MOST_SHARDS)) as u16)
 }
 
-/// Refuses to make a store of so many shards on zones that are too few, or of which too few may be open.
+/// Refuses `shards` shards for a new store if the zones are too few or too small, or permit too few open
+/// ones.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the numbers.
 pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
+    Layout::new(zones, BlockSize::new(BLOCK)?)?;
     let fewest = fewest_zones(shards);
     if zones.zones < fewest {
         return Err(Error::invalid(format!(
@@ -80,7 +86,7 @@ pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
     open_zones::check_new(zones, shards)
 }
 
-/// State of the store after the replay.
+/// State of the store after replay.
 pub(crate) struct Replayed {
     /// State of each shard.
     pub shards: Vec<RecoveredShard>,
@@ -89,7 +95,7 @@ pub(crate) struct Replayed {
     clock: u64,
 }
 
-/// Finds the store on these zones and replays its records. Nothing is written.
+/// Finds the store on these zones and replays its records. Writes nothing.
 ///
 /// # Errors
 /// As [`open`].
@@ -113,7 +119,8 @@ pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening
 /// Opens the store on these zones.
 ///
 /// # Errors
-/// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+/// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and
+/// writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
     let (mut opening, Replayed { shards: found, mut promise, clock }) =
@@ -125,7 +132,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     let parts = opening.finish(&*handle, clock).await?;
     let homes = start((zones, handle), parts, (found, promise), settings).await?;
     if settings.goal == Goal::Salvage {
-        // What was replayed stays in memory, and nothing else is to be written.
+        // In a salvaged store, replayed writes stay in memory, and nothing else is written.
         return Ok(homes);
     }
     for home in &homes {
@@ -142,20 +149,20 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     Ok(homes)
 }
 
-/// Bytes that several records have parts of, until they are complete.
+/// Bytes that are divided among several records, until they are complete.
 #[derive(Default)]
 struct Assembly {
     bytes: Vec<u8>,
     length: usize,
     zones: SmallVec<[u32; 2]>,
-    /// Record of the first part.
+    /// Number of the record with the first part.
     first: u64,
-    /// A damaged block of one of the parts: zone and block.
+    /// Zone and block of a damaged block in one of the parts.
     damaged: Option<(u32, u32)>,
 }
 
 impl Assembly {
-    /// Adds a part; returns the whole with its zones once it is complete.
+    /// Adds a part; returns the complete bytes with their zones once the last part is added.
     fn add(
         &mut self,
         part: &[u8],
@@ -165,7 +172,7 @@ impl Assembly {
         damaged: Option<(u32, u32)>,
     ) -> Option<Assembly> {
         if offset == 0 && part.len() >= length as usize {
-            // A record of another shard may lie between two parts.
+            // A record of another shard may be between two parts.
             let (bytes, zones) = (part[..length as usize].to_vec(), SmallVec::from_slice(&[zone]));
             return Some(Assembly { bytes, length: length as usize, zones, first: record, damaged });
         }
@@ -173,7 +180,7 @@ impl Assembly {
             *self = Assembly { length: length as usize, first: record, ..Assembly::default() };
         }
         if offset as usize != self.bytes.len() || length as usize != self.length {
-            // The first parts were refused, so the rest has no effect.
+            // Earlier parts were refused, so this part has no effect.
             *self = Assembly::default();
             return None;
         }
@@ -187,14 +194,14 @@ impl Assembly {
     }
 }
 
-/// The first damaged block in a range of a zone.
+/// First damaged block in a range of a zone.
 fn damaged_in(damaged: &[(u32, u32)], zone: u32, position: u32, blocks: u32) -> Option<(u32, u32)> {
     let first = damaged[damaged.partition_point(|at| *at < (zone, position))..].first().copied();
     first.filter(|at| *at < (zone, position + blocks))
 }
 
-/// The error for a record that had been durable and whose contents are damaged. Without it, older values would be shown, or deleted
-/// keys.
+/// Error for a durable record with damaged contents. Without the error, reads would return older values or
+/// deleted keys.
 fn gone(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Error {
     Error::corrupt(format!(
         "block {position} of zone {zone} is damaged: it has a part of record {number} of shard {shard}, with {what}; restore the store \
@@ -233,7 +240,7 @@ async fn replay(
                 Recorded::Piece { table, first, blocks, from } => {
                     let run = Extent { first, blocks, place: Place { zone, position } };
                     manifest.next_table = manifest.next_table.max(table + 1);
-                    // An edit names the pieces that were written before it.
+                    // An edit refers to pieces that were written before it.
                     if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
                         place(&mut known.extents, run, from, |_, _| {});
                     }
@@ -259,7 +266,7 @@ async fn replay(
                                 &mut lost,
                             )?;
                         }
-                        // Its writes may be in tables already.
+                        // Writes of the damaged record may be in tables already.
                         Some(Assembly { damaged: Some(at), .. }) => lost_writes.push((number, at)),
                         Some(whole) if is_edit => {
                             if let Some(edit) = goal.tolerate(Edit::decode(&whole.bytes), &mut lost)? {
@@ -302,7 +309,7 @@ async fn replay(
     Ok(RecoveredShard { manifest, writes, lost })
 }
 
-/// Refuses blocks of a table that are outside of the zones.
+/// Refuses blocks of a table outside the zones.
 fn check_extent(shard: u16, extent: &Extent, layout: &Layout) -> Result<()> {
     let end = extent.place.position.checked_add(extent.blocks);
     match extent.place.zone < layout.zones && end.is_some_and(|end| end <= layout.zone_blocks) {
@@ -313,7 +320,7 @@ fn check_extent(shard: u16, extent: &Extent, layout: &Layout) -> Result<()> {
     }
 }
 
-/// The shard of the runtime on which a shard of the store is.
+/// Shard of the runtime that runs a shard of the store.
 fn place_of(shard: u16) -> ShardIndex {
     ShardIndex((runtime::current_shard().0 + usize::from(shard)) % runtime::shard_count())
 }

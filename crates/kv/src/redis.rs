@@ -1,9 +1,10 @@
 //! Redis clients: the protocol RESP 2 and 3, the commands on strings, and the server.
 //!
-//! Without I/O of their own: `resp` (parsing of requests), `reply` (replies), `command` and `table` (the commands and their
-//! arguments), `pattern` and `scan_cursors` (of `SCAN`), `transaction` (what is refused), `facts` (state of the server and of a connection). `execute` carries
-//! commands out on the store; `server_commands` has those about the server itself. `connection` serves one
-//! client; [`server`] listens and hands connections to shards. [`client`] is the client of the command line.
+//! Without I/O: `resp` (parsing of requests), `reply` (replies), `command` and `table` (commands and their
+//! arguments), `pattern` and `scan_cursors` (of `SCAN`), `transaction` (refusal of transactions), `facts`
+//! (state of the server and of a connection). `execute` executes commands on the store; `server_commands` has
+//! those about the server itself. `connection` serves one client; [`server`] listens and distributes
+//! connections to shards. [`client`] is the client of the command line.
 
 pub mod client;
 pub(crate) mod command;

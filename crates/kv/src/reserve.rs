@@ -1,10 +1,12 @@
-//! Free zones that are left to what frees space, so that a full store has a way out.
+//! Reserves of free zones for operations that free space, so that a full store can be emptied.
 //!
-//! Each of these leaves more free zones than the one before it: edits of the manifest, flushes and the purge of a table
-//! ([`reclaim`](crate::reclaim)), deletes, compactions, and all other writes. So a store that takes no puts any more takes deletes, can write them as tables,
-//! and can drop what they delete. Each step has zones for all shards.
+//! In this order, each of these leaves more free zones than the one before: edits of the manifest, flushes
+//! and the purge of a table ([`reclaim`](crate::reclaim)), deletes, compactions, and all other writes. So a
+//! store that refuses puts still accepts deletes, can write them as tables, and can drop the deleted data.
+//! Each step has zones for all shards.
 //!
-//! A compaction claims the zones that it may fill before it begins, so that compactions of several shards don't run out of zones together.
+//! A compaction claims the zones that it may fill before it begins, so that concurrent compactions of several
+//! shards don't exhaust the zones together.
 
 use crate::batch::Batch;
 use crate::core::Core;
@@ -14,19 +16,20 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest time that a put waits in a full store while space is reclaimed.
+/// Longest wait of a put in a full store while space is reclaimed.
 const PUT_PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time that a delete waits in a full store for zones of the log.
+/// Longest wait of a delete in a full store for zones of the log.
 const DELETE_PATIENCE: Duration = Duration::from_secs(30);
-/// Time between looks at a full store.
+/// Interval of checks of a full store.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Free zones that only the cleaner and the steps before puts may take, beside those of a checkpoint.
+/// Number of free zones reserved for the cleaner and the operations before puts, in addition to those of a
+/// checkpoint.
 pub(crate) fn cleaner_reserve(shards: u16) -> u32 {
     1 + 4 * u32::from(shards)
 }
 
-/// Zones that a job claimed, until this is dropped.
+/// Zones that a job has claimed; released on drop.
 pub(crate) struct Claim {
     core: Rc<Core>,
     zones: u32,
@@ -43,27 +46,27 @@ impl Core {
         self.checkpoint_zones() + steps * u32::from(self.shards)
     }
 
-    /// Free zones that flushes and purges leave.
+    /// Number of free zones that flushes and purges leave.
     pub(crate) fn kept_by_flushes(&self) -> u32 {
         self.kept(1)
     }
 
-    /// Free zones that deletes leave.
+    /// Number of free zones that deletes leave.
     pub(crate) fn kept_by_deletes(&self) -> u32 {
         self.kept(2)
     }
 
-    /// Free zones that compactions leave.
+    /// Number of free zones that compactions leave.
     pub(crate) fn kept_by_compactions(&self) -> u32 {
         self.kept(3)
     }
 
-    /// Whether so few zones are free that puts wait, or soon will.
+    /// Whether so few zones are free that puts wait, or will wait soon.
     pub(crate) fn is_low(&self) -> bool {
         self.kit.pool.free() <= self.kept_zones() + u32::from(self.shards)
     }
 
-    /// Claims the zones of a job that writes up to so many bytes; `None` if they aren't free.
+    /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
     pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
         let zone = u64::from(self.kit.layout.data_blocks(crate::item::LONGEST_META))
             * self.kit.layout.block_size.bytes();
@@ -75,7 +78,7 @@ impl Core {
             .then_some(claim)
     }
 
-    /// Notes that this shard has nothing to reclaim, until its next write.
+    /// Notes that this shard has nothing to reclaim until its next write.
     pub(crate) fn note_exhausted(&self) {
         let has_buffers = !self.active.borrow().is_empty() || !self.frozen.borrow().is_empty();
         if !has_buffers || self.flush_error.borrow().is_some() {
@@ -83,7 +86,7 @@ impl Core {
         }
     }
 
-    /// Notes that there may be something to reclaim in this shard.
+    /// Notes that this shard may have space to reclaim.
     pub(crate) fn may_be_reclaimed(&self) {
         let bit = 1 << self.shard;
         if self.checkpoint_size.exhausted.load(Ordering::Acquire) & bit != 0 {
@@ -97,10 +100,10 @@ impl Core {
         u64::from(self.checkpoint_size.exhausted.load(Ordering::Acquire)) & all == all
     }
 
-    /// Waits until more zones are free than puts leave.
+    /// Waits until more zones are free than puts must leave.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where none can be freed.
+    /// [`Error::NoSpace`] if none can be freed.
     pub(crate) async fn admit_puts(&self) -> Result<()> {
         let begin = runtime::now();
         while self.kit.pool.free() <= self.kept_zones() {
@@ -114,7 +117,7 @@ impl Core {
                 _ => {}
             }
             if self.kit.is_stuck() {
-                // The cleaner has nothing to do: woken, it would only wake this again.
+                // The cleaner has no work here, and waking it would only wake this loop again.
                 runtime::sleep(LOOK).await;
                 continue;
             }
@@ -125,10 +128,11 @@ impl Core {
         Ok(())
     }
 
-    /// Writes again and again while the log has no zone, as long as space is reclaimed. A flush of earlier deletes frees zones for later ones.
+    /// Retries `write` while the log has no free zone, as long as space is reclaimed. A flush of earlier
+    /// deletes frees zones for later ones.
     ///
     /// # Errors
-    /// Those of `write`, [`Error::NoSpace`] where nothing can be reclaimed, or not in time.
+    /// Errors of `write`; [`Error::NoSpace`] if nothing can be reclaimed in time.
     pub(crate) async fn until_there_is_space<T>(
         self: &Rc<Self>,
         frees: bool,
@@ -153,7 +157,7 @@ impl Core {
 }
 
 impl Batch {
-    /// Whether all its writes are deletes.
+    /// Whether all writes of the batch are deletes.
     pub(crate) fn only_deletes(&self) -> bool {
         let mut has_puts = false;
         self.for_each(|write| has_puts |= matches!(write, crate::batch::Write::Put { .. }));

@@ -1,8 +1,10 @@
-//! Under which guarantees zones were reset: a promise that is made later, or made stronger, covers zones that were reset before it.
+//! History of the guarantees of resets: when a promise is added or strengthened, it must also cover zones
+//! that were reset before.
 //!
-//! A zone that was reset with a weaker guarantee than the present one may hold copies of keys that were deleted before. Such zones are *pending*: free
-//! ones are reset again by the eraser, others when they have died. The history is part of each checkpoint. A weaker guarantee is used once a checkpoint says
-//! so ([`guarantee`](ResetHistory::guarantee)).
+//! A zone that was reset with a weaker guarantee than the present one may hold copies of keys that were
+//! deleted before. Such zones are *pending*: the eraser resets free ones again; others are reset when they
+//! have no live data. The history is part of each checkpoint. A weaker guarantee is used only after a
+//! checkpoint has recorded it ([`guarantee`](ResetHistory::guarantee)).
 
 use block::{EraseGuarantee, Error, Result};
 use std::collections::BTreeMap;
@@ -15,26 +17,27 @@ const GUARANTEES: [EraseGuarantee; 4] =
 /// Guarantees of the resets of a store's zones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResetHistory {
-    /// Zones that aren't pending were reset with this guarantee or a stronger one.
+    /// Minimum guarantee of the resets of zones that aren't pending.
     usual: EraseGuarantee,
-    /// Pending zones were reset with this guarantee or a stronger one.
+    /// Minimum guarantee of the resets of pending zones.
     weakest: EraseGuarantee,
     /// Pending zones, with their generations.
     pending: BTreeMap<u32, u64>,
-    /// Guarantee of the history on the medium, if it is stronger.
+    /// Guarantee in the history on the medium; used while it is stronger than `usual`.
     durable: EraseGuarantee,
 }
 
 impl ResetHistory {
-    /// The history of a new store.
+    /// Returns the history of a new store.
     pub fn new(guarantee: EraseGuarantee) -> Self {
         ResetHistory { usual: guarantee, weakest: guarantee, pending: BTreeMap::new(), durable: guarantee }
     }
 
-    /// Goes on with this guarantee. `reset` are the zones that were reset before, with their generations. Returns whether a checkpoint is needed.
+    /// Sets the guarantee for further resets. `reset` has the zones that were reset before, with their
+    /// generations. Returns whether a checkpoint is needed.
     pub fn begin(&mut self, guarantee: EraseGuarantee, reset: &[(u32, u64)]) -> bool {
         let before = self.usual;
-        // Only the numbers of pending zones are on the medium.
+        // The medium has only the numbers of pending zones.
         let generations: BTreeMap<u32, u64> = reset.iter().copied().collect();
         self.pending.iter_mut().for_each(|(zone, generation)| {
             *generation = generations.get(zone).copied().unwrap_or(u64::MAX);
@@ -51,7 +54,7 @@ impl ResetHistory {
         guarantee != before
     }
 
-    /// Guarantee with which zones are to be reset.
+    /// Guarantee for resets of zones.
     pub fn guarantee(&self) -> EraseGuarantee {
         self.usual.max(self.durable)
     }
@@ -61,22 +64,22 @@ impl ResetHistory {
         self.durable = self.usual;
     }
 
-    /// Forgets pending zones that have been reset since: `generation` tells the present one.
+    /// Forgets pending zones that were reset since; `generation` returns the present generation of a zone.
     pub fn look(&mut self, generation: impl Fn(u32) -> u64) {
         self.pending.retain(|zone, noted| generation(*zone) <= *noted);
     }
 
-    /// Pending zones.
+    /// Numbers of the pending zones.
     pub fn pending(&self) -> impl ExactSizeIterator<Item = u32> {
         self.pending.keys().copied()
     }
 
-    /// The weakest guarantee under which pending zones were reset.
+    /// Weakest guarantee with which pending zones were reset.
     pub fn weakest(&self) -> EraseGuarantee {
         self.weakest
     }
 
-    /// Appends the encoded history: pending zones as runs of numbers.
+    /// Appends the encoded history; pending zones are encoded as runs of numbers.
     pub fn encode(&self, writer: &mut Writer) {
         for guarantee in [self.usual, self.weakest] {
             writer.u8(GUARANTEES.iter().position(|known| *known == guarantee).unwrap_or(0) as u8);
@@ -122,7 +125,7 @@ impl ResetHistory {
     }
 }
 
-/// Most zones of a history.
+/// Maximum number of zones of a history.
 const MOST_ZONES: u64 = 1 << 24;
 
 #[cfg(test)]
@@ -171,19 +174,19 @@ mod tests {
             (pending(&history), history.weakest(), history.guarantee()),
             (vec![1, 2, 3, 9], None, Erased)
         );
-        // Two are reset; the others are known after a crash, too.
+        // Two zones were reset; the others are still pending after a crash.
         let present = BTreeMap::from([(1, 5), (2, 2), (3, 7), (9, 1)]);
         history.look(|zone| present[&zone]);
         assert_eq!(pending(&history), [3, 9]);
         let mut history = read(&history);
         assert!(!history.begin(Erased, &reset));
         assert_eq!((pending(&history), history.weakest()), (vec![3, 9], None));
-        // A weaker guarantee is used once that is known on the medium; what is pending stays.
+        // A weaker guarantee is used after it is recorded on the medium; pending zones stay.
         assert!(history.begin(Deallocated, &reset));
         assert_eq!((history.guarantee(), pending(&history)), (Erased, vec![3, 9]));
         history.written();
         assert_eq!(history.guarantee(), Deallocated);
-        // Everything is, once nothing is promised.
+        // Without a promise no zone is pending; a new promise makes all zones pending.
         let mut history = read(&history);
         assert!(history.begin(None, &reset) && pending(&history).is_empty());
         assert!(read(&history).begin(Erased, &reset));

@@ -1,27 +1,31 @@
-//! What compaction, and the flush of a memtable, keep of the entries that they merge.
+//! Retention: which of the merged entries a compaction, or the flush of a memtable, keeps.
 //!
-//! The live snapshots divide sequences into *stripes*: an entry's stripe is the lowest snapshot that sees it, or the present. Of the
-//! entries of a key in one stripe, readers see the newest at most; the others of the stripe are *hidden* by it. An entry is hidden, too,
-//! by a range tombstone of its stripe that deletes it. A value that isn't hidden and has expired is taken for a tombstone of the time at
-//! which it expired. If deletes have a deadline, so is a hidden value: it may have expired before it was overwritten, and no other tombstone brings down
-//! the versions below.
+//! The live snapshots divide sequences into *stripes*: an entry's stripe is the lowest snapshot that sees it,
+//! or the present. Of the entries of a key in one stripe, readers see at most the newest; it *hides* the
+//! others of the stripe. A range tombstone hides the entries of its stripe that it deletes. An expired value
+//! that isn't hidden is treated as a tombstone with the time of its expiry. If deletes have a deadline, this
+//! also applies to a hidden value: it may have expired before it was overwritten, and no other tombstone
+//! would move down to the versions below.
 //!
 //! 1. A value that isn't hidden and hasn't expired is kept.
-//! 2. Another hidden value is dropped.
-//! 3. Of tombstones of a key without a kept value between them, the oldest is kept: they hide the same. It keeps the earliest time of the
-//!    deletions. It is kept even if it is hidden: the versions below are to be gone by its deadline, and the value that hides it has none.
-//! 4. A tombstone is dropped at the bottom, if no older value of its key is kept. At the bottom means that no older version of the key is
-//!    in any table or memtable that isn't merged.
-//! 5. A range tombstone is dropped at the bottom, if no snapshot is older than it: then the entries that it deletes are all hidden. At the
-//!    bottom means the same for all keys of its range.
+//! 2. Any other hidden value is dropped.
+//! 3. Of the tombstones of a key without a kept value between them, the oldest is kept, with the earliest
+//!    time of the deletions: it hides the same versions. It is kept even if it is hidden: the versions below
+//!    must be dropped by its deadline, and the value that hides it has none.
+//! 4. A tombstone is dropped at the bottom, if no older value of its key is kept. A key is at the bottom if
+//!    no table or memtable outside the merge has an older version of it.
+//! 5. A range tombstone is dropped at the bottom, if no snapshot is older than it: then all entries that it
+//!    deletes are hidden. A range is at the bottom if all its keys are.
 //!
-//! So a compaction without live snapshots, in which all keys are at the bottom, leaves no tombstone, no older version, no expired value.
+//! So a compaction without live snapshots in which all keys are at the bottom leaves no tombstones, older
+//! versions or expired values.
 //!
-//! What is required:
-//! - Of the versions of a key and the range tombstones over it, a newer one is never in a deeper level than an older one, and the merged
-//!   levels follow each other.
-//! - A snapshot taken during a compaction has a sequence that isn't below the highest one of the merged entries.
-//! - The time of readers isn't behind that of a compaction, or values are missing until it is.
+//! Requirements:
+//! - Of the versions of a key and the range tombstones over it, a newer one is never in a deeper level than
+//!   an older one, and the merged levels are consecutive.
+//! - A snapshot that is taken during a compaction has at least the highest sequence of the merged entries.
+//! - The clock of readers isn't behind that of a compaction; otherwise values are missing until it catches
+//!   up.
 
 #[cfg(test)]
 mod tests;
@@ -29,27 +33,27 @@ mod tests;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::visible::RangeTombstones;
 
-/// Decides what is kept of merged entries, which come in order.
+/// Decides which merged entries are kept; entries are fed in order.
 #[derive(Debug)]
 pub struct Retention {
-    /// Live snapshots, rising.
+    /// Sequences of the live snapshots, in ascending order.
     snapshots: Vec<Sequence>,
-    /// Range tombstones of each stripe, that of the present last.
+    /// Range tombstones of each stripe; the present is the last stripe.
     ranges: Vec<RangeTombstones>,
     now: Timestamp,
     /// Whether deletes have a deadline.
     has_deadline: bool,
-    /// The present number of operations, where a deadline counts these.
+    /// Present number of operations, if the deadline counts operations.
     operations: Option<Timestamp>,
-    /// Milliseconds that the clock of deadlines is ahead of `now`.
+    /// Lead of the deadline clock over `now`, in milliseconds.
     ahead: u64,
-    /// Key of the entries that come.
+    /// Key of the present entry.
     key: Vec<u8>,
-    /// The key before it, whose tombstone may be returned with the first entry of the next.
+    /// Previous key; its tombstone may be returned with the first entry of the next key.
     key_before: Vec<u8>,
-    /// Stripe of the key's entry before; `None` before the first entry of a key.
+    /// Stripe of the key's previous entry; `None` before its first one.
     stripe: Option<usize>,
-    /// Tombstone of the key that is kept if something older is, or if the key isn't at the bottom.
+    /// Tombstone of the key that is kept if an older version is kept, or if the key isn't at the bottom.
     tombstone: Option<Tombstone>,
 }
 
@@ -70,8 +74,8 @@ impl Tombstone {
 pub type Kept<'a> = std::iter::Flatten<std::array::IntoIter<Option<Entry<'a>>, 2>>;
 
 impl Retention {
-    /// Creates it for these live snapshots and range tombstones. The tombstones are those of the merged tables; those of shallower levels
-    /// may be among them.
+    /// Creates the decision for these live snapshots and range tombstones. The tombstones include those of
+    /// the merged tables, and may include those of shallower levels.
     pub fn new(
         mut snapshots: Vec<Sequence>,
         tombstones: impl IntoIterator<Item = RangeTombstone>,
@@ -99,17 +103,20 @@ impl Retention {
         }
     }
 
-    /// Where a deadline counts operations, values that have expired count as deleted now, with this number.
+    /// Sets the present number of operations, if the deadline counts operations: expired values then count as
+    /// deleted at this number.
     pub fn counting(self, operations: Option<Timestamp>) -> Self {
         Retention { operations, ..self }
     }
 
-    /// Values that have expired count as deleted at that time, by a clock of deadlines that is so many milliseconds ahead.
+    /// Sets the lead of the deadline clock in milliseconds: expired values count as deleted at their expiry
+    /// plus this lead.
     pub fn ahead(self, ahead: u64) -> Self {
         Retention { ahead, ..self }
     }
 
-    /// Takes the next entry, and returns the entries that are to be written now. `is_bottom` says whether the key is at the bottom.
+    /// Feeds the next entry; returns the entries to write now. `is_bottom` returns whether the key is at the
+    /// bottom.
     pub fn feed<'a>(&'a mut self, entry: Entry<'a>, is_bottom: impl FnOnce(&[u8]) -> bool) -> Kept<'a> {
         let mut tombstone_before = None;
         if self.stripe.is_none() || entry.key != self.key {
@@ -151,20 +158,21 @@ impl Retention {
         kept.into_iter().flatten()
     }
 
-    /// Returns the entry that is to be written after the last one was taken.
+    /// Returns the remaining entry to write after the last one was fed; `None` if there is none.
     pub fn finish(&mut self) -> Option<Entry<'_>> {
         let tombstone = self.tombstone.take().filter(|tombstone| !tombstone.is_bottom);
         self.stripe = None;
         tombstone.map(|tombstone| tombstone.entry(&self.key))
     }
 
-    /// Whether a range tombstone of the merged tables is kept. `is_bottom` says whether its range is at the bottom.
+    /// Whether a range tombstone of the merged tables is kept; `is_bottom` is whether its range is at the
+    /// bottom.
     pub fn keeps_range(&self, tombstone: &RangeTombstone, is_bottom: bool) -> bool {
         !is_bottom || stripe(&self.snapshots, tombstone.sequence) > 0
     }
 }
 
-/// Returns the number of the lowest snapshot that sees a sequence, or the number of snapshots.
+/// Returns the index of the lowest snapshot that sees a sequence, or the number of snapshots if none does.
 fn stripe(snapshots: &[Sequence], sequence: Sequence) -> usize {
     snapshots.partition_point(|snapshot| *snapshot < sequence)
 }

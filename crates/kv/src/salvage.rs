@@ -1,8 +1,9 @@
 //! Salvage of a damaged store: read-only access to its intact keys, and a list of the losses.
 //!
-//! Such a store takes no writes, and none of its background work runs. A read of a key whose newest version may be in a part that
-//! can't be read fails, and names that part. A scan goes on behind it, and notes it here: keys may be missing there, and older values
-//! or deleted keys may show, since what was newer is unknown.
+//! A salvaged store takes no writes, and its background jobs don't run. A read of a key whose newest version
+//! may be in an unreadable part fails, and the error names the part. A scan skips the part, and notes it
+//! here: keys may be missing in the result, and older values or deleted keys may appear, since newer versions
+//! are unknown.
 
 use crate::manifest::TableId;
 use crate::table::Summary;
@@ -10,22 +11,22 @@ use block::Error;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-/// Limit of what opening a store writes, which stays in memory: roots.
+/// Maximum bytes that opening a store writes; they stay in memory. They are roots.
 pub const MOST_BYTES: u64 = 64 << 20;
-/// Most parts that are described; others are counted.
+/// Maximum number of described parts; others are only counted.
 const MOST_LINES: usize = 1000;
 
-/// The parts of a shard that couldn't be read so far.
+/// Unreadable parts of a shard that were found so far.
 #[derive(Debug, Default)]
 pub struct Lost {
     lines: RefCell<Vec<String>>,
     count: Cell<u64>,
-    /// Blocks that are noted already: table, and offset in it.
+    /// Noted blocks: table, and offset in it.
     noted: RefCell<BTreeSet<(TableId, u64)>>,
 }
 
 impl Lost {
-    /// With what was found when the store was opened.
+    /// Returns the list with the parts that were found when the store was opened.
     pub fn new(found: Vec<String>) -> Self {
         let lost = Lost::default();
         found.into_iter().for_each(|line| lost.note(line));
@@ -45,7 +46,7 @@ impl Lost {
     pub fn note_block(&self, (table, offset): (TableId, u64), summary: &Summary, error: &Error) {
         let mut noted = self.noted.borrow_mut();
         if noted.len() >= MOST_LINES && !noted.contains(&(table, offset)) {
-            // Some of these may be counted twice.
+            // Beyond the limit a block may be counted more than once.
             self.count.set(self.count.get() + 1);
         } else if noted.insert((table, offset)) {
             self.note(format!(
@@ -57,7 +58,7 @@ impl Lost {
         }
     }
 
-    /// The parts, as far as they are described.
+    /// Descriptions of the parts, up to the maximum.
     pub fn lines(&self) -> Vec<String> {
         self.lines.borrow().clone()
     }
@@ -68,7 +69,7 @@ impl Lost {
     }
 }
 
-/// Refuses a change of a store that is salvaged.
+/// Error for a change of a salvaged store.
 pub fn refusal() -> Error {
     Error::read_only(
         "the store is open to be salvaged, and takes no writes; copy what it has with siltstone kv backup",

@@ -1,4 +1,4 @@
-//! Settings of an open store; none of them is on the medium.
+//! Settings of an open store; they aren't stored on the medium.
 
 use crate::policy::{Compaction, CompactionParameters, Placement, saturation};
 use crate::table;
@@ -7,36 +7,37 @@ use block::{Error, Result};
 use logkit::recovery::Goal;
 use std::time::Duration;
 
-/// Fewest operations within which deletes can be promised to be persistent.
+/// Minimum number of operations for persistent deletes.
 const FEWEST_OPERATIONS: u64 = 10_000;
-/// Bytes that compactions write at least for each operation, as `zap` counts; writes wait where that is too much.
+/// Minimum number of bytes that compactions write for each operation, as `zap` assumes; writes wait if this
+/// is exceeded.
 const BYTES_PER_OPERATION: u64 = 256;
 
-/// When a write is acknowledged.
+/// State in which a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acknowledge {
-    /// Once it is in memory: a crash of the program loses what wasn't written yet, that is, writes of the last 10 ms where the medium keeps up, and
-    /// at most 12 MiB of each shard and one write.
+    /// In memory. A crash of the program loses unwritten writes: those of the last 10 ms if the medium keeps
+    /// up, and at most 12 MiB of each shard and one write.
     Buffered,
-    /// Once its record is written: a power cut loses what wasn't flushed yet, where the zones have a volatile cache.
+    /// Written to the zones. A power cut loses unflushed writes if the zones have a volatile cache.
     #[default]
     Written,
-    /// Once it is durable.
+    /// Durable.
     Flushed,
 }
 
-/// When every copy of a deleted key is gone from the medium.
+/// Limit within which every copy of a deleted key is removed from the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeletePersistence {
-    /// This long after the delete, or after the value has expired.
+    /// Time after the delete, or after the expiry of the value.
     Time(Duration),
-    /// Before the store has taken this many further writes. Writes wait where zones aren't reset in time. A value that expires is deleted by the compaction
-    /// that finds it.
+    /// Number of further writes of the store. Writes wait if zones aren't reset in time. An expired value is
+    /// deleted by the compaction that finds it.
     Operations(u64),
 }
 
 impl DeletePersistence {
-    /// The promise as policies count it: an operation counts as a millisecond.
+    /// Limit as policies count it: an operation counts as a millisecond.
     pub fn span(self) -> Duration {
         match self {
             DeletePersistence::Time(time) => time,
@@ -44,18 +45,19 @@ impl DeletePersistence {
         }
     }
 
-    /// Whether operations are counted.
+    /// Whether operations are counted instead of time.
     pub fn counts_operations(self) -> bool {
         matches!(self, DeletePersistence::Operations(_))
     }
 }
 
-/// A rule that the store breaks on purpose: tests show that the crash oracle, worlds and the audit notice.
+/// A rule that the store breaks on purpose, so that tests show that the crash oracle, worlds and the audit
+/// detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// A checkpoint covers writes that are in no table.
+    /// A checkpoint covers writes that aren't in tables.
     CoversBuffers,
-    /// Compaction drops tombstones of which older versions are below.
+    /// Compaction drops tombstones although older versions are below.
     DropsTombstones,
     /// Zones with deleted data aren't erased in time.
     ForgetsZones,
@@ -64,15 +66,16 @@ pub enum Broken {
 /// Settings of an open store.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Number of shards of a new store; `None` for one for each shard of the runtime.
+    /// Number of shards of a new store; `None` is one for each shard of the runtime.
     pub shards: Option<u16>,
-    /// When writes are acknowledged, unless a call says otherwise.
+    /// State in which writes are acknowledged, unless a call specifies another.
     pub acknowledge: Acknowledge,
     /// Memory of the active write buffers of all shards, in bytes.
     pub buffer_bytes: u64,
-    /// Memory of the block cache, in bytes; besides, tables keep their filters and indexes, up to half of it.
+    /// Memory of the block cache, in bytes. In addition, tables keep their filters and indexes, up to half of
+    /// this size.
     pub cache_bytes: u64,
-    /// Size at which a table is ended, in bytes.
+    /// Size in bytes at which a table is ended.
     pub table_bytes: u64,
     /// Format of new tables.
     pub table: table::Options,
@@ -82,21 +85,23 @@ pub struct Settings {
     pub placement: String,
     /// Number of tables in level 0 that starts a compaction.
     pub level0_tables: usize,
-    /// Number of tables in level 0 with which writes wait; from halfway on between this and `level0_tables` they are slowed.
+    /// Number of tables in level 0 at which writes wait; they are slowed from the midpoint of `level0_tables`
+    /// and this number.
     pub stop_tables: usize,
-    /// Size of level 1, in bytes, of all shards.
+    /// Size of level 1 in bytes, over all shards.
     pub level_bytes: u64,
-    /// Ratio of the sizes of a level and the one before.
+    /// Ratio of the sizes of a level and the one above.
     pub multiplier: u64,
-    /// Bytes per second that compactions of all shards write at least; `zap` counts on it to keep `delete_persistence`.
+    /// Minimum write rate of compactions of all shards, in bytes per second; `zap` relies on it to keep
+    /// `delete_persistence`.
     pub compaction_rate: u64,
-    /// When a deleted key is gone from the medium; `None` for no promise.
+    /// Promise of persistent deletes; `None` without one.
     pub delete_persistence: Option<DeletePersistence>,
-    /// Guarantee of a reset, with `delete_persistence`.
+    /// Guarantee of resets with `delete_persistence`.
     pub erase: block::EraseGuarantee,
-    /// What the store is opened for.
+    /// Purpose of opening the store: normal use or salvage.
     pub goal: Goal,
-    /// The rule that is broken, in tests.
+    /// Rule that is broken in tests; `None` for correct behaviour.
     pub broken: Option<Broken>,
 }
 
@@ -125,7 +130,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The compaction policy of one of `shards` shards on a drive of this many bytes.
+    /// Returns the compaction policy for one of `shards` shards on a drive of `drive_bytes` bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name, and for `saturation` with `delete_persistence`.
@@ -145,13 +150,13 @@ impl Settings {
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
     }
 
-    /// What slows the writes of one of `shards` shards.
+    /// Returns the write controller of one of `shards` shards.
     pub(crate) fn write_controller(&self, shards: u16) -> WriteController {
         let rate = (self.compaction_rate / u64::from(shards)).max(1);
         WriteController::new(self.level0_tables, self.stop_tables, rate)
     }
 
-    /// The placement policy.
+    /// Returns the placement policy.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name.
@@ -171,13 +176,13 @@ impl Settings {
             multiplier: self.multiplier,
             delete_persistence: self.delete_persistence.map(DeletePersistence::span),
             bytes_per_second: (rate / shards).max(1),
-            // Until it has ended, a job takes space beside its inputs.
+            // A running job takes space for its outputs in addition to its inputs.
             job_bytes: defaults.job_bytes.min(drive_bytes / 16 / shards),
             ..defaults
         }
     }
 
-    /// Guarantee with which zones are reset.
+    /// Guarantee of resets of zones.
     pub(crate) fn guarantee(&self) -> block::EraseGuarantee {
         self.delete_persistence.map_or(block::EraseGuarantee::None, |_| self.erase)
     }

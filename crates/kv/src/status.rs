@@ -1,4 +1,4 @@
-//! What a store tells operators: numbers of its shards, and its tables.
+//! Status of a store for operators: counters of its shards, and its tables.
 
 use crate::buffer::WriteBuffer;
 use crate::core::Core;
@@ -13,26 +13,26 @@ use serde_json::json;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// What is known of a table.
+/// Properties of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFacts {
-    /// Its shard.
+    /// Shard of the table.
     pub shard: u16,
-    /// Its level.
+    /// Level of the table.
     pub level: u8,
     /// Size in bytes.
     pub bytes: u64,
-    /// Number of entries, with tombstones.
+    /// Number of entries, including tombstones.
     pub entries: u64,
     /// Number of tombstones, of keys and of ranges.
     pub tombstones: u64,
-    /// Time at which it was written.
+    /// Time at which the table was written.
     pub created: Timestamp,
-    /// Time of the oldest deletion in it.
+    /// Time of the oldest deletion in the table; `None` without any.
     pub oldest_tombstone: Option<Timestamp>,
 }
 
-/// Numbers of shards whose sum is that of the store.
+/// Names of the shards' numbers that are summed for the store.
 const SUMMED: &[&str] = &[
     "tables",
     "table_bytes",
@@ -54,7 +54,7 @@ const SUMMED: &[&str] = &[
 ];
 
 impl Store {
-    /// The tables of all shards.
+    /// Returns the tables of all shards.
     ///
     /// # Errors
     /// [`Error::Closed`](block::Error::Closed).
@@ -66,7 +66,7 @@ impl Store {
         Ok(tables)
     }
 
-    /// Numbers for operators.
+    /// Returns numbers for operators.
     ///
     /// # Errors
     /// [`Error::Closed`](block::Error::Closed).
@@ -113,7 +113,7 @@ impl Core {
         self.levels.borrow().all().map(facts).collect()
     }
 
-    /// Numbers of this shard.
+    /// Returns the numbers of this shard.
     fn status(&self) -> Status {
         let levels = self.levels.borrow().clone();
         let sum = |of: fn(&Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
@@ -154,7 +154,8 @@ impl Core {
         status
     }
 
-    /// Tombstones that should have met all older versions by now, and tables and buffers with values whose expiry is as old.
+    /// Number of tombstones that should have met all older versions by now, plus tables and buffers with
+    /// values that expired as long ago.
     fn tombstones_overdue(&self) -> u64 {
         let Some(limit) = self.settings.delete_persistence else { return 0 };
         let late = self.erasure.now().saturating_sub(limit.span().as_millis() as u64);
@@ -177,7 +178,7 @@ impl Core {
             + of_buffer(&self.active.borrow())
     }
 
-    /// Numbers of the log and of the promise of deletes.
+    /// Returns the numbers of the log and of persistent deletes.
     fn home_status(&self, tombstones: u64) -> Status {
         let counters = &self.kit().counters;
         let block = self.kit().layout.block_size.bytes();
@@ -225,7 +226,7 @@ impl Core {
         status
     }
 
-    /// Why zones are overdue; empty where none is.
+    /// Reason for overdue zones; empty if there are none.
     fn why_overdue(&self, is_overdue: bool) -> String {
         if !is_overdue {
             return String::new();

@@ -1,6 +1,7 @@
-//! The store as programs use it: keys and values, batches, scans, snapshots.
+//! Interface of the store for programs: keys and values, batches, scans, snapshots.
 //!
-//! A [`Store`] may be used on every shard of the runtime, and cloned. Each key belongs to one shard of the store, by its hash; the work is done there.
+//! A [`Store`] can be cloned and used on every shard of the runtime. Each key belongs to one shard of the
+//! store, by its hash; operations are executed there.
 
 use crate::batch::{Batch, Write, now};
 use crate::core::Core;
@@ -20,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use zones::Overlay;
 
-/// Most bytes of a scan's answer from one shard.
+/// Maximum bytes of one shard's answer to a scan.
 const SCAN_BYTES: usize = 1 << 20;
 
 /// An open store.
@@ -29,7 +30,7 @@ pub struct Store {
     pub(crate) homes: Arc<[Home<Core>]>,
     zones: Arc<dyn ZonesPart>,
     acknowledge: Acknowledge,
-    /// Whether the zones belong to others, who close them.
+    /// Whether the caller owns the zones and closes them.
     is_lent: bool,
 }
 
@@ -47,12 +48,13 @@ pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
     let hash = key.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
     });
-    // The high bits of FNV-1a depend on all bytes after one more multiplication.
+    // After one more multiplication the high bits of FNV-1a depend on all bytes.
     let mixed = (hash ^ hash >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
     ((mixed * shards as u64) >> 32) as u16
 }
 
-/// A consistent view of all shards. It is to be dropped on a shard of the runtime: elsewhere it is held until the store is closed.
+/// A consistent view of all shards. It must be dropped on a shard of the runtime: otherwise it is held until
+/// the store is closed.
 #[derive(Debug)]
 pub struct Snapshot {
     homes: Arc<[Home<Core>]>,
@@ -60,12 +62,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot of no shard yet.
+    /// Returns a snapshot without sequences of shards.
     pub(crate) fn of(homes: Arc<[Home<Core>]>) -> Self {
         Snapshot { homes, sequences: Vec::new() }
     }
 
-    /// Adds the sequence that the next shard holds.
+    /// Adds the sequence of the next shard.
     pub(crate) fn add(&mut self, sequence: Sequence) {
         self.sequences.push(sequence);
     }
@@ -81,26 +83,29 @@ impl Drop for Snapshot {
                 core.release_snapshot(sequence);
                 Ok(())
             };
-            // A store that is closed has no snapshots.
+            // A closed store has no snapshots.
             runtime::spawn(async move { home.with(release).await.ok() }).detach();
         }
     }
 }
 
 impl Store {
-    /// Makes a store on zones, whose contents are lost, and opens it.
+    /// Creates a store on zones and opens it; the contents of the zones are lost.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; what resetting and writing return.
+    /// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; errors of
+    /// resetting and writing.
     pub async fn format(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let homes = recovery::format(&zones, settings).await?;
         Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
     }
 
-    /// Opens the store on these zones; with [`Goal::Salvage`] to read what can be read of a damaged one, without a change to the zones.
+    /// Opens the store on these zones. With [`Goal::Salvage`], opens a damaged store read-only, without a
+    /// change to the zones.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+    /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading
+    /// and writing.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let zones = match settings.goal {
             Goal::Serve => zones,
@@ -110,7 +115,7 @@ impl Store {
         Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
     }
 
-    /// The store, whose zones aren't closed with it.
+    /// Returns the store, changed so that closing it leaves its zones open.
     #[must_use]
     pub fn on_lent_zones(self) -> Self {
         Store { is_lent: true, ..self }
@@ -121,7 +126,7 @@ impl Store {
         self.homes.len()
     }
 
-    /// When writes are acknowledged, unless a call says otherwise.
+    /// State in which writes are acknowledged, unless a call specifies another.
     pub fn acknowledge(&self) -> Acknowledge {
         self.acknowledge
     }
@@ -130,15 +135,15 @@ impl Store {
         &self.homes[usize::from(shard_of_key(key, self.homes.len()))]
     }
 
-    /// The value of a key; `None` where the key doesn't exist.
+    /// Returns the value of a key; `None` if the key doesn't exist.
     ///
     /// # Errors
-    /// What reading returns; [`Error::Closed`].
+    /// Errors of reading the zones; [`Error::Closed`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Stored>> {
         self.get_at(key, None).await
     }
 
-    /// The value that a key had at a snapshot.
+    /// Returns the value of a key at a snapshot; `None` if it didn't exist.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -156,7 +161,7 @@ impl Store {
         home.with(move |core: Rc<Core>| async move { core.get(&key, snapshot).await }).await
     }
 
-    /// Sets a key, acknowledged as the store is set.
+    /// Sets a key, with the store's default acknowledgement.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a key or value that is too large, [`Error::NoSpace`], the failure of the log.
@@ -164,7 +169,7 @@ impl Store {
         self.write_one(Write::Put { key, value, expires: None }).await
     }
 
-    /// Sets a key that expires at a time.
+    /// Sets a key that expires at the time `expires`.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -180,7 +185,7 @@ impl Store {
         self.write_one(Write::Delete { key, deleted: now() }).await
     }
 
-    /// Deletes the keys from `from` on and below `to`.
+    /// Deletes the keys in `from`..`to`.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -205,10 +210,11 @@ impl Store {
         home.with(move |core: Rc<Core>| async move { core.write(batch, acknowledge).await }).await
     }
 
-    /// Writes a batch: all of it takes effect, after a crash, too, or nothing.
+    /// Writes a batch atomically: after a crash either all of it is in effect or nothing.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append to the zones.
+    /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append
+    /// to the zones.
     pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         let mut parts = self.divide(&batch)?;
         match parts.len() {
@@ -221,8 +227,8 @@ impl Store {
         }
     }
 
-    /// Writes a batch, each shard's part of it on its own: of the writes of a key all take effect, in their order. After an error any part may have taken
-    /// effect.
+    /// Writes each shard's part of a batch atomically, but not the whole: the writes of a key take effect
+    /// together, in their order. After an error any of the parts may be in effect.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -233,7 +239,8 @@ impl Store {
         runtime::join_all(written).await.into_iter().collect()
     }
 
-    /// Writes a batch of puts and deletes as a whole if none of its keys exists, with no other write of them between; returns whether it did.
+    /// Writes a batch of puts and deletes atomically if none of its keys exists; returns whether it was
+    /// written. No other write of these keys takes effect in between.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`Error::Invalid`] for a batch that deletes a range.
@@ -270,7 +277,7 @@ impl Store {
         Ok(is_met)
     }
 
-    /// Checks the writes of a batch, and divides them among the shards that have any.
+    /// Checks the writes of a batch, and divides them by shard.
     fn divide(&self, batch: &Batch) -> Result<Parts> {
         let shards = self.homes.len();
         let mut parts: Vec<Batch> = vec![Batch::new(); shards];
@@ -290,8 +297,8 @@ impl Store {
         Ok((0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect())
     }
 
-    /// Reads a key and writes it, with no other write of the key between: `change` gets the present value, and returns what to write, if anything, and
-    /// the result. What it returns is written to this key.
+    /// Updates a key atomically: no other write of the key takes effect between the read and the write.
+    /// `change` gets the present value, and returns the update of this key, if any, and the result.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -323,10 +330,10 @@ impl Store {
         home.with(update).await
     }
 
-    /// The next pairs of a range of keys, in order, and whether there are more.
+    /// Returns the next pairs of a range of keys, in order, and whether the range has more.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading the zones; [`Error::Closed`].
     pub async fn scan(&self, snapshot: Option<&Snapshot>, scan: Scan) -> Result<(Pairs, bool)> {
         let asked = self.homes.iter().enumerate().map(|(shard, home)| {
             let mut scan = scan.clone();
@@ -348,8 +355,10 @@ impl Store {
         Ok(join(answers, scan.is_backward, scan.most))
     }
 
-    /// What the store has at this moment, for reads until it is dropped. Compaction keeps it meanwhile, so deletes of it aren't persistent. Batches are in it
-    /// as a whole or not; single writes to different shards that are under way during this call are in it or not, each by itself.
+    /// Takes a snapshot of the store for reads; it lasts until it is dropped. Compaction keeps the data of a
+    /// snapshot, so deletes of this data aren't persistent meanwhile. A batch is in the snapshot completely
+    /// or not at all; concurrent single writes to different shards
+    /// are included independently of each other.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -358,7 +367,7 @@ impl Store {
         self.homes[0].with(move |core: Rc<Core>| core.take_snapshot(homes)).await
     }
 
-    /// An iterator over the keys of a snapshot from `from` on and below `to`, at none.
+    /// Returns an iterator over the keys in `from`..`to` of a new snapshot, positioned at no key.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -367,10 +376,10 @@ impl Store {
         Ok(Iterator::new(self.clone(), snapshot, from.to_vec(), to.map(<[u8]>::to_vec)))
     }
 
-    /// Makes durable what was acknowledged.
+    /// Makes all acknowledged writes durable.
     ///
     /// # Errors
-    /// What flushing the zones returns.
+    /// The failure of the log; errors of flushing the zones.
     pub async fn flush(&self) -> Result<()> {
         for home in self.homes.iter() {
             let flush = |core: Rc<Core>| async move {
@@ -382,7 +391,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes all buffers as tables.
+    /// Writes all buffers to tables.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; the failure of the log.
@@ -397,8 +406,8 @@ impl Store {
         Ok(())
     }
 
-    /// Merges all tables down to the last level, with the buffers: what was overwritten or deleted before takes no space in tables any more, unless a
-    /// snapshot sees it.
+    /// Merges all buffers and tables down to the last level: data that was overwritten or deleted before the
+    /// call takes no more space in tables, unless a snapshot sees it.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`].
@@ -419,17 +428,17 @@ impl Store {
         Ok(())
     }
 
-    /// Writes what isn't written yet and a last checkpoint, and closes the store.
+    /// Writes all queued writes and a last checkpoint, and closes the store.
     ///
     /// # Errors
-    /// The failure of the log; what writing returns.
+    /// The failure of the log; errors of writing.
     pub async fn close(&self) -> Result<()> {
         let mut closed = Ok(());
         for home in self.homes.iter() {
             let settle = |core: Rc<Core>| async move {
                 core.settle().await?;
                 match core.flush_buffers().await {
-                    // What isn't in tables is in the log.
+                    // Writes that aren't in tables are in the log.
                     Err(Error::NoSpace(_)) => Ok(()),
                     outcome => outcome,
                 }
@@ -437,12 +446,12 @@ impl Store {
             closed = closed.and(home.with(settle).await);
         }
         let end = |core: Rc<Core>| async move {
-            // While the lanes still take items: writes that were admitted before the store is closing.
+            // Before the lanes stop taking items: writes that were admitted earlier.
             core.submit();
             core.kit().begin_closing();
             core.wake();
             core.kit().tasks.ended().await;
-            // Other shards may wait for their permits.
+            // Other shards may wait for permits of these zones.
             let _alone = core.mover.acquire(1).await;
             core.close_zones().await;
             Ok(())
@@ -482,7 +491,7 @@ impl Store {
     }
 }
 
-/// What an update writes.
+/// Write of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Update {
     /// Sets the key.
@@ -491,7 +500,8 @@ pub enum Update {
     Delete,
 }
 
-/// Merges the shards' answers to a scan. Pairs beyond the last pair of a shard that has more are cut off: that shard may have smaller keys there.
+/// Merges the shards' answers to a scan. Pairs beyond the last pair of a shard with more pairs are dropped,
+/// because that shard may have smaller keys there.
 fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, bool) {
     if answers.len() == 1 {
         return answers.into_iter().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tables in zones: where their blocks are, and reads of them through the cache.
+//! Tables in zones: places of their blocks, and reads through the cache.
 
 use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
@@ -17,16 +17,16 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The blocks of a table. They are live as long as anything uses the table.
+/// Blocks of a table. They are live as long as the table has a user.
 pub struct TableFile {
-    /// Its number.
+    /// Number of the table.
     pub id: TableId,
     kit: Rc<Kit>,
     erasure: Arc<Erasure>,
     extents: RefCell<Vec<Extent>>,
-    /// Newest snapshot that was live when it was written and may keep its tombstones.
+    /// Newest snapshot that was live when the table was written and may keep its tombstones.
     held_by: Cell<Option<Sequence>>,
-    /// Time by which zones must be reset that have stale blocks of it, if it is known.
+    /// Time by which zones with stale blocks of the table must be reset; `None` if it is unknown.
     due: Cell<Option<Timestamp>>,
 }
 
@@ -37,34 +37,34 @@ impl std::fmt::Debug for TableFile {
 }
 
 impl TableFile {
-    /// A table of which no block is written yet.
+    /// Returns a table without blocks.
     pub fn new(id: TableId, kit: &Rc<Kit>, erasure: &Arc<Erasure>) -> Rc<Self> {
         TableFile::with(id, kit, erasure, Vec::new())
     }
 
-    /// A table whose blocks are counted as live already.
+    /// Returns a table whose blocks are already counted as live.
     pub fn with(id: TableId, kit: &Rc<Kit>, erasure: &Arc<Erasure>, extents: Vec<Extent>) -> Rc<Self> {
         let (kit, erasure) = (kit.clone(), erasure.clone());
         let (held_by, due) = (Cell::new(None), Cell::new(None));
         Rc::new(TableFile { id, kit, erasure, extents: RefCell::new(extents), held_by, due })
     }
 
-    /// Notes the newest snapshot that may keep its tombstones.
+    /// Notes the newest snapshot that may keep the table's tombstones.
     pub fn hold(&self, held_by: Option<Sequence>) {
         self.held_by.set(held_by);
     }
 
-    /// The newest snapshot that may keep its tombstones.
+    /// Newest snapshot that may keep the table's tombstones.
     pub fn held_by(&self) -> Option<Sequence> {
         self.held_by.get()
     }
 
-    /// Notes the time by which zones must be reset in which blocks of it become stale from now on.
+    /// Sets the time by which zones must be reset in which blocks of the table become stale.
     pub fn set_due(&self, due: Option<Timestamp>) {
         self.due.set(due);
     }
 
-    /// Its blocks.
+    /// Extents of the table's blocks.
     pub fn extents(&self) -> Vec<Extent> {
         self.extents.borrow().clone()
     }
@@ -81,8 +81,8 @@ impl TableFile {
         Some(extent.place.after(block - extent.first))
     }
 
-    /// Appends blocks that were written, or moves blocks that the cleaner has moved from `from`; counts them as live. A move of blocks that
-    /// are elsewhere meanwhile has no effect.
+    /// Appends written blocks, or replaces the places of blocks that the cleaner has moved from `from`;
+    /// counts them as live. A move of blocks that were moved elsewhere meanwhile has no effect.
     pub fn written(&self, first: u32, blocks: u32, from: Place, to: Place) {
         let mut extents = self.extents.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
@@ -99,7 +99,7 @@ impl TableFile {
         stale.into_iter().for_each(|zone| self.erasure.stale(zone, self.due.get()));
     }
 
-    /// Visits the runs of the table that are in a zone.
+    /// Visits the extents of the table in a zone.
     pub fn in_zone(&self, zone: u32, mut visit: impl FnMut(Extent)) {
         self.extents
             .borrow()
@@ -108,12 +108,13 @@ impl TableFile {
             .for_each(|extent| visit(*extent));
     }
 
-    /// Reads the blocks with `length` bytes from `offset` on.
+    /// Reads the blocks with `length` bytes at `offset`.
     pub(crate) async fn read(&self, reads: &ShardReads, offset: u64, length: usize) -> Result<Buffer> {
         self.read_ahead(reads, offset, length, length).await
     }
 
-    /// Reads the blocks with `length` bytes from `offset` on, and those that follow them in their zone, up to `most` bytes.
+    /// Reads the blocks with `length` bytes at `offset`, and those that follow in their zone, up to `most`
+    /// bytes.
     async fn read_ahead(
         &self,
         reads: &ShardReads,
@@ -121,7 +122,7 @@ impl TableFile {
         length: usize,
         most: usize,
     ) -> Result<Buffer> {
-        // From the lookup until the read has ended, no zone is reset.
+        // No zone is reset between the lookup and the end of the read.
         let _reading = reads.begin();
         let runs = runs(&self.extents.borrow(), &self.kit.layout, offset, length, most);
         let read = async { read_runs(&*self.kit.zones, &self.kit.layout, &runs?).await };
@@ -148,7 +149,7 @@ impl Drop for TableFile {
 /// Key of a block in the cache: the table, and the offset of the block.
 type Key = (TableId, u64);
 
-/// Hash of keys: offsets and numbers of tables are spread by one multiplication.
+/// Hasher of cache keys: one multiplication distributes offsets and numbers of tables.
 #[derive(Debug, Default)]
 pub struct KeyHasher(u64);
 
@@ -177,12 +178,12 @@ impl quick_cache::Weighter<Key, Arc<Block>> for Weight {
 
 type Blocks = quick_cache::unsync::Cache<Key, Arc<Block>, Weight, BuildHasherDefault<KeyHasher>>;
 
-/// Decoded blocks of the tables of a shard, the most useful ones up to a number of bytes.
+/// Cache of decoded blocks of a shard's tables, limited in bytes.
 pub struct BlockCache {
     blocks: RefCell<Blocks>,
     hits: Cell<u64>,
     misses: Cell<u64>,
-    /// Bytes of filters and indexes that readers keep by themselves, and most of them.
+    /// Bytes of filters and indexes that readers keep outside the cache, and their maximum.
     kept: Cell<u64>,
     most_kept: u64,
 }
@@ -194,7 +195,7 @@ impl std::fmt::Debug for BlockCache {
 }
 
 impl BlockCache {
-    /// A cache of this many bytes, besides which readers may keep half as many of filters and indexes.
+    /// Returns a cache of `bytes` bytes; readers may keep half as much of filters and indexes in addition.
     pub fn new(bytes: u64) -> Self {
         let blocks = Blocks::with(
             (bytes / 4096).max(16) as usize,
@@ -207,7 +208,7 @@ impl BlockCache {
         BlockCache { blocks: RefCell::new(blocks), hits, misses, kept, most_kept: bytes / 2 }
     }
 
-    /// Bytes in use, and the numbers of hits and misses.
+    /// Bytes in use, number of hits, and number of misses.
     pub fn statistics(&self) -> (u64, u64, u64) {
         (self.blocks.borrow().weight(), self.hits.get(), self.misses.get())
     }
@@ -224,13 +225,13 @@ impl BlockCache {
     }
 }
 
-/// Reads the blocks of a table through the cache.
+/// Source of a table's blocks through the cache.
 #[derive(Debug, Clone)]
 pub struct Cached {
     file: Rc<TableFile>,
     cache: Rc<BlockCache>,
     reads: Arc<ShardReads>,
-    /// In a store that is salvaged: what can't be read, and the bounds of the table.
+    /// In a salvaged store: its list of unreadable parts, and the summary of the table.
     lost: Option<Rc<(Rc<Lost>, Summary)>>,
 }
 
@@ -275,7 +276,7 @@ fn decode(file: &TableFile, bytes: &[u8], from: usize, handle: BlockHandle) -> R
     Block::decode(stored, handle).map_err(|error| error.in_context(format!("table {}", file.id)))
 }
 
-/// Reads the blocks of a table one after another, past the cache.
+/// Source of a table's blocks for sequential reads that bypass the cache.
 #[derive(Debug)]
 pub struct Sequential {
     file: Rc<TableFile>,
@@ -291,7 +292,7 @@ impl BlockSource for Sequential {
     }
 }
 
-/// A table that a cursor holds.
+/// Handle of a table for a cursor.
 #[derive(Debug, Clone)]
 pub struct CachedReader(Rc<Table>);
 
@@ -306,15 +307,15 @@ impl Deref for CachedReader {
 /// A table of a tree.
 #[derive(Debug)]
 pub struct Table {
-    /// What the manifest says of it; its extents are those of the file.
+    /// Manifest's description of the table; its extents are outdated, and `file` has the present ones.
     pub meta: TableMeta,
-    /// Its blocks.
+    /// Blocks of the table.
     pub file: Rc<TableFile>,
     reader: Reader<Cached>,
 }
 
 impl Table {
-    /// A table that is written; `lost` gets what scans of it can't read, in a store that is salvaged.
+    /// Returns a written table. In a salvaged store, `lost` gets the parts that scans can't read.
     pub fn new(
         meta: TableMeta,
         file: Rc<TableFile>,
@@ -328,17 +329,17 @@ impl Table {
         Rc::new(Table { meta, file, reader })
     }
 
-    /// What reads it through the cache.
+    /// Reader of the table through the cache.
     pub fn reader(&self) -> &Reader<Cached> {
         &self.reader
     }
 
-    /// Cursor that reads it through the cache.
+    /// Returns a cursor that reads through the cache.
     pub fn cursor(self: &Rc<Self>) -> TableCursor<CachedReader> {
         TableCursor::new(CachedReader(self.clone()))
     }
 
-    /// Cursor that reads all of it, past the cache.
+    /// Returns a cursor that reads the whole table and bypasses the cache.
     pub fn sequential(&self, reads: &Arc<ShardReads>) -> TableCursor<Rc<Reader<Sequential>>> {
         let source = Sequential {
             file: self.file.clone(),
@@ -348,18 +349,18 @@ impl Table {
         TableCursor::new(Rc::new(Reader::new(source, &self.meta.summary)))
     }
 
-    /// Whether it says anything of a key, by its bounds.
+    /// Whether the table may have an entry or deletion of a key, by its smallest and largest key.
     pub fn may_have(&self, key: &[u8]) -> bool {
         self.meta.summary.covers(key)
     }
 
-    /// Whether it has keys in the range of another one, both ends included.
+    /// Whether the key ranges of the two tables overlap, both ends included.
     pub fn overlaps(&self, other: &Table) -> bool {
         let (own, others) = (&self.meta.summary, &other.meta.summary);
         own.smallest <= others.largest && others.smallest <= own.largest
     }
 
-    /// The meta for the manifest, with the present places.
+    /// Description for the manifest, with the present extents.
     pub fn present_meta(&self) -> TableMeta {
         TableMeta { extents: self.file.extents(), ..self.meta.clone() }
     }

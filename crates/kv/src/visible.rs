@@ -1,7 +1,8 @@
-//! What a snapshot sees of the entries of a merged cursor.
+//! Keys and values that a snapshot sees among the entries of a merged cursor.
 //!
-//! Of each key it sees the newest entry whose sequence is at most that of the snapshot. The key doesn't exist if there is none, if that
-//! entry is a tombstone or a value that has expired, or if a range tombstone that the snapshot sees deletes it.
+//! Of each key, a snapshot sees the newest entry whose sequence is at most its own. The key doesn't exist if
+//! there is none, if that entry is a tombstone or an expired value, or if a range tombstone that the snapshot
+//! sees deletes it.
 
 mod range_tombstones;
 #[cfg(test)]
@@ -16,24 +17,24 @@ use crate::entry::{Entry, Sequence, Timestamp, Value};
 use block::Result;
 use std::rc::Rc;
 
-/// Other tasks run after so many entries that a snapshot doesn't see.
+/// Number of skipped entries after which a cursor yields to other tasks.
 const YIELD_AFTER: u32 = 256;
-/// A cursor seeks past the versions of a key after so many steps among them.
+/// Number of steps among the versions of a key after which a cursor seeks past them.
 const SEEK_AFTER: u32 = 8;
 
-/// How a snapshot sees a store.
+/// View of a snapshot at a time.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// It sees entries up to this sequence.
+    /// Largest visible sequence.
     pub snapshot: Sequence,
-    /// Values expire at this time or before it.
+    /// Present time: values with an expiry up to it have expired.
     pub now: Timestamp,
-    /// Range tombstones of all sources; those above the snapshot don't matter.
+    /// Range tombstones of all sources; those above the snapshot are ignored.
     pub ranges: Vec<Rc<RangeTombstones>>,
 }
 
 impl View {
-    /// Whether the key doesn't exist, given the newest of its entries that the snapshot sees.
+    /// Whether the key doesn't exist, given its newest entry that the snapshot sees.
     pub fn hides(&self, entry: &Entry<'_>) -> bool {
         let is_live = match entry.value {
             Value::Put { expires, .. } => expires.is_none_or(|expires| expires > self.now),
@@ -46,7 +47,7 @@ impl View {
                 .any(|ranges| ranges.covers(entry.key, entry.sequence, self.snapshot).is_some())
     }
 
-    /// Copies an entry's value with its expiry, unless the entry is hidden; returns whether it did.
+    /// Copies an entry's value with its expiry, unless the entry is hidden; returns whether it was copied.
     fn copy(&self, entry: &Entry<'_>, copy: &mut (Vec<u8>, Option<Timestamp>)) -> bool {
         match entry.value {
             Value::Put { bytes, expires } if !self.hides(entry) => {
@@ -60,9 +61,10 @@ impl View {
     }
 }
 
-/// The keys and values that a snapshot sees, in both directions.
+/// Cursor over the keys and values that a snapshot sees, in both directions.
 ///
-/// After an error, and after a future that was dropped before it was complete, it is at no key; a seek makes it usable again.
+/// After an error, or after a future was dropped before its completion, the cursor is at no key; a seek makes
+/// it usable again.
 #[derive(Debug)]
 pub struct Visible<C> {
     cursor: C,
@@ -70,9 +72,9 @@ pub struct Visible<C> {
     from: Vec<u8>,
     to: Option<Vec<u8>>,
     at: At,
-    /// The key at which it is, in both directions.
+    /// Key at the position, in both directions.
     key: Vec<u8>,
-    /// The value of the key at which it is after going backward, and its expiry.
+    /// Value at the position after backward movement, with its expiry.
     value: (Vec<u8>, Option<Timestamp>),
     skipped: u32,
 }
@@ -80,14 +82,14 @@ pub struct Visible<C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     Nothing,
-    /// At the entry at which the cursor is.
+    /// At the entry of the underlying cursor.
     Entry,
-    /// At the key and value that were copied: the cursor is before all entries of the key.
+    /// At the copied key and value: the underlying cursor is before all entries of the key.
     Copy,
 }
 
 impl<C: Cursor> Visible<C> {
-    /// Creates a cursor over the keys from `from` on and below `to`, at no key.
+    /// Creates a cursor over the keys in `from`..`to`, at no key.
     pub fn new(cursor: C, view: View, from: Vec<u8>, to: Option<Vec<u8>>) -> Self {
         Visible {
             cursor,
@@ -101,7 +103,7 @@ impl<C: Cursor> Visible<C> {
         }
     }
 
-    /// The key and the value at which it is; `None` where there is none.
+    /// Key and value at the position; `None` if there is no key.
     #[inline]
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
         match self.at {
@@ -114,7 +116,7 @@ impl<C: Cursor> Visible<C> {
         }
     }
 
-    /// Time at which the key at which it is expires; `None` for never, and where there is no key.
+    /// Expiry of the key at the position; `None` if it never expires or there is no key.
     pub fn expires(&self) -> Option<Timestamp> {
         match self.at {
             At::Nothing => None,
@@ -126,20 +128,20 @@ impl<C: Cursor> Visible<C> {
         }
     }
 
-    /// Goes to the first key.
+    /// Moves to the first key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     pub async fn seek_first(&mut self) -> Result<()> {
         self.at = At::Nothing;
         self.cursor.seek(&self.from, self.view.snapshot).await?;
         self.find_forward(false).await
     }
 
-    /// Goes to the last key.
+    /// Moves to the last key.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     pub async fn seek_last(&mut self) -> Result<()> {
         self.at = At::Nothing;
         match &self.to {
@@ -149,10 +151,10 @@ impl<C: Cursor> Visible<C> {
         self.find_backward().await
     }
 
-    /// Goes to the next key, from one.
+    /// Moves from a key to the next one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     pub async fn next(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.at, At::Nothing) {
             At::Nothing => return Ok(()),
@@ -162,10 +164,10 @@ impl<C: Cursor> Visible<C> {
         self.find_forward(true).await
     }
 
-    /// Goes to the key before, from one.
+    /// Moves from a key to the previous one.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     pub async fn previous(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.at, At::Nothing) {
             At::Nothing => return Ok(()),
@@ -175,7 +177,8 @@ impl<C: Cursor> Visible<C> {
         self.find_backward().await
     }
 
-    /// Goes on to an entry that the snapshot sees, from the cursor's on. `is_passed` says that entries of `self.key` are passed over.
+    /// Moves forward to an entry that the snapshot sees, beginning with the cursor's. `is_passed` is whether
+    /// entries of `self.key` are skipped.
     async fn find_forward(&mut self, mut is_passed: bool) -> Result<()> {
         let mut steps = 0;
         while let Some(entry) = self.cursor.entry() {
@@ -209,7 +212,7 @@ impl<C: Cursor> Visible<C> {
         Ok(())
     }
 
-    /// Goes back to a key that the snapshot sees, from the entry at which the cursor is.
+    /// Moves backward to a key that the snapshot sees, beginning with the cursor's entry.
     async fn find_backward(&mut self) -> Result<()> {
         while let Some(entry) = self.cursor.entry()
             && entry.key >= self.from.as_slice()
@@ -224,7 +227,8 @@ impl<C: Cursor> Visible<C> {
         Ok(())
     }
 
-    /// Goes back past the entries of `self.key`, from the oldest. Copies the value that the snapshot sees, and returns whether it sees one.
+    /// Moves backward past the entries of `self.key`, beginning with the oldest. Copies the value that the
+    /// snapshot sees, and returns whether it sees one.
     async fn copy_backward(&mut self) -> Result<bool> {
         let mut is_seen = false;
         let mut steps = 0;
@@ -250,7 +254,7 @@ impl<C: Cursor> Visible<C> {
         Ok(is_seen)
     }
 
-    /// Counts a step to an entry that may be skipped, and lets other tasks run after many.
+    /// Counts a step to an entry that may be skipped, and yields after [`YIELD_AFTER`] of them.
     async fn skip(&mut self) {
         self.skipped += 1;
         if self.skipped == YIELD_AFTER {

@@ -1,16 +1,20 @@
-//! Slows writes of a shard before they stop, so that level 0 seldom has so many tables that writes must wait for a compaction.
+//! Throttling of a shard's writes: they are slowed before they must stop, so that level 0 seldom reaches the
+//! number of tables at which writes wait for a compaction.
 //!
-//! From [`slow_tables`] on, writes are admitted at a rate: that at which compaction empties level 0, times the share of tables that is left up to
-//! `stop_tables`. So the rate falls in steps, and the time until writes stop grows with each step. (RocksDB's delayed write rate.) Buffers that wait for a
-//! flush count as the tables that they will be.
+//! With at least [`slow_tables`] tables, writes are admitted at a limited rate: the rate at which compaction
+//! empties level 0, times the remaining share of tables up to `stop_tables`. So the rate falls in steps, and
+//! each step lasts longer than the one before. (This is RocksDB's delayed write rate.) Buffers that wait for
+//! a flush count as tables.
 //!
 //! Longest wait of a write, unless the store is full or counts operations:
 //! - slowed: [`LONGEST_DELAY`];
-//! - with `MOST_FROZEN` full buffers: until one of them is a table, for which no compaction has to end;
-//! - with `stop_tables` tables in level 0: until the compaction that runs and the one of level 0 after it have ended. Writers get there only where they have more
-//!   bytes in flight than are admitted in `LONGEST_DELAY`, or where one compaction takes longer than all the steps.
+//! - with `MOST_FROZEN` full buffers: until one of them is written as a table, which doesn't wait for
+//!   compactions;
+//! - with `stop_tables` tables in level 0: until the running compaction and the following one of level 0 have
+//!   ended. This happens only if writers have more bytes in flight than are admitted in `LONGEST_DELAY`, or
+//!   if one compaction takes longer than all the steps.
 //!
-//! Left to others: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
+//! Elsewhere: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
 
 use crate::core::{Core, MOST_FROZEN, add};
 use block::Result;
@@ -18,18 +22,19 @@ use runtime::Instant;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Longest time that a write is slowed.
+/// Longest delay of a slowed write.
 pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(1);
-/// Lowest rate at which writes are admitted, in bytes per second.
+/// Minimum rate at which writes are admitted, in bytes per second.
 const LOWEST_RATE: u64 = 64 << 10;
 
-/// Number of tables in level 0 from which writes are slowed: halfway from where a compaction is due to where writes stop.
+/// Number of tables in level 0 at which writes are slowed: the midpoint of the numbers at which a compaction
+/// is due and at which writes stop.
 fn slow_tables(level0_tables: usize, stop_tables: usize) -> usize {
     level0_tables.midpoint(stop_tables).max(level0_tables.saturating_add(1))
 }
 
-/// Rate in bytes per second at which writes are admitted, with so many tables in level 0 and buffers that will be; `None` for as they come.
-/// `compaction_rate` is the rate at which compaction empties level 0.
+/// Rate in bytes per second at which writes are admitted with this number of tables in level 0 and frozen
+/// buffers; `None` is unlimited. `compaction_rate` is the rate at which compaction empties level 0.
 fn admitted_rate(tables: usize, slow: usize, stop: usize, compaction_rate: u64) -> Option<u64> {
     if tables < slow || slow >= stop {
         return None;
@@ -38,22 +43,22 @@ fn admitted_rate(tables: usize, slow: usize, stop: usize, compaction_rate: u64) 
     Some((compaction_rate / steps * left).max(LOWEST_RATE))
 }
 
-/// When writes of one shard are admitted.
+/// Admission control for the writes of one shard.
 #[derive(Debug)]
 pub(crate) struct WriteController {
     slow_tables: usize,
     stop_tables: usize,
-    /// Bytes of level 0 per second that compactions have merged.
+    /// Measured rate of compactions of level 0, in bytes per second.
     compaction_rate: Cell<u64>,
-    /// Time at which the writes that were admitted have passed at the rate.
+    /// Time at which the admitted writes have passed at the admitted rate.
     passed: Cell<Instant>,
-    /// End of the last compaction of level 0, and whether writes were slowed since then.
+    /// End of the last compaction of level 0, and whether writes were slowed since.
     compacted: Cell<Option<Instant>>,
     has_slowed: Cell<bool>,
 }
 
 impl WriteController {
-    /// Returns a controller that counts on this compaction rate, in bytes per second, until one is measured.
+    /// Returns a controller that assumes this compaction rate, in bytes per second, until one is measured.
     pub fn new(level0_tables: usize, stop_tables: usize, compaction_rate: u64) -> Self {
         WriteController {
             slow_tables: slow_tables(level0_tables, stop_tables),
@@ -65,14 +70,14 @@ impl WriteController {
         }
     }
 
-    /// Whether writes stop with so many tables in level 0.
+    /// Whether writes stop with `level0` tables in level 0.
     #[inline]
     fn stops(&self, level0: usize) -> bool {
         level0 >= self.stop_tables
     }
 
-    /// Notes that a compaction that began at `begun` has merged so many bytes of level 0. Where writes were slowed since the one before it, the time between
-    /// counts, too: other compactions took it.
+    /// Notes that a compaction that began at `begun` has merged `bytes` bytes of level 0. If writes were
+    /// slowed since the previous one, the time between counts also, because other compactions took it.
     pub fn note_compaction(&self, bytes: u64, begun: Instant, now: Instant) {
         let before = self.compacted.replace(Some(now));
         let begun = if self.has_slowed.replace(false) { before.unwrap_or(begun) } else { begun };
@@ -81,13 +86,13 @@ impl WriteController {
         self.compaction_rate.set(self.compaction_rate.get() / 2 + rate / 2);
     }
 
-    /// Whether writes are slowed with so many tables.
+    /// Whether writes are slowed with this number of tables.
     #[inline]
     fn slows(&self, tables: usize) -> bool {
         tables >= self.slow_tables
     }
 
-    /// Admits a write of so many bytes; returns how long it waits for the writes before it.
+    /// Admits a write of `bytes` bytes; returns its delay, caused by the writes before it.
     fn admit(&self, tables: usize, bytes: u64, now: Instant) -> Duration {
         let rate = admitted_rate(tables, self.slow_tables, self.stop_tables, self.compaction_rate.get());
         let Some(rate) = rate else { return Duration::ZERO };
@@ -103,9 +108,10 @@ impl Core {
         self.levels.borrow().0.first().map_or(0, Vec::len)
     }
 
-    /// Slows a write of so many bytes, then waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation;
-    /// puts wait for free zones, too. Deletes don't wait for a compaction that a full store has no space for. Returns the error of the background, if there is
-    /// one.
+    /// Delays a write of `bytes` bytes. Then waits while [`MOST_FROZEN`] buffers are frozen, level 0 has
+    /// `stop_tables` tables, or the eraser grants no operation. Puts also wait for free zones. Deletes don't
+    /// wait for a compaction that has no space in a full store. Returns the error of a background job if
+    /// there is one.
     pub(crate) async fn stall(&self, frees: bool, bytes: usize) -> Result<()> {
         if !frees {
             self.admit_puts().await?;
@@ -154,7 +160,7 @@ mod tests {
             [None, None, Some(16), Some(14), Some(8), Some(2), Some(2), Some(2)]
         );
         assert_eq!(admitted_rate(19, 12, 20, 0), Some(LOWEST_RATE));
-        // Without a step between, writes only stop.
+        // Without steps between, writes only stop.
         assert_eq!(admitted_rate(9, 5, 5, MIB), None);
     }
 
@@ -188,7 +194,8 @@ mod tests {
 
     #[test]
     fn many_small_writers_never_fill_level_0_while_one_compaction_runs() {
-        // A compaction takes a minute, in which level 0 gives nothing away; 50 clients write 1000 bytes each as fast as they are admitted.
+        // A compaction takes a minute, during which level 0 doesn't shrink; 50 clients write 1000 bytes each
+        // at the admitted rate.
         const BUFFER: u64 = 64 * MIB;
         let controller = WriteController::new(4, 20, 16 * MIB);
         let (mut now, mut tables, mut filled) = (at_second(1), 12, 0);

@@ -4,12 +4,12 @@
 //! the fast device. With `writeback`, losing the fast device loses the dirty data, and opening without it is refused with that
 //! warning. The dirty state is durable: after a crash only dirty data is written back.
 //!
-//! A device that doesn't answer a request within `timeout` has failed it, and all others until those in flight have ended: nothing
-//! waits longer for it, the close included.
+//! A request that either device doesn't answer within `timeout` fails, and so do all further ones until those
+//! in flight have ended: no request and no close waits longer.
 //!
 //! The fast device is divided into *slots* of one cache block each. A persistent `table` maps slots to blocks of the origin.
-//! A block has at most 64 *parts*. The table's entry gives each part one of three states, which say from which side recovery
-//! takes the data, the *authoritative* side:
+//! A block has at most 64 *parts*. The table's entry gives each part one of three states, which determine the
+//! *authoritative* side, from which recovery takes the data:
 //!
 //! | state of the part in the table | authoritative side |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Extents of a layer from those of the devices below it.
+//! Extents of a layer, from the extents of the devices below it.
 
 use block::{BlockRange, Extent, ExtentState, Result};
 
@@ -40,8 +40,9 @@ pub fn in_blocks(range: BlockRange, begin: u64, shift: u32, found: &[Extent]) ->
     extents
 }
 
-/// Extents of consecutive runs, of which the ones without a state have that of the device below, whose extents `below` returns in the
-/// same blocks. The answer covers the beginning, at least.
+/// Returns the extents of consecutive runs. A run with a state becomes one extent; for other runs `below`
+/// returns the extents of the device below, in the same blocks. The answer covers at least the beginning of
+/// the first run.
 pub async fn of_runs(
     runs: Vec<(BlockRange, Option<ExtentState>)>,
     below: impl AsyncFn(BlockRange) -> Result<Vec<Extent>>,

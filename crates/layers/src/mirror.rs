@@ -13,8 +13,8 @@
 //! - Once acknowledged changes may be missing on all active legs (the last one failed an outstanding write, or all failed a
 //!   flush), flushes and the close fail, and no bit is cleared, until the mirror is opened again. Chunks that may differ are
 //!   resynced.
-//! - A leg that doesn't answer a request within `timeout` is faulty, too: no request and no close of the mirror waits longer for it.
-//!   If it is the last leg, its requests fail until those in flight have ended.
+//! - A leg that doesn't answer a request within `timeout` also becomes faulty: no request and no close of the
+//!   mirror waits longer for it. If it is the last leg, its requests fail until those in flight have ended.
 //! - After an unclean stop legs may differ in chunks whose bit is set. There only one leg, the source, is read, and data that was
 //!   read is copied to the others. So data that was read once doesn't change when the source is lost later. An exception is the
 //!   loss of the source together with power while such a copy is in flight.

@@ -5,7 +5,8 @@
 //! the top of a stack (role `client`) completions are promises of the stack; at its bottom (role `disk`) submissions are data
 //! that a disk may hold. All layers that name the same file, on any shard, share one [`Recorder`] and one total order: an event
 //! with a smaller number didn't happen after one with a larger number. Calls pass through unchanged; if the timeline can't be
-//! written, they fail. With `reads` a device's reads are recorded, too. With `data=false` data is left out, for traces of a load.
+//! written, they fail. With `reads` a device's reads are also recorded. With `data=false` data is left out,
+//! for traces of a load.
 //!
 //! [`timeline`] parses the file, [`replay`] constructs the states, and [`format`](mod@format) is the encoding. Checking whether a
 //! state keeps the promises is left to the caller.

@@ -21,7 +21,7 @@ pub(crate) struct OnLeg {
     pub leg: usize,
     /// Block on the leg, in blocks of the whole device.
     pub block: u64,
-    /// Number of blocks from this one on that are contiguous on the leg.
+    /// Number of blocks, beginning with this one, that are contiguous on the leg.
     pub run: u64,
 }
 
@@ -254,7 +254,7 @@ impl Device for Spread {
             if range.is_empty() {
                 return Ok(Vec::new());
             }
-            // Each leg is asked once, for all its blocks from the first piece to the last.
+            // Each leg gets one request, for all its blocks from the first piece to the last.
             let mut parts: Vec<Option<BlockRange>> = vec![None; self.legs.len()];
             for piece in self.pieces(range).take(MOST_PIECES) {
                 let part = parts[piece.number].get_or_insert(piece.on_leg);
@@ -286,8 +286,8 @@ impl Device for Spread {
 /// Limit of the pieces of one answer about extents: 4 GiB of chunks of 64 KiB.
 const MOST_PIECES: usize = 1 << 16;
 
-/// Returns a leg's extents inside of a piece, and whether they cover it. Pieces of a leg are asked for in order; `next` is the first extent
-/// that may be of this piece.
+/// Returns a leg's extents inside of a piece, and whether they cover it. The pieces of a leg are passed in
+/// order; `next` is the first extent that may belong to this piece.
 fn of_piece(found: &[Extent], next: &mut usize, piece: BlockRange) -> (Vec<Extent>, bool) {
     while found.get(*next).is_some_and(|extent| extent.range.end() <= piece.start) {
         *next += 1;

@@ -66,7 +66,7 @@ impl Table {
     /// Creates an empty table on the whole device. Earlier contents are lost.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a device that is too small; those of the device.
+    /// [`Error::Invalid`] for a device that is too small; errors of the device.
     pub async fn format(medium: Rc<Medium>, entry_bytes: u64, owner: [u8; OWNER]) -> Result<Table> {
         let geometry = medium.geometry().clone();
         let layout = Layout::new(&geometry, entry_bytes)?;
@@ -95,7 +95,7 @@ impl Table {
     /// Reads the owner's bytes in the superblock without opening the table, and whether it was closed cleanly.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no table; those of [`open`](Self::open).
+    /// [`Error::NotFound`] if there is no table; errors of [`open`](Self::open).
     pub async fn owner(medium: &Medium) -> Result<([u8; OWNER], bool)> {
         let Found { superblock, is_doubtful } = find(medium).await?;
         Ok((superblock.owner, superblock.clean && !is_doubtful))
@@ -333,7 +333,7 @@ impl Table {
     }
 }
 
-/// Zeroes the pages from `from` on, so that earlier contents of the device don't decode as pages.
+/// Zeroes the pages starting with page `from`, so that earlier contents of the device don't decode as pages.
 async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
     let zeroes = (from..layout.pages()).map(|page| {
         let mode = ZeroMode::MayDeallocate;

@@ -3,9 +3,10 @@
 //! # Promises
 //! - A request that the device doesn't answer within the limit ([`runtime::TimeLimit`]) fails with [`Error::TimedOut`], and so do all
 //!   others in flight through the same handle.
-//! - The device goes on with such a request, whose data stays with a task. As long as one of them is in flight, on any shard, the
-//!   device is *stalled*: requests fail at once, so that none is overtaken by an earlier one that was reported as failed.
-//! - Discards and zeroes are cut into pieces of [`LONGEST_PIECE`], each with the limit of its own.
+//! - The device continues such a request, whose data stays with a task. As long as one of them is in flight,
+//!   on any shard, the device is *stalled*: requests fail at once, so that none is overtaken by an earlier
+//!   one that was reported as failed.
+//! - Discards and zeroes are cut into pieces of [`LONGEST_PIECE`], each with its own limit.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
@@ -64,7 +65,7 @@ impl Limited {
     /// Opens a handle of this shard within the limit.
     ///
     /// # Errors
-    /// Those of the device; [`Error::TimedOut`].
+    /// Errors of the device; [`Error::TimedOut`] after the limit.
     pub async fn open(self: &Arc<Self>, part: &Arc<dyn DevicePart>) -> Result<Rc<dyn Device>> {
         match runtime::timeout(self.limit, part.open()).await {
             Ok(device) => Ok(self.handle(device?)),

@@ -3,16 +3,18 @@
 //!
 //! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many in one, and
 //! written back to the origin from its oldest end. **In order**: everything before a flush (or a FUA write) reaches the origin
-//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the origin alone is at every
-//! moment a state that an earlier power cut could have left. `order=none` gives that up for fewer writes. Reads of cached blocks are
-//! checked against the checksums of their writes; all other blocks are read from the origin. Reads aren't cached.
+//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the
+//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the
+//! origin alone is always in a state that an earlier power cut could have left. `order=none` drops this order
+//! for fewer writes. Reads of cached blocks are checked against the checksums of their writes; all other
+//! blocks are read from the origin. Reads aren't cached.
 //!
 //! When the ring is full, writers are throttled to the rate at which the origin takes the write-back. A cache device that fails
 //! takes no more writes, and its blocks are still read and written back. Write-back to an origin that fails is repeated, and its
 //! error is returned to the writers that wait for free space.
 //!
-//! A device that doesn't answer a request within `timeout` has failed it, and all others until those in flight have ended: nothing
-//! waits longer for it, the close included.
+//! A request that either device doesn't answer within `timeout` fails, and so do all further ones until those
+//! in flight have ended: no request and no close waits longer.
 //!
 //! Differences from the kernel's: no write goes around a full cache (it would overtake cached ones), write-back is ordered by flush
 //! epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a write as

@@ -63,12 +63,7 @@ pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u6
 /// # Errors
 /// Errors of opening the zones.
 pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
-    let options = zones::on_device::Options {
-        max_append: Some(crate::kind::MAX_APPEND),
-        read_only: true,
-        ..zones::on_device::Options::default()
-    };
-    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
+    Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::kind::MAX_APPEND)).await?))
 }
 
 /// Checks the log on these zones, and writes nothing. The zones have no other user meanwhile. A log whose map is at

@@ -589,11 +589,6 @@ pub async fn open_with(
         )));
     }
     let zones: Arc<dyn ZonesPart> = match options.salvage {
-        true if options.format => {
-            return Err(Error::invalid(
-                "salvage: a log that is formatted has nothing to copy; expected one of them",
-            ));
-        }
         // Nothing is appended; and nothing can be, whatever happens above.
         true => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
         false => zones,

@@ -218,7 +218,7 @@ async fn open_with_file(
     options: &Options,
     home: Option<&SharedFile>,
 ) -> Result<LogPart> {
-    if options.salvage && !options.format {
+    if options.salvage {
         return device::open_with_file(crate::check::open_zones(device).await?, options, home).await;
     }
     let zone_size = match (options.format, options.zone_size) {
@@ -264,7 +264,7 @@ impl Options {
             space_warning: arguments.integer("space_warning")?,
             high_watermark: arguments.float("high_watermark")?,
             low_watermark: arguments.float("low_watermark")?,
-            salvage: arguments.boolean("salvage")?,
+            salvage: arguments.salvage()?,
             blocks_at_once: BLOCKS_AT_ONCE,
         })
     }
@@ -486,10 +486,6 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         ));
     }
     let options = Options::new(arguments)?;
-    if options.salvage && options.format {
-        let what = "salvage: a log that is formatted has nothing to copy; expected one of them";
-        return Err(arguments.refuse("salvage", what));
-    }
     if let Some((zones, key)) = planned_zones(arguments, &options, on)? {
         let layout =
             options.layout_on(&zones).map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;

@@ -17,15 +17,15 @@ use crate::format::{OWNER, Own, STREAMS, VersionId};
 use crate::home::{self, MapHome, Medium};
 use crate::layout::Layout;
 use crate::map;
-use crate::salvage::{self, Lost};
+use crate::salvage::{self, Lost, Places};
 use crate::versions::{Version, Versions};
 use batched::Batched;
-use block::{Error, Result, ZoneIndex, Zones};
+use block::{Error, Result, ZoneIndex, ZoneReport, Zones};
 use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
-use logkit::recovery::{self, Goal, Tail};
+use logkit::recovery::{self, Goal, LostParts, Tail};
 use logkit::root::{self, Root, RootWriter};
-use logkit::{Parts, Sequences, Streams};
+use logkit::{Parts, Sequences, Streams, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -137,111 +137,173 @@ pub async fn recover(
 ) -> Result<(State, Recovered)> {
     let mut stages = Stages::begin();
     let goal = access.goal();
-    let advise = |error| if goal == Goal::Serve { salvage::advise(error) } else { error };
-    let mut lines = Vec::new();
-    let found = recovery::newest_checkpoint(&*zones, OWNER, goal, &mut lines).await;
-    let (found, directory_bytes) = found.map_err(advise)?;
-    let layout = layout_of(&*zones, &found.root)?;
-    let mut root = found.root.clone();
-    let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
-    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-    let mut lost = (goal == Goal::Salvage).then(|| Lost::new(&layout));
-    let (known, directory, pool, mut at_home_state) = match at_home(&root, medium)? {
-        Some((medium, demanded)) => {
-            let look_only = access != Access::Serve;
-            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await;
-            let found = found.map_err(|error| match goal {
-                Goal::Salvage => error.in_context(
-                    "map_home: nothing can be salvaged without the map's home; restore it from a copy",
-                ),
-                Goal::Serve => error,
-            })?;
-            root = found.root;
-            (found.known, found.directory, found.pool, Some((found.versions, found.home)))
-        }
-        None => {
-            let (known, directory) = decode_directory(&directory_bytes).map_err(advise)?;
-            if goal == Goal::Serve {
-                recovery::check_closed(&*zones, &layout, &root, &known, &reports).await.map_err(advise)?;
-            }
-            let pool = recovery::known_zones(&layout, &root, &known, &reports);
-            (known, directory, pool, None)
-        }
-    };
-    // There may have been a newer root than one that says so.
-    root.clean &= goal == Goal::Serve;
+    let mut parts = LostParts::default();
+    let mut checkpoint = Checkpoint::find(&*zones, medium, access, &mut parts).await?;
+    let mut recovered = Recovered { clean: checkpoint.found.root.clean, ..Recovered::default() };
     stages.end("root and directory");
-    // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
-    let mut damaged = Vec::new();
-    let (records, end) = match root.clean {
-        true => (Arc::default(), root.covered.clone()),
-        false => {
-            let scans = recovery::scan_all(&*zones, &layout, &root, &known, (&reports, &pool), goal).await;
-            let scans = scans.map_err(advise)?;
-            recovered.scanned_zones = scans.zones;
-            let mut tail = recovery::choose(&root, scans, goal).map_err(advise)?;
-            lines.append(&mut tail.lost);
-            tail.tell();
-            recovered.note(&tail);
-            damaged = std::mem::take(&mut tail.damaged);
-            in_order_of_replay(tail)
-        }
-    };
-    stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
-    let mut batched = None;
-    if let (None, None, [only]) = (&at_home_state, &lost, directory.versions.as_slice()) {
-        batched = Batched::of(&records, only.blocks, &layout, root.clock).await?;
-    }
-    stages.end("sorting their changes");
-    let batched_clock = batched.as_ref().map(|batched| batched.clock);
-    let (mut versions, home) = match at_home_state.take() {
-        Some(known) => known,
-        None => {
-            let loading = Loading { map, batched, lost: lost.as_mut() };
-            let loaded = load(&*zones, &layout, &directory, &pool, loading, &mut recovered).await;
-            (loaded.map_err(advise)?, None)
-        }
-    };
-    stages.end(&format!("{} pages of maps", recovered.pages));
-    let clock = match batched_clock {
-        Some(clock) => clock,
-        None => {
-            let clock = root.clock;
-            let mut replay = Replay { versions: &mut versions, pool: &pool, layout: &layout, clock };
-            match goal {
-                Goal::Serve => replay.run(&records).map_err(advise)?,
-                Goal::Salvage => {
-                    for record in records.iter() {
-                        goal.tolerate(replay.run(std::slice::from_ref(record)), &mut lines)?;
-                    }
-                }
-            }
-            replay.clock
-        }
-    };
-    recovery::forget_discarded(&pool, &layout, &end);
-    recovery::settle(&*zones, &pool, &reports, &layout, root.clean, goal).await.map_err(advise)?;
+    let loaded = checkpoint.load(&*zones, map, goal, &mut parts, (&mut recovered, &mut stages)).await;
+    let mut loaded = loaded.map_err(|error| access.advise(error))?;
     stages.end("the rest of the replay");
-    let writer = RootWriter::behind(&found);
-    let parts = Parts {
+    let Checkpoint { found, root, layout, reports, reset_since, directory, pool, .. } = checkpoint;
+    let kit_parts = Parts {
         layout: *layout,
         identity: root.identity,
         epoch: root.epoch,
         pool: Arc::new(pool),
-        streams: Arc::new(Streams::new(&end, &root.covered)),
-        clock,
-        checkpoints: Checkpoints::new(root, writer),
+        streams: Arc::new(Streams::new(&loaded.end, &root.covered)),
+        clock: loaded.clock,
+        checkpoints: Checkpoints::new(root, RootWriter::behind(&found)),
     };
-    let mut damaged = Damaged::new(directory.damaged, &damaged, layout, parts.pool.clone());
-    if let Some(lost) = &mut lost {
-        lines.into_iter().for_each(|line| lost.note(line));
+    let mut damaged = Damaged::new(directory.damaged, &loaded.damaged, layout, kit_parts.pool.clone());
+    if let Some(lost) = &mut loaded.lost {
+        lost.append(parts);
         damaged.describe().into_iter().for_each(|line| lost.note(line));
-        salvage::check_places(&versions, &layout, &reports, &known, &records, lost).await;
-        salvage::note_zones(&parts.pool, lost);
+        let places = Places::new(&layout, &reports, &reset_since, &loaded.records);
+        salvage::check_places(&loaded.versions, &places, lost).await;
+        salvage::note_zones(&kit_parts.pool, lost);
         damaged = damaged.with_unknown(lost.causes());
         lost.tell();
     }
-    Ok((State { layout, zones, parts, versions, damaged, home, lost }, recovered))
+    let Loaded { versions, home, lost, .. } = loaded;
+    Ok((State { layout, zones, parts: kit_parts, versions, damaged, home, lost }, recovered))
+}
+
+/// The checkpoint from which a log is recovered.
+struct Checkpoint {
+    found: root::FoundRoot,
+    /// The root that replay begins at: that of the map's home if there is one.
+    root: Root,
+    layout: Layout,
+    reports: Vec<ZoneReport>,
+    /// Zones that were reset since.
+    reset_since: Vec<u32>,
+    known: Vec<ZoneEntry>,
+    directory: Directory,
+    pool: ZonePool,
+    /// The maps of a log whose map has a home, until they are loaded.
+    at_home: Option<(Versions, Option<MapHome>)>,
+}
+
+/// The log after replay.
+struct Loaded {
+    records: Arc<Vec<Replayable>>,
+    end: Sequences,
+    versions: Versions,
+    home: Option<MapHome>,
+    damaged: Vec<(u32, u32)>,
+    clock: u64,
+    lost: Option<Lost>,
+}
+
+impl Checkpoint {
+    async fn find(
+        zones: &dyn Zones,
+        medium: Option<Rc<dyn Medium>>,
+        access: Access,
+        parts: &mut LostParts,
+    ) -> Result<Self> {
+        let goal = access.goal();
+        let found = recovery::newest_checkpoint(zones, OWNER, goal, parts).await;
+        let (found, directory_bytes) = found.map_err(|error| access.advise(error))?;
+        let layout = layout_of(zones, &found.root)?;
+        let mut root = found.root.clone();
+        let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+        let (known, directory, pool, at_home) = match at_home(&root, medium)? {
+            Some((medium, demanded)) => {
+                let look_only = access != Access::Serve;
+                let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await;
+                let found = found.map_err(|error| match goal {
+                    Goal::Salvage => error.in_context(
+                        "map_home: nothing can be salvaged without the map's home; restore it from a copy",
+                    ),
+                    Goal::Serve => error,
+                })?;
+                root = found.root;
+                (found.known, found.directory, found.pool, Some((found.versions, found.home)))
+            }
+            None => {
+                let decoded = decode_directory(&directory_bytes);
+                let (known, directory) = decoded.map_err(|error| access.advise(error))?;
+                let pool = recovery::known_zones(&layout, &root, &known, &reports);
+                (known, directory, pool, None)
+            }
+        };
+        let reset_since = recovery::reset_since(&known, &reports);
+        if goal == Goal::Serve && at_home.is_none() {
+            let checked = recovery::check_closed(zones, &layout, &root, &reset_since, &reports).await;
+            checked.map_err(|error| access.advise(error))?;
+        }
+        // There may have been a newer root than one that says so.
+        root.clean &= goal == Goal::Serve;
+        Ok(Checkpoint { found, root, layout, reports, reset_since, known, directory, pool, at_home })
+    }
+
+    /// The records after the checkpoint, in the order of replay, the end of each stream, and the damaged blocks of the records.
+    async fn records(
+        &self,
+        zones: &dyn Zones,
+        goal: Goal,
+        parts: &mut LostParts,
+        recovered: &mut Recovered,
+    ) -> Result<(Arc<Vec<Replayable>>, Sequences, Vec<(u32, u32)>)> {
+        let Checkpoint { root, layout, reports, known, pool, .. } = self;
+        if root.clean {
+            return Ok((Arc::default(), root.covered.clone(), Vec::new()));
+        }
+        let scans = recovery::scan_all(zones, layout, root, known, (reports, pool), goal).await?;
+        recovered.scanned_zones = scans.zones;
+        let mut tail = recovery::choose(root, scans, goal)?;
+        parts.extend(std::mem::take(&mut tail.lost));
+        tail.tell();
+        recovered.note(&tail);
+        let damaged = std::mem::take(&mut tail.damaged);
+        let (records, end) = in_order_of_replay(tail);
+        Ok((records, end, damaged))
+    }
+
+    /// Loads the maps, replays the records over them, and decides what each zone is used for.
+    async fn load(
+        &mut self,
+        zones: &dyn Zones,
+        map: &str,
+        goal: Goal,
+        parts: &mut LostParts,
+        (recovered, stages): (&mut Recovered, &mut Stages),
+    ) -> Result<Loaded> {
+        // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
+        let (records, end, damaged) = self.records(zones, goal, parts, recovered).await?;
+        stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
+        let at_home = self.at_home.take();
+        let Checkpoint { root, layout, reports, reset_since, directory, pool, .. } = self;
+        let mut lost = (goal == Goal::Salvage).then(|| Lost::new(layout));
+        let mut batched = None;
+        if let (None, None, [only]) = (&at_home, &lost, directory.versions.as_slice()) {
+            batched = Batched::of(&records, only.blocks, layout, root.clock).await?;
+        }
+        stages.end("sorting their changes");
+        let batched_clock = batched.as_ref().map(|batched| batched.clock);
+        let (mut versions, home) = match at_home {
+            Some(known) => known,
+            None => {
+                let loading = Loading { map, batched, lost: lost.as_mut() };
+                (load(zones, layout, directory, pool, loading, recovered).await?, None)
+            }
+        };
+        stages.end(&format!("{} pages of maps", recovered.pages));
+        let clock = match batched_clock {
+            Some(clock) => clock,
+            None => {
+                let mut replay = Replay { versions: &mut versions, pool, layout, clock: root.clock };
+                for record in records.iter() {
+                    goal.tolerate(replay.run(std::slice::from_ref(record)), parts)?;
+                }
+                replay.clock
+            }
+        };
+        recovery::forget_discarded(pool, layout, &end);
+        recovery::settle(zones, pool, (reports, reset_since), layout, root.clean, goal).await?;
+        Ok(Loaded { records, end, versions, home, damaged, clock, lost })
+    }
 }
 
 /// What a log is recovered for.
@@ -260,6 +322,14 @@ impl Access {
         match self {
             Access::Serve | Access::Inspect => Goal::Serve,
             Access::Salvage => Goal::Salvage,
+        }
+    }
+
+    /// Adds to an error of a log that isn't salvaged that it can be.
+    fn advise(self, error: Error) -> Error {
+        match self.goal() {
+            Goal::Serve => salvage::advise(error),
+            Goal::Salvage => error,
         }
     }
 }

@@ -4,29 +4,29 @@
 //! says so can't be read, or if its zone has been reset since. A read of such a block fails and names the cause. In the map it has a
 //! location in a root zone, where no data ever is: one for each cause.
 
+use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use crate::recovery::Replayable;
-use crate::versions::{Version, Versions};
+use crate::versions::Versions;
 use block::{Error, ZoneReport, ZoneState};
 use logkit::ZonePool;
-use logkit::directory::ZoneEntry;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::Usage;
+use logkit::recovery::LostParts;
 use std::collections::BTreeMap;
 
 /// Limit of what is appended to the zones of such a log, in memory: nothing.
 pub(crate) const MOST_BYTES: u64 = 0;
-/// Most losses that are described; others are counted.
-const MOST_LINES: usize = 100;
-/// Most blocks of a map that are looked at before other tasks get their turn.
-const AT_ONCE: u64 = 1 << 20;
+/// Most blocks of a map that are looked at before other tasks get their turn, and whose locations are held in memory.
+const AT_ONCE: u64 = 1 << 16;
+/// Cause of unknown locations that is told for the last ones.
+const FURTHER: &str = "a part of the map can't be read; status lists the first of them";
 
 /// Losses of a log, as far as they were found when it was opened.
 #[derive(Debug)]
 pub struct Lost {
-    lines: Vec<String>,
-    count: u64,
+    parts: LostParts,
     /// Why locations are unknown, in the order of the blocks of the root zones from block 1 on.
     causes: Vec<String>,
     most_causes: usize,
@@ -36,52 +36,68 @@ impl Lost {
     /// No losses of a log with this layout.
     pub(crate) fn new(layout: &Layout) -> Self {
         let most_causes = (ROOT_ZONES * layout.zone_blocks) as usize - 1;
-        Lost { lines: Vec::new(), count: 0, causes: Vec::new(), most_causes }
+        Lost { parts: LostParts::default(), causes: Vec::new(), most_causes }
     }
 
     /// Notes a loss, and logs it if it is one of the first.
     pub(crate) fn note(&mut self, line: String) {
-        self.count += 1;
-        if self.lines.len() < MOST_LINES {
-            tracing::error!("salvaging the log: {line}");
-            self.lines.push(line);
+        let told = line.clone();
+        if self.parts.note(line) {
+            tracing::error!("salvaging the log: {told}");
         }
+    }
+
+    /// Adds losses that were found before.
+    pub(crate) fn append(&mut self, parts: LostParts) {
+        parts.lines.iter().for_each(|line| tracing::error!("salvaging the log: {line}"));
+        self.parts.append(parts);
     }
 
     /// Notes that the locations of some blocks are unknown. Returns the location that these blocks get in the map.
     pub(crate) fn note_unknown(&mut self, line: String) -> Physical {
-        match self.causes.len() < self.most_causes {
-            true => self.causes.push(line.clone()),
-            // Of all further ones.
-            false => {
-                if let Some(last) = self.causes.last_mut() {
-                    "a part of the map can't be read; status lists the first of them".clone_into(last);
-                }
-            }
+        let place = self.begin_unknown();
+        self.end_unknown(place, line);
+        place
+    }
+
+    /// Returns a location for blocks whose locations are unknown; [`end_unknown`](Self::end_unknown) says why.
+    fn begin_unknown(&mut self) -> Physical {
+        if self.causes.len() < self.most_causes {
+            self.causes.push(String::new());
+        } else if let Some(last) = self.causes.last_mut() {
+            // Of all further ones, too.
+            FURTHER.clone_into(last);
+        }
+        Physical(self.causes.len() as u32)
+    }
+
+    fn end_unknown(&mut self, place: Physical, line: String) {
+        let cause = (place.0 as usize).checked_sub(1).and_then(|number| self.causes.get_mut(number));
+        if let Some(cause) = cause.filter(|cause| *cause != FURTHER) {
+            line.clone_into(cause);
         }
         self.note(line);
-        Physical(self.causes.len() as u32)
     }
 
     /// Logs how many losses there are.
     pub(crate) fn tell(&self) {
-        match self.count {
+        match self.parts.count {
             0 => tracing::info!("salvaging the log: everything could be read that opening it reads"),
             count => tracing::error!(
                 "salvaging the log: {count} losses, of which the first {} are listed; status has the list, too",
-                self.lines.len()
+                self.parts.lines.len()
             ),
         }
     }
 
     /// The losses that are described.
     pub fn lines(&self) -> &[String] {
-        &self.lines
+        &self.parts.lines
     }
 
     /// Number of losses.
     pub fn count(&self) -> u64 {
-        self.count
+        self.parts.count
     }
 
     /// Why locations are unknown, by location from block 1 on.
@@ -120,45 +136,51 @@ pub(crate) fn blocks_of_page(page: u64, blocks: u64) -> String {
     format!("{first}..{}", blocks.min(first + PAGE_BLOCKS))
 }
 
+/// Blocks of a version whose data is gone with a zone.
+struct Gone {
+    /// The location that they get.
+    to: Physical,
+    first: u64,
+    count: u64,
+}
+
 /// Gives blocks an unknown location whose data isn't where the maps say: in zones that were reset since the checkpoint, and after the
 /// end of zones. Without losses there are none: a zone is reset once all its blocks were written elsewhere, and the records that say
 /// so are replayed, unless one before them is missing.
 ///
 /// In a zone that was reset since, blocks are there that the replayed records have written.
-pub(crate) async fn check_places(
-    versions: &Versions,
-    layout: &Layout,
-    reports: &[ZoneReport],
-    known: &[ZoneEntry],
-    records: &[Replayable],
-    lost: &mut Lost,
-) {
-    let places = Places::new(layout, reports, known, records);
+pub(crate) async fn check_places(versions: &Versions, places: &Places<'_>, lost: &mut Lost) {
     for version in &versions.list {
-        let mut gone: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        let mut gone: BTreeMap<u32, Gone> = BTreeMap::new();
         let mut at = 0;
         while at < version.blocks {
             let end = version.blocks.min(at + AT_ONCE);
+            let mut found: Vec<(u32, u64)> = Vec::new();
             version.map.lookup_range(at..end, &mut |piece| {
                 let mapped = if piece.physical.is_mapped() { piece.count } else { 0 };
                 for number in 0..mapped {
                     let (block, physical) = (piece.block + number, piece.physical.offset(number));
-                    let (zone, _) = layout.place(physical);
-                    if zone < ROOT_ZONES || places.is_there(physical, block) {
-                        continue;
-                    }
-                    let ranges = gone.entry(zone).or_default();
-                    match ranges.last_mut() {
-                        Some((first, count)) if *first + *count == block => *count += 1,
-                        _ => ranges.push((block, 1)),
+                    let (zone, _) = places.layout.place(physical);
+                    if zone >= ROOT_ZONES && !places.is_there(version.id, physical, block) {
+                        found.push((zone, block));
                     }
                 }
             });
+            for (zone, block) in found {
+                let begin = || Gone { to: lost.begin_unknown(), first: block, count: 0 };
+                let gone = gone.entry(zone).or_insert_with(begin);
+                gone.count += 1;
+                version.map.insert(block..block + 1, gone.to, &mut |_| {});
+            }
             at = end;
             runtime::yield_now().await;
         }
-        for (zone, ranges) in gone {
-            set_unknown(version, zone, &ranges, lost);
+        let name = name_of(&version.name, version.id == VersionId::HEAD);
+        for (zone, Gone { to, first, count }) in gone {
+            let line = format!(
+                "{count} blocks of {name}, the first of them block {first}, lay in zone {zone}, which has been reset since, or lacks its end"
+            );
+            lost.end_unknown(to, line);
         }
     }
 }
@@ -175,65 +197,149 @@ pub(crate) fn note_zones(pool: &ZonePool, lost: &mut Lost) {
     }
 }
 
-fn set_unknown(version: &Version, zone: u32, ranges: &[(u64, u64)], lost: &mut Lost) {
-    let count: u64 = ranges.iter().map(|(_, count)| count).sum();
-    let first = ranges.first().map_or(0, |(first, _)| *first);
-    let name = name_of(&version.name, version.id == crate::format::VersionId::HEAD);
-    let to = lost.note_unknown(format!(
-        "{count} blocks of {name}, the first of them block {first}, lay in zone {zone}, which has been reset since, or lacks its end"
-    ));
-    for block in ranges.iter().flat_map(|(first, count)| *first..first + count) {
-        version.map.insert(block..block + 1, to, &mut |_| {});
-    }
+/// A block that a replayed record has written to a zone that was reset since the checkpoint.
+struct Written {
+    /// The version that has it; `None` for a move, which versions share.
+    version: Option<VersionId>,
+    block: u64,
+    /// Place of the change in the order of replay.
+    order: u64,
 }
 
 /// What is in the zones.
-struct Places<'a> {
+pub(crate) struct Places<'a> {
     layout: &'a Layout,
     /// Number of blocks that can be read of each zone.
     ends: Vec<u32>,
-    /// Whether a zone has been reset since the checkpoint.
-    was_reset: Vec<bool>,
-    /// Blocks that replayed records have written to these zones, by location.
-    written: BTreeMap<Physical, u64>,
+    /// Zones that were reset since the checkpoint, in order.
+    reset_since: &'a [u32],
+    /// Blocks in them, by location.
+    written: BTreeMap<Physical, Written>,
+    /// Versions that replayed records have made: of which other version, and when in the order of replay.
+    made: BTreeMap<VersionId, (VersionId, u64)>,
 }
 
 impl<'a> Places<'a> {
-    fn new(layout: &'a Layout, reports: &[ZoneReport], known: &[ZoneEntry], records: &[Replayable]) -> Self {
+    pub(crate) fn new(
+        layout: &'a Layout,
+        reports: &[ZoneReport],
+        reset_since: &'a [u32],
+        records: &[Replayable],
+    ) -> Self {
         let ends = reports.iter().map(|report| match report.state {
             // Reads of it fail.
             ZoneState::Offline => layout.zone_blocks,
             ZoneState::Empty => 0,
             _ => layout.blocks_in(report.write_pointer) as u32,
         });
-        let mut was_reset: Vec<bool> =
-            reports.iter().map(|report| report.state != ZoneState::Offline).collect();
-        for entry in known {
-            if let Some(report) = reports.get(entry.zone as usize)
-                && report.generation == entry.generation
-            {
-                was_reset[entry.zone as usize] = false;
-            }
+        let (written, made) = (BTreeMap::new(), BTreeMap::new());
+        let mut places = Places { layout, ends: ends.collect(), reset_since, written, made };
+        let mut order = 0;
+        for record in records {
+            places.note(record, &mut order);
         }
-        let mut written = BTreeMap::new();
-        for record in records.iter().filter(|record| was_reset[record.header.zone as usize]) {
-            let mut position = record.header.position + 1;
-            for change in record.changes.iter() {
-                // Replaying the record has told about damage.
-                let Ok(change) = change else { break };
-                if let Some(block) = change.first_block() {
-                    let at = layout.physical(record.header.zone, position);
-                    written.extend((0..u64::from(change.data_blocks())).map(|n| (at.offset(n), block + n)));
-                }
-                position = position.saturating_add(change.data_blocks());
-            }
-        }
-        Places { layout, ends: ends.collect(), was_reset, written }
+        places
     }
 
-    fn is_there(&self, physical: Physical, block: u64) -> bool {
+    fn was_reset(&self, zone: u32) -> bool {
+        self.reset_since.binary_search(&zone).is_ok()
+    }
+
+    fn note(&mut self, record: &Replayable, order: &mut u64) {
+        let zone = record.header.zone;
+        let was_reset = self.was_reset(zone);
+        let (mut position, mut left) = (record.header.position + 1, record.header.blocks);
+        for change in record.changes.iter() {
+            // Replaying the record has told about damage.
+            let Ok(change) = change else { return };
+            *order += 1;
+            let count = change.data_blocks();
+            let version = match &change {
+                Change::Create { version, parent, .. } => {
+                    self.made.insert(*version, (*parent, *order));
+                    continue;
+                }
+                Change::Write { version, .. } => Some(*version),
+                _ => None,
+            };
+            let Some(block) = change.first_block() else { continue };
+            // A record that says it has more data than it has isn't replayed.
+            let Some(rest) = left.checked_sub(count) else { return };
+            if was_reset {
+                let at = self.layout.physical(zone, position);
+                let order = *order;
+                self.written.extend((0..u64::from(count)).map(|number| {
+                    (at.offset(number), Written { version, block: block.saturating_add(number), order })
+                }));
+            }
+            left = rest;
+            position += count;
+        }
+    }
+
+    /// Whether a block of a version is at this location, where its map says.
+    fn is_there(&self, version: VersionId, physical: Physical, block: u64) -> bool {
         let (zone, position) = self.layout.place(physical);
-        let is_written = self.ends.get(zone as usize).is_some_and(|end| position < *end);
-        is_written && (!self.was_reset[zone as usize] || self.written.get(&physical) == Some(&block))
+        if self.ends.get(zone as usize).is_none_or(|end| position >= *end) {
+            return false;
+        }
+        if !self.was_reset(zone) {
+            return true;
+        }
+        // A version that wasn't written there may name it by its map of the checkpoint, from before the reset.
+        self.written.get(&physical).is_some_and(|written| {
+            written.block == block
+                && written.version.is_none_or(|writer| self.has_from(version, writer, written.order))
+        })
+    }
+
+    /// Whether a version has what another one wrote at this place in the order: it is that one, or was made of it later.
+    fn has_from(&self, mut version: VersionId, writer: VersionId, order: u64) -> bool {
+        let mut before = u64::MAX;
+        while version != writer {
+            match self.made.get(&version) {
+                Some((parent, made)) if (order + 1..before).contains(made) => {
+                    (version, before) = (*parent, *made);
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_has_what_it_or_its_origin_wrote_before_it_was_made() {
+        let layout = crate::layout::Layout::of(logkit::Layout {
+            block_size: block::BlockSize::default(),
+            zone_blocks: 64,
+            zones: 8,
+            max_append: 32,
+        });
+        let layout = layout.expect("a layout");
+        let mut places = Places::new(&layout, &[], &[4], &[]);
+        let (head, old, new, newer) = (VersionId::HEAD, VersionId(7), VersionId(8), VersionId(9));
+        places.ends = vec![64; 8];
+        places.made = BTreeMap::from([(new, (head, 10)), (newer, (new, 20))]);
+        let at = layout.physical(4, 3);
+        let there =
+            |places: &Places<'_>| [head, old, new, newer].map(|version| places.is_there(version, at, 5));
+        assert_eq!(there(&places), [false; 4], "nothing was written there since the reset");
+        for (order, versions) in [(9, [true, false, true, true]), (11, [true, false, false, false])] {
+            places.written.insert(at, Written { version: Some(head), block: 5, order });
+            assert_eq!(there(&places), versions, "written at {order}");
+        }
+        places.written.insert(at, Written { version: Some(new), block: 5, order: 15 });
+        assert_eq!(there(&places), [false, false, true, true]);
+        // As only a damaged log has it.
+        places.made.insert(new, (newer, 30));
+        assert!(!places.is_there(newer, at, 5) || !places.is_there(head, at, 5));
+        places.written.insert(at, Written { version: None, block: 5, order: 15 });
+        assert_eq!(there(&places), [true; 4], "moved for all versions");
+        assert!(!places.is_there(head, at, 6));
     }
 }

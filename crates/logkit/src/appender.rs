@@ -306,11 +306,6 @@ impl<E: Entry> Appender<E> {
         }
     }
 
-    /// Whether a record is written and can't commit, because an earlier record isn't written.
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.records.iter().any(|(_, records)| records.borrow_mut().waiting_mut().next().is_some())
-    }
-
     /// Takes everything that is queued or can't commit; for a log that has failed.
     pub fn take_all(&self) -> Vec<E> {
         let mut entries = self.take_refused(None, |_| false);

@@ -122,7 +122,10 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
         return Err(error);
     }
     let written = match prepared {
-        Ok(()) => writer.write(&*kit.zones, &kit.layout, &root).await,
+        // A root may begin a zone.
+        Ok(()) => {
+            kit.until_opened(&mut [], async || writer.write(&*kit.zones, &kit.layout, &root).await).await
+        }
         failed => failed,
     };
     checkpoints.writer.replace(writer);

@@ -3,7 +3,7 @@
 //! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the log, its closing, and the events by
 //! which tasks wake each other.
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{self, Checkpoints};
 use crate::cleaning::Policy;
 use crate::flusher::Flusher;
 use crate::idle::Marks;
@@ -12,6 +12,7 @@ use crate::mover::Turns;
 use crate::pace::Pace;
 use crate::pool::budget::{Budget, Permit, Purpose};
 use crate::pool::{CHECKPOINT_CLASS, ZonePool};
+use crate::prepare;
 use crate::readers::Readers;
 use crate::record::Identity;
 use crate::root::{Root, RootWriter};
@@ -202,6 +203,8 @@ pub struct Kit {
     is_closing: Cell<bool>,
     /// Number of times that lanes were asked to seal their zones.
     seals_asked: Cell<u64>,
+    /// Number of times that the cleaner was.
+    mover_seals_asked: Cell<u64>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
     /// Permits for zones that are sealed beside everything else.
@@ -298,6 +301,7 @@ impl Kit {
             member,
             is_closing: Cell::new(false),
             seals_asked: Cell::new(0),
+            mover_seals_asked: Cell::new(0),
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             spare_summaries: RefCell::default(),
@@ -370,6 +374,18 @@ impl Kit {
     /// Number of times that lanes were asked to seal their zones.
     pub(crate) fn seals_asked(&self) -> u64 {
         self.seals_asked.get()
+    }
+
+    /// Asks lanes and cleaner of this shard to seal their open zones, because the drive opens no other zone.
+    fn seal_open(&self) {
+        self.mover_seals_asked.set(self.mover_seals_asked.get() + 1);
+        self.events.cleaner.notify_all();
+        self.seal_lanes();
+    }
+
+    /// Number of times that the cleaner was asked to seal its zones.
+    pub(crate) fn mover_seals_asked(&self) -> u64 {
+        self.mover_seals_asked.get()
     }
 
     /// Begins to close the log: lanes and cleaner end once nothing is queued.
@@ -481,13 +497,12 @@ impl Kit {
     }
 
     /// Appends a record, whose header is given beside the payload, to a zone, for a task that holds other zones. Where the drive has as many open zones as it
-    /// permits, more are open than the budget knows of: then these zones are sealed, other shards are asked to do the same, and the append is tried again.
-    /// So does every append that may open a zone.
+    /// permits, more are open than the budget knows of: then zones are sealed, and the append is tried again ([`until_opened`](Self::until_opened)).
     ///
     /// # Errors
     /// Errors of the append, [`Error::Busy`] after 10 s. The zone must not be appended to afterwards.
     pub(crate) async fn append(
-        &self,
+        self: &Rc<Self>,
         zone: &mut ZoneWriter,
         header: &[u8],
         payload: Payload,
@@ -496,15 +511,37 @@ impl Kit {
         if !zone.is_empty() {
             return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
+        self.until_opened(held, async || {
+            zone.append(&*self.zones, &self.layout, header, payload.clone()).await
+        })
+        .await
+    }
+
+    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive has as many open zones as it permits, all that
+    /// are open on this shard are sealed, those of the task at once and those of others as soon as their append in flight has ended; other shards are asked to
+    /// do the same.
+    ///
+    /// # Errors
+    /// Errors of the attempts; [`Error::Busy`] after 10 s, in which no zone was finished although every holder was asked.
+    pub(crate) async fn until_opened<T>(
+        self: &Rc<Self>,
+        held: &mut [Option<ZoneWriter>],
+        mut open: impl AsyncFnMut() -> Result<T>,
+    ) -> Result<T> {
         let (begun, mut attempts) = (runtime::now(), 0);
         loop {
-            let outcome = zone.append(&*self.zones, &self.layout, header, payload.clone()).await;
-            if !matches!(outcome, Err(Error::Busy(_))) || begun.elapsed() >= MOST_BUSY {
+            let outcome = open().await;
+            let Err(Error::Busy(detail)) = &outcome else { return outcome };
+            if begun.elapsed() >= MOST_BUSY {
                 return outcome;
             }
             if attempts % ATTEMPTS_TO_ASK == 0 {
-                tracing::debug!("zone {} can't be opened yet: {outcome:?}", zone.zone());
+                tracing::debug!("a zone can't be opened yet: {detail}");
                 self.seal_all(held).await;
+                seal_filler(self).await;
+                checkpoint::seal(self).await;
+                prepare::put_back(self).await;
+                self.seal_open();
                 self.budget().ask();
             }
             attempts += 1;

@@ -312,7 +312,14 @@ pub(crate) fn freeze<O: Owner>(
     };
     let is_linked = joint.is_none() && !links.is_empty();
     frozen.freeze(header, links, &batch.entries, kit.layout.block_bytes());
-    Number { stream, sequence, joint, is_linked }
+    let number = Number { stream, sequence, joint, is_linked };
+    if number.all().iter().any(|(stream, _)| kit.streams.has_ended(*stream)) {
+        owner.fail(&Error::no_space(format!(
+            "record {sequence} of stream {}: there was no space for the record before it, and the log is being closed",
+            stream.0
+        )));
+    }
+    number
 }
 
 /// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't

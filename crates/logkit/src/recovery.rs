@@ -16,11 +16,13 @@
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
+mod lost_parts;
 mod scans;
 mod tail;
 #[cfg(test)]
 mod tests;
 
+pub use lost_parts::LostParts;
 pub use scans::{Scans, check_closed, scan_all};
 pub use tail::{Dropped, Tail};
 
@@ -53,12 +55,12 @@ impl Goal {
     ///
     /// # Errors
     /// The outcome's, unless the log is salvaged; always those that say nothing of the medium.
-    pub fn tolerate<T>(self, outcome: Result<T>, lost: &mut Vec<String>) -> Result<Option<T>> {
+    pub fn tolerate<T>(self, outcome: Result<T>, lost: &mut impl Extend<String>) -> Result<Option<T>> {
         match outcome {
             Ok(value) => Ok(Some(value)),
             Err(error @ (Error::OutOfMemory(_) | Error::Closed(_))) => Err(error),
             Err(error) if self == Goal::Salvage => {
-                lost.push(error.detail().to_owned());
+                lost.extend([error.detail().to_owned()]);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -154,6 +156,8 @@ pub struct Opening<K> {
     /// Zones that were empty at the checkpoint or reset since, in order: what the checkpoint names in them is gone, unless a record
     /// after it says where it was moved.
     pub reset_since: Vec<u32>,
+    /// Offline zones, in order.
+    pub offline: Vec<u32>,
     goal: Goal,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
@@ -172,11 +176,12 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     let layout = layout_of(zones, &root)?;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     let (known, own) = crate::directory::decode(&directory)?;
-    goal.tolerate(check_closed(zones, &layout, &root, &known, &reports).await, &mut lost)?;
-    let pool = known_zones(&layout, &root, &known, &reports);
     let reset_since = reset_since(&known, &reports);
+    goal.tolerate(check_closed(zones, &layout, &root, &reset_since, &reports).await, &mut lost)?;
+    let pool = known_zones(&layout, &root, &known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
+    let offline = unlisted.iter().map(|(zone, _)| *zone).collect();
     let tail = match root.clean {
         true => Tail::clean(&root),
         false => {
@@ -200,6 +205,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
         notes,
         lost,
         reset_since,
+        offline,
         goal,
         found,
         reports,
@@ -216,7 +222,7 @@ pub async fn newest_checkpoint(
     zones: &dyn Zones,
     owner: [u8; 8],
     goal: Goal,
-    lost: &mut Vec<String>,
+    lost: &mut impl Extend<String>,
 ) -> Result<(FoundRoot, Vec<u8>)> {
     let of_root = async |root: &Root| {
         check_owner(root, owner)?;
@@ -235,19 +241,22 @@ pub async fn newest_checkpoint(
     if goal == Goal::Serve || !matches!(first, Error::Corrupt(_) | Error::Io(_) | Error::Invalid(_)) {
         return Err(first);
     }
-    for mut found in root::all(zones).await? {
+    for mut found in root::newest_of(zones).await? {
         if let Ok(directory) = of_root(&found.root).await {
-            lost.push(format!(
+            lost.extend([format!(
                 "the newest checkpoint can't be read ({}): what follows is by that of root {}",
                 first.detail(),
                 found.number
-            ));
+            )]);
             // Records follow it.
             found.root.clean = false;
             return Ok((found, directory));
         }
     }
-    Err(first.in_context("no checkpoint of the log can be read, so that nothing can be salvaged"))
+    Err(first.in_context(
+        "no checkpoint of the log can be read, so that nothing can be salvaged: without a root the identity of its records is unknown, and without \
+         a directory where its blocks lie; restore the disk from a copy",
+    ))
 }
 
 impl<K> Opening<K> {
@@ -262,9 +271,9 @@ impl<K> Opening<K> {
     /// # Errors
     /// As [`settle`]; what finishing and writing return.
     pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
-        let Opening { layout, root, pool, found, reports, end, goal, .. } = self;
+        let Opening { layout, root, pool, found, reports, end, goal, reset_since, .. } = self;
         forget_discarded(&pool, &layout, &end);
-        settle(zones, &pool, &reports, &layout, root.clean, goal).await?;
+        settle(zones, &pool, (&reports, &reset_since), &layout, root.clean, goal).await?;
         let (identity, covered) = (root.identity, root.covered.clone());
         let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
         let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
@@ -410,8 +419,8 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
     pool
 }
 
-/// Zones whose generation isn't the one that the checkpoint names. That of an offline zone can't be read.
-fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
+/// Zones whose generation isn't the one that the checkpoint names, in order. That of an offline zone can't be read.
+pub fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
     let known: BTreeMap<u32, u64> = known.iter().map(|entry| (entry.zone, entry.generation)).collect();
     let is_same = |report: &&ZoneReport| known.get(&report.zone.0) == Some(&report.generation);
     let readable = reports.iter().filter(|report| report.state != ZoneState::Offline);
@@ -516,12 +525,12 @@ pub fn forget_discarded(pool: &ZonePool, layout: &Layout, end: &Sequences) {
 /// in an offline zone stays, and can't be read.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where live blocks lie in an empty zone; what reading an offline zone returns, for one that may have records
-/// after the checkpoint.
+/// [`Error::Corrupt`] where live blocks lie in an empty zone, or in one that was reset since the checkpoint and holds no record; for an offline zone
+/// that may have records after the checkpoint.
 pub async fn settle(
     zones: &dyn Zones,
     pool: &ZonePool,
-    reports: &[ZoneReport],
+    (reports, reset_since): (&[ZoneReport], &[u32]),
     layout: &Layout,
     is_clean: bool,
     goal: Goal,
@@ -553,7 +562,7 @@ pub async fn settle(
                 // With live blocks it has not been reset since the checkpoint, which covers all its records. Without any it may have
                 // been, and may have been written again since.
                 if !is_clean && entry.live == 0 && goal == Goal::Serve {
-                    scan::refuse_offline(zones, report.zone).await?;
+                    scan::refuse_offline(zones, report.zone, scans::NEWEST).await?;
                 }
                 if entry.live > 0 {
                     tracing::error!("zone {zone} is offline: {} blocks in it can't be read", entry.live);
@@ -562,6 +571,16 @@ pub async fn settle(
                 continue;
             }
             _ => {}
+        }
+        // The checkpoint's own zones aren't all in its directory, and are read with checksums.
+        let holds_nothing = entry.end == 0 && entry.class != CHECKPOINT_CLASS;
+        if holds_nothing && entry.live > 0 && reset_since.binary_search(&zone).is_ok() && goal == Goal::Serve
+        {
+            return Err(Error::corrupt(format!(
+                "{} live blocks lie in zone {zone}, which was reset since and holds no record of the log; another program has written to it; restore the \
+                 disk, or salvage what can be read",
+                entry.live
+            )));
         }
         if entry.end == 0 {
             let end = layout.blocks_in(report.write_pointer) as u32;

@@ -8,6 +8,7 @@ use crate::record::{Header, Identity, Kind, Parsed};
 use crate::scan::refuse_offline;
 use crate::stream::{Sequences, StreamId};
 use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
+use std::collections::BTreeMap;
 use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
 
@@ -231,7 +232,7 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     for report in reports {
         if report.state == ZoneState::Offline {
             // The newest root may be there, and the next one would have to go there.
-            refuse_offline(zones, report.zone).await?;
+            refuse_offline(zones, report.zone, "the newest root of the log").await?;
         }
         match find_in(zones, &report).await {
             Ok(found) => newest = newest.into_iter().chain(found).max_by_key(|found| found.number),
@@ -247,15 +248,19 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     })
 }
 
-/// Reads all roots that can be read of a log, the newest first, to salvage one whose newest root or checkpoint is damaged. Roots of a
-/// log that was there before are left out.
+/// Most roots of one zone that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
+const MOST_OLD: usize = 64;
+
+/// Reads the newest roots of each root zone that can be read, the newest first, to salvage a log whose newest root or checkpoint is damaged. Roots
+/// of a log that was there before are left out.
 ///
 /// # Errors
 /// What reporting the zones returns.
-pub async fn all(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
+pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
     let mut found = Vec::new();
     for report in zones.report(ZoneIndex(0), ROOT_ZONES).await? {
         let unit = zones.geometry().read_granularity.max(4096) as usize;
+        let mut newest = BTreeMap::new();
         for at in (0..report.write_pointer).step_by(unit) {
             if at + unit as u64 > report.write_pointer {
                 break;
@@ -263,9 +268,13 @@ pub async fn all(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
             let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
             let (outcome, buffer) = zones.read(address, Buffer::new(unit)).await;
             if let (Ok(()), Ok(Some(root))) = (outcome, decode_at(buffer.filled(), &report, at)) {
-                found.push(root);
+                newest.insert(root.number, root);
+                if newest.len() > MOST_OLD {
+                    newest.pop_first();
+                }
             }
         }
+        found.extend(newest.into_values());
     }
     found.sort_by_key(|found| std::cmp::Reverse(found.number));
     let identity = found.first().map(|newest| newest.root.identity);
@@ -565,6 +574,30 @@ mod tests {
             let error = refused.expect_err("there is no root");
             assert!(error.detail().contains("no log on the zones"), "{error}");
         }
+    }
+
+    #[test]
+    fn only_the_newest_roots_are_kept_to_salvage_a_log() {
+        let main = || async {
+            let disk = disks::ram::RamPart::new(8 << 20, BlockSize::default()).expect("a disk");
+            let options =
+                zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
+            let part = zones::OnDevice::open(std::sync::Arc::new(disk), options).await.expect("zones");
+            let zones = block::ZonesPart::open(&part).await.expect("zones open");
+            let layout = Layout::new(zones.geometry(), BlockSize::default()).expect("zones for a log");
+            let mut writer = RootWriter::first();
+            // The other zone is begun.
+            let written = u64::from(layout.zone_blocks) + 3;
+            for number in 0..written {
+                let outcome = writer.write(&*zones, &layout, &root()).await;
+                outcome.unwrap_or_else(|error| panic!("root {number} of {written}: {error}"));
+            }
+            let found = newest_of(&*zones).await.expect("read");
+            let numbers: Vec<u64> = found.iter().map(|root| root.number).collect();
+            let most = MOST_OLD as u64 + 3;
+            assert!(numbers.iter().copied().eq((written - most + 1..=written).rev()), "{numbers:?}");
+        };
+        runtime::run(runtime::Config::default(), main).expect("the runtime starts");
     }
 
     #[test]

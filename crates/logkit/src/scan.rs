@@ -141,17 +141,18 @@ async fn read_in_steps(
     Ok(())
 }
 
-/// Returns the error for an offline zone that is needed.
+/// Returns the error for an offline zone that is needed, because it may hold `what`.
 ///
 /// # Errors
-/// Always: the error of the zones.
-pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex) -> Result<()> {
+/// Always: [`Error::Corrupt`], whatever is wrong with the zone, with the error of the zones in words.
+pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex, what: &str) -> Result<()> {
     let unit = zones.geometry().read_granularity as usize;
     let address = ZoneAddress { zone, offset: ByteOffset(0) };
     let (outcome, _) = zones.read(address, Buffer::new(unit)).await;
-    let unknown = || Error::corrupt(format!("zone {zone} is offline"));
-    let trouble = outcome.err().unwrap_or_else(unknown);
-    Err(trouble.in_context("opening the log needs the contents of all of its zones"))
+    let trouble = outcome.err().map(|error| format!(" ({})", error.detail())).unwrap_or_default();
+    Err(Error::corrupt(format!(
+        "zone {zone} is offline and may hold {what}{trouble}; restore the disk, or salvage what can be read"
+    )))
 }
 
 /// Reads the summary of a full zone.

@@ -391,10 +391,11 @@ async fn fill<O: Owner>(
             return;
         }
         if kit.is_closing() {
-            // A mark that no record follows: the next epoch gives its number again, as that of a record that was cut off.
-            let appender = owner.appender();
-            let is_last = appender.in_flight().0 == 0 && appender.queued() == 0 && !appender.has_waiting();
-            if batch.entries.is_empty() && number.is_alone() && is_last {
+            // A mark that no record follows, of users or of the cleaner: the next epoch gives its number again, as that of a record that was cut
+            // off. The log fails if another task numbers a record after it.
+            let is_droppable =
+                batch.entries.is_empty() && number.is_alone() && owner.appender().queued() == 0;
+            if is_droppable && kit.streams.end_before(number.stream, sequence) {
                 if is_unfilled {
                     space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
                 }

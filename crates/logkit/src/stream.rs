@@ -67,6 +67,8 @@ impl Sequences {
 struct Watermarks {
     /// Last number issued.
     issued: AtomicU64,
+    /// The last number issued isn't written, and none may be issued after it.
+    has_ended: AtomicBool,
     committed: AtomicU64,
     durable: AtomicU64,
     covered: AtomicU64,
@@ -112,6 +114,7 @@ impl Streams {
         let streams = 0..last.numbers().len() as u16;
         let watermarks = streams.map(StreamId).map(|stream| Watermarks {
             issued: AtomicU64::new(last.of(stream)),
+            has_ended: AtomicBool::new(false),
             committed: AtomicU64::new(last.of(stream)),
             durable: AtomicU64::new(last.of(stream)),
             covered: AtomicU64::new(covered.of(stream)),
@@ -125,7 +128,22 @@ impl Streams {
 
     /// Numbers the next record of a stream. Every number that is issued has to be [written](CommitQueue::written).
     pub fn issue(&self, stream: StreamId) -> u64 {
-        self.marks[stream.index()].issued.fetch_add(1, Ordering::Relaxed) + 1
+        self.marks[stream.index()].issued.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Ends a stream before its last number, which isn't written. Returns false, and changes nothing, if a later number was issued: its record
+    /// could never commit.
+    pub(crate) fn end_before(&self, stream: StreamId, sequence: u64) -> bool {
+        let marks = &self.marks[stream.index()];
+        marks.has_ended.store(true, Ordering::SeqCst);
+        let is_last = marks.issued.load(Ordering::SeqCst) == sequence;
+        marks.has_ended.store(is_last, Ordering::SeqCst);
+        is_last
+    }
+
+    /// Whether a stream has [ended](Self::end_before): a record that was numbered since can't commit, and no recovery would find it.
+    pub(crate) fn has_ended(&self, stream: StreamId) -> bool {
+        self.marks[stream.index()].has_ended.load(Ordering::SeqCst)
     }
 
     /// Numbers a record that is a member of these streams, which differ.

@@ -1,7 +1,8 @@
-//! Borrowers: exports `memory/NAME`, each of which is created when a client opens it, with memory of its own.
+//! Borrowers: exports `memory/NAME`, each with memory of its own, which are created when a client opens them.
 //!
-//! A borrower stays while clients are connected to it, and for a stated time after the last one has gone. Then its memory is released, and
-//! a borrower that is created later under the name has zeros and another epoch.
+//! A borrower exists while clients are connected to it, and for a configured time after the last one has
+//! disconnected. Then its memory is released; a borrower that is created later under the same name has zeros
+//! and another epoch.
 
 use crate::lending::Lending;
 use crate::status::MAX_BORROWERS;
@@ -21,7 +22,8 @@ use std::time::Duration;
 
 /// Beginning of the names of borrowers' exports.
 pub(crate) const PREFIX: &str = "memory/";
-/// Time for which a borrower without memory and without a connection is kept: a client such as nbdinfo leaves one.
+/// Time for which a borrower without memory and without a connection is kept: a client such as nbdinfo leaves
+/// one.
 const KEPT_EMPTY: Duration = Duration::from_secs(30);
 /// Longest name of a borrower, in bytes.
 const LONGEST_NAME: usize = 64;
@@ -39,7 +41,7 @@ pub(crate) struct Borrowers {
 }
 
 impl Borrowers {
-    /// No borrowers yet; at most `most`.
+    /// Creates an empty set of at most `most` borrowers.
     pub fn new(lending: Arc<Lending>, quota: u64, most: usize) -> Self {
         Borrowers { lending, quota, most: most.min(MAX_BORROWERS), all: Mutex::default() }
     }
@@ -54,8 +56,8 @@ impl Borrowers {
         self.locked().values().cloned().collect()
     }
 
-    /// Removes the borrowers whose last client has been gone for this long, and returns them. Their memory is released when they are
-    /// dropped.
+    /// Removes the borrowers whose last client disconnected at least this long ago, and returns them. Their
+    /// memory is released when they are dropped.
     pub fn forget(&self, after: Duration) -> Vec<Arc<Borrower>> {
         let mut all = self.locked();
         let names: Vec<String> = all
@@ -66,7 +68,7 @@ impl Borrowers {
         names.iter().filter_map(|name| all.remove(name)).collect()
     }
 
-    /// Returns the name of the borrower of an export, if it exists or may be created.
+    /// Returns the name of an export's borrower, if it exists or may be created.
     fn check<'n>(&self, export: &'n str, all: &BTreeMap<String, Arc<Borrower>>) -> Result<&'n str> {
         let name = export.strip_prefix(PREFIX).ok_or_else(|| {
             Error::not_found(format!(
@@ -100,7 +102,7 @@ const DESCRIPTION: &str = "borrowed memory; lost with the node";
 /// Checks the name of a borrower.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an empty or long one, or other characters than letters, digits, '.', '_' and '-'.
+/// [`Error::Invalid`] for an empty or long name, or characters other than letters, digits, '.', '_' and '-'.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     match !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_allowed) {
@@ -112,7 +114,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// The first `most` characters of a text from outside, control characters escaped.
+/// Returns the first `most` characters of a text from outside, with control characters escaped.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let mut begin = String::new();
     for character in text.chars().take(most) {
@@ -154,8 +156,8 @@ impl ExportSource for Borrowers {
 #[derive(Debug)]
 pub(crate) struct Borrower {
     pub name: String,
-    /// Random number of this creation of the name: a different one means that earlier memory was lost. It has 53 bits, which
-    /// survive programs that read JSON numbers as floating-point ones.
+    /// Random number of this creation of the name: a different one means that earlier memory was lost. It has
+    /// 53 bits, which are exact in programs that parse JSON numbers as floating-point ones.
     pub epoch: u64,
     ram: Ram,
     uses: Arc<Mutex<Uses>>,
@@ -169,7 +171,7 @@ impl std::fmt::Debug for Ram {
     }
 }
 
-/// Clients of a borrower.
+/// Connections of a borrower.
 #[derive(Debug)]
 pub(crate) struct Uses {
     pub connections: usize,
@@ -190,7 +192,7 @@ impl Borrower {
         locked(&self.uses)
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the borrower, in bytes.
     pub fn lent(&self) -> u64 {
         self.ram.0.memory_bytes()
     }
@@ -245,7 +247,7 @@ impl DevicePart for Borrower {
     }
 }
 
-/// Handle of a connection: the borrower is in use until it is dropped.
+/// Handle of a connection: the borrower is in use until the handle is dropped.
 struct Borrowed {
     device: Rc<dyn Device>,
     uses: Arc<Mutex<Uses>>,

@@ -1,11 +1,11 @@
-//! How much a node may lend, and how much it reclaims: a function of measurements, without I/O.
+//! Computes the memory that a node may lend and that it reclaims, from measurements and without I/O.
 //!
-//! Two watermarks give hysteresis: below the reserve memory is reclaimed, until the reserve and a margin above it are available. Lending
-//! stops at the upper one.
+//! Two watermarks give hysteresis: below the reserve, memory is reclaimed until the reserve and a margin
+//! above it are available. Lending stops at the upper watermark.
 //!
-//! Pressure is the kernel's own measure: the share of the last ten seconds in which some task waited for memory (PSI, "some avg10",
-//! Documentation/accounting/psi.rst). Above its limit nothing is lent, and an eighth of the lent memory is reclaimed, until it
-//! has fallen to half of the limit.
+//! Pressure is the kernel's measure: the share of the last ten seconds in which some task waited for memory
+//! (PSI, "some avg10", Documentation/accounting/psi.rst). Above its limit lending stops, and an eighth of the
+//! lent memory is reclaimed, until the pressure has fallen to half of the limit.
 
 use crate::machine::Measurement;
 
@@ -19,7 +19,7 @@ const PRESSURE_SHARE: u64 = 8;
 pub struct Policy {
     /// Limit of lent memory, in bytes.
     pub capacity: u64,
-    /// Bytes of available memory that are kept for the machine's own programs.
+    /// Bytes of available memory that are reserved for the machine's own programs.
     pub reserve: u64,
     /// Share of time in which some task waits for memory above which memory is reclaimed, in percent.
     pub pressure_limit: f64,
@@ -35,7 +35,7 @@ impl Policy {
 /// Result of a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// Bytes that may be lent in addition.
+    /// Further bytes that may be lent.
     pub may_lend: u64,
     /// Bytes that borrowers are asked to discard.
     pub reclaim: u64,

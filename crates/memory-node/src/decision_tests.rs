@@ -92,7 +92,8 @@ proptest! {
         prop_assert!(shares.iter().sum::<u64>() <= reclaim.min(total) + lent.len() as u64);
     }
 
-    /// Reclaim ends once borrowers discard the bytes, whatever other programs use, and lending doesn't start it again.
+    /// Reclaim ends once borrowers discard the bytes, for any memory use of other programs, and lending
+    /// doesn't start it again.
     #[test]
     fn reclaim_converges(lent in 0..8 * GIB, others in 0..16 * GIB) {
         let (mut lent, mut before) = (lent, Decision::default());

@@ -1,7 +1,8 @@
 //! Borrowed memory as a device of a stack: an NBD client of `memory/NAME` that also reads the node's status.
 //!
-//! It is volatile. When the node ends or can't be reached, requests of a handle fail, and so do all later ones through it. A handle that is
-//! opened later reads the present memory of the node: zeros, and another `epoch` in the status, if the memory was lost meanwhile.
+//! It is volatile. When the node ends or can't be reached, requests of a handle fail, and so do all later
+//! ones through it. A handle that is opened later reads the current memory of the node: zeros, and another
+//! `epoch` in the status, if the memory was lost meanwhile.
 
 use crate::borrowers::{PREFIX, check_name};
 use crate::status::{BorrowerState, Document, STATUS_BYTES, STATUS_EXPORT};
@@ -21,7 +22,7 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time between two attempts to reach a node that doesn't answer.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
-/// Longest time of a read of the status.
+/// Time limit of reading the status.
 const READ_LIMIT: Duration = Duration::from_secs(3);
 
 /// Declaration of the kind.
@@ -81,11 +82,11 @@ pub struct MemoryNodePart {
     ended: StopToken,
 }
 
-/// The last status that was read.
+/// The last status, and the failures since.
 struct Known {
     document: Document,
     at: Instant,
-    /// Error of the reads since.
+    /// Error of later reads of the status.
     failure: Option<Error>,
 }
 
@@ -95,15 +96,15 @@ fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 impl MemoryNodePart {
-    /// Connects as the borrower of this name, and reads the node's status from now on.
+    /// Connects as the borrower with this name, and starts reading the node's status.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if there is no memory node of this version at the address; [`Error::PermissionDenied`] if it takes no more
-    /// borrowers; those of the connection.
+    /// [`Error::Protocol`] if the address has no memory node of this version; [`Error::PermissionDenied`] if
+    /// the node accepts no more borrowers; errors of the connection.
     pub async fn connect(address: Address, name: String, connections: usize) -> Result<Self> {
         check_name(&name)?;
         let mut reader = Reader::new(address.clone());
-        // The status first: another server may have an export of this name that means something else.
+        // The status is read first: another kind of server may also have an export with this name.
         let document = reader.read().await?;
         let export = format!("{PREFIX}{name}");
         let config = ClientConfig {
@@ -138,7 +139,7 @@ impl MemoryNodePart {
 async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
     let mut interval = INTERVAL;
     while runtime::timeout(interval, stop.stopped()).await.is_err() {
-        // A part closes at once although its node doesn't answer.
+        // A close doesn't wait for a node that doesn't answer.
         let Some(read) = stop.unless_stopped(reader.read()).await else { return };
         let mut known = locked(known);
         match read {
@@ -245,7 +246,7 @@ impl Part for MemoryNodePart {
         Call::ready(status)
     }
 
-    /// Stops reading the status. Nothing becomes durable: the memory is lost with the node.
+    /// Stops reading the status. Durability isn't possible: the memory is lost with the node.
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             self.stop.stop();
@@ -260,7 +261,7 @@ impl DevicePart for MemoryNodePart {
         self.client.geometry()
     }
 
-    /// The node releases the memory of borrowers without a connection after a while.
+    /// Returns false: the node releases the memory of borrowers that have been disconnected for some time.
     fn keeps_flushed(&self) -> bool {
         false
     }

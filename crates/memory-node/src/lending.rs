@@ -1,7 +1,8 @@
 //! Admission of writes that need memory: a counter of lent bytes.
 //!
-//! The machine is measured by a task at intervals, and by a write that needs more than the last measurement allowed. At most [`STRIDE`] is
-//! lent without a measurement, so other programs that take memory meanwhile find the reserve.
+//! A task measures the machine at intervals, and so does a write that needs more than the last measurement
+//! permits. At most [`STRIDE`] is lent without a measurement, so the reserve covers other programs that
+//! allocate meanwhile.
 
 use crate::decision::{Decision, Policy, decide};
 use crate::machine::Measurement;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 /// Most memory that is lent between two measurements, in bytes.
 const STRIDE: u64 = 32 << 20;
-/// Time for which a refusal holds without another measurement: one takes about 100 us.
+/// Time for which a refusal is valid without another measurement, which takes about 100 µs.
 const REFUSES_FOR: Duration = Duration::from_millis(20);
 
 /// Measures the machine.
@@ -39,7 +40,7 @@ pub(crate) struct Last {
     /// Bytes that were lent at the time.
     lent: u64,
     at: Instant,
-    /// Measurements that failed since the last one that didn't.
+    /// Number of failed measurements since the last successful one.
     failures: u32,
 }
 
@@ -50,10 +51,10 @@ impl std::fmt::Debug for Lending {
 }
 
 impl Lending {
-    /// Measures the machine, and lends nothing yet.
+    /// Measures the machine. Nothing is lent yet.
     ///
     /// # Errors
-    /// Those of the measurement.
+    /// Errors of the measurement.
     pub fn new(policy: Policy, measure: Measure) -> Result<Self> {
         let measured = measure()?;
         let decision = decide(&policy, &measured, 0, &Decision::default());
@@ -132,13 +133,13 @@ impl Lending {
         }
     }
 
-    /// Measures the machine for `bytes` that are counted already; uncounts them if they can't be lent.
+    /// Measures the machine for `bytes` that are already counted; subtracts them if they can't be lent.
     #[cold]
     fn take_measured(&self, bytes: u64) -> Result<()> {
         let mut last = self.locked();
         let before = self.lent().saturating_sub(bytes);
         let is_refused = last.decision.may_lend < bytes && last.at.elapsed() < REFUSES_FOR;
-        // Bytes that were released since may be lent again.
+        // Bytes that were released since the measurement may be lent again.
         let returned = last.lent.saturating_sub(before);
         if !is_refused || returned >= bytes {
             self.update(&mut last, before);

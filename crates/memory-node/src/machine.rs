@@ -1,19 +1,20 @@
 //! Measurements of the machine's memory: /proc/meminfo, pressure stall information, and the control groups that limit this process.
 //!
-//! The limit of a control group holds for all processes in it and in its descendants, so each group from this process's own up to the root
-//! is read, and the one with the least memory left is authoritative. Memory that the kernel can reclaim at once (the inactive file pages in `memory.stat`)
-//! isn't counted as used. Both versions of the interface are read: version 1 (`memory.limit_in_bytes`), and version 2 (`memory.max`, and
-//! `memory.high`, above which the kernel slows the processes down).
+//! The limit of a control group applies to all processes in it and in its descendants, so each group from
+//! this process's own to the root is read, and the one with the least memory left is authoritative. Memory
+//! that the kernel can reclaim at once (the inactive file pages in `memory.stat`) isn't counted as used. Both
+//! versions of the interface are supported: version 1 (`memory.limit_in_bytes`), and version 2 (`memory.max`,
+//! and `memory.high`, above which the kernel throttles the processes).
 
 use block::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Memory of the machine at a time, in bytes.
+/// Memory of the machine at one time, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Measurement {
-    /// Memory of the machine.
+    /// Total memory of the machine.
     pub total: u64,
-    /// Memory that programs can take without swapping: MemAvailable.
+    /// Memory that programs can allocate without swapping: MemAvailable.
     pub available: u64,
     /// Share of the last ten seconds in which some task waited for memory, in percent; `None` for a kernel without PSI.
     pub some_avg10: Option<f64>,
@@ -37,12 +38,12 @@ impl Cgroup {
 }
 
 impl Measurement {
-    /// Memory that this process can take, in bytes.
+    /// Memory that this process can allocate, in bytes.
     pub fn available(&self) -> u64 {
         self.cgroup.map_or(self.available, |cgroup| self.available.min(cgroup.left()))
     }
 
-    /// Memory that this process could take if nothing used any, in bytes.
+    /// Memory that this process could allocate on an idle machine, in bytes.
     pub fn total(&self) -> u64 {
         self.cgroup.map_or(self.total, |cgroup| self.total.min(cgroup.limit))
     }
@@ -51,7 +52,7 @@ impl Measurement {
 /// Measures the machine that this process runs on.
 ///
 /// # Errors
-/// Those of reading /proc/meminfo. Without pressure stall information and control groups it goes on without them.
+/// Errors of reading /proc/meminfo. Missing pressure stall information and control groups are no error.
 pub fn measure() -> Result<Measurement> {
     let path = "/proc/meminfo";
     let text = std::fs::read_to_string(path).map_err(|error| Error::from_io(&error, path))?;
@@ -69,13 +70,13 @@ pub fn measure() -> Result<Measurement> {
     })
 }
 
-/// A number of kB in the form of /proc/meminfo, in bytes.
+/// Parses a number of kB in /proc/meminfo into bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The average over ten seconds of the line "some" of /proc/pressure/memory, in percent.
+/// Parses the average over ten seconds of the line "some" of /proc/pressure/memory, in percent.
 fn some_avg10(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let number = line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;
@@ -89,13 +90,13 @@ struct Group {
     is_version_2: bool,
 }
 
-/// The groups of this process, each with those above it.
+/// Control groups of this process and their ancestors.
 fn groups() -> Vec<Group> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     groups_of(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"), &|folder| folder.is_dir())
 }
 
-/// The groups in the texts of /proc/self/cgroup and /proc/self/mountinfo.
+/// Control groups in the texts of /proc/self/cgroup and /proc/self/mountinfo.
 fn groups_of(memberships: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<Group> {
     let mut groups = Vec::new();
     for membership in memberships.lines() {
@@ -110,7 +111,8 @@ fn groups_of(memberships: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) ->
         }
         for (root, mount) in mounts.lines().filter_map(|line| mount_of(line, is_version_2)) {
             let below = Path::new(path).strip_prefix(root).or_else(|_| Path::new(path).strip_prefix("/"));
-            // In a container the path may be one of the machine's, which isn't mounted here: the mount is the group, then.
+            // In a container the path may be relative to the machine's hierarchy, which isn't mounted: then
+            // the mount is the group.
             let own = below.map(|below| mount.join(below)).ok().filter(|folder| exists(folder));
             let own = own.unwrap_or_else(|| mount.clone());
             let folders = own.ancestors().take_while(|folder| folder.starts_with(&mount));
@@ -155,7 +157,7 @@ fn tightest(groups: &[Group]) -> Option<Cgroup> {
     groups.iter().filter_map(read).min_by_key(Cgroup::left)
 }
 
-/// A limit in bytes. "max", and numbers that no machine has (version 1 knows no other word for it), are none.
+/// Parses a limit in bytes; `None` for "max", and for the huge numbers that mean no limit in version 1.
 fn limit(text: &str) -> Option<u64> {
     text.trim().parse::<u64>().ok().filter(|limit| *limit < 1 << 62)
 }
@@ -165,7 +167,7 @@ fn used(limit: u64, used: &str, reclaimable: Option<u64>) -> Option<Cgroup> {
     Some(Cgroup { limit, used: used.saturating_sub(reclaimable.unwrap_or(0)) })
 }
 
-/// A number of `memory.stat`.
+/// Parses a number of `memory.stat`.
 fn counter(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }

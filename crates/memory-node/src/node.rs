@@ -25,13 +25,13 @@ const SMALLEST_RESERVE: u64 = 512 << 20;
 pub struct NodeConfig {
     /// Address to listen on.
     pub address: Address,
-    /// Whether the address may be one that other machines reach.
+    /// Whether the address may be reachable from other machines.
     pub allow_remote: bool,
     /// Limit of lent memory, in bytes.
     pub capacity: u64,
     /// Size of each borrower's export, in bytes.
     pub quota: u64,
-    /// Bytes that stay available on the machine.
+    /// Bytes that remain available on the machine.
     pub reserve: u64,
     /// Share of time in which some task waits for memory above which memory is reclaimed, in percent.
     pub pressure_limit: f64,
@@ -41,13 +41,14 @@ pub struct NodeConfig {
     pub forget_after: Duration,
 }
 
-/// Returns the default reserve in bytes: a sixteenth of the memory, 512 MiB at least, half of it at most.
+/// Returns the default reserve in bytes: a sixteenth of the memory, at least 512 MiB, at most half of the
+/// memory.
 pub fn default_reserve(measured: &Measurement) -> u64 {
     let total = measured.total();
     (total / 16).max(SMALLEST_RESERVE).min(total / 2)
 }
 
-/// Checks that other machines don't reach an address, unless that is permitted.
+/// Checks that an address isn't reachable from other machines, unless that is permitted.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
@@ -73,10 +74,10 @@ pub struct MemoryNode {
 }
 
 impl MemoryNode {
-    /// Checks the configuration, and measures the machine by `measure` from now on.
+    /// Checks the configuration. The machine is measured by `measure`, now and at intervals.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a configuration that doesn't fit together; those of `measure`.
+    /// [`Error::Invalid`] for inconsistent values of the configuration; errors of `measure`.
     pub fn new(
         config: NodeConfig,
         measure: impl Fn() -> Result<Measurement> + Send + Sync + 'static,
@@ -103,10 +104,10 @@ impl MemoryNode {
         Ok(MemoryNode { server, borrowers, forget_after: config.forget_after, watch: RefCell::default() })
     }
 
-    /// Listens and watches the machine; returns once clients can connect.
+    /// Listens and starts measuring; returns once clients can connect.
     ///
     /// # Errors
-    /// Those of the server.
+    /// Errors of [`Server::start`].
     pub async fn start(&self) -> Result<()> {
         self.server.start().await?;
         let (stop, borrowers, forget_after) = (StopSource::new(), self.borrowers.clone(), self.forget_after);
@@ -135,12 +136,12 @@ impl MemoryNode {
     /// Stops serving. Borrowed memory is released when the node is dropped.
     ///
     /// # Errors
-    /// Those of the server.
+    /// Errors of [`Server::stop`].
     pub async fn stop(&self) -> Result<()> {
         let watch = self.watch.take();
         if let Some((stop, task)) = watch {
             stop.stop();
-            // A task that was cancelled has ended as well.
+            // A cancelled task has also ended.
             let _ = task.await;
         }
         self.server.stop().await
@@ -153,7 +154,7 @@ impl MemoryNode {
 }
 
 impl NodeConfig {
-    /// Checks that the values fit together.
+    /// Checks that the values are consistent.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a value out of its range.

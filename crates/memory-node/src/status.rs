@@ -1,7 +1,7 @@
-//! The state of a node: one JSON object, padded with spaces to the size of the export `status`.
+//! State of a node: one JSON object, padded with spaces to the size of the export `status`.
 //!
-//! Each read of the export generates it, so only a read of the whole export is consistent. The length that a borrower parses is bounded, and
-//! unknown fields are ignored.
+//! Each read of the export generates the object, so only a read of the whole export is consistent. A borrower
+//! parses a bounded length, and ignores unknown fields.
 
 use crate::borrowers::{Borrowers, shortened};
 use block::{
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub const STATUS_EXPORT: &str = "status";
 /// Size of the export, in bytes.
 pub const STATUS_BYTES: usize = 64 << 10;
-/// Limit of the borrowers of a node: their document fits in the export.
+/// Most borrowers of a node: their document fits in the export.
 pub const MAX_BORROWERS: usize = 128;
 /// Version of the document and of the names of the exports.
 pub const VERSION: u64 = 1;
@@ -55,7 +55,7 @@ pub(crate) struct BorrowerState {
 }
 
 impl Document {
-    /// The present state.
+    /// Returns the current state.
     pub fn of(borrowers: &Borrowers) -> Self {
         let last = borrowers.lending.last();
         let policy = borrowers.lending.policy();
@@ -103,7 +103,7 @@ impl Document {
     /// Parses the bytes of an export.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for another version, and for anything else than such a document.
+    /// [`Error::Protocol`] for another version, and for any other text.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -184,7 +184,7 @@ impl Device for Handle {
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
-            // Other tasks run between the reads of a client that reads continuously.
+            // Other tasks of the shard run between the reads of a client that reads continuously.
             runtime::yield_now().await;
             let checked = self.geometry.range(at, buffer.len()).map(drop);
             buffer.clear();

@@ -1,4 +1,5 @@
-//! A client with the mixes of YCSB for a server with the protocol of Redis (Cooper et al., "Benchmarking Cloud Serving Systems with YCSB", 2010), on strings.
+//! The YCSB mixes (Cooper et al., "Benchmarking Cloud Serving Systems with YCSB", 2010) on strings of a
+//! server with the Redis protocol.
 //!
 //! Usage: redis-ycsb SOCKET load RECORDS [--value=BYTES]
 //!        redis-ycsb SOCKET A|B|C|D|E|F RECORDS SECONDS [--value=BYTES] [--clients=N]
@@ -15,7 +16,8 @@
 //! | E | 95 % scans of 1 to 100 records, 5 % inserts | Zipf's law |
 //! | F | 50 % reads, 50 % reads followed by an update | Zipf's law |
 //!
-//! The exponent is 0.99; but for D, keys that are asked for often lie anywhere. A scan is an MGET of consecutive numbers, as strings have no order.
+//! The exponent is 0.99. Popular keys are spread over the whole key space, except in D. A scan is an MGET of
+//! consecutive numbers, since strings have no order.
 
 use bench::peer::output::Output;
 use resp::Head;
@@ -33,7 +35,7 @@ const EXPONENT: f64 = 0.99;
 const PIPELINE: u64 = 64;
 /// Most records of a scan.
 const LONGEST_SCAN: u64 = 100;
-/// Time after which a server without an answer counts as dead.
+/// Time without an answer after which a server is treated as dead.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Operation that isn't a read.
@@ -49,9 +51,9 @@ struct Mix {
     /// Share of reads, in percent.
     reads: u64,
     other: Other,
-    /// Reads are scans.
+    /// Whether reads are scans.
     scans: bool,
-    /// Keys that were inserted last are asked for most.
+    /// Whether the latest inserted keys are the most popular.
     latest: bool,
 }
 
@@ -73,7 +75,7 @@ impl Mix {
 #[derive(Debug, Clone)]
 struct Arguments {
     socket: String,
-    /// `None`: load.
+    /// Mix to run; `None` for `load`.
     mix: Option<(String, Mix)>,
     records: u64,
     seconds: u64,
@@ -168,13 +170,14 @@ fn key(number: u64) -> Vec<u8> {
     format!("user{number:012}").into_bytes()
 }
 
-/// A new value: its first half can't be compressed.
+/// Writes a new value whose first half can't be compressed.
 fn renew(value: &mut [u8], random: &mut Random) {
     let half = value.len() / 2;
     random.fill(&mut value[..half]);
 }
 
-/// A number below `count` by Zipf's law, 0 the most often: the inverse of the continuous distribution.
+/// Draws a number below `count` by Zipf's law, with 0 the most frequent: the inverse of the continuous
+/// distribution.
 fn zipf(random: &mut Random, count: u64) -> u64 {
     let most = (count as f64).powf(1.0 - EXPONENT) - 1.0;
     let rank = (most * random.unit() + 1.0).powf(1.0 / (1.0 - EXPONENT));
@@ -203,16 +206,16 @@ fn load(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// What one client has measured.
+/// Measurements of one client.
 #[derive(Debug, Default)]
 struct Measured {
     latencies: Histogram<7>,
     bytes: u64,
-    /// Records that weren't there.
+    /// Reads of records that weren't found.
     missing: u64,
 }
 
-/// Runs operations until the time is over. `records` has the number of records, which inserts raise.
+/// Runs operations until the time is over. `records` is the number of records, which inserts increase.
 fn run(arguments: &Arguments, mix: Mix, seed: u64, records: &AtomicU64) -> Result<Measured> {
     let mut client = Client::connect(&arguments.socket)?;
     let (mut random, mut value) = (Random::new(seed), vec![b'y'; arguments.value]);
@@ -242,7 +245,7 @@ fn run(arguments: &Arguments, mix: Mix, seed: u64, records: &AtomicU64) -> Resul
             }
             (true, _) => (client.call(&[b"GET", &key(number)])?, 1),
             (false, Other::Insert) => {
-                // The record is there before its number is drawn, but for the few that other clients are inserting.
+                // A client that draws the new number before this SET completes may miss the record.
                 let new = records.fetch_add(1, Ordering::Relaxed);
                 client.call(&[b"SET", &key(new), &value])?;
                 (wanted, 1)

@@ -19,28 +19,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Limit of the commands in flight, in units: few enough for a slow network to carry their data within the time limit of a reply.
+/// Limit of the commands in flight, in units: a slow network can carry their data within the time limit of a
+/// reply.
 const MOST_UNITS: usize = 128;
 /// Bytes of data that make a command count as one more unit.
 const UNIT_BYTES: usize = 64 << 10;
-/// Time from the beginning of a request after which nothing is tried again.
+/// Time from the beginning of a request after which it isn't retried.
 const RETRY_LIMIT: Duration = Duration::from_millis(1900);
 /// Time between two attempts, or two reads of the table.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Limit of redirections of a request. A cluster needs two in the worst case, and some more while its table spreads.
 const MOST_REDIRECTIONS: u32 = 16;
-/// Longest time of a connection and its login.
+/// Time limit of a connection and its login.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// Longest time of a read of the table from one server.
+/// Time limit of reading the table from one server.
 const TABLE_LIMIT: Duration = Duration::from_millis(500);
-/// Longest time of opening a handle.
+/// Time limit of opening a handle.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a handle knows of a server.
+/// State of a handle for one server.
 struct Server {
     address: Address,
     connection: RefCell<Option<Rc<Connection>>>,
-    /// Taken by the task that connects.
+    /// Held by the task that connects.
     connecting: Rc<Semaphore>,
     /// Last failure to connect.
     failure: RefCell<Option<(Instant, Error)>>,
@@ -53,14 +54,14 @@ pub(crate) struct Client {
     shared: Arc<Shared>,
     servers: RefCell<BTreeMap<Address, Rc<Server>>>,
     table: RefCell<SlotTable>,
-    /// Number of times that the table was read, and the last time that this began.
+    /// Number of reads of the table, and the time at which the last one began.
     table_reads: Cell<u64>,
     table_read_at: Cell<Instant>,
     reading_table: Rc<Semaphore>,
-    /// A table of a cluster was read.
+    /// Whether a cluster's table was read.
     is_cluster: Cell<bool>,
     permits: Rc<Semaphore>,
-    /// Error of all requests, once a server was found restarted.
+    /// Error of all requests once a server was found restarted.
     lost: RefCell<Option<Error>>,
 }
 
@@ -68,7 +69,8 @@ impl Client {
     /// Reads the table, and connects to all masters.
     ///
     /// # Errors
-    /// Those of the last server that was asked for the table, and of the first master that can't be reached.
+    /// The error of the last server that was asked for the table, or of the first master that can't be
+    /// reached.
     pub async fn open(shared: Arc<Shared>) -> Result<Rc<Client>> {
         let first = shared.config.addresses[0].clone();
         let client = Rc::new(Client {
@@ -97,7 +99,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Has a command carried out by the master of a key. Data of the reply goes to the buffer.
+    /// Sends a command to the master of a key. Data of the reply goes to the buffer.
     ///
     /// Returns the buffer, unless the shard ends.
     pub async fn call(
@@ -106,7 +108,8 @@ impl Client {
         command: &Command,
         mut buffer: Option<Buffer>,
     ) -> (Result<Reply>, Option<Buffer>) {
-        // Waiting for a turn counts: otherwise what waits behind a server that doesn't answer would take that long again.
+        // The deadline includes the wait for a permit: otherwise requests queued for a server that doesn't
+        // answer would add that wait.
         let deadline = runtime::now() + RETRY_LIMIT;
         let data = buffer.as_ref().map_or(command.len(), Buffer::len);
         let _permit = self.permits.acquire(1 + data / UNIT_BYTES).await;
@@ -124,7 +127,7 @@ impl Client {
             buffer = answer.buffer;
             let failure = match answer.result {
                 Ok(Reply::Error(text)) => Failure::parse(&text, &address),
-                // It may be carried out later: sent again, it could overwrite what is written meanwhile.
+                // The server may still carry it out: a second copy could overwrite later writes.
                 Err(error) if answer.was_sent && command.changes => Failure::Final(error),
                 Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
                     Failure::Final(error)
@@ -180,7 +183,7 @@ impl Client {
         }
     }
 
-    /// Checks that a server is still the one that has had data of this handle.
+    /// Checks that a server hasn't restarted since it held data of this handle.
     fn check_run(&self, server: &Server, connection: &Connection) -> Result<()> {
         let run_id = &mut *server.run_id.borrow_mut();
         let known = run_id.get_or_insert_with(|| connection.run_id.clone());
@@ -222,7 +225,7 @@ impl Client {
         })
     }
 
-    /// Returns a server with a connection, which is made if there is none.
+    /// Returns a server with a connection, and connects if there is none.
     async fn connection(&self, address: &Address) -> Result<(Rc<Server>, Rc<Connection>)> {
         let server = self.server(address)?;
         let alive = || server.connection.borrow().clone().filter(|connection| connection.is_alive());
@@ -257,7 +260,8 @@ impl Client {
         }
     }
 
-    /// Reads the table again, unless that was done since `reads_before`, or a moment ago. A failure leaves the table as it is.
+    /// Reads the table again, unless it was read since `reads_before` or a moment ago. A failure leaves the
+    /// table as it is.
     async fn refresh(&self, reads_before: u64, preferred: Option<&Address>, deadline: Instant) {
         let reading = async {
             let _alone = self.reading_table.acquire(1).await;
@@ -266,18 +270,19 @@ impl Client {
             }
             let mut servers: Vec<Address> = preferred.cloned().into_iter().collect();
             let mut others = self.shared.known();
-            // Those that answer first: another one may be a machine that is gone, which takes time to notice.
+            // Connected servers first: another one may be on a machine that is down, which takes time to
+            // detect.
             others.sort_by_key(|address| !self.is_connected(address));
             servers.append(&mut others);
             if let Err(error) = self.read_table(&servers).await {
                 tracing::debug!("the table of slots stays as it is: {error}");
             }
         };
-        // Dropping it stops only the waiting.
+        // If the time is over, only this wait ends.
         let _is_read = runtime::timeout(deadline - runtime::now(), reading).await;
     }
 
-    /// Reads the table from the first of these servers that has a whole one.
+    /// Reads the table from the first of these servers whose table is complete.
     async fn read_table(&self, servers: &[Address]) -> Result<()> {
         let mut outcome = Err(Error::disconnected("no server is known"));
         for (number, address) in servers.iter().enumerate() {
@@ -293,7 +298,7 @@ impl Client {
                 Ok(table) => {
                     self.shared.set_known(&table);
                     self.servers.borrow_mut().retain(|address, server| {
-                        // A run is known as long as the handle lives.
+                        // Servers whose run is known are kept as long as the handle exists.
                         table.masters().contains(address) || server.run_id.borrow().is_some()
                     });
                     self.table.replace(table);
@@ -314,7 +319,7 @@ impl Client {
                 self.is_cluster.set(true);
                 Ok(table)
             }
-            // It is no cluster, or has no word for it.
+            // The server isn't a cluster, or doesn't know the command.
             Err(Error::Io(detail))
                 if detail.contains("cluster support disabled") || detail.contains("unknown command") =>
             {

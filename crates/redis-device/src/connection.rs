@@ -1,7 +1,9 @@
-//! One connection to a server: commands are pipelined, replies come in their order. One task sends and one receives.
+//! One connection to a server. Commands are pipelined and replies arrive in their order; one task sends and
+//! one receives.
 //!
-//! A connection ends for good with the first error: of the kernel, of a reply that isn't the expected one, or because a reply took too long. All
-//! commands in flight, and later ones, fail with it then. The meaning of error replies is left to `failure`.
+//! The first error ends a connection for good: an error of the kernel, an unexpected reply, or a reply that
+//! takes too long. All commands in flight, and later ones, then fail with it. `failure` interprets error
+//! replies.
 
 use crate::failure::{Failure, shown, unexpected};
 use crate::leaf::Credentials;
@@ -15,37 +17,37 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time in which a reply has to come.
+/// Time limit of a reply.
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(2);
 /// Largest reply without data, in bytes: the table of a large cluster.
 const MOST_REPLY_BYTES: usize = 1 << 20;
-/// Limit of the commands in flight: more than a handle has at a time, unless it has given up waiting for many.
+/// Limit of the commands in flight: more than a handle has at a time, unless it has stopped waiting for many.
 const MOST_IN_FLIGHT: usize = 320;
-/// Bytes that are received at a time, unless they are received into a caller's buffer.
+/// Bytes of one receive, unless they go to a caller's buffer.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// A command as it is sent.
+/// A command in its encoded form.
 #[derive(Clone)]
 pub(crate) struct Command {
     bytes: Payload,
-    /// Whether it changes what the server has.
+    /// Whether the command changes data of the server.
     pub changes: bool,
 }
 
 impl Command {
-    /// A command that changes nothing.
+    /// Encodes a command that changes nothing.
     pub fn reading(words: &[&[u8]]) -> Self {
         let mut bytes = Vec::new();
         put_command(&mut bytes, words);
         Command { bytes: Data::copy_of(&bytes).into(), changes: false }
     }
 
-    /// A command that changes something.
+    /// Encodes a command that changes data.
     pub fn changing(words: &[&[u8]]) -> Self {
         Command { changes: true, ..Self::reading(words) }
     }
 
-    /// A command that changes something, with data as its last word.
+    /// Encodes a command that changes data, with `data` as its last word.
     pub fn with_data(words: &[&[u8]], data: &Payload) -> Self {
         let mut head = Vec::new();
         put_words(&mut head, words.len() + 1, words);
@@ -60,11 +62,11 @@ impl Command {
 
 /// Reply to a command.
 pub(crate) struct Answer {
-    /// The reply. In place of data that went to the buffer it is the number of bytes.
+    /// The reply. Data that went to the buffer is replaced by its number of bytes.
     pub result: Result<Reply>,
-    /// The buffer that was given, empty if there is no data.
+    /// The caller's buffer, empty if there is no data.
     pub buffer: Option<Buffer>,
-    /// Whether the server may have the command.
+    /// Whether the server may have received the command.
     pub was_sent: bool,
 }
 
@@ -80,7 +82,7 @@ impl Pending {
         if result.is_err() {
             buffer.iter_mut().for_each(Buffer::clear);
         }
-        // The waiter may have been dropped.
+        // The future of the caller may have been dropped.
         let _ = waiter.send(Answer { result, buffer, was_sent: true });
     }
 }
@@ -88,7 +90,7 @@ impl Pending {
 /// A connection.
 pub(crate) struct Connection {
     address: Address,
-    /// Identifies the run of the server: another one after a restart.
+    /// Identifier of the server's run, which changes with a restart.
     pub run_id: String,
     state: Rc<State>,
 }
@@ -119,7 +121,7 @@ impl State {
         }
     }
 
-    /// Sends what is to be sent until the connection ends.
+    /// Sends queued commands until the connection ends.
     async fn send(&self, stream: &Stream) {
         let stop = self.stop.token();
         loop {
@@ -135,7 +137,7 @@ impl State {
                 None => break,
             }
         }
-        // The receive in progress ends, and gives back the buffer that it has.
+        // The receive in progress ends and returns its buffer.
         let _is_shut = stream.shutdown(Shutdown::Both).await;
     }
 
@@ -170,7 +172,8 @@ impl Connection {
     /// Connects, and logs in if there are credentials.
     ///
     /// # Errors
-    /// Those of the connection; [`Error::PermissionDenied`]; [`Error::Invalid`] if the server would evict what is written.
+    /// Errors of the connection; [`Error::PermissionDenied`]; [`Error::Invalid`] if the server's policy
+    /// evicts data.
     pub async fn connect(address: &Address, credentials: Option<&Credentials>) -> Result<Rc<Connection>> {
         let stream = Stream::connect(address).await?;
         let state = Rc::<State>::default();
@@ -182,7 +185,7 @@ impl Connection {
             receiving.fail(&error.in_context(&server));
         })
         .detach();
-        // It ends the connection where an error, or the caller, ends this function.
+        // Dropping it ends the connection if this function fails or is cancelled.
         let mut connection = Connection { address: address.clone(), run_id: String::new(), state };
         if let Some(Credentials { username, password }) = credentials {
             let words = [Some("AUTH"), username.as_deref(), Some(password)];
@@ -220,10 +223,10 @@ impl Connection {
         self.state.queues.borrow().failure.is_none()
     }
 
-    /// Sends a command whose reply isn't data, and returns its reply.
+    /// Sends a command whose reply has no data, and returns the reply.
     ///
     /// # Errors
-    /// As [`call`](Self::call); what the server replies.
+    /// As [`call`](Self::call); the server's error reply.
     pub async fn request(&self, words: &[&[u8]]) -> Result<Reply> {
         match self.call(&Command::reading(words), false, None).await.result? {
             Reply::Error(text) => match Failure::parse(&text, &self.address) {
@@ -236,9 +239,11 @@ impl Connection {
         }
     }
 
-    /// Sends a command, after ASKING if `asking`, and waits for its reply, whose data goes to the buffer. Error replies are replies here.
+    /// Sends a command, after ASKING if `asking`, and waits for its reply, whose data goes to the buffer. An
+    /// error reply is returned as a reply.
     ///
-    /// Ends the connection if the reply takes longer than [`REPLY_LIMIT`]. Dropping it stops only the waiting.
+    /// Ends the connection if the reply takes longer than [`REPLY_LIMIT`]. Dropping the future ends only the
+    /// wait.
     pub async fn call(&self, command: &Command, asking: bool, buffer: Option<Buffer>) -> Answer {
         if self.state.queues.borrow().in_flight.len() >= MOST_IN_FLIGHT {
             self.state.fail(&Error::timed_out(format!("redis server {}: it answers nothing", self.address)));
@@ -250,7 +255,7 @@ impl Connection {
                 return Answer { result: Err(error.clone()), buffer, was_sent: false };
             }
             if asking {
-                // Its reply says nothing that the next one doesn't.
+                // The reply to ASKING is ignored: an error also shows in the reply to the command.
                 queues.in_flight.push_back(Pending { buffer: None, waiter: oneshot().0 });
                 Command::reading(&[b"ASKING"]).put(&mut queues.outgoing);
             }
@@ -263,11 +268,11 @@ impl Connection {
             Err(_) => {
                 let error = format!("redis server {}: no reply within {REPLY_LIMIT:?}", self.address);
                 self.state.fail(&Error::timed_out(error));
-                // The receive that may have the buffer ends.
+                // The connection's end completes the receive that may own the buffer.
                 answer.receive().await
             }
         };
-        // Only the end of the shard drops a command without an answer.
+        // A command is dropped without an answer only when the shard ends.
         let ended = || Err(Error::cancelled("the shard ends"));
         answered.unwrap_or_else(|| Answer { result: ended(), buffer: None, was_sent: true })
     }
@@ -290,7 +295,7 @@ impl Command {
     }
 }
 
-/// Received bytes, and the stream that more come from.
+/// Received bytes, and the stream that they come from.
 struct Received<'s> {
     stream: &'s Stream,
     bytes: Vec<u8>,
@@ -303,7 +308,7 @@ impl Received<'_> {
         &self.bytes[self.used..]
     }
 
-    /// Receives at least a byte.
+    /// Receives at least one byte more.
     async fn more(&mut self) -> Result<()> {
         self.bytes.drain(..std::mem::take(&mut self.used));
         let (count, spare) = self.stream.receive(std::mem::replace(&mut self.spare, Buffer::new(0))).await;
@@ -330,7 +335,7 @@ impl Received<'_> {
         }
     }
 
-    /// Receives bytes into the empty buffer, which may be shorter than it.
+    /// Receives data into the empty buffer. The data may be shorter than the buffer.
     async fn data(&mut self, mut buffer: Buffer) -> (Result<Reply>, Buffer) {
         let count = match self.data_head(buffer.len()).await {
             Ok(Ok(count)) => count,
@@ -362,7 +367,7 @@ impl Received<'_> {
         (received.map(|()| Reply::Integer(count as i64)), buffer)
     }
 
-    /// Receives the number of bytes that follow, `most` at most, or an error reply.
+    /// Receives the length of the data, at most `most`, or an error reply.
     async fn data_head(&mut self, most: usize) -> Result<Result<usize, Reply>> {
         loop {
             if let Some((head, length)) = resp::head(self.rest())? {

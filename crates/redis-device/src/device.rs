@@ -1,4 +1,4 @@
-//! The calls of a device, as commands: a call is cut at the borders of strings.
+//! The calls of a device as commands. A call is split at the borders of strings.
 
 use crate::client::Client;
 use crate::connection::Command;
@@ -10,9 +10,9 @@ use block::{
 use resp::Reply;
 use std::rc::Rc;
 
-/// Bytes of a string.
+/// Bytes of a string: 1 MiB.
 pub(crate) const STRING: u64 = 1 << 20;
-/// Strings of a call that are changed at a time.
+/// Strings that one call changes concurrently.
 const WIDTH: usize = 16;
 
 /// A handle of one shard.
@@ -21,12 +21,12 @@ pub(crate) struct Handle {
     pub strings: Rc<Strings>,
 }
 
-/// The strings, on the servers that a client knows.
+/// The strings of a device and the client for their servers.
 pub(crate) struct Strings {
     pub client: Rc<Client>,
     /// Name of the device: the key of a string is the name, a colon and the number of the string.
     pub name: String,
-    /// Bytes of the device: the last string may be shorter.
+    /// Bytes of the device. The last string may be shorter.
     pub bytes: u64,
 }
 
@@ -38,7 +38,7 @@ struct Part {
     bytes: u64,
 }
 
-/// Cuts bytes of the device at the borders of strings.
+/// Splits bytes of the device at the borders of strings.
 fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = Part> {
     let mut at = offset;
     std::iter::from_fn(move || {
@@ -54,7 +54,7 @@ impl Strings {
         format!("{}:{string}", self.name).into_bytes()
     }
 
-    /// Checks that a reply is a number that is `least` at least.
+    /// Checks that a reply is a number of at least `least`.
     fn number(&self, reply: Reply, least: u64) -> Result<u64> {
         match reply {
             Reply::Integer(number) if number >= 0 && number as u64 >= least => Ok(number as u64),
@@ -77,7 +77,7 @@ impl Strings {
         let (outcome, buffer) = self.client.call(&key, &command, Some(buffer)).await;
         let mut buffer = buffer.unwrap_or_else(|| Buffer::new(length));
         if outcome.is_ok() {
-            // A string ends with the last byte that was written.
+            // A string ends with its last written byte.
             buffer.append_zeroes(buffer.missing());
         }
         (outcome.map(drop), buffer)
@@ -111,7 +111,7 @@ impl Strings {
                     .number(self.change(&key, Command::changing(&[b"UNLINK", &key])).await?, 0)
                     .map(drop);
             }
-            // Bytes after the end are zeros, and stay so whatever else is written to the string meanwhile.
+            // Bytes after the string's end are zeros already, also after later writes to the string.
             let length = self.change(&key, Command::reading(&[b"STRLEN", &key])).await?;
             bytes = bytes.min(self.number(length, 0)?.saturating_sub(part.offset));
         }
@@ -136,7 +136,8 @@ impl Handle {
     }
 }
 
-// A call that is dropped goes on, so that a command that is redirected takes effect and one without a reply ends its connection.
+// A dropped call continues: a redirected command must take effect, and one without a reply must end its
+// connection.
 impl Device for Handle {
     fn geometry(&self) -> &DeviceGeometry {
         &self.geometry
@@ -157,7 +158,7 @@ impl Device for Handle {
         }
     }
 
-    /// Nothing is durable: what the servers have on disks is theirs.
+    /// Does nothing: durability is up to the servers.
     fn flush(&self) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }

@@ -1,24 +1,24 @@
-//! What a client does about a command that failed: error replies, and connections that end.
+//! Classification of failed commands: error replies, and connections that end.
 
 use crate::slots::endpoint;
 use block::Error;
 use runtime::net::Address;
 
-/// What follows from a failure. A server that sent an error reply didn't carry out the command.
+/// Action after a failure. A server that sent an error reply didn't carry out the command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// Another server has the slot.
     Moved(Address),
-    /// Another server has this key, while its slot is being moved there.
+    /// Another server has this key while its slot is being moved there.
     Ask(Address),
-    /// Try again after a pause; the error is for the end of the time limit.
+    /// Retry after a pause; the error is returned when the time limit ends.
     Later(Error),
     /// The command fails.
     Final(Error),
 }
 
 impl Failure {
-    /// Reads an error reply. `responder` is the server that it came from.
+    /// Parses an error reply. `responder` is the server that sent it.
     pub fn parse(text: &str, responder: &Address) -> Self {
         let (code, rest) = text.split_once(' ').unwrap_or((text, ""));
         let said = format!("redis server {responder}: {}", shown(text));
@@ -46,14 +46,14 @@ impl Failure {
     }
 }
 
-/// Error of a valid reply that doesn't fit its command.
+/// Error for a valid reply that doesn't match its command.
 pub(crate) fn unexpected(found: &str, expected: &str) -> Error {
     Error::protocol(format!(
         "unexpected reply: {found}; expected {expected}; check that it is a Redis or Valkey server"
     ))
 }
 
-/// The beginning of a text from outside, control characters escaped.
+/// Returns the first 200 characters of a received text, with control characters escaped.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(200).flat_map(char::escape_debug).collect()
 }

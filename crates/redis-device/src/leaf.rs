@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Longest name in bytes.
 const LONGEST_NAME: usize = 64;
-/// Limit of the servers that are remembered for opening.
+/// Most servers that are remembered for opening a handle.
 const MOST_KNOWN: usize = 64;
 
 /// Declaration of the kind.
@@ -67,23 +67,23 @@ pub const KIND: Kind = Kind {
 
 const BLOCK: u32 = 4096;
 
-/// Servers, and the device on them.
+/// Configuration of the servers and of the device on them.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Some servers of a cluster, or one server.
     pub addresses: Vec<Address>,
-    /// Name of the device: its keys are the name, a colon and a number.
+    /// Name of the device. Its keys are the name, a colon and the number of the string.
     pub name: String,
     /// Capacity in bytes.
     pub size: u64,
-    /// How to log in, if the servers want that.
+    /// Credentials for the login; `None` if the servers need none.
     pub credentials: Option<Credentials>,
 }
 
-/// A user and a password.
+/// User and password.
 #[derive(Clone)]
 pub struct Credentials {
-    /// Name of the user; `None` for the default one.
+    /// Name of the user; `None` for the default user.
     pub username: Option<String>,
     /// The password.
     pub password: String,
@@ -162,7 +162,7 @@ pub struct RedisPart {
     geometry: DeviceGeometry,
 }
 
-/// What the handles of all shards share.
+/// State that the handles of all shards share.
 pub(crate) struct Shared {
     pub config: Config,
     pub counters: Counters,
@@ -185,7 +185,8 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Servers that may have the table: those of the last one, and those of the stack.
+    /// Servers that may have the table: the masters and replicas of the last one, then those of the
+    /// configuration.
     pub fn known(&self) -> Vec<Address> {
         self.locked().iter().chain(&self.config.addresses).cloned().collect()
     }
@@ -198,11 +199,12 @@ impl Shared {
 }
 
 impl RedisPart {
-    /// Checks that all servers can be reached. Connections for I/O are made when a shard opens a handle.
+    /// Checks that all servers can be reached. Each shard makes its own connections when it opens a handle.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a configuration that can't be, and servers that would evict blocks; [`Error::PermissionDenied`];
-    /// [`Error::Protocol`] if a peer is no redis server; those of the connections.
+    /// [`Error::Invalid`] for an invalid configuration, and for servers that evict data;
+    /// [`Error::PermissionDenied`]; [`Error::Protocol`] if a peer is no redis server; errors of the
+    /// connections.
     pub async fn connect(config: Config) -> Result<Self> {
         check_name(&config.name)?;
         let geometry = geometry(config.size)?;
@@ -241,7 +243,7 @@ impl DevicePart for RedisPart {
         &self.geometry
     }
 
-    /// What the servers keep is theirs, and a failover loses some of it: that is no promise.
+    /// Returns false: a failover may lose writes that the servers had acknowledged.
     fn keeps_flushed(&self) -> bool {
         false
     }

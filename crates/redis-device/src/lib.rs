@@ -1,21 +1,26 @@
 //! A device on a Redis or Valkey server or cluster: each MiB of the device is one string, read and written by range commands.
 //!
 //! # Promises
-//! - A read returns what the server that has the string at that moment returns; missing bytes are zeros. A reply that isn't the expected one,
-//!   or is longer than it may be, is an error, and the connection is closed: nothing else is harmed.
-//! - A command isn't sent again later than 1.9 seconds after it was given, its wait for a turn included; an attempt takes 3 seconds at most:
-//!   redirections, a failover and resharding are followed within this time. A write whose connection broke before its reply isn't repeated: it
-//!   is an error, since nothing tells whether it was carried out, or still will be.
-//! - A handle never shows what a server holds that was restarted under it: it fails from then on, and another one has to be opened.
-//! - A handle has 128 requests in flight at most, or less than 8 MiB of data. Other memory: a reply of 1 MiB for each server.
+//! - A read returns the bytes of the server that has the string at that moment; missing bytes are zeros. An
+//!   unexpected or too long reply is an error that closes the connection; other connections are unaffected.
+//! - A command is retried for at most 1.9 seconds, its wait for a permit included, and an attempt takes at
+//!   most 3 seconds. Redirections, a failover and resharding are followed within this time. A write whose
+//!   connection broke before its reply is an error and isn't repeated: the server may have carried it out, or
+//!   may still do so.
+//! - A handle never returns data of a server that restarted under it: all its calls fail from then on, and a
+//!   new handle has to be opened.
+//! - A handle has at most 128 requests in flight, or less than 8 MiB of data. In addition, each server needs
+//!   memory for a reply of 1 MiB.
 //!
-//! # What is left to others
-//! A failover loses writes that were acknowledged and not yet replicated: older bytes, or zeros, are read. Only a layer with checksums of its own
-//! notices, such as `remote`. Copies, persistence and limits of memory are the cluster's.
+//! # Limits
+//! A failover loses writes that were acknowledged and not yet replicated: reads then return older bytes or
+//! zeros. Only a layer with checksums of its own detects that, such as `remote`. Replication, persistence and
+//! limits of memory are up to the cluster.
 //!
 //! # Structure
-//! `slots`: hash slots and the table of a cluster. `failure`: error replies, and what follows from them. `connection`: one connection.
-//! `client`: the servers of a handle, redirections and retries. `device`: the calls of a device. `leaf`: the kind of stacks.
+//! `slots`: hash slots and the table of a cluster. `failure`: classification of failed commands.
+//! `connection`: one connection. `client`: servers of a handle, redirections and retries. `device`: the calls
+//! of a device. `leaf`: the kind `redis`.
 
 mod client;
 mod connection;

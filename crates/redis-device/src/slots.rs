@@ -1,4 +1,5 @@
-//! Hash slots (<https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>), and the table of a cluster: which server has which.
+//! Hash slots (<https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>) and the table of
+//! a cluster, which maps slots to servers.
 
 use crate::failure::unexpected;
 use block::{Error, Result};
@@ -9,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Number of hash slots.
 const SLOTS: usize = 16384;
-/// Limit of the servers of a cluster; the specification recommends no more.
+/// Most servers of a cluster: the specification's recommended maximum.
 pub(crate) const MOST_SERVERS: usize = 1000;
 
 /// Hash slot of a key without braces.
@@ -17,17 +18,17 @@ pub(crate) fn hash_slot(key: &[u8]) -> u16 {
     checksum(CrcAlgorithm::Crc16Xmodem, key) as u16 % SLOTS as u16
 }
 
-/// Server of each slot.
+/// Maps each slot to a server.
 pub(crate) struct SlotTable {
     masters: Vec<Address>,
-    /// Addresses of replicas, which know the table, too.
+    /// Addresses of replicas, which can also serve the table.
     pub replicas: Vec<Address>,
-    /// By slot: number of the master. Empty for a server without slots, which has all keys.
+    /// Index of the master by slot. Empty for a single server without slots, which has all keys.
     slots: Vec<u16>,
 }
 
 impl SlotTable {
-    /// The table of one server that is no cluster.
+    /// Table of a single server that isn't part of a cluster.
     pub fn of_one(server: Address) -> Self {
         SlotTable { masters: vec![server], replicas: Vec::new(), slots: Vec::new() }
     }
@@ -41,10 +42,10 @@ impl SlotTable {
         &self.masters[self.slots.get(usize::from(slot)).map_or(0, |master| usize::from(*master))]
     }
 
-    /// Reads the reply of CLUSTER SLOTS. `responder` is the server that it came from.
+    /// Parses the reply to CLUSTER SLOTS. `responder` is the server that sent it.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for anything else, [`Error::Disconnected`] if a slot has no server.
+    /// [`Error::Protocol`] for a malformed reply, [`Error::Disconnected`] if a slot has no server.
     pub fn parse(reply: &Reply, responder: &Address) -> Result<Self> {
         const NONE: u16 = u16::MAX;
         let malformed = || {
@@ -84,7 +85,7 @@ fn unexpected_from(responder: &Address, found: &str, expected: &str) -> Error {
     unexpected(found, expected).in_context(format!("redis server {responder}"))
 }
 
-/// Number of a server in a list to which it is added; `None` for too many.
+/// Index of a server in a list, to which it is added if it is missing; `None` if the list is full.
 fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
     let known = servers.iter().position(|known| *known == server).unwrap_or_else(|| {
         servers.push(server);
@@ -93,7 +94,7 @@ fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
     (servers.len() <= MOST_SERVERS).then_some(known as u16)
 }
 
-/// Reads an entry of CLUSTER SLOTS for a server.
+/// Parses the address of a server from an entry of CLUSTER SLOTS.
 fn endpoint_of(entry: &Reply, responder: &Address) -> Result<Address> {
     let malformed = || unexpected_from(responder, "a malformed server in CLUSTER SLOTS", "a host and a port");
     let Reply::Array(fields) = entry else { return Err(malformed()) };
@@ -105,7 +106,7 @@ fn endpoint_of(entry: &Reply, responder: &Address) -> Result<Address> {
     endpoint(&host, &port.to_string(), responder)
 }
 
-/// Address of a server that another one names. Without a host it is on the machine of the other one.
+/// Address of a server that `responder` named. Without a host it is on the machine of `responder`.
 pub(crate) fn endpoint(host: &str, port: &str, responder: &Address) -> Result<Address> {
     let ip = match (host, responder) {
         ("" | "?", Address::Tcp(responder)) => Some(responder.ip()),
@@ -129,9 +130,9 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_specification() {
-        // The check value of the specification's appendix A.
+        // The check value of the specification, appendix A.
         assert_eq!(checksum(CrcAlgorithm::Crc16Xmodem, b"123456789") as u16, 0x31C3);
-        // As CLUSTER KEYSLOT answers.
+        // Results of CLUSTER KEYSLOT.
         assert_eq!([hash_slot(b"foo"), hash_slot(b"hello"), hash_slot(b"")], [12182, 866, 0]);
     }
 

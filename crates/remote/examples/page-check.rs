@@ -1,10 +1,13 @@
-//! A program that uses more memory than it may: it fills pages, then reads and changes them at random, and checks every word that it reads.
+//! Fills more memory than its limit allows, then reads and changes pages at random, and checks every word
+//! that it reads.
 //!
 //! Usage: page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT] [--pause]
 //!
-//! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. With `--pause` it prints "filled" once the memory is, and waits for a
-//! line, and for another one after the results. It runs for a quarter of the time before it measures. Prints the latencies of the first word that is read of a page as
-//! fio's JSON, with the time to fill the memory and the wrong pages until then. Then it checks all pages, and ends with 1 if any page has other bytes.
+//! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. With
+//! `--pause` it prints "filled" after it has filled the memory, and waits for a line there and after the
+//! results. A warm-up of a quarter of SECONDS precedes the measurement. Prints latencies of the first word
+//! that is read of a page as fio's JSON, with the time to fill the memory and the number of wrong pages. Then
+//! it checks all pages, and exits with 1 if any page has other bytes.
 
 use bench::peer::output::Output;
 use runtime::Random;
@@ -23,7 +26,7 @@ fn fill(page: &mut [u64], number: u64, version: u64, noise: usize) {
     (page[WORDS - 2], page[WORDS - 1]) = (version, number);
 }
 
-/// Whether a page is as it was filled.
+/// Whether a page has the contents that [`fill`] wrote.
 fn is_filled(page: &[u64], number: u64, version: u64, noise: usize) -> bool {
     let mut random = Random::new(number << 20 ^ version);
     let is_noise = page[..noise].iter().all(|word| *word == random.next_u64());
@@ -68,7 +71,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Draws a page number below `pages`. With Zipf's law (exponent 1) pages that are asked for often lie anywhere.
+/// Draws a page number below `pages`. With Zipf's law (exponent 1) popular pages are spread over all pages.
 fn choose(random: &mut Random, pages: u64, is_zipf: bool) -> u64 {
     let share = random.next_u64() as f64 / u64::MAX as f64;
     match is_zipf {
@@ -94,7 +97,7 @@ fn main() -> ExitCode {
     let filled = begin.elapsed();
     let pause = || {
         if pauses {
-            // The end of the input is as good as a line.
+            // The end of the input counts as a line.
             let _line = std::io::stdin().read_line(&mut String::new());
         }
     };

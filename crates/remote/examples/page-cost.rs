@@ -1,10 +1,11 @@
-//! What a page costs: processor time for each page that is written and read, beside that of the compressor alone.
+//! Cost of a page: processor time per page written and read, beside that of the compressor alone.
 //!
 //! Usage: page-cost MIB [--noise=BYTES]
 //!
-//! Two nodes in memory of this process; 32 tasks with a page each. Each page has `noise` bytes that can't be compressed (default: 2048). All pages are written in
-//! order, as a kernel swaps them out, then read in random order, most of them from the nodes. Processor time is that of the whole process, so it includes the nodes' copies of
-//! bytes. Prints a table for plans; times are microseconds.
+//! Two nodes in memory of this process; 32 tasks with a page each. Each page has `noise` bytes that can't be
+//! compressed (default: 2048). All pages are written in order, as a kernel swaps them out, then read in
+//! random order, most of them from the nodes. Processor time is that of the whole process, so it includes the
+//! nodes' copies of bytes. Prints a table; times are microseconds.
 
 use block::{BlockIndex, BlockSize, Buffer, Data, DevicePart, Durability, Error, Part, Result};
 use disks::ram::RamPart;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 const PAGE: usize = 4096;
 const DEPTH: u64 = 32;
-/// Different contents of pages.
+/// Number of different page contents.
 const CONTENTS: usize = 256;
 
 fn contents(noise: usize) -> Vec<Data> {
@@ -31,7 +32,7 @@ fn contents(noise: usize) -> Vec<Data> {
     (0..CONTENTS).map(page).collect()
 }
 
-/// Processor time of `work` for each of `pages`, in microseconds.
+/// Processor time of `work` per page, in microseconds.
 async fn cost(pages: u64, work: impl AsyncFnOnce() -> Result<()>) -> Result<f64> {
     let before = runtime::process_cpu_time();
     work().await?;
@@ -70,7 +71,7 @@ async fn measure(pages: u64, noise: usize, compression: Compression) -> Result<s
     let part = RemotePart::open(Config { size: Some(bytes), compression, ..Config::new(nodes) }).await?;
     let device = part.open().await?;
     let contents = Rc::new(contents(noise));
-    // The first round takes the nodes' memory.
+    // The first round allocates the nodes' memory.
     let mut out = 0.0;
     for _ in 0..2 {
         let (device, contents) = (device.clone(), contents.clone());

@@ -1,7 +1,8 @@
 //! All state that must outlive the process that serves a device, in one piece of shared memory: the map, the zones, the staged blocks and the cache.
 //!
-//! The memory is a file of the kernel's (memfd). The pages exist as long as a process has the descriptor, and the next process continues with them. So every change
-//! is made in an order in which the process may be killed: a slot is complete before the map names it, and what can be computed from the map isn't here.
+//! The memory is a file of the kernel's (memfd). The pages exist as long as a process has the descriptor, and
+//! the next process continues with them. So the process may be killed between any two stores: a slot is
+//! complete before the map names it, and state that can be computed from the map isn't kept here.
 //!
 //! ```text
 //! header 4 KiB │ map: 8 B a page │ zones: 64 B each │ staged blocks: 16 B each │ frames: 8 B each │ staged blocks: 1 MiB each │ frames: 4 KiB each
@@ -38,7 +39,7 @@ pub struct Sizes {
     pub staged: u32,
     /// Frames of the cache.
     pub frames: u32,
-    /// Tells these nodes from others.
+    /// Distinguishes this set of nodes from others.
     pub identity: u64,
 }
 
@@ -90,10 +91,11 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Opens the memory of a process that has ended, or makes new memory of zeros. Returns whether it had been used.
+    /// Opens the memory of a process that has ended, or creates new memory of zeros. Returns whether it had
+    /// been used.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for memory of another device; those of the kernel.
+    /// [`Error::Invalid`] for memory of another device; errors of the kernel.
     pub fn open(kept: Option<&OwnedFd>, sizes: Sizes) -> Result<(Self, bool)> {
         let Some(kept) = kept else {
             let (memory, _descriptor) = SharedMemory::create("siltstone-remote", sizes.total())?;
@@ -143,18 +145,18 @@ impl Arena {
         self.memory.u64(number * 8).store(value, Ordering::Release);
     }
 
-    /// The sizes.
+    /// Layout of the memory.
     pub fn sizes(&self) -> &Sizes {
         &self.sizes
     }
 
-    /// What the map knows of a page.
+    /// Entry of a page in the map.
     #[inline]
     pub fn entry(&self, page: u32) -> Entry {
         Entry::decode(self.memory.u64(self.sizes.map() + page as usize * 8).load(Ordering::Acquire))
     }
 
-    /// Changes the map.
+    /// Sets the entry of a page in the map.
     #[inline]
     pub fn set_entry(&self, page: u32, entry: Entry) {
         self.memory.u64(self.sizes.map() + page as usize * 8).store(entry.encode(), Ordering::Release);

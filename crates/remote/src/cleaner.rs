@@ -1,7 +1,7 @@
-//! Reset of zones: of those without live pages, and of victims whose live pages are moved first.
+//! Resets of zones: those without live pages, and victims whose live pages are moved first.
 //!
-//! The kit's pool knows how much of each zone is live, and its cost-benefit policy chooses which zone is cleaned. A page is moved as it is, without being
-//! unpacked.
+//! The kit's pool knows how much of each zone is live, and its cost-benefit policy chooses the zone to clean.
+//! Pages are moved without decompressing them.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::core::{CLEANER_STREAM, Core, add};
@@ -15,14 +15,14 @@ use logkit::stream::Sequences;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time between two looks without an event.
+/// Longest time between two passes without an event.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time after a zone that couldn't be read before the next one.
+/// Pause after a zone that couldn't be read.
 const RETRY: Duration = Duration::from_millis(200);
 /// Time for which a zone that couldn't be read isn't chosen again.
 const AVOID: Duration = Duration::from_secs(10);
 
-/// A slot that is live: its page, where it lies in the part that was read, and how it is packed.
+/// A live slot: its page, its offset in the block, the length of its bytes, its encoding and its place.
 struct Live {
     page: u32,
     at: usize,
@@ -34,9 +34,9 @@ struct Live {
 /// Outcome of moving the pages of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// They were moved, or may still be had.
+    /// All live pages were moved, or the others may still be readable later.
     All,
-    /// Every copy was read, and lacks some of them.
+    /// Every copy was read, and all of them lack some pages.
     LackingPages,
 }
 
@@ -46,7 +46,7 @@ impl Core {
         while !self.is_closing.get() {
             let work = self.work.notified();
             if !self.release_dead().await {
-                // A look without an event costs little.
+                // A pass without an event costs little.
                 let _elapsed = runtime::timeout(LOOK, work).await;
             }
         }
@@ -73,17 +73,17 @@ impl Core {
                     runtime::sleep(RETRY).await;
                 }
             }
-            // A look without an event costs little.
+            // A pass without an event costs little.
             let _elapsed = runtime::timeout(LOOK, work).await;
         }
         self.freed.notify_all();
     }
 
-    /// Notes whether a zone can be had at all: none is free, and none can be cleaned.
+    /// Updates `stuck`, the error of writes while no zone is free and none can be cleaned.
     fn note_stuck(&self) {
         let is_up = self.nodes.iter().any(Node::is_up);
         let has_region = self.nodes.iter().any(|node| node.is_up() && node.free_regions() > 0);
-        // Zones that are being reset, or would be after a write in flight, bring their regions with them.
+        // A zone that is being reset, or may be after a write in flight, returns its regions.
         let comes = self.pool.free_soon() > self.pool.free() || self.is_writing();
         let stuck = match (self.pool.free() > self.settings.reserve, has_region) {
             _ if is_up && comes => None,
@@ -116,7 +116,7 @@ impl Core {
         count > 0
     }
 
-    /// Resets a zone: forgets what is cached of it, and frees its regions.
+    /// Resets a zone: removes it from the staged blocks and the read cache, and frees its regions.
     async fn release(&self, zone: u32) {
         for block in self.blocks_of(zone, self.arena.sizes().zone_blocks) {
             let staged = self.staging.borrow().place(block);
@@ -126,7 +126,8 @@ impl Core {
             let pieces = (BLOCK / PAGE) as u64;
             self.frames.borrow_mut().forget(&self.arena, block * pieces..(block + 1) * pieces);
         }
-        // Without blocks the copies mean nothing: a process that is killed between the two gives none of them twice.
+        // Copies of a zone without blocks are ignored: if the process is killed between the two changes, no
+        // region is given out twice.
         self.zones.change(&self.arena, zone, |entry| {
             entry.generation = entry.generation.wrapping_add(1);
             (entry.blocks, entry.is_closed, entry.has_backup) = (0, false, false);
@@ -138,8 +139,9 @@ impl Core {
         self.pool.set_reset(zone, self.zones.generation(zone).into());
     }
 
-    /// Cleans the zone that the policy chooses. Returns false if there is none: where more than 63 of 64 granules are live, moving them gains next to nothing, and would go
-    /// on without end.
+    /// Cleans the zone that the policy chooses. Returns false if there is none: zones with more than 63/64 of
+    /// their granules live are skipped, because moving them frees next to nothing, and cleaning would never
+    /// end.
     async fn clean_one(self: &Rc<Self>) -> Result<bool> {
         let granules = self.zone_granules() as u32;
         let most_live = granules / 64 * 63;
@@ -159,7 +161,7 @@ impl Core {
         let zone = victim.zone.0;
         self.pool.begin_cleaning(zone);
         let moved = self.move_zone(zone).await;
-        // Full again: dead if all its pages have gone.
+        // The zone is full again, and dead if no page in it is live.
         self.pool.restore(zone, |entry| entry.usage = Usage::Open);
         self.pool.set_full(zone);
         moved.map(|()| true)
@@ -178,7 +180,7 @@ impl Core {
         let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
         let sources = self.sources(zone);
         let mut failure = None;
-        // Each is read twice: what came may have been damaged on its way.
+        // Each copy is read twice: the bytes may have been damaged in transit.
         for copy in 0..2 * sources.len().max(1) {
             for block in blocks.clone() {
                 if self.block_live(block) == 0 {
@@ -201,7 +203,8 @@ impl Core {
         Ok(if !sources.is_empty() && is_certain { Moved::LackingPages } else { Moved::All })
     }
 
-    /// Notes that the pages that are still in these zones are lost. The zones aren't reset meanwhile.
+    /// Marks the pages that are still in these zones as lost. The caller ensures that the zones aren't reset
+    /// meanwhile.
     pub(crate) async fn lose(&self, zones: &[u32]) {
         if zones.is_empty() {
             return;
@@ -219,7 +222,7 @@ impl Core {
         }
     }
 
-    /// The bytes of a block: from where it is staged, or else from a copy that can be read, this one first.
+    /// Bytes of a block: as staged, or else from the first readable copy, beginning with number `copy`.
     pub(crate) async fn block(&self, block: u64, copy: usize) -> Result<Vec<u8>> {
         let staged = self.staging.borrow().place(block);
         if let Some(staged) = staged {
@@ -245,7 +248,7 @@ impl Core {
         Err(failure)
     }
 
-    /// The live pages among the slots of a block.
+    /// Live pages among the slots of a block.
     fn live_slots(&self, block: u64, bytes: &[u8]) -> Vec<Live> {
         let zone = self.zone_of(block).0;
         let mut live: Vec<Live> = Vec::new();
@@ -271,12 +274,12 @@ impl Core {
         live
     }
 
-    /// Granules of a block that are live.
+    /// Number of live granules of a block.
     pub(crate) fn live_granules(&self, block: u64, bytes: &[u8]) -> u32 {
         self.live_slots(block, bytes).iter().map(|live| u32::from(live.place.granules)).sum()
     }
 
-    /// Moves the live pages of a block, as this copy has them.
+    /// Moves the live pages of a block, read from copy number `copy` at first.
     pub(crate) async fn move_block(self: &Rc<Self>, block: u64, copy: usize) -> Result<()> {
         let bytes = self.block(block, copy).await?;
         self.move_slots(block, &bytes).await
@@ -286,7 +289,7 @@ impl Core {
     async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
         for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, bytes) {
             loop {
-                // Nothing is awaited between the look and the store.
+                // No await between this check and the store.
                 if self.arena.entry(page) != Entry::Stored(place) {
                     break;
                 }

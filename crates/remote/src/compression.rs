@@ -1,4 +1,4 @@
-//! Compression of pages. All memory for it is taken when the device is opened: a page takes none.
+//! Compression of pages. All memory for it is allocated when the device is opened, none per page.
 
 use crate::slot::{Encoding, PAGE};
 use block::{Error, Result};
@@ -8,10 +8,10 @@ use zstd_safe::{CCtx, DCtx};
 /// Level of zstd: the fastest one with its usual format.
 const LEVEL: i32 = 1;
 
-/// How pages are compressed.
+/// Compression of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// They aren't.
+    /// No compression.
     None,
     /// LZ4: fast.
     Lz4,
@@ -30,7 +30,7 @@ impl Compression {
     }
 }
 
-/// Memory for compression. One page at a time.
+/// Compressor and decompressor with their memory, for one page at a time.
 pub struct Compressor {
     compression: Compression,
     table: CompressTable,
@@ -40,7 +40,7 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// A compressor with its memory.
+    /// Creates a compressor, and allocates its memory.
     pub fn new(compression: Compression) -> Self {
         let most = get_maximum_output_size(PAGE).max(zstd_safe::compress_bound(PAGE));
         let mut compressor = Compressor {
@@ -50,12 +50,12 @@ impl Compressor {
             decompressing: DCtx::create(),
             output: vec![0; most].into(),
         };
-        // zstd takes its memory with the first page.
+        // zstd allocates its memory with the first page.
         let _first = compressor.compress(&[0; PAGE]);
         compressor
     }
 
-    /// The compressed page and its encoding; `None` where that isn't possible or not wanted.
+    /// Returns the encoding and the compressed page; `None` without compression, or if it fails.
     pub fn compress(&mut self, page: &[u8; PAGE]) -> Option<(Encoding, &[u8])> {
         let (encoding, length) = match self.compression {
             Compression::None => return None,
@@ -69,10 +69,10 @@ impl Compressor {
         Some((encoding, &self.output[..length]))
     }
 
-    /// Writes the page that these bytes are to `page`.
+    /// Decodes the bytes of a slot into `page`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they aren't one.
+    /// [`Error::Corrupt`] if they aren't a page.
     pub fn decompress(&mut self, encoding: Encoding, bytes: &[u8], page: &mut [u8; PAGE]) -> Result<()> {
         let length = match encoding {
             Encoding::Plain => bytes.len(),
@@ -111,7 +111,7 @@ mod tests {
             assert_eq!(read, page);
             let cut = &bytes[..bytes.len() - 1];
             assert!(matches!(compressor.decompress(encoding, cut, &mut read), Err(Error::Corrupt(_))));
-            // Bytes that are a page are told from others by the checksum of the slot; here they must only do no harm.
+            // The slot's checksum detects damage; decompression only has to stay in bounds.
             for at in 0..bytes.len() {
                 let mut other = bytes.clone();
                 other[at] ^= 0x41;

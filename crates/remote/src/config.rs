@@ -1,4 +1,4 @@
-//! How a device on memory nodes is set up, and how large everything is.
+//! Configuration of a device on memory nodes, and the sizes that follow from it.
 
 use crate::arena::{BLOCK, Sizes};
 use crate::compression::Compression;
@@ -26,32 +26,32 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Zones that only the cleaner takes.
 const RESERVE: u64 = 2;
 
-/// A device on memory nodes.
+/// Configuration of a device on memory nodes.
 pub struct Config {
     /// Memory nodes with their names, in the same order each time. Their contents are overwritten.
     pub nodes: Vec<(String, Arc<dyn DevicePart>)>,
-    /// Device on which every page is written, too.
+    /// Device on which every page is also written.
     pub backup: Option<Arc<dyn DevicePart>>,
-    /// Size in bytes; `None` for what fits if no page can be compressed.
+    /// Size in bytes; `None` for the size that fits if no page can be compressed.
     pub size: Option<u64>,
-    /// Whether the size may be larger than that.
+    /// Whether `size` may exceed what fits if no page can be compressed.
     pub may_overcommit: bool,
     /// Copies of each page, on different nodes.
     pub copies: u64,
     /// Local memory for pages, in bytes.
     pub cache: u64,
-    /// Bytes of a zone.
+    /// Size of a zone in bytes.
     pub group: u64,
-    /// How pages are compressed.
+    /// Compression of pages.
     pub compression: Compression,
-    /// Longest time of a request to a node, after which it is down.
+    /// Time limit of a request to a node, after which the node is down.
     pub timeout: Duration,
-    /// Memory that another process keeps, which the process before has used or which is empty.
+    /// Memory that another process keeps: empty, or used by the previous process.
     pub kept: Option<OwnedFd>,
 }
 
 impl Config {
-    /// A device on these nodes as stacks have it by default.
+    /// Creates the configuration of a device on these nodes with the defaults of the stack's keys.
     pub fn new(nodes: Vec<(String, Arc<dyn DevicePart>)>) -> Self {
         Config {
             nodes,
@@ -85,10 +85,10 @@ impl Config {
         }
     }
 
-    /// Sizes of everything.
+    /// Computes the sizes and settings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what doesn't fit together, with what would.
+    /// [`Error::Invalid`] for values that don't fit together, with permitted ones.
     pub(crate) fn plan(&self) -> Result<(Sizes, Settings)> {
         let sizes = self.request().sizes().map_err(|refusal| Error::invalid(refusal.text))?;
         let settings = Settings {
@@ -109,7 +109,7 @@ pub(crate) struct Capacity {
     pub block_size: u64,
 }
 
-/// What sizes follow from.
+/// Inputs from which the sizes are computed.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub nodes: Vec<Capacity>,
@@ -122,7 +122,7 @@ pub(crate) struct Request {
     pub timeout: Duration,
 }
 
-/// A value that is refused, and the key that it is of.
+/// Problem of a value, and the value's key.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub key: &'static str,
@@ -135,7 +135,7 @@ fn low_of(zones: u64) -> u64 {
 }
 
 impl Request {
-    /// Checks what doesn't depend on the sizes of nodes.
+    /// Checks values that don't depend on the sizes of nodes.
     pub fn check_keys(&self, nodes: u64) -> Result<(), Refusal> {
         let refuse = |key, text| Err(Refusal { key, text });
         let Request { copies, group, cache, .. } = *self;
@@ -163,7 +163,7 @@ impl Request {
         Ok(())
     }
 
-    /// Sizes of everything.
+    /// Computes the sizes.
     pub fn sizes(&self) -> Result<Sizes, Refusal> {
         let refuse = |key, text| Err(Refusal { key, text });
         let Request { copies, group, cache, .. } = *self;
@@ -206,8 +206,9 @@ impl Request {
                 ),
             );
         }
-        // A page that can't be compressed takes 65 granules of 64, and blocks aren't filled to their last byte. So if `low` zones aren't free, one of the full zones is
-        // live to less than 63 of 64 parts, and can be cleaned.
+        // A page that can't be compressed takes 65 granules instead of 64, and blocks aren't filled to their
+        // last byte. So if fewer than `low` zones are free, less than 63/64 of one of the full zones is live,
+        // and it can be cleaned.
         let most = usable * group / PAGE as u64 * 62 / 65 * PAGE as u64;
         let size = self.size.unwrap_or(most);
         if size < PAGE as u64 || !size.is_multiple_of(PAGE as u64) || size / PAGE as u64 > u64::from(u32::MAX)
@@ -288,7 +289,7 @@ mod tests {
             let (found, text) = refusal(request.clone()).unwrap_err();
             assert!(found == key && text.contains(said), "{request:?}: {found}: {text}");
         };
-        // The last granule of the largest device is named in full.
+        // The number of the last granule of the largest device just fits its field.
         let largest = request(&[2 * TIB, 2 * TIB]).sizes().unwrap();
         let granules =
             u64::from(largest.zones) * u64::from(largest.zone_blocks) * crate::arena::BLOCK_GRANULES;
@@ -299,7 +300,7 @@ mod tests {
             "space for 4194312MiB with copies 1: expected at most 4TiB",
         );
         refused(request(&[1 << 60]), "nodes", "a node of 1EiB: expected at most 4TiB");
-        // Copies take their part, and so does a small backup device.
+        // Copies reduce the number of zones, and so does a small backup device.
         let copies = Request { copies: 2, ..request(&[4 * TIB, 4 * TIB]) };
         assert_eq!(copies.sizes().unwrap().zones, 1 << 19);
         let backup = Some(Capacity { bytes: 1 << 30, block_size: 512 });

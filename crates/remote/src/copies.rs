@@ -1,7 +1,7 @@
-//! Copies that are made again: of zones of which a copy was lost, or is on a node that reclaims its memory.
+//! Recopying of zones that have lost a copy, or have one on a node that reclaims its memory.
 //!
-//! A copy is complete if each of its blocks had every page that the map named when the block was read: pages of a full zone only become stale. Other copies are released
-//! after that.
+//! A copy is complete if each of its blocks had every page that the map named when the block was read: pages
+//! of a full zone only become stale. Invalid copies are released afterwards.
 
 use crate::arena::BLOCK;
 use crate::cleaner::Moved;
@@ -15,22 +15,22 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time between two looks at the zones.
+/// Interval between two passes over the zones.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time after which the copies on a node that is down are made again elsewhere.
+/// Time after which the copies of a node that is down are made on other nodes.
 const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
 /// Outcome of making a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
-    /// It has every page that the map names.
+    /// The copy has every page that the map names.
     Whole,
-    /// The copies that can be read lack pages: those that exist must stay.
+    /// The readable copies lack pages: existing copies must be kept.
     Lacking,
 }
 
 impl Core {
-    /// Makes copies again that are missing, until the device is closed.
+    /// Makes missing copies, until the device is closed.
     pub(crate) async fn run_copies(self: Rc<Self>) {
         while !self.is_closing.get() {
             for stream in 0..=CLEANER_STREAM {
@@ -61,14 +61,15 @@ impl Core {
         }
     }
 
-    /// Moves what any copy of these zones has to others. Pages that certainly none has are lost.
+    /// Moves pages of these zones that any copy has to other zones. Pages that are certainly in no copy are
+    /// lost.
     async fn rescue(self: &Rc<Self>, mut zones: Vec<u32>) {
         zones.dedup();
         zones.retain(|zone| self.idle(*zone).is_some());
         let set_copied = |zone: u32, is_copied| {
             self.zones.change(&self.arena, zone, |entry| entry.is_copied = is_copied);
         };
-        // None is reset before its pages are known to be lost: then others would be in their places.
+        // No zone is reset before its pages are marked as lost: otherwise new pages could take their places.
         zones.iter().for_each(|zone| set_copied(*zone, true));
         let mut lost = Vec::new();
         for zone in &zones {
@@ -97,7 +98,7 @@ impl Core {
         !zone.has_backup && self.backup.as_ref().is_some_and(Node::is_up)
     }
 
-    /// Number of copies of a zone that are known to be whole now, that on the backup device included.
+    /// Number of copies of a zone that are known to be whole now, including the one on the backup device.
     pub(crate) fn sure_copies(&self, zone: &Zone) -> usize {
         let is_sure = |node: &Node| node.is_up() && node.is_checked();
         let copies =
@@ -112,20 +113,20 @@ impl Core {
         up.min(self.settings.copies) + usize::from(on_backup) > 1
     }
 
-    /// A zone, if none of its blocks is written or moved now.
+    /// Returns a zone if none of its blocks is being written or moved.
     fn idle(&self, zone: u32) -> Option<Zone> {
         let known = self.zones.get(zone);
         (self.pool.get(zone).usage == Usage::Full && known.pending == 0).then_some(known)
     }
 
-    /// A node for one more copy of a zone.
+    /// Chooses a node for one more copy of a zone.
     pub(crate) fn node_for_copy(&self, zone: &Zone) -> Option<u8> {
         let valid = zone.copies.iter().filter(|copy| self.is_valid(copy));
         let others: SmallVec<[u8; 4]> = valid.map(|copy| copy.node).collect();
         nodes::choose(&self.nodes, &others, u32::MAX, &mut self.random.borrow_mut())
     }
 
-    /// Makes one more copy of a zone, and releases those that aren't valid.
+    /// Makes one more copy of a zone, and releases invalid ones.
     async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<Filled> {
         let Some(known) = self.idle(zone).filter(|known| self.lacks_copy(known)) else {
             return Ok(Filled::Whole);
@@ -159,7 +160,7 @@ impl Core {
         outcome.inspect(|filled| add(&self.counters.copied, u64::from(*filled == Filled::Whole)))
     }
 
-    /// Writes a zone to the backup device that isn't there.
+    /// Writes a zone to the backup device if that lacks it.
     async fn back_up(self: &Rc<Self>, zone: u32) -> Result<Filled> {
         let Some(known) = self.idle(zone).filter(|known| self.lacks_backup(known)) else {
             return Ok(Filled::Whole);
@@ -176,7 +177,8 @@ impl Core {
     /// Copies the blocks of a zone in which pages are live.
     ///
     /// # Errors
-    /// Those of the nodes; [`block::Error::Disconnected`] if the target's connection was lost meanwhile, so that it may lack earlier blocks.
+    /// Errors of the nodes; [`block::Error::Disconnected`] if the target's connection was lost meanwhile, so
+    /// that it may lack earlier blocks.
     async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: Source) -> Result<Filled> {
         let node = self.node_of(target);
         let epoch = node.epoch();
@@ -195,7 +197,8 @@ impl Core {
         }
     }
 
-    /// The bytes of a block from a copy that has every page that the map names there; `None` if no copy that can be read does.
+    /// Bytes of a block from a copy that has every page that the map names there; `None` if no readable copy
+    /// has.
     async fn whole_block(&self, block: u64) -> Result<Option<Vec<u8>>> {
         for copy in 0..self.sources(self.zone_of(block).0).len().max(1) {
             let bytes = self.block(block, copy).await?;

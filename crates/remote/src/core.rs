@@ -1,9 +1,11 @@
 //! The device on its home shard: the map, staged blocks, the cache, zones and nodes.
 //!
-//! A page that is written is compressed and packed into a staged block, and acknowledged. A block that is full is written to every node that has a copy of its zone.
+//! A page that is written is compressed and packed into a staged block, and acknowledged. A full block is
+//! written to every node that has a copy of its zone.
 //! Consecutive writes to one part of the device are packed into one block (`streams`), so that a read prefetches neighbours.
 //!
-//! Left to others: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies (`copies`).
+//! Left to other modules: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies
+//! (`copies`).
 
 use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
 use crate::compression::{Compression, Compressor};
@@ -32,33 +34,33 @@ pub const USER_STREAMS: usize = 4;
 pub const CLEANER_STREAM: usize = USER_STREAMS;
 /// Pages of a part of the device, whose pages go to one stream: 16 MiB.
 const PART_PAGES: u32 = 4096;
-/// Fewest staged blocks: each stream has an open one, and one that is being written.
+/// Smallest number of staged blocks: each stream has an open one, and one that is being written.
 pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
 
 /// Blocks that are written to nodes at a time: each takes 1 MiB beside the cache, and this many keep a network busy.
 const BLOCKS_IN_FLIGHT: usize = 4;
 
-/// How the device is set up.
+/// Settings of an open device.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Copies of each zone on nodes.
     pub copies: usize,
-    /// How pages are compressed.
+    /// Compression of pages.
     pub compression: Compression,
-    /// Longest time of a request to a node.
+    /// Time limit of a request to a node.
     pub limit: Duration,
-    /// Zones that only the cleaner takes.
+    /// Number of zones reserved for the cleaner.
     pub reserve: u32,
-    /// Free zones below which zones are cleaned.
+    /// Number of free zones below which zones are cleaned.
     pub low: u32,
 }
 
-/// Where pages of a stream are packed.
+/// Open block and zone of one write stream.
 #[derive(Debug, Default)]
 struct Stream {
     /// Part of the device.
     part: Cell<u32>,
-    /// Number of the use, to find the stream that was used last.
+    /// Number of the stream's last use, by which the least recently used stream is found.
     used: Cell<u64>,
     /// Open staged block.
     staged: Cell<Option<u32>>,
@@ -66,7 +68,7 @@ struct Stream {
     zone: Cell<Option<u32>>,
 }
 
-/// Numbers for operators.
+/// Counters for operators.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) reads: Cell<u64>,
@@ -85,7 +87,7 @@ pub struct Counters {
     pub(crate) lost: Cell<u64>,
     /// Pages that the cleaner moved.
     pub(crate) moved: Cell<u64>,
-    /// Reads that were sent to a second node, because the first was slow.
+    /// Reads that were also sent to a second node, because the first one was slow.
     pub(crate) hedged: Cell<u64>,
     /// Copies that were made again.
     pub(crate) copied: Cell<u64>,
@@ -95,7 +97,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Number of pages that have an entry of this kind; none is kept of those that have nothing.
+    /// Counter of pages with an entry of this kind; `None` for absent pages, which aren't counted.
     fn pages(&self, entry: Entry) -> Option<&Cell<u64>> {
         match entry {
             Entry::Absent => None,
@@ -119,7 +121,7 @@ pub struct Core {
     pub(crate) arena: Arena,
     pub(crate) settings: Settings,
     pub(crate) nodes: Vec<Node>,
-    /// Has every zone at its place.
+    /// Backup device, on which the region of a zone has the zone's number.
     pub(crate) backup: Option<Node>,
     pub(crate) zones: Zones,
     pub(crate) pool: ZonePool,
@@ -139,31 +141,31 @@ pub struct Core {
     /// A permit for each block that is written to nodes.
     writing: Rc<Semaphore>,
     compressor: RefCell<Compressor>,
-    /// Memory from which a slot is read.
+    /// Buffer from which a slot is decoded.
     scratch: RefCell<Box<[u8]>>,
     pub(crate) random: RefCell<Random>,
-    /// A staged block or a zone may be used again, or a state has changed.
+    /// Notified when a staged block or a zone becomes available, or a state changes.
     pub(crate) freed: Notify,
-    /// A zone may have to be cleaned or reset.
+    /// Notified when a zone may have to be cleaned or reset.
     pub(crate) work: Notify,
-    /// Why no zone can be had.
+    /// Error of writes while no zone is available.
     pub(crate) stuck: RefCell<Option<Error>>,
-    /// Zones that the cleaner couldn't read, with the time.
+    /// Zones that the cleaner couldn't read, with the time of the attempt.
     pub(crate) unreadable: RefCell<BTreeMap<u32, runtime::Instant>>,
     pub(crate) is_closing: Cell<bool>,
-    /// Raised when the device is closed.
+    /// Stops the background tasks when the device is closed.
     closing: StopSource,
-    /// Raised when writes in flight have had the time of a request to end.
+    /// Stops writes in flight, a request's time limit after the close began.
     late: StopSource,
     pub(crate) tasks: TaskGroup,
     pub(crate) counters: Counters,
-    /// Blocks that found no node, and cleaning that failed, for the log.
+    /// Failed writes of blocks, and failed cleaning, for the log.
     failed_writes: FailureRun,
     pub(crate) failed_cleaning: FailureRun,
 }
 
 impl Core {
-    /// The device, with what the arena holds.
+    /// Creates the device from the contents of the arena.
     pub fn new(
         (arena, is_used): (Arena, bool),
         settings: Settings,
@@ -245,7 +247,7 @@ impl Core {
             self.pool.add_live(zone, live);
             self.zones.change(&self.arena, zone, |entry| {
                 (entry.is_closed, entry.pending) = (true, pending);
-                // A process that was killed in the middle of a change may have left a copy that is none.
+                // A process that was killed during a change may have left a copy whose region isn't its own.
                 entry.copies.retain(|copy| {
                     free.get_mut(usize::from(copy.node)).is_some_and(|free| free.take(copy.region))
                 });
@@ -255,7 +257,7 @@ impl Core {
         self.pool.recount();
     }
 
-    /// Starts its tasks.
+    /// Starts the background tasks.
     pub fn start(self: &Rc<Self>) {
         let full = self.staging.borrow().full();
         for zone in 0..self.arena.sizes().zones {
@@ -273,13 +275,14 @@ impl Core {
         self.run(self.clone().run_copies());
     }
 
-    /// Starts a task that ends when the device is closed, wherever it waits.
+    /// Starts a task that is dropped when the device is closed, at any await.
     fn run(&self, task: impl Future<Output = ()> + 'static) {
         let closing = self.closing.token();
         self.tasks.spawn(async move { closing.unless_stopped(task).await }).detach();
     }
 
-    /// Starts a write of a full block to the nodes. When the device is closed, it isn't waited for longer than the limit of a request.
+    /// Starts a write of a full block to the nodes. A close waits for it no longer than the time limit of a
+    /// request.
     fn spawn_write(self: &Rc<Self>, staged: u32) {
         let (write, late) = (self.clone().write_out(staged), self.late.token());
         self.tasks.spawn(async move { late.unless_stopped(write).await }).detach();
@@ -296,7 +299,7 @@ impl Core {
         ((block / zone_blocks) as u32, block % zone_blocks * BLOCK as u64)
     }
 
-    /// Zone of a place.
+    /// Zone that contains a place.
     pub(crate) fn zone_at(&self, place: Place) -> u32 {
         (place.granule / self.zone_granules()) as u32
     }
@@ -317,7 +320,7 @@ impl Core {
         self.block_live[block as usize].get()
     }
 
-    /// Changes the entry of a page, and the accounts of what it was.
+    /// Sets the entry of a page, and updates counters and live granules for the old and the new entry.
     pub(crate) fn replace(&self, page: u32, entry: Entry) {
         let before = self.arena.entry(page);
         self.arena.set_entry(page, entry);
@@ -337,7 +340,8 @@ impl Core {
         }
     }
 
-    /// The stream of a page: the one with its part of the device, or else the one that wasn't used for longest.
+    /// Stream for a page: the one that has the page's part of the device, or else the least recently used
+    /// one.
     fn stream_of(&self, page: u32) -> usize {
         let part = page / PART_PAGES;
         let users = &self.streams[..USER_STREAMS];
@@ -353,7 +357,7 @@ impl Core {
     /// Writes a page.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where the nodes have no space, [`Error::Disconnected`] where none answers.
+    /// [`Error::NoSpace`] if the nodes have no space; [`Error::Disconnected`] if none answers.
     pub async fn write_page(self: &Rc<Self>, page: u32, data: &[u8; PAGE]) -> Result<()> {
         add(&self.counters.writes, 1);
         if let Some(pattern) = slot::pattern_of(data) {
@@ -369,7 +373,7 @@ impl Core {
         }
     }
 
-    /// Compresses a page and stores it in the open block of a stream. Returns false if it has no room.
+    /// Compresses a page and stores it in the open block of a stream. Returns false if it doesn't fit.
     fn store(&self, stream: usize, page: u32, data: &[u8; PAGE]) -> bool {
         let mut compressor = self.compressor.borrow_mut();
         let is_smaller = |bytes: &[u8]| slot::granules_of(bytes.len()) < slot::granules_of(PAGE);
@@ -383,7 +387,8 @@ impl Core {
         is_stored
     }
 
-    /// Stores the bytes of a slot in the open block of a stream, and lets the map name it. Returns false if it has no room.
+    /// Stores the bytes of a slot in the open block of a stream, and makes the map name it. Returns false if
+    /// it doesn't fit.
     pub(crate) fn store_slot(&self, stream: usize, page: u32, encoding: Encoding, bytes: &[u8]) -> bool {
         let Some(staged) = self.streams[stream].staged.get() else { return false };
         let granules = slot::granules_of(bytes.len());
@@ -406,7 +411,7 @@ impl Core {
         true
     }
 
-    /// Opens the next block of a stream whose open one has no room.
+    /// Opens the next block of a stream, after the open one has become full.
     pub(crate) async fn open_next(self: &Rc<Self>, stream: usize) -> Result<()> {
         let before = self.streams[stream].staged.get();
         let _alone = self.opening[stream].acquire(1).await;
@@ -414,14 +419,14 @@ impl Core {
             return Ok(());
         }
         self.close_staged(stream);
-        // The last ones are the cleaner's.
+        // The last staged blocks are reserved for the cleaner.
         let kept = if stream == CLEANER_STREAM { 0 } else { 2 };
         while self.staging.borrow().available() <= kept {
             self.check()?;
             self.freed.notified().await;
         }
         let zone = self.zone_for(stream).await?;
-        // Other streams may have taken them while this one waited for a zone.
+        // Other streams may have taken the staged blocks while this one waited for a zone.
         if self.staging.borrow().available() <= kept {
             return Ok(());
         }
@@ -441,7 +446,7 @@ impl Core {
         Ok(())
     }
 
-    /// Closes the open block of a stream, which is written to nodes then.
+    /// Closes the open block of a stream, and starts its write to the nodes.
     fn close_staged(self: &Rc<Self>, stream: usize) {
         if let Some(staged) = self.streams[stream].staged.take() {
             self.staging.borrow_mut().close(&self.arena, staged);
@@ -456,7 +461,8 @@ impl Core {
         self.close_if_done(zone);
     }
 
-    /// Closes the open block and zone of a stream if the zone lacks a copy that can be made, so that it is made although nothing is written.
+    /// Closes the open block and zone of a stream if the zone lacks a copy that can be made. Only closed
+    /// zones are copied, and without writes this one would stay open.
     pub(crate) fn leave_zone_without_copy(self: &Rc<Self>, stream: usize) {
         let in_zone = || {
             let staged = self.streams[stream].staged.get();
@@ -467,7 +473,7 @@ impl Core {
                 self.lacks_copy(&known) && self.node_for_copy(&known).is_some()
             })
         };
-        // One that waits for a zone looks at its copies itself.
+        // A stream that waits for a zone checks its copies itself.
         let Some(_alone) = self.opening[stream].try_acquire(1) else { return };
         if in_zone() {
             self.close_staged(stream);
@@ -500,13 +506,13 @@ impl Core {
         }
     }
 
-    /// Why nothing can be written.
+    /// Checks that pages can be written: the device is open, and zones are available.
     pub(crate) fn check(&self) -> Result<()> {
         self.check_open()?;
         self.stuck.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// The zone in which a stream's next block goes.
+    /// Returns the zone for a stream's next block.
     async fn zone_for(self: &Rc<Self>, stream: usize) -> Result<u32> {
         let usable = |zone: &u32| {
             let zone = self.zones.get(*zone);
@@ -526,7 +532,7 @@ impl Core {
         }
         let is_cleaner = stream == CLEANER_STREAM;
         let keep = if is_cleaner { 0 } else { self.settings.reserve };
-        // Zones that users write have class 0, those of the cleaner 1.
+        // Zones that users write have class 0, zones that the cleaner writes class 1.
         loop {
             if let Some(taken) = self.pool.take(u8::from(is_cleaner), keep, false, self.clock.get()) {
                 match self.place(taken.zone) {
@@ -554,7 +560,7 @@ impl Core {
         }
     }
 
-    /// Copies that new zones have: fewer while too few nodes are up.
+    /// Number of copies of new zones: fewer while too few nodes are up.
     fn copies_now(&self) -> usize {
         let up = self.nodes.iter().filter(|node| node.state() == nodes::State::Up).count();
         self.settings.copies.min(up.max(1))
@@ -565,7 +571,7 @@ impl Core {
         let mut copies: SmallVec<[Copy; crate::zones::MOST_COPIES]> = SmallVec::new();
         let mut others: SmallVec<[u8; 4]> = SmallVec::new();
         while copies.len() < self.settings.copies {
-            // This zone was taken out of the free ones.
+            // The zone itself is no longer among the free ones.
             let zones = self.pool.free() + 1;
             let Some(node) = nodes::choose(&self.nodes, &others, zones, &mut self.random.borrow_mut()) else {
                 break;
@@ -586,7 +592,7 @@ impl Core {
         Ok(())
     }
 
-    /// Why no region can be had.
+    /// Error while no region is available.
     pub(crate) fn no_region(&self) -> Error {
         match self.nodes.iter().any(Node::is_up) {
             true => {
@@ -637,7 +643,7 @@ impl Core {
         self.close_if_done(zone);
     }
 
-    /// Makes a zone full whose blocks are all on the nodes.
+    /// Marks a closed zone as full once all its blocks are on the nodes.
     fn close_if_done(&self, zone: u32) {
         let known = self.zones.get(zone);
         if known.is_closed && known.pending == 0 && self.pool.get(zone).usage == Usage::Open {
@@ -648,7 +654,8 @@ impl Core {
         }
     }
 
-    /// Writes to all whole copies of a zone at once, that on the backup device included. Returns whether any has succeeded.
+    /// Writes to all whole copies of a zone at once, including the one on the backup device. Returns whether
+    /// any write succeeded.
     async fn write_copies(&self, zone: u32, offset: u64, payload: Payload) -> bool {
         let known = self.zones.get(zone);
         let whole = known.copies.iter().filter(|copy| copy.is_whole);
@@ -674,14 +681,14 @@ impl Core {
                 }
             }
         }
-        // A block that is nowhere goes to another zone: then the copies have all that the map names.
+        // A block that no copy has goes to another zone, so that the copies stay whole.
         if succeeded > 0 {
             failed.into_iter().for_each(|copy| self.set_not_whole(zone, copy));
         }
         succeeded > 0
     }
 
-    /// Notes that a copy of a zone lacks something that was written to the zone.
+    /// Notes that a copy of a zone lacks data that was written to the zone.
     pub(crate) fn set_not_whole(&self, zone: u32, (node, region): Source) {
         self.zones.change(&self.arena, zone, |entry| {
             let mut copies = entry.copies.iter_mut();
@@ -695,7 +702,7 @@ impl Core {
         });
     }
 
-    /// Reads a page that needs no node into `page`; false if it needs one.
+    /// Reads a page that needs no node into `page`. Returns false if it needs one.
     ///
     /// # Errors
     /// [`Error::Io`] for a page that was lost.
@@ -724,7 +731,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Copies the granules of a place from a staged block or from frames. Returns false if they aren't all here.
+    /// Copies the granules of a place from a staged block or from frames. Returns false if some are only on
+    /// nodes.
     fn read_local(&self, place: Place, target: &mut [u8]) -> bool {
         let at = (place.granule % BLOCK_GRANULES) as usize * GRANULE;
         if let Some(staged) = self.staging.borrow().place(place.granule / BLOCK_GRANULES) {
@@ -743,21 +751,23 @@ impl Core {
         true
     }
 
-    /// The slot of a page in the bytes of its place, if it is there, whole, and of the generation of the map.
+    /// Slot of a page in the bytes of its place; `None` if it isn't there, is damaged, or has another
+    /// generation than the map's.
     pub(crate) fn slot_at<'a>(&self, number: u32, place: Place, bytes: &'a [u8]) -> Option<Slot<'a>> {
         let slot = Slot::parse(bytes, self.zones.generation(self.zone_at(place)))?;
         (slot.page == number && slot.generation == place.generation).then_some(slot)
     }
 
-    /// Writes the page of a slot to `page`. Returns whether its bytes are one.
+    /// Decodes the page of a slot into `page`. Returns false if the bytes aren't a page.
     pub(crate) fn unpack(&self, slot: &Slot<'_>, page: &mut [u8; PAGE]) -> bool {
         self.compressor.borrow_mut().decompress(slot.encoding, slot.bytes, page).is_ok()
     }
 
-    /// Reads a page to the end of a buffer. `ahead` is the number of pages that are read after it.
+    /// Reads a page, and appends it to a buffer. `ahead` is the number of pages that the request reads after
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Io`] for a page that was lost; those of the nodes.
+    /// [`Error::Io`] for a page that was lost; errors of the nodes.
     pub async fn read_page(self: &Rc<Self>, number: u32, ahead: u32, buffer: &mut Buffer) -> Result<()> {
         add(&self.counters.reads, 1);
         if self.append_here(number, buffer)? {
@@ -767,7 +777,7 @@ impl Core {
         self.fetch(number, ahead, buffer).await
     }
 
-    /// Appends a page that needs no node to a buffer; false if it needs one.
+    /// Appends a page that needs no node to a buffer. Returns false if it needs one.
     pub(crate) fn append_here(&self, number: u32, buffer: &mut Buffer) -> Result<bool> {
         append_page(buffer, |page| self.read_here(number, page))
     }

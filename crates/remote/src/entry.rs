@@ -1,4 +1,4 @@
-//! An entry of the map: where a page is, in 64 bits.
+//! An entry of the map: the place of a page, in 64 bits.
 //!
 //! ```text
 //! bits  0..2   kind: absent, same, stored, lost
@@ -19,7 +19,7 @@ pub const GENERATIONS: u32 = 1 << 19;
 /// Place of a stored page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Its first granule, over all zones.
+    /// First granule, counted over all zones.
     pub granule: u64,
     /// Number of granules, 1 to 127.
     pub granules: u8,
@@ -27,21 +27,21 @@ pub struct Place {
     pub generation: u32,
 }
 
-/// What the map knows of a page.
+/// Entry of a page in the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Never written, or discarded: it reads as zeros.
     Absent,
     /// Filled with these four bytes, over and over; nothing else is stored.
     Same(u32),
-    /// Stored on the nodes, or on its way there.
+    /// Stored on the nodes, or in a block that will be written there.
     Stored(Place),
-    /// Every copy was lost: reads fail until it is written again.
+    /// All copies were lost: reads fail until the page is written again.
     Lost,
 }
 
 impl Entry {
-    /// The entry in 64 bits.
+    /// Encodes the entry in 64 bits.
     pub fn encode(self) -> u64 {
         match self {
             Entry::Absent => 0,
@@ -53,7 +53,7 @@ impl Entry {
         }
     }
 
-    /// The entry of 64 bits that [`encode`](Self::encode) returned.
+    /// Decodes bits that [`encode`](Self::encode) returned.
     pub fn decode(bits: u64) -> Self {
         match bits & 3 {
             0 => Entry::Absent,
@@ -68,13 +68,13 @@ impl Entry {
     }
 }
 
-/// The pieces of 4 KiB, over all blocks, in which a place lies.
+/// First piece of a place and the end of its pieces, in pieces of 4 KiB over all blocks.
 pub(crate) fn pieces_of(place: Place) -> (u64, u64) {
     let pages = (PAGE / GRANULE) as u64;
     (place.granule / pages, (place.granule + u64::from(place.granules)).div_ceil(pages))
 }
 
-/// Error of a page of which every copy was lost.
+/// Error of a page that has lost all copies.
 pub(crate) fn lost(page: u32) -> Error {
     Error::io(format!("page {page}: every copy was lost with its memory node"))
 }

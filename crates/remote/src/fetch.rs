@@ -1,9 +1,11 @@
-//! Reads from nodes: the slot of a page, and what lies behind it.
+//! Reads from nodes: the slot of a page, and the pieces after it.
 //!
-//! Of several copies the one on the quickest node is read. If it hasn't come after the time that 99 % of its reads take, another one is read, too, and the first answer
-//! counts. A copy without the slot is damaged: another one is read, and it is made again.
+//! Of several copies the one on the fastest node is read. If that takes longer than 99 % of the node's reads,
+//! another copy is also read, and the first answer is used. A copy without the slot is damaged: another one
+//! is read, and the damaged one is replaced.
 //!
-//! A read whose pieces are covered by a read in flight waits for that one: a kernel that swaps in reads neighbouring pages at the same time.
+//! A read whose pieces are covered by a read in flight waits for that one: a kernel that swaps in reads
+//! neighbouring pages at the same time.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::core::{Core, add};
@@ -21,7 +23,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Number of times that a read begins again, because the page has moved meanwhile.
+/// Number of attempts at a read whose page is moved meanwhile.
 const ATTEMPTS: u32 = 16;
 /// Reads in flight for which memory is reserved.
 const RESERVED_READS: usize = 256;
@@ -50,7 +52,7 @@ impl Fetches {
         Fetch { fetches: self, id }
     }
 
-    /// The id of a read in flight that covers these pieces.
+    /// Returns the id of a read in flight that covers these pieces.
     fn find_covering(&self, pieces: &Range<u64>) -> Option<u64> {
         let ranges = self.ranges.borrow();
         let found = ranges.iter().find(|(_, range)| range.start <= pieces.start && pieces.end <= range.end);
@@ -65,7 +67,7 @@ impl Fetches {
     }
 }
 
-/// A registered read; dropping it wakes those that wait.
+/// A registered read; dropping it wakes the reads that wait for it.
 struct Fetch<'f> {
     fetches: &'f Fetches,
     id: u64,
@@ -78,11 +80,11 @@ impl Drop for Fetch<'_> {
     }
 }
 
-/// A copy that can be read: number of the node, or none for the backup device, and its region.
+/// A readable copy: number of its node, `None` for the backup device, and its region.
 pub(crate) type Source = (Option<u8>, u32);
 
 impl Core {
-    /// Reads a page from a node to the end of a buffer.
+    /// Reads a page from a node, and appends it to a buffer.
     pub(crate) async fn fetch(self: &Rc<Self>, number: u32, ahead: u32, buffer: &mut Buffer) -> Result<()> {
         let mut has_waited = false;
         for _ in 0..ATTEMPTS {
@@ -91,7 +93,8 @@ impl Core {
             }
             let Entry::Stored(place) = self.arena.entry(number) else { continue };
             let (first, end) = pieces_of(place);
-            // Only once: after a read that failed, those that have waited go to the nodes at the same time, not one after another.
+            // Waits only once: after a failed read its waiters go to the nodes at the same time, not one
+            // after another.
             if !has_waited && let Some(fetch) = self.fetches.find_covering(&(first..end)) {
                 has_waited = true;
                 self.fetches.wait_for(fetch).await;
@@ -100,14 +103,14 @@ impl Core {
             match self.fetch_place(number, place, ahead, buffer).await {
                 Ok(()) => return Ok(()),
                 Err(error) if self.arena.entry(number) == Entry::Stored(place) => return Err(error),
-                // It was written again, or moved, meanwhile.
+                // The page was rewritten or moved meanwhile.
                 Err(_) => {}
             }
         }
         Err(Error::io(format!("page {number} is moved all the time; {ATTEMPTS} reads didn't find it")))
     }
 
-    /// Reads a page that is at a place.
+    /// Reads a page from this place.
     async fn fetch_place(
         self: &Rc<Self>,
         number: u32,
@@ -133,7 +136,7 @@ impl Core {
                 Ok(found) => found,
                 Err(error) => {
                     unreachable = Some(error);
-                    // An error of one request: other copies are read, and the last one once more.
+                    // Error of one request: other copies are read, and the last one once more.
                     if self.node_of(source).is_up() {
                         self.set_damaged(zone, source);
                         if sources.is_empty() && !std::mem::replace(&mut has_retried, true) {
@@ -154,13 +157,13 @@ impl Core {
             if self.arena.entry(number) != Entry::Stored(place) {
                 return Err(lost(number));
             }
-            // Its region may have been released meanwhile, for another copy.
+            // The copy's region may have been released meanwhile, after a new copy was made.
             if !self.sources(zone).contains(&source) && restarts < ATTEMPTS {
                 sources = self.sources(zone);
                 restarts += 1;
                 continue;
             }
-            // A single copy is read once more: what came may have been damaged on its way.
+            // A single copy is read once more: the bytes may have been damaged in transit.
             if !self.note_damaged(zone, source) && !has_retried {
                 has_retried = true;
                 sources.push(source);
@@ -183,7 +186,8 @@ impl Core {
         }
     }
 
-    /// Copies of a zone that can be read: whole ones, the quickest first, then others, and last the backup device. Checksums reject stale contents.
+    /// Readable copies of a zone: whole ones, the fastest first, then others, and last the backup device.
+    /// Checksums reject stale contents.
     pub(crate) fn sources(&self, zone: u32) -> SmallVec<[Source; 4]> {
         let known = self.zones.get(zone);
         let mut up: SmallVec<[Copy; 4]> =
@@ -197,7 +201,7 @@ impl Core {
         sources
     }
 
-    /// Error of a copy that may be there, on a node that doesn't answer.
+    /// Error of a copy that may exist on a node that doesn't answer.
     pub(crate) fn unreachable(&self, zone: u32) -> Option<Error> {
         let known = self.zones.get(zone);
         let nodes = known.copies.iter().map(|copy| &self.nodes[usize::from(copy.node)]);
@@ -205,7 +209,7 @@ impl Core {
         Some(Error::disconnected(format!("node {} is down", down.name)))
     }
 
-    /// The node of a source.
+    /// Node of a source.
     pub(crate) fn node_of(&self, source: Source) -> &Node {
         match source.0 {
             Some(node) => &self.nodes[usize::from(node)],
@@ -213,8 +217,8 @@ impl Core {
         }
     }
 
-    /// Reads from the first source and, if it is slow, from the second one. Takes those that it has read from out of the list, and returns the one that
-    /// answered.
+    /// Reads from the first source and, if it is slow, also from the second one. Removes the source that
+    /// answered from the list, and returns it.
     async fn read_sources(
         &self,
         sources: &mut SmallVec<[Source; 4]>,
@@ -258,16 +262,16 @@ impl Core {
         });
         let (source, outcome) = answer.await;
         sources.remove(0);
-        // The one that didn't answer may still be needed.
+        // The source that didn't answer may still be needed.
         sources.push(if source == second { first } else { second });
         (source, outcome)
     }
 
-    /// Notes that a copy lacks a slot. Returns what [`set_damaged`](Self::set_damaged) does.
+    /// Notes that a copy lacks a slot. Returns the result of [`set_damaged`](Self::set_damaged).
     fn note_damaged(&self, zone: u32, source: Source) -> bool {
         let node = self.node_of(source);
         add(&node.corrupt, 1);
-        // A node that lost its memory has as many of them as it had pages.
+        // A node that lost its memory lacks the slots of all pages: only powers of two are logged.
         let lost = node.corrupt.get();
         if lost.is_power_of_two() {
             let name = &node.name;
@@ -278,7 +282,8 @@ impl Core {
         self.set_damaged(zone, source)
     }
 
-    /// Notes that a part of a copy can't be read. Returns true if the copy is made again, since there is another one, or is known to be incomplete.
+    /// Notes that a part of a copy can't be read. Returns true if the copy is made again, because another one
+    /// exists, or was already incomplete.
     pub(crate) fn set_damaged(&self, zone: u32, (node, region): Source) -> bool {
         let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
         let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);

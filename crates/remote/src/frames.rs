@@ -1,7 +1,8 @@
 //! The read cache: *frames* of 4 KiB, each with one piece of a block as it lies on the nodes.
 //!
-//! A hand goes round the frames (CLOCK: Corbató, "A Paging Experiment with the Multics System", 1968). A new piece is replaced when the hand comes to it, unless
-//! it was used meanwhile: prefetched pieces that aren't used are evicted first.
+//! A hand goes round the frames (CLOCK: Corbató, "A Paging Experiment with the Multics System", 1968). A new
+//! piece is evicted when the hand reaches it, unless it was used meanwhile: prefetched pieces that aren't
+//! used are evicted first.
 //!
 //! The used share of prefetched pieces sets the number of pieces of a read: [`Frames::window`].
 
@@ -11,7 +12,7 @@ use crate::arena::Arena;
 const NONE: u32 = u32::MAX;
 /// Prefetched pieces between two adjustments of the window.
 const DECIDE: u32 = 256;
-/// Largest number of pieces that are read at once.
+/// Largest number of pieces of a read.
 const WIDEST: u32 = 16;
 
 const USED: u8 = 1;
@@ -33,7 +34,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Frames with what the arena holds.
+    /// Restores the frames from the arena.
     pub fn new(arena: &Arena) -> Self {
         let count = arena.sizes().frames;
         let mut frames = Frames {
@@ -71,12 +72,12 @@ impl Frames {
         None
     }
 
-    /// Whether a piece is here.
+    /// Whether a piece is cached.
     pub fn has(&self, arena: &Arena, piece: u64) -> bool {
         self.find(arena, piece).is_some()
     }
 
-    /// The frame of a piece that is used now.
+    /// Returns the frame of a piece, and marks it as used; `None` if the piece isn't cached.
     pub fn get(&mut self, arena: &Arena, piece: u64) -> Option<u32> {
         let frame = self.find(arena, piece)?;
         let flags = &mut self.flags[frame as usize];
@@ -106,12 +107,12 @@ impl Frames {
         arena.set_frame_tag(frame, 0);
     }
 
-    /// Puts a piece into a frame. `is_asked` tells that it was read for itself.
+    /// Stores a piece in a frame. `is_asked` tells whether the piece was requested, rather than prefetched.
     pub fn put(&mut self, arena: &Arena, piece: u64, bytes: &[u8], is_asked: bool) {
         if self.next.is_empty() || self.has(arena, piece) {
             return;
         }
-        // The second time round every frame is unused.
+        // On the second lap every frame is unused.
         while std::mem::take(&mut self.flags[self.hand as usize]) & USED != 0 {
             self.hand = (self.hand + 1) % self.next.len() as u32;
         }
@@ -132,7 +133,7 @@ impl Frames {
         }
     }
 
-    /// Forgets pieces.
+    /// Evicts pieces.
     pub fn forget(&mut self, arena: &Arena, pieces: std::ops::Range<u64>) {
         for piece in pieces {
             if let Some(frame) = self.find(arena, piece) {
@@ -146,13 +147,13 @@ impl Frames {
         if self.useful * 2 >= self.prefetched {
             self.window = (self.window * 2).min(WIDEST);
         } else if self.useful * 8 < self.prefetched {
-            // At least one piece is still prefetched, to measure.
+            // At least one piece is still prefetched, to measure its use.
             self.window = (self.window / 2).max(2);
         }
         (self.prefetched, self.useful) = (0, 0);
     }
 
-    /// Number of pieces that are read at once.
+    /// Number of pieces of a read.
     pub fn window(&self) -> u32 {
         self.window
     }

@@ -10,7 +10,7 @@ pub fn set(descriptor: OwnedFd) {
     *KEPT.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(descriptor);
 }
 
-/// Takes the memory, if there is any.
+/// Takes the memory; `None` if none was set.
 pub(crate) fn take() -> Option<OwnedFd> {
     KEPT.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
 }

@@ -72,7 +72,7 @@ pub const KIND: Kind = Kind {
     build: |arguments| Call::new(async move { build(&arguments).await.map(Built::Device) }),
 };
 
-/// Checks sizes as far as those of the nodes are known before they are opened.
+/// Checks sizes as far as the nodes' sizes are known before they are opened.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     let capacity =
         |shape: &Shape| Some(Capacity { bytes: shape.bytes?, block_size: shape.block_size?.into() });

@@ -1,22 +1,26 @@
 //! `remote`: memory of other machines as one volatile device, for swap and scratch space.
 //!
 //! # Promises
-//! - An acknowledged write is read back, or reading fails: never zeros, another page's bytes or older ones. Each page lies in a slot with its number, the number of the
-//!   write and a checksum, and the map says which one is meant.
-//! - With two copies, or a backup device, the loss of a node loses no page. Without either, pages on a lost node are errors until they are written again.
-//! - Where the memory of this part is kept by another process (`kept`), the end of this one loses nothing.
-//! - Memory is bounded, and stated: the map has 8 bytes a page, and the cache has the size that it is given.
+//! - A read returns the last acknowledged write, or fails; it never returns zeros, another page's bytes or
+//!   older ones. Each page lies in a slot with its number, the number of the write and a checksum, and the
+//!   map has the number of the valid write.
+//! - With two copies, or a backup device, the loss of a node loses no page. Otherwise pages on a lost node
+//!   are errors until they are written again.
+//! - If another process keeps the memory of this part (`kept`), the end of this process loses no page.
+//! - Memory is bounded: the map takes 8 bytes per page, and the cache its configured size.
 //!
-//! It is volatile: a flush does nothing, and power cuts lose everything.
+//! The device is volatile: a flush does nothing, and a power cut loses all pages.
 //!
 //! # Structure
-//! Pages are compressed and packed into blocks of 1 MiB; a zone is some blocks, in one contiguous region of each node that has a copy of it. Zones and cleaning policies are
-//! those of the log kit. Nodes are devices: NBD servers, for example.
+//! Pages are compressed and packed into blocks of 1 MiB; a zone is a group of blocks, in one contiguous
+//! region of each node that has a copy of it. Zones and cleaning policies are those of the log kit. Nodes are
+//! devices: NBD servers, for example.
 //!
-//! `compression`: of pages. `slot`: a page in a block. `entry`: the map's entries. `arena`: all state that outlives the process. `staging`: blocks that are filled and
-//! written. `frames`: the read cache. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
-//! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `watch`: nodes that answer
-//! or don't. `part`: the device's contract.
+//! `compression`: compression of pages. `slot`: a page in a block. `entry`: the map's entries. `arena`: all
+//! state that outlives the process. `staging`: blocks that are filled and written. `frames`: the read cache.
+//! `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
+//! nodes. `cleaner`: resets and cleaning. `copies`: recopying of zones. `watch`: monitoring of nodes. `part`:
+//! the device's contract.
 #![doc = include_str!("../DESIGN.md")]
 
 mod arena;

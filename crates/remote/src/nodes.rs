@@ -1,11 +1,13 @@
 //! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a zone.
 //!
-//! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: nothing is read from it or written to it, until a connection succeeds
-//! again. What it holds may be as it was, or not: the checksums of slots tell. A request that a node answers with an error has failed alone: the node is down
-//! only after [`MOST_ERRORS`] reads in a row have failed, and takes no regions after [`MOST_WRITE_ERRORS`] writes have.
+//! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: it gets no
+//! reads and writes until a connection succeeds again. Its contents may be lost then, which the checksums of
+//! slots detect. An error in a node's answer fails only that request: the node is down only after
+//! [`MOST_ERRORS`] failed reads in a row, and gets no new regions after [`MOST_WRITE_ERRORS`] failed writes
+//! in a row.
 //!
-//! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001): the one with the
-//! larger free share, in proportion to its latency.
+//! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices
+//! in Randomized Load Balancing", 2001): the one with the larger ratio of free share to latency.
 
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Payload, Result};
 use runtime::Random;
@@ -17,17 +19,18 @@ use std::time::Duration;
 
 /// Time without an answer after which a node is probed.
 const IDLE: Duration = Duration::from_secs(1);
-/// Reads in a row that a node answers with an error, after which it is down.
+/// Number of reads in a row that a node answers with an error, after which it is down.
 const MOST_ERRORS: u32 = 16;
-/// Writes in a row that a node answers with an error, after which it is draining, as one without memory.
+/// Number of writes in a row that a node answers with an error, after which it is draining, like a node
+/// without memory.
 const MOST_WRITE_ERRORS: u32 = 4;
 /// Time for which a node is draining after it had no memory for a write.
 const FULL: Duration = Duration::from_secs(10);
-/// Shortest time after which a read is sent to another node, too.
+/// Shortest time after which a read is also sent to another node.
 const SHORTEST_HEDGE: Duration = Duration::from_micros(200);
-/// Reads from which the time of a hedged read is measured.
+/// Number of measured reads from which the time of a hedged read is computed.
 const ENOUGH_READS: u64 = 100;
-/// Reads after which older ones count for little.
+/// Number of measured reads after which the measurement starts again.
 const MANY_READS: u64 = 10_000;
 /// Precision of the histogram of latencies, in bits.
 const PRECISION: u32 = 5;
@@ -35,32 +38,33 @@ const PRECISION: u32 = 5;
 /// State of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It answers.
+    /// The node answers.
     Up,
-    /// It answers, and reclaims its memory or had none for a write: its regions are copied to other nodes, and none is taken there.
+    /// The node answers, and reclaims its memory or had none for a write: its regions are copied to other
+    /// nodes, and it gets no new ones.
     Draining,
-    /// It doesn't answer, since this time.
+    /// The node hasn't answered since this time.
     Down(runtime::Instant),
 }
 
 /// A memory node.
 pub struct Node {
-    /// Its name in the stack.
+    /// Name in the stack.
     pub name: String,
     part: Arc<dyn DevicePart>,
     device: RefCell<Option<Rc<dyn Device>>>,
     state: Cell<State>,
     /// Number of connections.
     epoch: Cell<u64>,
-    /// Whether what was written before this connection is known to be there, or known to be lost.
+    /// Whether contents from before this connection have been checked: known to be there, or to be lost.
     is_checked: Cell<bool>,
-    /// Epoch of its memory in its status, where it has one.
+    /// Epoch of the node's memory, from its status; `None` if the status has none.
     memory_epoch: Cell<Option<u64>>,
-    /// Time at which it last answered a request.
+    /// Time of the last answer.
     answered: Cell<runtime::Instant>,
     /// Time at which a write found no memory.
     full_since: Cell<Option<runtime::Instant>>,
-    /// Longest time of a request, and of a connection.
+    /// Time limit of a request, and of connecting.
     limit: Duration,
     /// Bytes of a region.
     region_bytes: u64,
@@ -69,16 +73,17 @@ pub struct Node {
     latencies: RefCell<Histogram<PRECISION>>,
     /// Reads that returned no valid slot.
     pub corrupt: Cell<u64>,
-    /// Number of times that it went down.
+    /// Number of times that the node went down.
     pub losses: Cell<u64>,
-    /// Requests that it answered with an error.
+    /// Number of requests that the node answered with an error.
     pub errors: Cell<u64>,
-    /// Of those, reads since the last one that succeeded, and writes.
+    /// Failed reads, and failed writes, since the last successful one.
     read_errors: Cell<u32>,
     write_errors: Cell<u32>,
 }
 
-/// Whether an error is the answer of a node to one request. Others mean that its connection, or what it had, is lost.
+/// Whether an error is a node's answer to one request. Other errors mean that its connection or its contents
+/// are lost.
 fn is_answer(error: &Error) -> bool {
     const EPERM: i32 = 1;
     matches!(
@@ -98,7 +103,7 @@ fn is_answer(error: &Error) -> bool {
 }
 
 impl Node {
-    /// A node of regions of this size, at most this many. It is down until it is opened.
+    /// Creates a node with regions of this size, `most` at most. It is down until it is opened.
     pub fn new(
         name: String,
         part: Arc<dyn DevicePart>,
@@ -130,17 +135,17 @@ impl Node {
         }
     }
 
-    /// Connects to the node. What it has isn't checked then.
+    /// Connects to the node. Its contents count as unchecked afterwards.
     ///
     /// # Errors
-    /// Those of the device, and of a first read.
+    /// Errors of the device, and of a first read.
     pub async fn open(&self) -> Result<()> {
         let opened = runtime::timeout(self.limit, self.part.open()).await;
         let named = |error: Error| error.in_context(format!("node {}", self.name));
         let device = opened.map_err(|_| self.too_late("connecting"))?.map_err(named)?;
         match self.first_block(&device).await {
             Ok(()) => self.read_errors.set(0),
-            // A part that can't be read isn't the whole node, unless nothing could be read before.
+            // An unreadable block doesn't make the whole node unusable, unless no read succeeded before.
             Err(error) if is_answer(&error) && self.read_errors.get() < MOST_ERRORS => {}
             Err(error) => {
                 return Err(error.with_detail(format!("node {}: {}", self.name, self.unnamed(&error))));
@@ -156,22 +161,22 @@ impl Node {
         Ok(())
     }
 
-    /// Number of its connections: what was written before the last one may be lost.
+    /// Number of connections: data that was written before the last one may be lost.
     pub fn epoch(&self) -> u64 {
         self.epoch.get()
     }
 
-    /// Whether what was written before this connection is known to be there, or known to be lost.
+    /// Whether contents from before this connection have been checked: known to be there, or to be lost.
     pub fn is_checked(&self) -> bool {
         self.is_checked.get()
     }
 
-    /// Sets whether what it has is known.
+    /// Sets whether the contents have been checked.
     pub fn set_checked(&self, is_checked: bool) {
         self.is_checked.set(is_checked);
     }
 
-    /// Reads from a node that wasn't asked for anything lately, so that its loss is noticed.
+    /// Reads from a node without recent answers, so that its loss is noticed.
     pub async fn probe(&self) {
         if self.answered.get().elapsed() < IDLE {
             return;
@@ -196,27 +201,27 @@ impl Node {
         self.regions
     }
 
-    /// Number of regions that hold nothing.
+    /// Number of free regions.
     pub fn free_regions(&self) -> u32 {
         self.free.borrow().len() as u32
     }
 
-    /// Its state.
+    /// State of the node.
     pub fn state(&self) -> State {
         self.state.get()
     }
 
-    /// Whether it answers.
+    /// Whether the node answers.
     pub fn is_up(&self) -> bool {
         !matches!(self.state.get(), State::Down(_))
     }
 
-    /// Whether it hasn't answered for this long.
+    /// Whether the node has been down for at least this time.
     pub fn is_down_for(&self, time: Duration) -> bool {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
-    /// Time since which it is down; `None` if it is up.
+    /// Time since which the node is down; `None` if it is up.
     pub fn down_since(&self) -> Option<runtime::Instant> {
         match self.state.get() {
             State::Down(since) => Some(since),
@@ -224,8 +229,9 @@ impl Node {
         }
     }
 
-    /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago. And whether its memory is another
-    /// one: its status has another `epoch`.
+    /// Updates the state from the node's status: the node is draining if `reclaim_bytes` is greater than 0,
+    /// or if it had no memory for a write recently. If the status has another `epoch`, the node has other
+    /// memory, and its contents are unchecked.
     pub async fn ask(&self) {
         let status = runtime::timeout(self.limit, self.part.status()).await.unwrap_or_default();
         let epoch = status.get("epoch").and_then(serde_json::Value::as_u64).filter(|epoch| *epoch > 0);
@@ -254,25 +260,25 @@ impl Node {
         }
     }
 
-    /// Takes a region that holds nothing.
+    /// Takes a free region; `None` if there is none.
     pub fn take_region(&self) -> Option<u32> {
         self.free.borrow_mut().pop()
     }
 
-    /// Sets the regions that hold nothing, for zones that are known from before.
+    /// Sets the free regions, for zones of an earlier process.
     pub fn set_free(&self, FreeRegions(free): FreeRegions) {
         let numbered = (0..).zip(free).filter(|(_, is_free)| *is_free);
         let mut numbers: Vec<u32> = numbered.map(|(region, _)| region).collect();
-        // The first one is taken first.
+        // The first region is taken first.
         numbers.reverse();
         self.free.replace(numbers);
     }
 
-    /// Gives a region back: the node may use its memory for others.
+    /// Frees a region, and discards its contents: the node may use the memory otherwise.
     pub async fn free_region(&self, region: u32) {
         if let Ok(device) = self.device() {
             let (start, end) = (self.block_of(region, 0), self.block_of(region, self.region_bytes));
-            // A node that keeps the memory costs nothing but memory.
+            // If the discard fails, the node only keeps the memory.
             let discard = device.discard(BlockRange { start, count: end - start });
             if runtime::timeout(self.limit, discard).await.is_err() {
                 self.failed(&device, &self.too_late("a discard"), &self.write_errors, u32::MAX);
@@ -281,7 +287,7 @@ impl Node {
         self.free.borrow_mut().push(region);
     }
 
-    /// Text of an error in a line that names the node.
+    /// Text of an error without the node's name, for a line that names the node.
     fn unnamed<'a>(&self, error: &'a Error) -> &'a str {
         let text = error.detail();
         text.strip_prefix("node ")
@@ -294,9 +300,10 @@ impl Node {
         Error::timed_out(format!("node {}: {doing} took longer than {:?}", self.name, self.limit))
     }
 
-    /// Notes that a call has failed. An error that is the node's answer is counted in `in_a_row`; the node is down after `most` of them.
+    /// Notes a failed call. An error in the node's answer is counted in `in_a_row`; the node is down after
+    /// `most` of them.
     fn failed(&self, device: &Rc<dyn Device>, error: &Error, in_a_row: &Cell<u32>, most: u32) {
-        // A late failure of an earlier connection says nothing of this one.
+        // A late failure of an earlier connection doesn't concern this one.
         let is_current = self.device.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, device));
         if !is_current || !self.is_up() {
             return;
@@ -305,7 +312,7 @@ impl Node {
             self.errors.set(self.errors.get() + 1);
             in_a_row.set(in_a_row.get().saturating_add(1));
             if in_a_row.get() < most {
-                // Errors that repeat are counted, and logged more and more rarely.
+                // Repeated errors are counted, and logged at powers of two.
                 let errors = self.errors.get();
                 if errors.is_power_of_two() {
                     tracing::warn!("node {}: {}; errors so far: {errors}", self.name, self.unnamed(error));
@@ -333,7 +340,7 @@ impl Node {
     /// Reads bytes of a region.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] while it is down; those of the device; [`Error::TimedOut`].
+    /// [`Error::Disconnected`] while the node is down; errors of the device; [`Error::TimedOut`].
     pub async fn read(&self, region: u32, offset: u64, bytes: usize) -> Result<Buffer> {
         let device = self.device()?;
         let begin = runtime::now();
@@ -357,7 +364,8 @@ impl Node {
     /// Writes bytes to a region.
     ///
     /// # Errors
-    /// As [`read`](Self::read). A node without memory is full, not down, and so is one that answers writes with errors.
+    /// As [`read`](Self::read). A node without memory drains and isn't down, and so does one that answers
+    /// writes with errors.
     pub async fn write(&self, region: u32, offset: u64, payload: Payload) -> Result<()> {
         let device = self.device()?;
         let write = device.write(self.block_of(region, offset), payload, Durability::Visible);
@@ -389,13 +397,13 @@ impl Node {
         latencies.record(time.as_nanos() as u64);
     }
 
-    /// Latency below which this share of reads is, in nanoseconds; 0 before any.
+    /// Latency in nanoseconds within which this share of reads ends; 0 before the first read.
     pub fn latency(&self, share: f64) -> u64 {
         let latencies = self.latencies.borrow();
         if latencies.count() == 0 { 0 } else { latencies.quantile(share) }
     }
 
-    /// Time after which a read is sent to another node, too: what 99 % of the reads take.
+    /// Time after which a read is also sent to another node: that of 99 % of the reads.
     pub fn hedge_after(&self) -> Duration {
         let latencies = self.latencies.borrow();
         match latencies.count() >= ENOUGH_READS {
@@ -404,14 +412,14 @@ impl Node {
         }
     }
 
-    /// How good a place for a region it is.
+    /// Weight of the node for placing a region: its free share divided by its median latency.
     fn weight(&self) -> f64 {
         let free = f64::from(self.free_regions()) / f64::from(self.regions.max(1));
         free / (self.latency(0.5).max(1000) as f64)
     }
 }
 
-/// By region of a node, whether it holds nothing.
+/// Regions of a node, each with whether it is free.
 #[derive(Debug)]
 pub struct FreeRegions(Vec<bool>);
 
@@ -421,14 +429,14 @@ impl FreeRegions {
         FreeRegions(vec![true; node.regions as usize])
     }
 
-    /// Takes a region. Returns false if there is no such region, or it was taken before.
+    /// Takes a region. Returns false if there is no such region, or it was already taken.
     pub fn take(&mut self, region: u32) -> bool {
         self.0.get_mut(region as usize).is_some_and(std::mem::take)
     }
 }
 
-/// Chooses a node for a region, other than these. `zones` is the number of zones that have no regions yet: one of the nodes with a free region for each of them is taken, or some
-/// would be left that no zone can use.
+/// Chooses a node for a region, other than `others`. `zones` is the number of zones that have no regions yet.
+/// Nodes with a free region for each of these are preferred, or regions would be left that no zone can use.
 pub fn choose(nodes: &[Node], others: &[u8], zones: u32, random: &mut Random) -> Option<u8> {
     let fits = |number: &u8| {
         let node = &nodes[usize::from(*number)];

@@ -16,7 +16,7 @@ use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Pages that are read after those of a request, at most.
+/// Limit to the later pages of a request that are fetched together with a page.
 const MOST_AHEAD: u32 = 31;
 
 /// Remote memory.
@@ -42,7 +42,8 @@ impl RemotePart {
     /// Connects to the nodes, and starts the device; the calling shard becomes its home.
     ///
     /// # Errors
-    /// [`block::Error::Invalid`] for a configuration that doesn't fit together, or memory of another device; those of the nodes.
+    /// [`block::Error::Invalid`] for a configuration that doesn't fit together, or memory of another device;
+    /// errors of the nodes.
     pub async fn open(config: Config) -> Result<Arc<Self>> {
         let (sizes, settings) = config.plan()?;
         let Config { nodes, backup, kept, .. } = config;
@@ -57,9 +58,9 @@ impl RemotePart {
         let opened = runtime::join_all(nodes.iter().chain(&backup).map(Node::open)).await;
         for (node, opened) in nodes.iter().chain(&backup).zip(opened) {
             match opened {
-                // There is nothing that it could have lost.
+                // With new memory the node can't have lost anything.
                 Ok(()) => node.set_checked(!arena.1),
-                // It is down, as it was for the process before.
+                // The node is down, as it may have been for the previous process.
                 Err(error) if arena.1 => tracing::warn!("{error}"),
                 Err(error) => return Err(error),
             }
@@ -167,7 +168,7 @@ async fn write(core: Rc<Core>, first: u64, payload: Payload) -> Result<()> {
     Ok(())
 }
 
-/// Discards pages; other tasks of the shard run now and then.
+/// Discards pages, and yields to other tasks of the shard now and then.
 async fn discard(core: Rc<Core>, range: BlockRange) -> Result<()> {
     core.check_open()?;
     for (count, page) in (range.start.0..range.end().0).enumerate() {
@@ -194,13 +195,13 @@ impl Device for Handle {
 
     fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
         match self.geometry.writable_range(at, payload.len()) {
-            // A change goes on if its caller is dropped.
+            // A change continues if its caller is dropped.
             Ok(_) => runtime::carry(write(self.core.clone(), at.0, payload)),
             Err(error) => Call::ready(Err(error)),
         }
     }
 
-    /// Nothing is durable: memory is lost with its machine.
+    /// Does nothing: the device is volatile.
     fn flush(&self) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }

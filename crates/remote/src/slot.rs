@@ -3,9 +3,9 @@
 //! ```text
 //! 0  page u32   4  bytes u16   6  encoding u16   8  generation u32   12  CRC32C   16  bytes
 //! ```
-//! Numbers are little-endian. A slot takes whole granules; the rest of the last one is zeros. The checksum covers the header, the bytes and the number of
-//! resets of the zone. So slots of an earlier use of the zone are invalid, and a block can be searched for slots at every
-//! granule.
+//! Numbers are little-endian. A slot takes whole granules; the rest of the last one is zeros. The checksum
+//! covers the header, the bytes and the zone's number of resets, so that slots of an earlier use of the zone
+//! are invalid and a block can be searched for slots at every granule.
 
 use crate::entry::{GENERATIONS, GRANULE};
 use block::{Buffer, Result};
@@ -16,10 +16,10 @@ pub const PAGE: usize = 4096;
 /// Size of the header in bytes.
 pub const HEADER: usize = 16;
 
-/// How the bytes of a slot are the page.
+/// Encoding of the bytes of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
-    /// As they are.
+    /// The bytes of the page.
     Plain,
     /// An LZ4 block.
     Lz4,
@@ -34,7 +34,7 @@ pub struct Slot<'a> {
     pub page: u32,
     /// Number of the write that stored it, modulo [`GENERATIONS`].
     pub generation: u32,
-    /// How the bytes are the page.
+    /// Encoding of the bytes.
     pub encoding: Encoding,
     /// The bytes.
     pub bytes: &'a [u8],
@@ -54,7 +54,7 @@ fn checksum(header: &[u8], zone_generation: u32, bytes: &[u8]) -> u32 {
 }
 
 impl<'a> Slot<'a> {
-    /// The header of the slot in a zone with this number of resets.
+    /// Encodes the header, for a zone with this number of resets.
     pub fn header(&self, zone_generation: u32) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&self.page.to_le_bytes());
@@ -71,7 +71,8 @@ impl<'a> Slot<'a> {
         header
     }
 
-    /// The slot at the beginning of these bytes; `None` if there is no valid one of a zone with this number of resets.
+    /// Decodes the slot at the beginning of these bytes; `None` if there is no valid one of a zone with this
+    /// number of resets.
     pub fn parse(from: &'a [u8], zone_generation: u32) -> Option<Self> {
         let header = from.get(..HEADER)?;
         let number =
@@ -96,7 +97,8 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Visits the slots of a part of a block, each with its first granule in the part. Between slots may be anything.
+/// Visits the slots of a part of a block, each with its first granule in the part. Other bytes between slots
+/// are skipped.
 pub fn each<'a>(part: &'a [u8], zone_generation: u32, mut visit: impl FnMut(usize, Slot<'a>)) {
     let mut granule = 0;
     while let Some(rest) = part.get(granule * GRANULE..).filter(|rest| rest.len() > HEADER) {
@@ -110,12 +112,12 @@ pub fn each<'a>(part: &'a [u8], zone_generation: u32, mut visit: impl FnMut(usiz
     }
 }
 
-/// The four bytes that fill a page, if it is one that they fill.
+/// Returns the four bytes that fill a page when repeated; `None` if there are none.
 pub fn pattern_of(page: &[u8; PAGE]) -> Option<u32> {
     let pattern = u32::from_le_bytes([page[0], page[1], page[2], page[3]]);
     let double = u64::from(pattern) << 32 | u64::from(pattern);
     let is_same = |chunk: &[u8]| chunk == double.to_le_bytes();
-    // Most pages differ at one of these.
+    // Most other pages differ in one of the first comparisons.
     let is_filled = is_same(&page[PAGE - 8..]) && page.chunks_exact(8).all(is_same);
     is_filled.then_some(pattern)
 }
@@ -171,7 +173,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_searched_for_slots(bytes in proptest::collection::vec(any::<u8>(), 0..1000), lengths in proptest::collection::vec(1..300_usize, 0..9)) {
-            // Rubbish in whole granules between slots.
+            // Arbitrary bytes in whole granules between slots.
             let mut block = Vec::new();
             let mut expected = Vec::new();
             for (number, length) in lengths.iter().enumerate() {

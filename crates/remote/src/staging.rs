@@ -1,7 +1,7 @@
-//! Staged blocks: pages are packed into them, and they stay as a cache after they were written to the nodes.
+//! Staged blocks: pages are packed into them, and they stay as a cache after they are written to the nodes.
 //!
-//! A staged block is empty, open (pages are added), full (it is being written to the nodes), or written: then it is the first to be used again. The order of use is the
-//! order in which they were written.
+//! A staged block is empty, open (pages are added), full (it is being written to the nodes), or written.
+//! Written blocks are reused in the order in which they were written.
 
 use crate::arena::{Arena, BLOCK_GRANULES};
 use std::collections::VecDeque;
@@ -9,14 +9,14 @@ use std::collections::VecDeque;
 /// No staged block.
 const NONE: u32 = u32::MAX;
 
-/// Use of a staged block.
+/// State of a staged block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Holds nothing.
+    /// Contains nothing.
     Empty,
     /// Pages are added.
     Open,
-    /// Is, or will be, written to the nodes.
+    /// Being written to the nodes, or waiting for that.
     Full,
     /// Was written to the nodes.
     Written,
@@ -27,7 +27,7 @@ pub enum Use {
 pub struct Staged {
     /// Number of the block, over all zones.
     pub block: u64,
-    /// Its use.
+    /// State of the block.
     pub usage: Use,
     /// Granules that are filled.
     pub fill: u32,
@@ -46,7 +46,8 @@ impl Staged {
         [usage | self.block << 8, self.fill.into()]
     }
 
-    /// What an earlier process has left: it ended while blocks were open or being written, so these are full now.
+    /// Decodes the tag that an earlier process left. Blocks that were open or being written when it ended are
+    /// full now.
     fn decode([word, fill]: [u64; 2]) -> Self {
         let usage = match word & 0xFF {
             0 => return Staged::EMPTY,
@@ -61,15 +62,15 @@ impl Staged {
 #[derive(Debug)]
 pub struct Staging {
     all: Vec<Staged>,
-    /// By block, where it is staged.
+    /// Staged block of each block; [`NONE`] if it isn't staged.
     places: Vec<u32>,
     empty: Vec<u32>,
-    /// Written ones, the oldest first.
+    /// Written staged blocks, the oldest first.
     written: VecDeque<u32>,
 }
 
 impl Staging {
-    /// The staged blocks that the arena holds.
+    /// Restores the staged blocks from the arena.
     pub fn new(arena: &Arena) -> Self {
         let sizes = arena.sizes();
         let blocks = u64::from(sizes.zones) * u64::from(sizes.zone_blocks);
@@ -107,18 +108,18 @@ impl Staging {
         self.all[number as usize]
     }
 
-    /// Where a block is staged.
+    /// Staged block that has this block; `None` if it isn't staged.
     #[inline]
     pub fn place(&self, block: u64) -> Option<u32> {
         Some(self.places[block as usize]).filter(|place| *place != NONE)
     }
 
-    /// Number of blocks that may be opened now.
+    /// Number of staged blocks that can be opened now.
     pub fn available(&self) -> usize {
         self.empty.len() + self.written.len()
     }
 
-    /// Number of blocks of a use.
+    /// Number of staged blocks in a state.
     pub fn count(&self, usage: Use) -> usize {
         self.all.iter().filter(|staged| staged.usage == usage).count()
     }
@@ -128,7 +129,7 @@ impl Staging {
         (0..self.all.len() as u32).filter(|number| self.get(*number).usage == Use::Full).collect()
     }
 
-    /// Opens a staged block: an empty one, or the one that was written first.
+    /// Opens a staged block: an empty one, or the one that was written first; `None` if there is neither.
     pub fn open(&mut self, arena: &Arena, block: u64) -> Option<u32> {
         let number = self.empty.pop().or_else(|| self.written.pop_front())?;
         let before = self.get(number);
@@ -165,7 +166,7 @@ impl Staging {
         self.written.push_back(number);
     }
 
-    /// Forgets a full or a written block.
+    /// Empties a full or a written block.
     pub fn forget(&mut self, arena: &Arena, number: u32) {
         let staged = self.get(number);
         if staged.usage == Use::Written {

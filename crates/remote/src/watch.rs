@@ -1,5 +1,6 @@
-//! Nodes are watched, each by a task of its own: whether they answer although nobody reads or writes, whether they reclaim memory, and whether they have what they had
-//! after a connection was lost. Those that are down are connected again, with pauses that grow.
+//! Monitoring of nodes, with a task for each: whether the node answers even without requests, whether it
+//! reclaims memory, and whether it still has its contents after a lost connection. Nodes that are down are
+//! connected again, with growing pauses.
 
 use crate::core::Core;
 use crate::fetch::Source;
@@ -10,15 +11,15 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time between two looks at a node.
+/// Interval between two checks of a node.
 const LOOK: Duration = Duration::from_millis(200);
 /// Longest time between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Blocks of a node that are looked at at the same time.
+/// Number of blocks of a node that are checked at a time.
 const BLOCKS_AT_ONCE: usize = 16;
 
 impl Core {
-    /// Watches a node, or the backup device, until the device is closed.
+    /// Monitors a node, or the backup device, until the device is closed.
     pub(crate) async fn run_node(self: Rc<Self>, number: Option<u8>) {
         let node = self.node_of((number, 0));
         let mut pause = LOOK;
@@ -53,8 +54,9 @@ impl Core {
         is_open
     }
 
-    /// Looks whether a node has what was written to it before its connection was lost: copies that lack a block are made again. Every block with live pages is looked at, since some
-    /// may have been written before a restart and some after it.
+    /// Checks whether a node has the data that was written to it before its connection was lost: copies that
+    /// lack a block are made again. Every block with live pages is checked, since some may have been written
+    /// before a restart and some after it.
     async fn look_at(&self, number: Option<u8>) {
         let node = self.node_of((number, 0));
         let mut there: Vec<(u32, u32, u64)> = Vec::new();
@@ -93,14 +95,14 @@ impl Core {
         }
     }
 
-    /// Whether live pages of a block are on nodes, and were written there.
+    /// Whether a block has live pages and was written to the nodes.
     fn is_on_nodes(&self, block: u64) -> bool {
         let staging = self.staging.borrow();
         let is_written = staging.place(block).is_none_or(|staged| staging.get(staged).usage == Use::Written);
         is_written && self.block_live(block) > 0
     }
 
-    /// Whether a zone has a whole copy at this place.
+    /// Whether a zone has a whole copy in this region.
     fn has_copy(&self, zone: u32, (number, region): Source) -> bool {
         let known = self.zones.get(zone);
         match number {
@@ -112,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Whether a node has a block, by its first slot; `None` if that isn't known.
+    /// Whether a node has a block, judged by its first slot; `None` if that is unknown.
     async fn has_block(&self, zone: u32, source: Source, block: u64) -> Option<bool> {
         let (node, region) = (self.node_of(source), source.1);
         let generation = self.zones.generation(zone);
@@ -124,7 +126,7 @@ impl Core {
             }
             Err(_) => return None,
         };
-        // A page that was rewritten meanwhile says nothing.
+        // The result is unknown if the zone was reset, or all pages of the block were rewritten, meanwhile.
         let is_there = Slot::parse(found.filled(), generation).is_some();
         let is_same = self.zones.generation(zone) == generation && self.is_on_nodes(block);
         is_same.then_some(is_there)

@@ -1,4 +1,4 @@
-//! The zones of the device: which regions hold a copy of each, and how far each is written.
+//! Zones of the device: the regions with their copies, and the number of their written blocks.
 //!
 //! A zone is a *block group*: blocks of pages with neighbouring addresses, in one contiguous region of each node that has a copy.
 
@@ -6,7 +6,7 @@ use crate::arena::{Arena, ZONE_WORDS};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
-/// Most copies of a zone on nodes.
+/// Largest number of copies of a zone on nodes.
 pub const MOST_COPIES: usize = 3;
 
 /// A copy of a zone.
@@ -16,7 +16,7 @@ pub struct Copy {
     pub node: u8,
     /// Region of the node.
     pub region: u32,
-    /// Whether every block that was written to the zone is there.
+    /// Whether the copy has every block that was written to the zone.
     pub is_whole: bool,
 }
 
@@ -25,25 +25,27 @@ pub struct Copy {
 pub struct Zone {
     /// Number of resets.
     pub generation: u32,
-    /// Blocks that were staged.
+    /// Number of blocks that were staged.
     pub blocks: u32,
     /// Whether no further block is staged.
     pub is_closed: bool,
-    /// Blocks that aren't on the nodes yet.
+    /// Number of blocks that aren't on the nodes yet.
     pub pending: u32,
     /// Whether a copy is being made; the zone isn't reset meanwhile.
     pub is_copied: bool,
-    /// Whether every block that was written to the zone is on the backup device.
+    /// Whether the backup device has every block that was written to the zone.
     pub has_backup: bool,
     /// Copies on nodes.
     pub copies: SmallVec<[Copy; MOST_COPIES]>,
 }
 
 impl Zone {
-    /// The stores that make a record that of this zone: numbers of words, and words. The process may be killed between any two.
+    /// Stores that turn a record into that of this zone: numbers of words, and words. The process may be
+    /// killed between any two.
     ///
-    /// Copies come first, in their order, since those that stay only move towards the beginning; then their number, and the words after them stay as they are. So each state
-    /// in between has every copy that stays, and none that was in neither list.
+    /// Copies come first, in their order, because copies that stay only move towards the beginning; then
+    /// their number; later words keep their values. So each intermediate state has every copy that stays, and
+    /// no copy that was in neither list.
     fn stores(&self) -> impl Iterator<Item = (usize, u64)> {
         let copies = (2..ZONE_WORDS).zip(&self.copies).map(|(number, copy)| {
             let place = u64::from(copy.region) | u64::from(copy.node) << 32;
@@ -90,7 +92,7 @@ impl Zones {
         self.0.borrow()[zone as usize].generation
     }
 
-    /// Changes a zone, in the arena, too.
+    /// Changes a zone in memory and in the arena.
     pub fn change<T>(&self, arena: &Arena, zone: u32, change: impl FnOnce(&mut Zone) -> T) -> T {
         let mut all = self.0.borrow_mut();
         let entry = &mut all[zone as usize];
@@ -99,7 +101,7 @@ impl Zones {
         changed
     }
 
-    /// Looks at all zones, with their numbers.
+    /// Calls `visit` for all zones, with their numbers.
     pub fn each(&self, visit: impl FnMut((usize, &Zone))) {
         self.0.borrow().iter().enumerate().for_each(visit);
     }
@@ -131,7 +133,7 @@ mod tests {
     }
 
     proptest! {
-        /// As copies are made again: some stay, in their order, and one comes at the end.
+        /// Copies are replaced: some stay, in their order, and a new one is appended.
         #[test]
         fn a_process_that_is_killed_in_a_change_leaves_the_copies_that_stay_and_no_foreign_one(
             before in proptest::collection::vec((1..9_u8, 1..9_u32), 0..MOST_COPIES),

@@ -1,12 +1,14 @@
-//! RESP 2 as a client sees it (<https://redis.io/docs/latest/develop/reference/protocol-spec/>): commands are encoded, replies are parsed.
+//! RESP 2 for clients (<https://redis.io/docs/latest/develop/reference/protocol-spec/>): commands are
+//! encoded, replies are parsed. Without I/O, for the client of the key-value store and the device on redis
+//! servers.
 //! Without I/O, for the client of the key-value store and the device on redis servers.
 //!
 //! # Promises
 //! - Any bytes are a reply, the beginning of one, or an [`Error::Protocol`]; parsing never panics.
-//! - Memory grows with bytes that have arrived, never with lengths that a server announces, and a reply has at most the bytes that the
-//!   caller permits.
+//! - Memory grows with bytes that have arrived, never with lengths that a server announces, and a reply has
+//!   at most the number of bytes that the caller permits.
 //!
-//! The server's side, the requests that arrive, belongs to the key-value store.
+//! The server's side, the parsing of requests, is in the key-value store.
 
 use block::{Error, Result};
 
@@ -30,7 +32,7 @@ pub enum Reply {
     Array(Vec<Reply>),
 }
 
-/// First line of a reply: all of it, or what its length says about the bytes that follow.
+/// First line of a reply: a whole reply, or the length of the following bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Head<'a> {
     /// As [`Reply::Simple`].
@@ -55,7 +57,7 @@ fn too_large(what: &str, limit: usize) -> Error {
     Error::protocol(format!("reply too large: {what}; expected {limit} at most"))
 }
 
-/// Reads a line and its end from the front of bytes; `None` while it is incomplete.
+/// Splits a line and its end from the front of bytes; `None` while it is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
     let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
         return match bytes.len() > LONGEST_LINE {
@@ -67,7 +69,8 @@ fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
     Ok(Some((text, end + 2)))
 }
 
-/// Parses the first line of the reply at the front of bytes; `None` while it is incomplete. Returns its length, too.
+/// Parses the first line of the reply at the front of bytes; `None` while it is incomplete. Also returns its
+/// length.
 ///
 /// # Errors
 /// [`Error::Protocol`] for bytes that don't begin a reply.
@@ -90,10 +93,11 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
     Ok(Some((head, 1 + taken)))
 }
 
-/// Parses the reply at the front of bytes, which has at most `most` bytes; `None` while it is incomplete. Returns its length, too.
+/// Parses the reply at the front of bytes, which has at most `most` bytes; `None` while it is incomplete.
+/// Also returns its length.
 ///
 /// # Errors
-/// [`Error::Protocol`] for bytes that aren't a reply of RESP 2, and for one that is too large.
+/// [`Error::Protocol`] for bytes that aren't a reply of RESP 2, and for a reply that is too large.
 pub fn parse(bytes: &[u8], most: usize) -> Result<Option<(Reply, usize)>> {
     let parsed = parse_at(bytes, most, DEEPEST)?;
     match parsed.as_ref().map_or(bytes.len(), |(_, length)| *length) > most {
@@ -139,26 +143,28 @@ fn parse_at(bytes: &[u8], most: usize, depth: usize) -> Result<Option<(Reply, us
     Ok(Some((reply, begin)))
 }
 
-/// Finds the end of a reply whose bytes arrive in pieces. No byte is looked at twice, apart from the line that is being received.
+/// Finds the end of a reply whose bytes arrive in pieces. Each byte is scanned once, except in a line that is
+/// incomplete.
 #[derive(Debug)]
 pub struct Scanner {
     most: usize,
-    /// Bytes that were looked at.
+    /// Number of scanned bytes.
     at: usize,
-    /// Replies that haven't ended: the reply, and those that are inside of it.
+    /// Number of replies that haven't ended: the reply, and those inside of it.
     missing: usize,
 }
 
 impl Scanner {
-    /// A scanner of a reply of at most `most` bytes.
+    /// Creates a scanner of a reply of at most `most` bytes.
     pub fn new(most: usize) -> Self {
         Scanner { most, at: 0, missing: 1 }
     }
 
-    /// Returns the number of bytes of the reply once it is complete. `bytes` are those from its first one on: as many as before, or more.
+    /// Returns the number of bytes of the reply once it is complete. `bytes` are the received bytes of the
+    /// reply: those of the last call, with any number of further ones.
     ///
     /// # Errors
-    /// [`Error::Protocol`], as [`parse`], which may refuse what this doesn't.
+    /// [`Error::Protocol`], as [`parse`], which may also refuse bytes that this accepts.
     pub fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
         while self.missing > 0 {
             let found = head(&bytes[self.at..])?;
@@ -193,7 +199,7 @@ pub fn put_command(bytes: &mut Vec<u8>, words: &[&[u8]]) {
     put_words(bytes, words.len(), words);
 }
 
-/// Appends the beginning of a command of `count` words: the first ones of them.
+/// Appends the beginning of a command of `count` words, with the first words.
 pub fn put_words(bytes: &mut Vec<u8>, count: usize, words: &[&[u8]]) {
     put_length(bytes, b'*', count);
     for word in words {
@@ -210,10 +216,11 @@ pub fn put_length(bytes: &mut Vec<u8>, kind: u8, length: usize) {
     bytes.extend_from_slice(b"\r\n");
 }
 
-/// Parses any bytes as a reply, for fuzzing: no panic, and a reply takes only bytes that are there; fewer of them are no reply.
+/// Parses arbitrary bytes as a reply, for fuzzing: there is no panic, a reply consumes only existing bytes,
+/// and a prefix of it is incomplete.
 ///
 /// # Panics
-/// Where that doesn't hold.
+/// If one of these properties doesn't hold.
 pub fn check_any_bytes(bytes: &[u8]) {
     const MOST: usize = 1 << 30;
     let parsed = parse(bytes, MOST);
@@ -223,7 +230,8 @@ pub fn check_any_bytes(bytes: &[u8]) {
             end = scanner.next(&bytes[..count]);
         }
     }
-    // Where there is an error the scanner may find an end: it looks neither at what follows a string nor at the depth of arrays.
+    // For invalid bytes the scanner may find an end: it doesn't check the bytes after a string or the depth
+    // of arrays.
     if let Ok(parsed) = &parsed {
         assert_eq!(end, Ok(parsed.as_ref().map(|(_, length)| *length)));
     }
@@ -281,7 +289,7 @@ mod tests {
         }
         assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes(), MOST).is_err());
         assert!(parse(&vec![b'+'; LONGEST_LINE + 2], MOST).is_err());
-        // Many small replies are as large as a long one.
+        // Many small replies, as large as a long one.
         let small = [&b"*1000\r\n"[..], &b":1\r\n".repeat(500)].concat();
         assert_eq!(parse(&small, small.len()), Ok(None));
         assert!(parse(&small, small.len() - 1).is_err());

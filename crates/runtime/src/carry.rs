@@ -1,8 +1,9 @@
-//! Calls that complete although their caller no longer waits.
+//! Calls that complete although their caller no longer waits for them.
 //!
-//! A call that changes several things in steps (an append that has reserved its offset, a write that goes to two
-//! devices) must end even if its caller drops it: otherwise other calls wait for ever for its remaining steps. A task
-//! per call would cost 110 ns each; here a call becomes a task only if it is dropped before its end.
+//! A call that changes several things in steps (an append that has reserved its offset, a write that goes to
+//! two devices) must end even if its caller drops it: otherwise other calls wait forever for its remaining
+//! steps. A task per call would cost 110 ns each; here a call becomes a task only if it is dropped before its
+//! end.
 
 use crate::task_group::{GroupMember, TaskGroup};
 use block::Call;
@@ -16,7 +17,7 @@ pub fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<
     Call::new(Carried { call: Some(Call::new(future)), begun: false, member: None })
 }
 
-/// As [`carry`], for a call that is a member of a group, from now on until it has ended or is dropped before it began.
+/// As [`carry`], for a call that is a member of a group until it has ended or is dropped before it began.
 pub fn carry_in<'a, T: 'static>(group: &TaskGroup, future: impl Future<Output = T> + 'static) -> Call<'a, T> {
     Call::new(Carried { call: Some(Call::new(future)), begun: false, member: Some(group.enter()) })
 }
@@ -43,7 +44,7 @@ impl<T: 'static> Future for Carried<T> {
 
 impl<T: 'static> Drop for Carried<T> {
     fn drop(&mut self) {
-        // A panic tears the shard down; nothing is left to carry the call.
+        // A panic ends the shard: no task can carry the call.
         if self.begun
             && !std::thread::panicking()
             && let Some(call) = self.call.take()

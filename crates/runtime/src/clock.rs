@@ -67,15 +67,15 @@ pub(crate) fn set_virtual(nanoseconds: Option<u64>) {
     VIRTUAL.set(nanoseconds);
 }
 
-/// Steps the [system clock](wall_clock) of the simulation on this thread by so many seconds, forward or back, as an operator does. Without effect
-/// outside of a simulation.
+/// Steps the [system clock](wall_clock) of the simulation on this thread by `seconds`, forward or back, as an
+/// operator does. Has no effect outside of a simulation.
 pub fn step_simulated_wall_clock(seconds: i64) {
     if VIRTUAL.get().is_some() {
         STEPS.set(STEPS.get() + seconds);
     }
 }
 
-/// Present time.
+/// Current time.
 #[inline]
 pub fn now() -> Instant {
     match VIRTUAL.get() {
@@ -84,7 +84,8 @@ pub fn now() -> Instant {
     }
 }
 
-/// Time since 1970 by the system clock, which may be set back; under simulation, a fixed day plus virtual time.
+/// Time since 1970 by the system clock, which can be set back. Under simulation, a fixed day plus virtual
+/// time.
 pub fn wall_clock() -> Duration {
     const SIMULATED_DAY: Duration = Duration::from_secs(1_700_000_000);
     match VIRTUAL.get() {
@@ -96,7 +97,8 @@ pub fn wall_clock() -> Duration {
     }
 }
 
-/// Time since the machine was started, with the time in which it was suspended; it is never set. Virtual time under simulation.
+/// Time since the machine was started, including time in suspend; it can't be set. Virtual time under
+/// simulation.
 pub fn boot_clock() -> Duration {
     Duration::from_nanos(VIRTUAL.get().unwrap_or_else(|| clock_nanoseconds(libc::CLOCK_BOOTTIME)))
 }
@@ -120,7 +122,7 @@ fn cpu_time(clock: libc::clockid_t) -> Duration {
 
 fn clock_nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec, which is ours.
+    // SAFETY: the kernel writes one timespec, which is a local variable.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

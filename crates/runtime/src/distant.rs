@@ -1,5 +1,5 @@
-//! Handle of other shards on a device with a home shard: each call is sent there with its buffer, and carried out through a
-//! handle of the home shard that exists for the call.
+//! Handle of other shards on a device with a home shard: each call is sent there with its buffer, and made
+//! through a handle of the home shard that exists for the call only.
 //!
 //! Arguments are checked on the home shard. A call whose future is dropped completes there.
 

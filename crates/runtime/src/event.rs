@@ -1,6 +1,7 @@
-//! Event descriptors (eventfd(2)) that another process signals or waits for, as vhost uses them.
+//! Event descriptors (eventfd(2)) that are shared with another process, as vhost uses them.
 //!
-//! The other process may pass any descriptor: a wait or a signal never blocks the shard, and what isn't an eventfd is an error.
+//! The other process may pass any descriptor: a wait or a signal never blocks the shard, and a descriptor
+//! that isn't an eventfd is an error.
 
 use crate::file::os_error;
 use crate::operation::{Descriptor, Operation};
@@ -16,14 +17,14 @@ use std::rc::Rc;
 /// Returns a new event descriptor, not signalled.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of eventfd(2).
 pub fn create_event() -> Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|error| Error::from_io(&error.into(), "creating an eventfd"))
 }
 
-/// Whether a descriptor of another process is an eventfd. Asks no file system, which could block: the kernel's name of an eventfd in
-/// /proc is no path, and so no file's.
+/// Whether a descriptor of another process is an eventfd. Uses the descriptor's link in /proc, which isn't a
+/// path for an eventfd: no file system, which could block, is involved.
 pub fn is_event(descriptor: &OwnedFd) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
     link.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
@@ -44,7 +45,7 @@ impl EventSignal {
     /// Takes a descriptor of another process.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of fcntl(2).
     pub fn new(descriptor: OwnedFd) -> Result<EventSignal> {
         set_nonblocking(&descriptor)?;
         Ok(EventSignal(descriptor))
@@ -53,7 +54,7 @@ impl EventSignal {
     /// Signals the event. Does nothing if it has been signalled 2^64 - 2 times without a wait.
     ///
     /// # Errors
-    /// Those of the kernel, for a descriptor that isn't an eventfd.
+    /// Errors of write(2), for a descriptor that isn't an eventfd.
     #[inline]
     pub fn signal(&self) -> Result<()> {
         match rustix::io::write(&self.0, &1_u64.to_ne_bytes()) {
@@ -72,7 +73,7 @@ impl EventWait {
     /// Takes a descriptor of another process.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of fcntl(2).
     pub fn new(descriptor: OwnedFd) -> Result<EventWait> {
         set_nonblocking(&descriptor)?;
         Ok(EventWait { descriptor: Rc::new(shard::with_current(|shard| shard.adopt(descriptor))) })
@@ -81,7 +82,7 @@ impl EventWait {
     /// Waits until the event has been signalled since the last wait. Dropping the wait leaves the event as it is.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a descriptor that isn't an eventfd; those of the kernel.
+    /// [`Error::Invalid`] for a descriptor that isn't an eventfd; errors of the kernel.
     pub async fn wait(&self) -> Result<()> {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else {
             return Err(Error::unsupported("an event descriptor under simulation"));
@@ -130,7 +131,7 @@ mod tests {
             });
             event.wait().await.unwrap();
             remote.await.unwrap();
-            // The second signal came before or after the wait; then there is none.
+            // Takes the second signal, unless the wait above took both.
             let _ = crate::timeout(Duration::from_millis(1), event.wait()).await;
             assert!(crate::timeout(Duration::from_millis(1), event.wait()).await.is_err());
         })

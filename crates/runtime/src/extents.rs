@@ -1,8 +1,8 @@
 //! Physical locations of a file's bytes on the device of its file system: FIEMAP (Documentation/filesystems/fiemap.rst
 //! in the kernel's source).
 //!
-//! The caller finds that device, and knows whether physical addresses of the file system are offsets on it (those of
-//! Btrfs aren't).
+//! The caller finds that device, and checks that physical addresses of the file system are offsets on it
+//! (they aren't on Btrfs).
 #![allow(unsafe_code)] // The ioctl has no safe form.
 
 use block::{Error, Result};
@@ -11,12 +11,12 @@ use std::os::fd::AsRawFd;
 
 /// `_IOWR('f', 11, struct fiemap)`.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
-/// Data that is only in memory is written first, so that it has a location.
+/// Writes cached data first, so that it has a location.
 const FLAG_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 0x1;
 const EXTENT_UNWRITTEN: u32 = 0x800;
-/// Unknown, not allocated yet, encoded, encrypted, not aligned, inside of metadata, packed with others: no location of
-/// its own.
+/// Unknown, not allocated yet, encoded, encrypted, not aligned, inside of metadata, packed with others: the
+/// extent has no location of its own.
 const EXTENT_ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
 /// Number of extents per request to the kernel.
 const AT_ONCE: usize = 128;
@@ -56,11 +56,11 @@ struct Request {
     extents: [Extent; AT_ONCE],
 }
 
-/// Returns all extents of a file, in order; holes have none. Data that is only in memory is written to the file system
-/// first. Blocks the thread.
+/// Returns all extents of a file, in order; holes have none. Cached data is written to the file system first.
+/// Blocks the thread.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the file system doesn't support FIEMAP; else the kernel's.
+/// [`Error::Unsupported`] if the file system doesn't support FIEMAP; errors of the kernel.
 pub fn file_extents(file: &File) -> Result<Vec<FileExtent>> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -88,7 +88,7 @@ pub fn file_extents(file: &File) -> Result<Vec<FileExtent>> {
         }
         let mapped = (request.mapped_extents as usize).min(AT_ONCE);
         for extent in &request.extents[..mapped] {
-            // A file system that goes round in circles isn't followed.
+            // Extents that don't advance would repeat forever.
             if extent.length == 0 || extent.logical.saturating_add(extent.length) <= start && start > 0 {
                 return Ok(found);
             }

@@ -35,8 +35,8 @@ pub struct OpenOptions {
     pub truncate: bool,
     /// Bypass the page cache (O_DIRECT): offsets, lengths and memory must be aligned.
     pub direct: bool,
-    /// Claim a block device (O_EXCL) while the file is open: opening fails if it is mounted or claimed by another
-    /// program, and later attempts to mount or claim it fail. Has no effect on regular files.
+    /// Claim a block device (O_EXCL) while the file is open: opening fails if it is mounted or claimed by
+    /// another program, and later attempts to mount or claim it fail. Has no effect on regular files.
     pub exclusive: bool,
 }
 
@@ -115,7 +115,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::invalid(format!("path {}: it has a NUL byte", path.display())))
 }
 
-/// Returns the result of an operation, or its error with a text that is made only then.
+/// Returns the result of an operation, or its error. The text is formatted only for an error.
 #[inline]
 fn checked(result: i32, doing: impl FnOnce() -> String) -> Result<usize> {
     if result >= 0 {
@@ -164,11 +164,11 @@ impl SharedFile {
         }
     }
 
-    /// Opens the same file again on this shard, even if its path leads to another one by now. The new open file
-    /// description has its own flags and its own position in the sequence of write-back errors.
+    /// Opens the same file again on this shard, even if its path now refers to another file. The new open
+    /// file description has its own flags and its own position in the sequence of write-back errors.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a proc file system at `/proc`; those of [`File::open`].
+    /// [`Error::NotFound`] without a proc file system at `/proc`; errors of [`File::open`].
     pub async fn reopen(&self, options: OpenOptions) -> Result<File> {
         let number = match &self.descriptor {
             SharedDescriptor::Kernel(fd) => fd.as_raw_fd() as u64,
@@ -200,7 +200,7 @@ impl File {
         Self::open_as(path, options, &path.display().to_string()).await
     }
 
-    /// Opens a file under another name for error messages.
+    /// Opens a file, with another name for error messages.
     async fn open_as(path: &Path, options: OpenOptions, name: &str) -> Result<File> {
         let c_path = c_path(path)?;
         let (result, _) = submit(Operation::Open { path: c_path, flags: options.flags(), mode: 0o600 }).await;
@@ -208,7 +208,7 @@ impl File {
         Ok(shard::with_current(|shard| {
             let descriptor = match shard.world() {
                 Some(_) => Descriptor::Simulated(fd as u64),
-                // SAFETY: the kernel has just opened it for us.
+                // SAFETY: the kernel has just opened it for this operation.
                 None => shard.adopt(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
             };
             File { descriptor: Rc::new(descriptor), name: name.into() }
@@ -245,8 +245,8 @@ impl File {
         &self.name
     }
 
-    /// Reads from `offset` on into the unfilled part of the buffer and returns the number of bytes read: 0 at the end
-    /// of the file. After an error the buffer is unchanged.
+    /// Reads at `offset` into the unfilled part of the buffer and returns the number of bytes read: 0 at the
+    /// end of the file. After an error the buffer is unchanged.
     #[inline]
     pub async fn read_at(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
         let missing = buffer.missing();
@@ -265,7 +265,7 @@ impl File {
     /// Reads until the buffer is full.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file ends before; the buffer is empty then.
+    /// [`Error::Io`] if the file ends first; the buffer is then empty.
     #[inline]
     pub async fn read_exact_at(&self, offset: u64, mut buffer: Buffer) -> (Result<()>, Buffer) {
         let begin = buffer.filled().len();
@@ -284,8 +284,8 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC. Once begun, the write completes
-    /// even if the kernel cuts it short or the caller drops the future.
+    /// Writes the whole payload at `offset`; [`Durability::Durable`] by RWF_DSYNC. Once begun, the write
+    /// completes even if the kernel cuts it short or the caller drops the future.
     #[inline]
     pub async fn write_at(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
         let length = payload.len();
@@ -302,7 +302,7 @@ impl File {
         }
     }
 
-    /// Makes the data durable, and of the metadata what is needed to read it (fdatasync).
+    /// Makes the data durable, with the metadata that reading it needs (fdatasync).
     pub async fn sync_data(&self) -> Result<()> {
         self.sync(false).await
     }
@@ -329,7 +329,7 @@ impl File {
         self.fallocate(mode, offset, length, "punching a hole of").await
     }
 
-    /// Makes a range read as zeros; it keeps its space or is allocated.
+    /// Makes a range read as zeros; its space remains or becomes allocated.
     pub async fn zero_range(&self, offset: u64, length: u64) -> Result<()> {
         let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
         self.fallocate(mode, offset, length, "zeroing").await
@@ -340,17 +340,17 @@ impl File {
         self.fallocate(0, offset, length, "allocating").await
     }
 
-    /// Sets the length: cuts the file, or extends it by a hole.
+    /// Sets the length: truncates the file, or extends it by a hole.
     pub async fn set_len(&self, length: u64) -> Result<()> {
         let (result, _) = submit(Operation::Truncate { file: self.descriptor.clone(), length }).await;
         checked(result, || format!("setting the length of {} to {length}", self.name)).map(drop)
     }
 
-    /// Returns whether a path leads to this file. It doesn't after the file was removed or replaced by another one; a simulated
-    /// file counts as in its place.
+    /// Whether a path leads to this file: false after the file was removed or replaced. A simulated file is
+    /// always at its path.
     ///
     /// # Errors
-    /// Those of stat(2), besides that nothing is at the path.
+    /// Errors of stat(2), except ENOENT.
     pub fn is_at(&self, path: &Path) -> Result<bool> {
         use std::os::unix::fs::MetadataExt;
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(true) };
@@ -387,7 +387,7 @@ impl File {
         match &*self.descriptor {
             Descriptor::Simulated(handle) => crate::simulated::with_world(|world| world.file_length(*handle)),
             Descriptor::Kernel { fd, .. } => {
-                // SAFETY: no memory is passed; the position isn't used by anybody.
+                // SAFETY: no memory is passed; the file position is unused.
                 match unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) } {
                     length if length >= 0 => Ok(length as u64),
                     _ => Err(Error::from_io(&std::io::Error::last_os_error(), &self.name)),
@@ -396,8 +396,8 @@ impl File {
         }
     }
 
-    /// Locks the file as [`File::lock`] does. While another open file holds the lock, tries again for at most
-    /// [`RESTART_LIMIT`]: it may be that of a killed process.
+    /// Locks the file as [`File::lock`] does. While another open file holds the lock, retries for at most
+    /// [`RESTART_LIMIT`]: the lock may be that of a killed process.
     ///
     /// # Errors
     /// As [`File::lock`].
@@ -405,8 +405,8 @@ impl File {
         crate::retry_while_busy(RESTART_LIMIT, async || self.lock(exclusive)).await
     }
 
-    /// Locks the file against every other opener that locks it: exclusively, or shared with other readers.
-    /// Held until the file is closed.
+    /// Locks the file against all others that lock it: exclusively, or shared with other readers. The lock is
+    /// held until the file is closed.
     ///
     /// # Errors
     /// [`Error::Busy`] if another open file holds the lock.
@@ -427,11 +427,11 @@ impl File {
         }
     }
 
-    /// Alignment that O_DIRECT needs, of memory and of offsets, in bytes; 0 if the file doesn't support it or the
-    /// kernel doesn't report it (statx, STATX_DIOALIGN, Linux 6.1).
+    /// Alignment that O_DIRECT needs for memory and for offsets, in bytes; 0 if the file doesn't support it
+    /// or the kernel doesn't report it (statx, STATX_DIOALIGN, Linux 6.1).
     pub fn direct_alignment(&self) -> (u32, u32) {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return (512, 512) };
-        // SAFETY: the kernel fills one statx, which is ours; the path is empty and ends.
+        // SAFETY: the kernel fills one statx, which is a local variable; the path is empty and has its NUL.
         unsafe {
             let mut status: libc::statx = std::mem::zeroed();
             let flags = libc::AT_EMPTY_PATH;
@@ -444,12 +444,12 @@ impl File {
         }
     }
 
-    /// Returns the first byte at or after `offset` that holds data or, with `hole`, that is in a hole; `None` if there
-    /// is none up to the end.
+    /// Returns the first byte at or after `offset` that holds data (SEEK_DATA) or, with `hole`, that is in a
+    /// hole (SEEK_HOLE); `None` if there is none before the end.
     pub fn seek(&self, offset: u64, hole: bool) -> Result<Option<u64>> {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(Some(offset)) };
         let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
-        // SAFETY: no memory is passed; the position isn't used by anybody.
+        // SAFETY: no memory is passed; the file position is unused.
         match unsafe { libc::lseek(fd.as_raw_fd(), offset as libc::off_t, whence) } {
             found if found >= 0 => Ok(Some(found as u64)),
             _ => {
@@ -466,7 +466,7 @@ impl File {
 /// Returns type and size of the file at a path, without opening it.
 ///
 /// # Errors
-/// [`Error::NotFound`] if no file is there.
+/// [`Error::NotFound`] if the path has no file.
 pub fn metadata(path: &Path) -> Result<Metadata> {
     if let Some(found) =
         shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten()

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of bits of the largest value that buckets distinguish. In nanoseconds, 42 bits are 73 minutes.
 const BITS: u32 = 42;
-/// Largest value of the last bucket. Larger values are counted there, too.
+/// Largest value of the last bucket, which also counts all larger values.
 pub const LARGEST: u64 = (1 << BITS) - 1;
 
 /// Number of buckets at a precision.
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(Histogram::<7>::new().smallest(), 0);
     }
 
-    /// Both forms against the sorted values and the reference implementation.
+    /// Compares both forms with the sorted values and with the reference implementation.
     fn check_values<const PRECISION: u32>(values: &mut [u64], share: f64) {
         let mut reference = hdrhistogram::Histogram::<u64>::new_with_bounds(1, LARGEST + 1, 3).unwrap();
         let shared = SharedHistogram::<PRECISION>::default();

@@ -1,8 +1,8 @@
 //! Objects that belong to one shard and are used from all of them.
 //!
-//! State that changes and isn't lock-free belongs to one shard, its *home*; an operation on it is sent there as a
-//! whole, as a message. A [`Home`] is the address: it can be sent and shared, and resolves to the object on the home
-//! shard.
+//! Mutable state that isn't lock-free belongs to one shard, its *home*. An operation on it is sent there as a
+//! whole, as a message. A [`Home`] is the address: it can be sent and shared, and resolves to the object on
+//! the home shard.
 
 use crate::shard::{ShardIndex, current_shard};
 use crate::task::{JoinHandle, spawn};
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// Objects at home on this shard.
+    /// Objects whose home is this shard.
     static HERE: RefCell<Vec<Resident>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A task holds the object, so that it is dropped with the shard's tasks if it isn't forgotten: a thread-local would be
-/// dropped after other thread-locals that the object may use.
+/// A task holds the object, so that an object that isn't forgotten is dropped with the shard's tasks: a
+/// thread-local would be dropped after other thread-locals that the object may use.
 struct Resident {
     number: u64,
     thing: Weak<dyn Any>,
@@ -32,7 +32,7 @@ struct Resident {
 pub struct Home<T> {
     shard: ShardIndex,
     number: u64,
-    /// Type of the object, without holding it: a home can be sent to any shard.
+    /// Type of the object, without owning it: a home can be sent to any shard.
     thing: PhantomData<fn() -> T>,
 }
 
@@ -71,7 +71,7 @@ impl<T: 'static> Home<T> {
         current_shard() == self.shard
     }
 
-    /// Whether the other one is the address of the same object.
+    /// Whether both are addresses of the same object.
     pub fn is_same(&self, other: &Self) -> bool {
         self.number == other.number
     }
@@ -90,7 +90,7 @@ impl<T: 'static> Home<T> {
     /// Runs `work` on the object, on its home shard.
     ///
     /// # Errors
-    /// What `work` returns; [`Error::Closed`] once it has been forgotten.
+    /// Errors of `work`; [`Error::Closed`] once the object has been forgotten.
     pub async fn with<R, Fut>(&self, work: impl FnOnce(Rc<T>) -> Fut + Send + 'static) -> Result<R>
     where
         R: Send + 'static,
@@ -103,11 +103,11 @@ impl<T: 'static> Home<T> {
         crate::spawn_on(self.shard, move || async move { work(home.get()?).await }).await?
     }
 
-    /// Runs `work` on the home shard, with the object or with the error that it is closed: for work that has something
-    /// to give back in either case.
+    /// Runs `work` on the home shard, with the object or with [`Error::Closed`]: for work that has to return
+    /// something in either case, such as a buffer.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if its shard has ended.
+    /// [`Error::Cancelled`] if the home shard has ended.
     pub async fn visit<R, Fut>(&self, work: impl FnOnce(Result<Rc<T>>) -> Fut + Send + 'static) -> Result<R>
     where
         R: Send + 'static,
@@ -120,7 +120,8 @@ impl<T: 'static> Home<T> {
         crate::spawn_on(self.shard, move || async move { work(home.get()).await }).await
     }
 
-    /// Status of the object, taken on its shard; `error` alone once it has been forgotten or its shard has ended.
+    /// Status of the object, computed on its home shard; a status with only `error` once it has been
+    /// forgotten or its shard has ended.
     pub fn status(&self, of: impl FnOnce(&T) -> Status + Send + 'static) -> Call<'_, Status> {
         Call::new(async move {
             let taken = self.with(move |thing| async move { Ok(of(&thing)) }).await;
@@ -128,10 +129,10 @@ impl<T: 'static> Home<T> {
         })
     }
 
-    /// Releases the object: later calls fail with [`Error::Closed`]. Holders of a reference keep it.
+    /// Releases the object: later calls fail with [`Error::Closed`]. Existing references keep it alive.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if its shard has ended.
+    /// [`Error::Cancelled`] if the home shard has ended.
     pub async fn forget(&self) -> Result<()> {
         if self.is_here() {
             self.forget_here();

@@ -1,18 +1,19 @@
 //! One executor per shard over io_uring; with the same API, a simulated one with seeded order and virtual time.
 //!
-//! A *shard* is one thread with one ring and one run queue. What runs on it finds it in a thread-local, so the
-//! API is free functions: [`spawn`], [`sleep`], [`now`], [`file::File`], [`net::Stream`]. Futures stay on their
-//! shard; work for another one goes there as a message ([`spawn_on`]).
+//! A *shard* is one thread with one ring and one run queue. Its tasks reach it through a thread-local, so the
+//! API is free functions: [`spawn`], [`sleep`], [`now`], [`file::File`], [`net::Stream`]. Futures stay on
+//! their shard; work for another shard is sent there as a message ([`spawn_on`]).
 //!
 //! # Promises
-//! - The kernel writes into memory only while the ring owns it: an operation owns its buffers, paths and descriptors
-//!   until its last completion, even if the future that waits for it is dropped. A dropped future abandons the
-//!   operation: reads and writes of files complete, waiting on a socket is cancelled.
-//! - [`run`] returns after every shard has dropped its tasks and the ring has given back what it owned.
+//! - The kernel writes into memory only while the ring owns it: an operation owns its buffers, paths and
+//!   descriptors until its last completion, even if the future that waits for it is dropped. A dropped future
+//!   abandons the operation: reads and writes of files complete, waiting on a socket is cancelled.
+//! - [`run`] returns after every shard has dropped its tasks and the ring has returned all memory and
+//!   descriptors.
 //! - Under [`simulate`], time, order and randomness never come from the machine: the same seed gives the same run.
 //! - In steady state an operation allocates nothing.
 //!
-//! The meaning of the bytes is left to the callers.
+//! The callers interpret the bytes.
 #![doc = include_str!("../DESIGN.md")]
 
 mod carry;

@@ -1,15 +1,15 @@
-//! Memory-mapped files: [`PrivateWords`], whose changes stay in memory, and [`SharedLines`], whose changes go to the
-//! file.
+//! Memory-mapped files: [`PrivateWords`], whose changes remain in memory, and [`SharedLines`], whose changes
+//! go to the file.
 //!
-//! A store to a private mapping never reaches the file, whenever the kernel writes back. Words that were not stored to
-//! are read from the file's own pages (on a DAX file system, from the medium itself). Only stores to the shared mapping
-//! change the file. They are durable
-//! - where [`SharedLines::is_direct`], once they have been flushed and a fence has followed (MAP_SYNC,
+//! A store to a private mapping never reaches the file, whenever the kernel writes back. Words that were not
+//! stored to are read from the file's own pages (on a DAX file system, from the medium itself). Only stores
+//! to the shared mapping change the file. They are durable
+//! - where [`SharedLines::is_direct`], after a flush followed by a fence (MAP_SYNC,
 //!   Documentation/filesystems/dax.rst of the kernel),
-//! - else once the file has been synced.
+//! - otherwise, after a sync of the file.
 //!
-//! The file must not be made shorter while it is mapped, and the medium must not fail: the kernel then ends the process
-//! (SIGBUS). A store to a hole of the file allocates space; the caller has allocated it before.
+//! The file must not be truncated while it is mapped, and the medium must not fail: the kernel then ends the
+//! process (SIGBUS). A store to a hole of the file allocates space; the caller has allocated it before.
 #![allow(unsafe_code)] // Mappings and cache lines exist only at the kernel's and the processor's border.
 
 use crate::file::File;
@@ -22,11 +22,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Cache line of the processor, in bytes: the unit of a flush.
 pub const LINE: usize = 64;
-/// Page in which private words are copied on change and forgotten, in bytes.
+/// Page size in which private words are copied on change and forgotten, in bytes.
 pub const PAGE: usize = 4096;
 /// Smallest step by which a file is extended and words become usable, in bytes.
 const STEP: usize = 1 << 20;
-/// Smallest address space that is reserved if more can't be had, in bytes.
+/// Smallest length that is tried where address space is short, in bytes.
 const FEWEST: usize = 64 << 20;
 
 /// Reserved address space, released when dropped.
@@ -36,7 +36,7 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Maps `most` bytes, or, if the process can't have as much address space, half of that, and so on.
+    /// Maps `most` bytes. If the process can't have that much address space, tries half of that, and so on.
     fn map(most: usize, protection: i32, flags: i32, file: Option<(&OwnedFd, u64)>) -> Result<Self> {
         let page = page_size();
         let mut length = most.max(1).next_multiple_of(page);
@@ -65,7 +65,7 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nothing uses it any more.
+        // SAFETY: the mapping belongs to this value, and there are no references to it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -84,8 +84,8 @@ fn check_start(offset: u64) -> Result<()> {
     }
 }
 
-/// Words with the initial contents of a file, whose changes are visible only here. They never move when more of them
-/// are made usable. Dereferences to the usable ones.
+/// Words with the initial contents of a file, whose changes are visible only here. Growing never moves them.
+/// Dereferences to the usable words.
 pub struct PrivateWords {
     addresses: Addresses,
     usable: AtomicUsize,
@@ -95,12 +95,12 @@ pub struct PrivateWords {
 
 // SAFETY: the words are atomic, and the mapping belongs to this value alone until it is dropped.
 unsafe impl Send for PrivateWords {}
-// SAFETY: as above; `usable` only says more once the kernel has made more usable.
+// SAFETY: as above; `usable` grows only after the kernel has made more words usable.
 unsafe impl Sync for PrivateWords {}
 
 impl PrivateWords {
-    /// Reserves address space for at most `most` words of a file from byte `offset` on, none of them usable yet; less
-    /// if the process can't have as much.
+    /// Reserves address space for at most `most` words of a file, starting at byte `offset`, none of them
+    /// usable yet; fewer if the process can't have that much.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] without address space; [`Error::Invalid`] for an offset inside of a page;
@@ -125,11 +125,11 @@ impl PrivateWords {
         Ok(PrivateWords { addresses, usable: AtomicUsize::new(0), file: None })
     }
 
-    /// Makes at least the first `count` words usable, and the file as long as they need. Calls of several threads must
-    /// not overlap, and the file's length must not be changed elsewhere meanwhile.
+    /// Makes at least the first `count` words usable, and extends the file accordingly. Calls of several
+    /// threads must not overlap, and the file's length must not be changed elsewhere meanwhile.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if there is no address space or no memory for them; those of extending the file.
+    /// [`Error::OutOfMemory`] without address space or memory for them; errors of extending the file.
     pub fn grow(&self, count: usize) -> Result<()> {
         let usable = self.usable.load(Ordering::Acquire);
         if count <= usable {
@@ -143,14 +143,14 @@ impl PrivateWords {
             );
             return Err(Error::out_of_memory(text));
         }
-        // Half as much again, up to 64 MiB at a time, so that the kernel is called rarely.
+        // Grows by at least half, up to 64 MiB at a time, so that the kernel is called rarely.
         let more = (usable * size_of::<u32>() / 2).min(64 << 20);
         let bytes = wanted.max(usable * size_of::<u32>() + more).next_multiple_of(STEP).min(most);
         if let Some((file, offset)) = &self.file {
             lengthen(file, offset + bytes as u64)?;
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: inside our own mapping, from its start; users of the usable words keep their contents.
+        // SAFETY: inside this value's mapping, from its start; usable words keep their contents.
         if unsafe { libc::mprotect(self.addresses.start.as_ptr().cast(), bytes, protection) } != 0 {
             let error = std::io::Error::last_os_error();
             return Err(Error::out_of_memory(format!(
@@ -161,8 +161,8 @@ impl PrivateWords {
         Ok(())
     }
 
-    /// Discards the changes of these words and frees their memory; they show the contents of the file again. They must
-    /// be whole pages ([`PAGE`]) of usable words. Does nothing without a file.
+    /// Discards the changes of these words and frees their memory; they read as the contents of the file
+    /// again. They must be whole pages ([`PAGE`]) of usable words. Does nothing without a file.
     ///
     /// # Panics
     /// If they aren't usable.
@@ -172,7 +172,8 @@ impl PrivateWords {
         if self.file.is_none() || !from.is_multiple_of(page_size()) || !to.is_multiple_of(page_size()) {
             return;
         }
-        // SAFETY: whole pages of our own mapping. Readers of the atomic words see the old value or the file's.
+        // SAFETY: whole pages of this value's mapping. Readers of the atomic words see the old value or the
+        // file's.
         unsafe {
             libc::madvise(self.addresses.start.as_ptr().add(from).cast(), to - from, libc::MADV_DONTNEED);
         }
@@ -183,7 +184,7 @@ impl PrivateWords {
     pub fn prefetch(&self, word: usize) {
         if let Some(word) = self.get(word) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch is a hint, and has no effect but on the processor's caches.
+            // SAFETY: a prefetch is a hint that affects only the processor's caches.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch(std::ptr::from_ref(word).cast(), _MM_HINT_T0);
@@ -211,9 +212,9 @@ impl Deref for PrivateWords {
 
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: `usable` words lie inside the mapping from `start` on, aligned to a page, and were made readable and
-        // writable (and the file as long) before `usable` said so; all bytes are valid words, and nothing touches them but
-        // through this slice.
+        // SAFETY: `usable` words lie inside the mapping after `start`, which is aligned to a page. They were
+        // made readable and writable, and the file was extended, before `usable` grew. All bytes are valid
+        // words, and they are accessed only through this slice.
         unsafe {
             std::slice::from_raw_parts(
                 self.addresses.start.as_ptr().cast(),
@@ -261,8 +262,8 @@ fn best_flush() -> Flush {
     Flush::Not
 }
 
-/// Bytes of a file, as 8-byte words in lines of [`LINE`]. A store may reach the file at any time from then on, each
-/// word as a whole.
+/// Bytes of a file, as 8-byte words in lines of [`LINE`]. A store may reach the file at any later time, each
+/// word atomically.
 pub struct SharedLines {
     addresses: Addresses,
     file: OwnedFd,
@@ -271,13 +272,15 @@ pub struct SharedLines {
     flush: Flush,
 }
 
-// SAFETY: the words are only reached as atomic ones, and the mapping belongs to this value alone until it is dropped.
+// SAFETY: the words are accessed only as atomics, and the mapping belongs to this value alone until it is
+// dropped.
 unsafe impl Send for SharedLines {}
 // SAFETY: as above.
 unsafe impl Sync for SharedLines {}
 
 impl SharedLines {
-    /// Maps at most `most` bytes of a file, from its first on; fewer if the process can't have as much address space.
+    /// Maps at most `most` bytes of a file, starting at its first; fewer if the process can't have that much
+    /// address space.
     ///
     /// # Errors
     /// As [`PrivateWords::of_file`].
@@ -286,7 +289,8 @@ impl SharedLines {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let map = |flags| Addresses::map(most, protection, flags, Some((&file, 0)));
         let best = best_flush();
-        // Only a file system with direct access takes MAP_SYNC; without it, a flush may leave the file's metadata behind.
+        // Only a file system with direct access accepts MAP_SYNC. Without it, a flush may not cover the
+        // file's metadata.
         let direct = match best {
             Flush::Not => None,
             _ => map(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC).ok(),
@@ -298,8 +302,8 @@ impl SharedLines {
         Ok(SharedLines { addresses, file, usable: AtomicU64::new(0), flush })
     }
 
-    /// Whether [`flush`](Self::flush) and [`fence`](Self::fence) make stores durable: the file is the medium itself.
-    /// Otherwise syncing the file does.
+    /// Whether [`flush`](Self::flush) and [`fence`](Self::fence) make stores durable, because the mapping is
+    /// the medium itself. Otherwise a sync of the file does.
     pub fn is_direct(&self) -> bool {
         self.flush != Flush::Not
     }
@@ -307,7 +311,7 @@ impl SharedLines {
     /// Reads the length of the file, so that all its bytes can be used. The file must not become shorter afterwards.
     ///
     /// # Errors
-    /// Those of reading its length.
+    /// Errors of fstat(2).
     pub fn reach(&self) -> Result<()> {
         let status = rustix::fs::fstat(&self.file)
             .map_err(|error| Error::from_io(&error.into(), "asking for the length of a mapped file"))?;
@@ -323,13 +327,13 @@ impl SharedLines {
             offset.is_multiple_of(8) && end <= usable,
             "{count} words at byte {offset} of a file of {usable} bytes"
         );
-        // SAFETY: inside the mapping and the file, as was just checked, aligned, and all bytes are valid words.
+        // SAFETY: inside the mapping and the file, as checked above, aligned, and all bytes are valid words.
         unsafe {
             std::slice::from_raw_parts(self.addresses.start.as_ptr().add(offset as usize).cast(), count)
         }
     }
 
-    /// Copies words from byte `offset` on, a multiple of 8.
+    /// Copies words out, starting at byte `offset`, a multiple of 8.
     ///
     /// # Panics
     /// If the range is beyond the known length of the file.
@@ -340,7 +344,7 @@ impl SharedLines {
         }
     }
 
-    /// Stores words from byte `offset` on, a multiple of 8. The file must have space allocated there.
+    /// Stores words, starting at byte `offset`, a multiple of 8. The file must have space allocated there.
     ///
     /// # Panics
     /// As [`load`](Self::load).
@@ -350,8 +354,8 @@ impl SharedLines {
         }
     }
 
-    /// Begins to write back the cache lines of these bytes; a [`fence`](Self::fence) completes it. Does nothing unless
-    /// [`is_direct`](Self::is_direct).
+    /// Begins the write-back of the cache lines of these bytes; a [`fence`](Self::fence) completes it. Does
+    /// nothing unless [`is_direct`](Self::is_direct).
     ///
     /// # Panics
     /// As [`load`](Self::load).
@@ -367,7 +371,8 @@ impl SharedLines {
     pub fn fence(&self) {
         #[cfg(target_arch = "x86_64")]
         if self.is_direct() {
-            // SAFETY: every x86-64 processor has it; it orders stores and flushes and changes nothing.
+            // SAFETY: every x86-64 processor has the instruction; it orders stores and flushes and changes no
+            // memory.
             unsafe { std::arch::x86_64::_mm_sfence() };
         }
     }
@@ -378,8 +383,8 @@ fn flush_line(how: Flush, line: *const u8) {
     use std::arch::asm;
     match how {
         Flush::Not => {}
-        // SAFETY: writes back a line that is mapped; memory keeps what it holds. So for all of these; the processor was
-        // asked whether it has the instruction.
+        // SAFETY: writes back a mapped line and leaves the memory unchanged. The same holds for the other
+        // instructions; CPUID was checked for each.
         Flush::Clflush => unsafe { std::arch::x86_64::_mm_clflush(line) },
         // SAFETY: see above.
         Flush::Clflushopt => unsafe {
@@ -437,7 +442,7 @@ mod tests {
             assert_eq!(there, [1, 2], "a private change is not in the file");
             words.forget(0..1024);
             assert_eq!([16, 17, 18].map(|word| words[word].load(Ordering::Relaxed)), [1, 0, 2]);
-            // More words, and a longer file; what is there stays.
+            // Growing adds words and lengthens the file; existing words don't move.
             let start = words.as_ptr();
             words.grow(4 << 20).unwrap();
             assert_eq!((words.as_ptr(), words[16].load(Ordering::Relaxed)), (start, 1));

@@ -1,4 +1,5 @@
-//! Character devices that pass messages: each read takes one message and each write gives one. `/dev/fuse` is such a device.
+//! Character devices that pass messages, such as `/dev/fuse`: each read takes one message and each write
+//! sends one.
 //!
 //! # Promises
 //! - Several receives of a shard may wait at the same time, and several shards may wait on clones of one device. A
@@ -6,7 +7,7 @@
 //! - A receive never blocks the shard: it polls the device and reads without waiting, as one chain of two ring entries.
 //! - Dropping the future of a receive cancels it. A message that had been read by then is lost.
 //!
-//! The meaning of the messages is left to the callers.
+//! The callers interpret the messages.
 #![allow(unsafe_code)] // fcntl, ioctl; add_filled after the kernel wrote.
 
 use crate::file::os_error;
@@ -40,7 +41,7 @@ fn last_error(doing: String) -> Error {
 /// Opens a device for reading and writing, with O_NONBLOCK and O_CLOEXEC. Doesn't need a shard.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of open(2).
 pub fn open(path: &Path) -> Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();
@@ -52,7 +53,7 @@ pub fn open(path: &Path) -> Result<OwnedFd> {
 /// Calls an ioctl of `target` whose argument is the number of `source`, in a 32-bit integer. FUSE_DEV_IOC_CLONE is one.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of ioctl(2).
 pub fn ioctl_with_descriptor(
     target: &OwnedFd,
     request: u32,
@@ -68,11 +69,11 @@ pub fn ioctl_with_descriptor(
 }
 
 impl MessageDevice {
-    /// Takes ownership of an open device and makes its reads non-blocking, since a read that found no message would block the
-    /// shard otherwise.
+    /// Takes ownership of an open device and makes its reads non-blocking: a read without a message would
+    /// otherwise block the shard.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of fcntl(2).
     pub fn from_descriptor(fd: OwnedFd, name: &str) -> Result<MessageDevice> {
         // SAFETY: no memory is passed.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
@@ -95,7 +96,8 @@ impl MessageDevice {
     /// the length of the message. After an error both buffers are unchanged.
     ///
     /// # Errors
-    /// Those of the device, except EAGAIN: if another reader has taken the message, this waits for the next one.
+    /// Errors of the device, except EAGAIN: if another reader has taken the message, this waits for the next
+    /// one.
     #[inline]
     pub async fn receive(&self, mut head: Buffer, mut body: Buffer) -> (Result<usize>, Buffer, Buffer) {
         loop {
@@ -125,7 +127,7 @@ impl MessageDevice {
     /// Writes one message.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     #[inline]
     pub async fn send(&self, payload: Payload) -> Result<()> {
         let length = payload.len();

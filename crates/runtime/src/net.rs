@@ -1,8 +1,9 @@
 //! Sockets: unix and TCP streams.
 //!
 //! # Promises
-//! - An accepted TCP connection whose peer's machine is gone ends after [`SILENT_PEER_LIMIT`], idle or with data that
-//!   isn't acknowledged. An outgoing one does while it is idle; else after the kernel's retransmissions (15 minutes).
+//! - An accepted TCP connection whose peer's machine is down ends after [`SILENT_PEER_LIMIT`], idle or with
+//!   unacknowledged data. An outgoing one does while it is idle; otherwise after the kernel's retransmissions
+//!   (15 minutes).
 //! - A unix socket's file is removed only by the listener that created it (`socket_file`). It has its owner and permissions
 //!   before the first connection is possible (`access`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
@@ -31,7 +32,7 @@ mod socket_file;
 
 pub use access::{Access, Owner};
 pub use descriptors::{MOST_DESCRIPTORS, is_socket};
-pub use socket_file::{LOCK_LIMIT, SocketFolder};
+pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
 
 /// Pause after a connection that couldn't be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -197,11 +198,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens. For TCP, port 0 takes a free one, which [`local_address`](Self::local_address) returns. A unix socket's
-    /// file must not exist, and stays when the listener is closed; servers use [`replace_stale`](Self::replace_stale).
+    /// Listens. For TCP, port 0 takes a free one, which [`local_address`](Self::local_address) returns. A
+    /// unix socket's file must not exist, and remains when the listener is closed; servers use
+    /// [`replace_stale`](Self::replace_stale).
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of socket(2), bind(2) and listen(2).
     pub fn bind(address: &Address) -> Result<Listener> {
         Self::bind_with(address, |_| Ok(()), || Ok(()))
     }
@@ -297,8 +299,8 @@ impl SendWatch {
         self.in_flight.get().map(SendStep)
     }
 
-    /// Ends the step in flight. If the peer has received a part of it, the send goes on with another step; if it has
-    /// received nothing since the step began, the send fails with [`Error::TimedOut`].
+    /// Ends the step in flight. If the peer has received a part of it, the send continues with another step;
+    /// if it has received nothing since the step began, the send fails with [`Error::TimedOut`].
     pub fn interrupt(&self) {
         if let Some(key) = self.in_flight.get() {
             shard::with_current(|shard| shard.cancel(key));
@@ -335,12 +337,12 @@ impl Stream {
         let descriptor = shard::with_current(|shard| match shard.world() {
             Some(_) => Descriptor::Simulated(result as u64),
             None => {
-                // SAFETY: the kernel has just made it for us.
+                // SAFETY: the kernel has just created it for this operation.
                 let fd = unsafe { OwnedFd::from_raw_fd(result) };
                 if tcp {
                     set_tcp_options(&fd);
-                    // Not where we connect: this ends a connection whose peer is alive and takes nothing, too,
-                    // and a server may let its clients wait.
+                    // Not for outgoing connections: the option also ends a connection whose peer is alive and
+                    // receives nothing, and a server may keep its clients waiting.
                     let limit = SILENT_PEER_LIMIT.as_millis() as libc::c_int;
                     set_option(&fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, limit);
                 }
@@ -371,7 +373,7 @@ impl Stream {
         }
     }
 
-    /// Receives some bytes into the unfilled part of the buffer; 0 of them at the end of the stream. After an error the
+    /// Receives bytes into the unfilled part of the buffer; 0 at the end of the stream. After an error the
     /// buffer is unchanged.
     #[inline]
     pub async fn receive(&self, buffer: Buffer) -> (Result<usize>, Buffer) {
@@ -391,7 +393,7 @@ impl Stream {
     /// Receives until the buffer is full.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] if the stream ends before.
+    /// [`Error::Disconnected`] if the stream ends first.
     pub async fn receive_exact(&self, mut buffer: Buffer) -> (Result<()>, Buffer) {
         while buffer.missing() > 0 {
             let (result, returned) = self.receive(buffer).await;
@@ -410,7 +412,7 @@ impl Stream {
         (Ok(()), buffer)
     }
 
-    /// Sends the whole payload, in as few calls as the kernel takes, and gives it back.
+    /// Sends the whole payload, in as few calls as the kernel allows, and returns it.
     #[inline]
     pub async fn send(&self, payload: Payload) -> (Result<()>, Payload) {
         self.send_watched(payload, &SendWatch::default()).await
@@ -461,7 +463,7 @@ impl Stream {
     /// Converts the connection to a descriptor, for the kernel or another process.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] under simulation; those of the kernel.
+    /// [`Error::Unsupported`] under simulation; errors of the kernel.
     pub fn into_descriptor(self) -> Result<OwnedFd> {
         match self.into_remote()?.0 {
             Remote::Kernel(descriptor) => Ok(descriptor),
@@ -469,7 +471,7 @@ impl Stream {
         }
     }
 
-    /// Converts the connection to a form that can go to another shard. Other clones of it stay usable here.
+    /// Converts the connection to a form that can go to another shard. Its other clones remain usable here.
     pub fn into_remote(self) -> Result<RemoteStream> {
         match &*self.descriptor {
             Descriptor::Kernel { fd, .. } => {

@@ -1,5 +1,5 @@
-//! Operations of a shard, for the kernel or for the simulated world: one enum, which owns everything that the operation
-//! needs until it has ended.
+//! Operations of a shard, for the kernel or for the simulated world: one enum, which owns all data of the
+//! operation until it has ended.
 
 use block::{Buffer, Payload};
 use std::ffi::CString;
@@ -24,7 +24,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// An operation. Its result is what the kernel's call of the same name returns: a count or a descriptor, or a
+/// An operation. Its result is that of the kernel's call of the same name: a count or a descriptor, or a
 /// negative error number.
 pub(crate) enum Operation {
     /// Reads into the unfilled part of the buffer.
@@ -90,8 +90,8 @@ impl Operation {
         }
     }
 
-    /// Whether the operation may wait for a peer without limit, so that abandoning it has to cancel it. Operations on
-    /// files end by themselves, and cancelling one could leave a write half done.
+    /// Whether the operation may wait for a peer without limit, so that abandoning it has to cancel it.
+    /// Operations on files end by themselves, and cancelling one could leave a write half done.
     pub(crate) fn waits_for_a_peer(&self) -> bool {
         use Operation::{Accept, Connect, Readable, Receive, ReceiveMessage, Send};
         matches!(

@@ -1,7 +1,8 @@
 //! State of a server on each shard: opened on every shard, used where it was opened, closed on every shard.
 //!
-//! The state isn't `Send`: it holds device handles, connections, tasks. A [`PerShard`] is, and finds the state of the shard that
-//! asks. A shard's state is dropped on its shard, when [`PerShard::close`] has ended it and its last user has gone.
+//! The state isn't `Send`: it holds device handles, connections, tasks. A [`PerShard`] is, and returns the
+//! state of the calling shard. A shard's state is dropped on its shard, after [`PerShard::close`] has ended
+//! it and its last user has released it.
 
 use crate::ShardIndex;
 use block::Result;
@@ -39,7 +40,7 @@ impl<T: 'static> PerShard<T> {
     /// Creates the state of every shard, by `make` on that shard, one shard after the other.
     ///
     /// # Errors
-    /// The first error of `make`; no shard has a state then. Those of the runtime.
+    /// The first error of `make`; then no shard has a state. Errors of the runtime.
     pub async fn open<M, F>(&self, make: M) -> Result<()>
     where
         M: Fn() -> F + Clone + Send + 'static,

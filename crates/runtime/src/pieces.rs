@@ -4,9 +4,9 @@ use crate::task::join_all;
 use block::{Buffer, ReadOutcome};
 use std::future::Future;
 
-/// Reads the pieces of a buffer concurrently and joins them again. A piece is a number of bytes, after the one before,
-/// and what `read` needs to know of it; nothing is copied. If a piece fails, the buffer is empty, and the error is that
-/// of the first failed piece.
+/// Reads the pieces of a buffer concurrently and joins them. A piece is a number of bytes, which follow those
+/// of the piece before, and the argument of `read` for it; nothing is copied. If pieces fail, the buffer is
+/// empty, and the error is that of the first failed one.
 ///
 /// # Panics
 /// If the pieces are longer than the buffer.

@@ -1,4 +1,4 @@
-//! When a shard polls before it sleeps.
+//! Decides when a shard polls before it sleeps.
 //!
 //! The wake-up of a sleeping thread takes 20 to 40 µs on a virtual machine, several times as long as a request from memory. A client with
 //! one request at a time pays it for each, and shards that ask each other pay it twice. So a shard whose last wait was short polls for that
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Longest time of polling.
 pub(crate) const LIMIT: Duration = Duration::from_micros(50);
 
-/// What ended a wait.
+/// Cause of the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndedBy {
     /// A message of another shard.
@@ -21,16 +21,17 @@ pub(crate) enum EndedBy {
 /// Expectation of a shard about its next wait.
 #[derive(Debug, Default)]
 pub(crate) struct Polling {
-    /// Whether it polls for anything.
+    /// Whether the shard polls for any event.
     is_allowed: bool,
-    /// Whether it polls for messages of other shards.
+    /// Whether the shard polls for messages of other shards.
     is_allowed_for_messages: bool,
     expects_short_wait: bool,
 }
 
 impl Polling {
-    /// Polling for anything is allowed, where it is wanted, if the shards leave a processor to others: their clients need one to send the next
-    /// request. Polling for messages is allowed if each shard has a processor: the sender needs no other one.
+    /// Polling for any event is allowed, where it is wanted, if there are more processors than shards:
+    /// clients need one to send the next request. Polling for messages is allowed if each shard has a
+    /// processor: the sender needs no other one.
     pub(crate) fn new(is_wanted: bool, shards: usize, processors: usize) -> Polling {
         Polling {
             is_allowed: is_wanted && shards < processors,
@@ -45,7 +46,7 @@ impl Polling {
         self.expects_short_wait.then(|| limit().map_or(LIMIT, |limit| limit.min(LIMIT)))
     }
 
-    /// Whether the lengths of waits matter.
+    /// Whether the lengths of waits are used.
     #[inline]
     pub(crate) fn is_allowed(&self) -> bool {
         self.is_allowed || self.is_allowed_for_messages

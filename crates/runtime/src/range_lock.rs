@@ -1,22 +1,25 @@
 //! A lock on ranges of numbers: blocks of a device, bytes of a file.
 //!
 //! # Promises
-//! - Of two requests whose ranges overlap, the earlier one is granted first; the later one is granted only after the earlier one
-//!   has released its range. A large range is not overtaken by later small ones.
+//! - Of two requests whose ranges overlap, the earlier one is granted first; the later one is granted only
+//!   after the earlier one has released its range. Small requests don't overtake an earlier large one.
 //! - A request waits only for earlier requests that overlap it, and for the requests that these wait for.
-//! - A request that is dropped while it waits leaves the line: later requests then wait only for the others before them.
-//! - A request without a conflict costs a binary search, and nothing is allocated once the lock has been as full as it is now. A
-//!   request that waits costs as many searches as it has direct predecessors, each of which it displaces (see below), so n
-//!   requests for one range cost O(n log n), whatever the length of the line.
+//! - A request that is dropped while it waits leaves the line: later requests then wait only for the others
+//!   before them.
+//! - A request without a conflict costs a binary search, and allocates nothing once the lock has held as many
+//!   requests before. A request that waits costs as many searches as it has direct predecessors, each of
+//!   which it displaces (see below), so n requests for one range cost O(n log n), whatever the length of the
+//!   line.
 //!
-//! Left to others: the order of a task's own requests. Two tasks that each hold a range and ask for the other's wait for ever.
+//! The caller avoids deadlocks: two tasks that each hold a range and ask for the other's wait forever.
 //!
-//! # How
-//! The table maps each block to the request that asked for it last, in *pieces* of neighbouring blocks. A new request takes
-//! its blocks out of the pieces that it finds, puts in one of its own, and waits for each request whose piece it found, once.
-//! Waiting is transitive: requests before those have released their ranges when those have. A request that ends takes out
-//! what is left of its pieces. A request that is dropped while it waits gives its pieces back to its direct predecessors, and
-//! these become the direct predecessors of the requests that waited for it, where they overlap.
+//! # Algorithm
+//! The table maps each block to the request that asked for it last, in *pieces* of neighbouring blocks. A new
+//! request takes its blocks out of the pieces that it finds, inserts one of its own, and waits for each
+//! request whose piece it found, once. Waiting is transitive: requests before those have released their
+//! ranges when those have. A request that ends removes the rest of its pieces. A request that is dropped
+//! while it waits returns its pieces to its direct predecessors, and these become the direct predecessors of
+//! the requests that waited for it, where they overlap.
 
 mod pieces;
 #[cfg(test)]
@@ -38,11 +41,11 @@ pub type RangeLock = Lock<Rc<RefCell<Table>>>;
 /// Granted range of a [`RangeLock`], held until it is dropped.
 pub type RangeGuard = Held<Rc<RefCell<Table>>>;
 
-/// Request of a [`RangeLock`] that may still wait.
+/// Request of a [`RangeLock`] that may still be waiting.
 pub type RangePlace = Asked<Rc<RefCell<Table>>>;
 
-/// Ranges locked by tasks of several shards, in a table behind a mutex, which is held for one request or release at a time and
-/// never while a task waits.
+/// Ranges locked by tasks of several shards, in a table behind a mutex, which is held for one request or
+/// release at a time and never while a task waits.
 pub type SharedRangeLock = Lock<Arc<Mutex<Table>>>;
 
 /// Granted range of a [`SharedRangeLock`], held until it is dropped.
@@ -73,7 +76,8 @@ impl Access for Arc<Mutex<Table>> {
 pub struct Lock<A: Access>(A);
 
 impl<A: Access> Lock<A> {
-    /// Asks for a range. Its place in the line is that of this call. An empty range is granted at once.
+    /// Asks for a range. The request's place in the line is that of this call. An empty range is granted at
+    /// once.
     #[inline]
     pub fn ask(&self, range: Range<u64>) -> Asked<A> {
         let (number, is_granted) = self.0.with(|table| {
@@ -91,7 +95,7 @@ impl<A: Access> Lock<A> {
 
 type Wakers = SmallVec<[Waker; 4]>;
 
-/// A request in the table. Its number is used again after it has left; its serial isn't.
+/// A request in the table. Its number is reused after it has left; its serial isn't.
 #[derive(Debug, Default)]
 struct Request {
     serial: u64,
@@ -107,7 +111,7 @@ struct Request {
     waker: Option<Waker>,
 }
 
-/// Reference to a request; it has left if its number has another serial by now.
+/// Reference to a request, which has left if its number now has another serial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Link {
     number: u32,
@@ -172,7 +176,7 @@ impl Table {
         piece
     }
 
-    /// Takes the blocks of a new request out of the pieces of others, for which it waits from now on.
+    /// Takes the blocks of a new request out of the pieces of others, and makes it wait for them.
     fn displace(&mut self, range: &Range<u64>, new: Link) {
         loop {
             let position = self.pieces.seek(range.start);
@@ -203,8 +207,8 @@ impl Table {
         request.waits_for += 1;
     }
 
-    /// Takes out a request, whether it is granted or waits. Adds the wakers of the requests that are granted by this to `woken`,
-    /// and returns its own.
+    /// Removes a request, granted or waiting. Adds the wakers of the requests that this grants to `woken`,
+    /// and returns its own waker.
     #[inline]
     fn leave(&mut self, number: u32, woken: &mut Wakers) -> Option<Waker> {
         let request = self.request(number);
@@ -225,7 +229,7 @@ impl Table {
         waker
     }
 
-    /// Takes out the pieces of a request that was granted.
+    /// Removes the pieces of a request that was granted.
     #[inline]
     fn forget(&mut self, number: u32) {
         let Range { start, end } = self.request(number).range;
@@ -246,9 +250,9 @@ impl Table {
         }
     }
 
-    /// Grants the requests that waited for this one alone.
+    /// Grants the requests that waited for this one only.
     fn release(&mut self, number: u32, woken: &mut Wakers) {
-        // Taken out and put back, so that its memory is used again.
+        // Taken out and put back, so that its memory is reused.
         let mut after = std::mem::take(&mut self.request(number).after);
         for link in after.drain(..) {
             if self.is_present(link) {
@@ -262,8 +266,8 @@ impl Table {
         self.request(number).after = after;
     }
 
-    /// Takes out a request that waits. Each of its blocks goes back to the latest of its direct predecessors that asked for it,
-    /// and the requests that waited for this one wait for those that they overlap.
+    /// Removes a waiting request. Each of its blocks goes back to the latest of its direct predecessors that
+    /// asked for it, and the requests that waited for this one wait for those that they overlap.
     fn withdraw(&mut self, number: u32) {
         let mut before: Vec<Link> = self.request(number).before.clone();
         before.retain(|link| self.is_present(*link));
@@ -294,7 +298,7 @@ impl Table {
         }
     }
 
-    /// Gives the blocks of a range to those of these requests that asked for them, the latest first.
+    /// Returns the blocks of a range to those of these requests that asked for them, the latest first.
     fn give_back(&mut self, owners: &[Link], range: Range<u64>) {
         let mut free: SmallVec<[Range<u64>; 4]> = SmallVec::new();
         free.push(range);
@@ -315,21 +319,21 @@ impl Table {
     }
 }
 
-/// Request that may still wait. Dropped, it leaves the line.
+/// Request that may still be waiting. Dropping it leaves the line.
 #[must_use = "a range that was asked for keeps others waiting until it is dropped"]
 #[derive(Debug)]
 pub struct Asked<A: Access> {
     /// `None` after the range was taken.
     place: Option<Held<A>>,
-    /// Whether the range was granted when it was asked for. If not, the table tells whether it is by now.
+    /// Whether the range was granted when it was asked for. If not, the table has the current state.
     is_granted: bool,
 }
 
 impl<A: Access> Asked<A> {
-    /// Takes the range if it is granted by now.
+    /// Takes the range if it is granted.
     ///
     /// # Errors
-    /// The request itself, if it still waits.
+    /// The request itself, if it is still waiting.
     #[inline]
     pub fn try_take(mut self) -> Result<Held<A>, Self> {
         match self.is_granted || self.place.as_ref().is_some_and(Held::is_granted) {
@@ -367,13 +371,13 @@ impl<A: Access> Held<A> {
         self.table.with(|table| table.request(self.number).waits_for == 0)
     }
 
-    /// Returns whether the request still waits, and leaves a waker if so.
+    /// Whether the request is still waiting; stores a waker if so.
     fn waits(&self, waker: &Waker) -> bool {
         let replaced = self.table.with(|table| {
             let request = table.request(self.number);
             (request.waits_for > 0).then(|| request.waker.replace(waker.clone()))
         });
-        // The waker that was replaced is dropped here, without the table, because dropping it may run any code.
+        // The old waker is dropped here, while the table isn't borrowed: its drop may run any code.
         replaced.is_some()
     }
 }

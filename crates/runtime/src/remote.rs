@@ -1,4 +1,4 @@
-//! Communication between threads: wake-ups and messages from one shard to another, and calls that block.
+//! Communication between threads: wake-ups and messages from one shard to another, and blocking calls.
 //!
 //! A mailbox has one lock, held for a push or a swap of two vectors and taken only when a message crosses; a running
 //! shard checks one flag per turn.
@@ -21,7 +21,7 @@ enum Letter {
     Do(Work),
 }
 
-/// Work that other threads left for a shard.
+/// Work that other threads sent to a shard.
 pub(crate) struct Mailbox {
     letters: Mutex<Vec<Letter>>,
     has_letters: AtomicBool,
@@ -32,7 +32,7 @@ pub(crate) struct Mailbox {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while one of these locks is held, so a poisoned one is as good as another.
+    // Code under these locks doesn't panic, so poisoning is ignored.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,7 +64,7 @@ impl Mailbox {
         if shard::is_current(runnable.metadata()) {
             shard::with_current(|shard| shard.queue.borrow_mut().push_back(runnable));
         } else {
-            // The task may have run, and its metadata may be gone, before the bell is rung.
+            // The task may run and free its metadata before the shard is woken, so the mailbox is cloned.
             let mailbox = runnable.metadata().clone();
             mailbox.post(Letter::Run(runnable));
         }
@@ -79,12 +79,13 @@ impl Mailbox {
     fn ring_the_bell(&self) {
         if self.sleeping.swap(false, Ordering::SeqCst) {
             let one = 1_u64;
-            // SAFETY: eight bytes are read from `one`. It can't fail but by overflow, and then it is set.
+            // SAFETY: eight bytes are read from `one`. The write fails only on overflow, when the event is
+            // signalled already.
             unsafe { libc::write(self.wake.as_raw_fd(), std::ptr::from_ref(&one).cast(), 8) };
         }
     }
 
-    /// Announces that the shard is about to wait. Returns false if there is work after all.
+    /// Announces that the shard is about to wait. Returns false if work has arrived.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         if self.has_letters.load(Ordering::SeqCst) || self.stopped.load(Ordering::SeqCst) {
@@ -104,7 +105,7 @@ impl Mailbox {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// Hands arrived work to the shard, whose mailbox this is.
+    /// Hands arrived work to the mailbox's shard.
     #[inline]
     pub(crate) fn deliver(&self, shard: &Shard) {
         if self.has_letters.load(Ordering::Relaxed) {
@@ -169,11 +170,11 @@ impl<T> Answer<T> {
     }
 }
 
-/// Sending side of an answer. Dropped without one, it reports that.
+/// Sending side of an answer. If it is dropped without an answer, the receiver gets an error.
 pub struct Answering<T>(Arc<Answer<T>>);
 
 impl<T> Answering<T> {
-    /// Gives the answer, from any thread.
+    /// Sends the answer, from any thread.
     pub fn give(self, value: T) {
         self.0.settle(Some(value));
     }
@@ -185,19 +186,19 @@ impl<T> Drop for Answering<T> {
     }
 }
 
-/// Makes the two sides of an answer that another thread gives.
+/// Creates the two sides of an answer from another thread.
 pub fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
     let state = Mutex::new(AnswerState { value: None, waker: None, closed: false });
     let answer = Arc::new(Answer { state });
     (Answering(answer.clone()), RemoteHandle(answer))
 }
 
-/// Handle of a task on another shard. Awaiting it returns the task's result; dropping it lets the task go on.
+/// Handle of a task on another shard. Awaiting it returns the task's result; dropping it detaches the task.
 #[must_use = "a task on another shard goes on by itself; await it or drop it knowingly"]
 pub struct RemoteHandle<T>(Arc<Answer<T>>);
 
 impl<T> RemoteHandle<T> {
-    /// Lets the task go on without this handle.
+    /// Detaches the task, which continues.
     pub fn detach(self) {}
 }
 
@@ -217,10 +218,10 @@ impl<T> Future for RemoteHandle<T> {
     }
 }
 
-/// Starts a task on any shard: `make` is sent there and makes the future.
+/// Starts a task on any shard: `make` is sent there and creates the future.
 ///
 /// # Panics
-/// If there is no such shard.
+/// If the shard doesn't exist.
 pub fn spawn_on<T, Fut>(shard: ShardIndex, make: impl FnOnce() -> Fut + Send + 'static) -> RemoteHandle<T>
 where
     T: Send + 'static,
@@ -242,8 +243,8 @@ where
     handle
 }
 
-/// Runs a blocking call (a program, a resolver) on a thread of its own, and waits for it. A panic in it is propagated.
-/// Under simulation it runs at once, on this thread.
+/// Runs a blocking call (a program, a resolver) on a thread of its own, and waits for it. A panic in it is
+/// propagated. Under simulation the call runs at once, on this thread.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     if shard::with_current(|shard| shard.world().is_some()) {
         crate::task::yield_now().await;

@@ -1,7 +1,7 @@
 //! Requests that end when all their items have ended, in reused slots.
 //!
-//! The caller divides a request into items, which end in any order. In steady state a request allocates nothing. The
-//! meaning of the items and their order are left to the caller.
+//! The caller divides a request into items, which end in any order. In steady state a request allocates
+//! nothing. The items and their order are the caller's.
 
 use crate::sync::Permit;
 use block::Result;
@@ -22,7 +22,7 @@ struct Request {
     waker: Option<Waker>,
     /// Whether the waiter was dropped.
     is_abandoned: bool,
-    /// Memory permit of the request, returned when the last item has ended.
+    /// Memory permit of the request, released when the last item has ended.
     room: Option<Permit>,
 }
 
@@ -32,18 +32,18 @@ pub struct Requests(RefCell<Slab<Request>>);
 
 impl Requests {
     /// Begins a request of `items` items, at least 1, which holds `room` until they have ended. The caller
-    /// [waits](Self::wait) for it, if only to drop that.
+    /// must [wait](Self::wait) for it, or create that future and drop it.
     pub fn begin(&self, items: u32, room: Option<Permit>) -> RequestKey {
         let request = Request { left: items, outcome: Ok(()), waker: None, is_abandoned: false, room };
         self.0.borrow_mut().insert(request)
     }
 
-    /// Counts one more item: an item of the request was split in two.
+    /// Adds an item: one of the request's items was split in two.
     pub fn item_was_cut(&self, key: RequestKey) {
         self.0.borrow_mut()[key].left += 1;
     }
 
-    /// Ends an item. The first error is the request's.
+    /// Ends an item. The first error is the result of the request.
     pub fn item_ended(&self, key: RequestKey, outcome: &Result<()>) {
         let mut all = self.0.borrow_mut();
         let request = &mut all[key];
@@ -58,7 +58,7 @@ impl Requests {
         if request.is_abandoned {
             all.remove(key);
         }
-        // Both may run code that comes back here.
+        // The permit and the waker may run code that uses this object.
         drop(all);
         if let Some(waker) = waker {
             waker.wake();
@@ -66,7 +66,7 @@ impl Requests {
         drop(room);
     }
 
-    /// Number of requests that haven't ended, or whose waiter hasn't been told yet.
+    /// Number of requests that haven't ended, or whose waiter hasn't received the result.
     pub fn len(&self) -> usize {
         self.0.borrow().len()
     }
@@ -76,13 +76,13 @@ impl Requests {
         self.len() == 0
     }
 
-    /// Waits until all items have ended. Dropping it, also before it was polled, stops the waiting and not the request.
+    /// Waits until all items have ended. Dropping the future, polled or not, ends only the wait.
     pub fn wait(&self, key: RequestKey) -> Waiting<'_> {
         Waiting { requests: self, key: Some(key) }
     }
 }
 
-/// Future of [`Requests::wait`]: the first error of an item, if there was one.
+/// Future of [`Requests::wait`]; its output is the first error of an item, if there was one.
 #[derive(Debug)]
 #[must_use = "dropped, it lets the request go on without anybody who hears of errors"]
 pub struct Waiting<'a> {

@@ -4,9 +4,9 @@
 //! for them and not by interrupting it), and submission after every [`SUBMIT_EVERY`] entries instead of once per turn,
 //! which is 15 to 20 % faster because the device starts sooner.
 //!
-//! All memory that an entry points to (buffers, vectors, paths, message headers) is in the operation's slot until the
-//! completion has arrived. When the ring is dropped it cancels operations and waits for the rest; if that takes too
-//! long it leaks the memory rather than free it while the kernel may use it.
+//! All memory that an entry points to (buffers, vectors, paths, message headers) is in the operation's slot
+//! until the completion has arrived. When the ring is dropped it cancels operations and waits for the rest.
+//! If that takes too long it leaks the memory rather than free it while the kernel may use it.
 #![allow(unsafe_code)] // The kernel's border.
 
 use crate::net::SocketAddress;
@@ -32,7 +32,7 @@ const SMALLEST_REGION: usize = 256 << 10;
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
 
-/// Memory that the kernel needs for an operation, kept with its slot so that the vectors are reused.
+/// Memory that the kernel needs for an operation, kept with its slot for reuse.
 pub(crate) struct KernelMemory {
     vectors: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -56,7 +56,7 @@ impl KernelMemory {
         }));
     }
 
-    /// Points the vectors at the payload's bytes from `skip` on.
+    /// Points the vectors at the payload's bytes after the first `skip`.
     fn point_at(&mut self, payload: &Payload, mut skip: usize) {
         self.vectors.clear();
         for data in payload.slices() {
@@ -67,7 +67,7 @@ impl KernelMemory {
             let rest = &data[skip..];
             skip = 0;
             self.vectors.push(libc::iovec { iov_base: rest.as_ptr() as *mut _, iov_len: rest.len() });
-            // What doesn't fit is sent by the next operation: the first one is short.
+            // The remaining slices are sent by the next operation, after this short one.
             if self.vectors.len() == libc::UIO_MAXIOV as usize {
                 break;
             }
@@ -78,7 +78,7 @@ impl KernelMemory {
 pub(crate) struct Ring {
     ring: IoUring,
     unsubmitted: usize,
-    /// Whether the last turn left entries for this one to submit.
+    /// Whether the last turn left entries for this turn to submit.
     held_back: bool,
     registered_files: bool,
     /// Whether the kernel writes vectors in registered buffers (Linux 6.15).
@@ -147,8 +147,8 @@ impl Ring {
 
     fn register_region(&self, address: *mut u8, bytes: usize) -> std::io::Result<()> {
         let vector = libc::iovec { iov_base: address.cast(), iov_len: bytes };
-        // SAFETY: the pool keeps the region as long as one of its buffers is in use, and the kernel pins the
-        // pages for as long as the ring lives.
+        // SAFETY: the pool keeps the region while one of its buffers is in use, and the kernel pins the pages
+        // as long as the ring exists.
         unsafe { self.ring.submitter().register_buffers(&[vector]) }
     }
 
@@ -162,22 +162,22 @@ impl Ring {
     }
 
     pub(crate) fn release_file_slot(&mut self, slot: u32) {
-        // Entries that name the slot and weren't submitted yet would miss their file. There are none: an
-        // operation keeps its descriptor.
+        // An unsubmitted entry that names the slot would miss its file. There is none: an operation keeps its
+        // descriptor.
         if self.ring.submitter().register_files_update(slot, &[-1]).is_ok() {
             self.free_file_slots.push(slot);
         }
     }
 
-    /// Starts an operation. Short ones are done at once: their result is returned.
+    /// Starts an operation. A short one is executed at once, and its result is returned.
     #[inline]
     pub(crate) fn start(&mut self, key: Key, slot: &mut Slot) -> Option<i32> {
         let operation = slot.operation.as_mut().expect("an operation that starts is in its slot");
         if let Operation::ReceiveMessage { file, .. } = operation {
             let poll = poll_for(file);
             self.make_free_entries(2);
-            // The chain has one completion: a poll that succeeds has none, and one that fails takes that of the read.
-            // Both have the key, so a cancellation finds the poll while it waits.
+            // The chain has one completion: a poll that succeeds has none, and one that fails takes that of
+            // the read. Both have the key, so a cancellation finds the poll while it waits.
             self.push_unsubmitted(poll.user_data(key.user_data()));
         }
         match entry_for(operation, &mut slot.kernel, self.fixed_vectors) {
@@ -215,8 +215,8 @@ impl Ring {
 
     #[inline]
     fn push_unsubmitted(&mut self, entry: squeue::Entry) {
-        // SAFETY: what the entry points to lives in its operation's slot, or in `wake_value`, until its
-        // completion has been reaped.
+        // SAFETY: the memory that the entry points to is in its operation's slot, or in `wake_value`, until
+        // its completion has been reaped.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit();
         }
@@ -245,8 +245,9 @@ impl Ring {
             let submission = self.ring.submission();
             submission.taskrun() || submission.cq_overflow()
         };
-        // While tasks are ready, a few entries may wait for one turn: what these tasks submit goes with them, which
-        // saves a system call per batch where a request and its answer are submitted one after the other.
+        // While tasks are ready, a few entries may wait for one turn and are submitted with those of these
+        // tasks. This saves a system call per batch where a request and its answer are submitted one after
+        // the other.
         if !wait && !has_work && (self.unsubmitted == 0 || !self.held_back) {
             self.held_back = self.unsubmitted > 0;
             return;
@@ -277,7 +278,8 @@ impl Ring {
         unsafe { self.ring.submitter().enter::<libc::sigset_t>(unsubmitted, 0, GET_EVENTS, None) }
     }
 
-    /// Submits the batched entries, and polls for a completion or a message if the wait is expected to be short. Returns whether there is one.
+    /// Submits the batched entries, and polls for a completion or a message if the wait is expected to be
+    /// short. Returns whether there is one.
     pub(crate) fn poll(
         &mut self,
         limit: impl FnOnce() -> Option<Duration>,
@@ -287,7 +289,7 @@ impl Ring {
         if self.unsubmitted > 0 {
             match self.enter_without_waiting() {
                 Ok(_) => self.unsubmitted = self.ring.submission().len(),
-                // Handled by the wait that follows.
+                // The wait that follows handles the error.
                 Err(_) => return false,
             }
         }
@@ -303,13 +305,13 @@ impl Ring {
         }
     }
 
-    /// What decides whether to poll.
+    /// State that decides whether to poll.
     pub(crate) fn polling(&mut self) -> &mut Polling {
         &mut self.polling
     }
 
-    /// Pauses after a failed submission. EINTR and EBUSY (completions have to be reaped first) pass by themselves;
-    /// EAGAIN (no memory for requests) after a moment. Any other error would be a defect of this module.
+    /// Pauses after a failed submission. EINTR and EBUSY (completions have to be reaped first) need no pause,
+    /// EAGAIN (no memory for requests) a short one. Any other error would be a defect of this module.
     #[cold]
     fn pause_after(&self, error: &std::io::Error) {
         match error.raw_os_error() {
@@ -341,13 +343,13 @@ impl Ring {
         self.push(opcode::Read::new(Fd(self.wake), target.cast(), 8).build().user_data(WAKE));
     }
 
-    /// Cancels every operation that can be cancelled, when the shard ends.
+    /// Cancels all operations that can be cancelled, when the shard ends.
     pub(crate) fn cancel_all(&mut self) {
         let builder = io_uring::types::CancelBuilder::any();
         self.push(opcode::AsyncCancel2::new(builder).build().user_data(IGNORED));
     }
 
-    /// Closes the ring: buffers are no longer registered, and the eventfd is no longer read into our memory.
+    /// Closes the ring: unregisters the buffers and ends the read of the eventfd into this process's memory.
     pub(crate) fn close(mut self) {
         pool::set_registered(false);
         for _ in 0..100 {
@@ -362,9 +364,9 @@ impl Ring {
     }
 }
 
-/// Takes ownership of the descriptor that an operation has returned and its waiter hasn't taken.
+/// Takes ownership of the descriptor that an abandoned operation has returned.
 pub(crate) fn returned_descriptor(result: i32) -> Option<Descriptor> {
-    // SAFETY: the kernel has opened it for an operation of this ring, and its waiter is gone.
+    // SAFETY: the kernel has opened it for an operation of this ring whose waiter was dropped.
     let fd = (result >= 0).then(|| unsafe { OwnedFd::from_raw_fd(result) })?;
     Some(Descriptor::Kernel { fd, slot: None })
 }
@@ -385,16 +387,16 @@ macro_rules! with_fd {
     };
 }
 
-/// Returns the first entry of a [`Operation::ReceiveMessage`]: waits until the device has a message. Of all that wait, a
-/// message wakes one.
+/// Returns the first entry of a [`Operation::ReceiveMessage`]: waits until the device has a message. A
+/// message wakes only one of the waiting entries.
 fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
     let events = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
     let entry = with_fd!(file, |fd| opcode::PollAdd::new(fd, events).build());
     entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
 }
 
-/// Returns the entry for an operation, or its result if it is done at once. `fixed_vectors` says whether the kernel writes vectors
-/// in registered buffers.
+/// Returns the entry for an operation, or its result if it is executed at once. `fixed_vectors` is whether
+/// the kernel writes vectors in registered buffers.
 fn entry_for(
     operation: &mut Operation,
     memory: &mut KernelMemory,
@@ -477,7 +479,7 @@ fn entry_for(
             with_fd!(socket, |fd| opcode::Recv::new(fd, address, length).build())
         }
         Operation::Send { socket, payload, skip } => {
-            // MSG_WAITALL makes the kernel go on by itself after a short send.
+            // With MSG_WAITALL the kernel continues after a short send.
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
             match payload.slices() {
                 [data] => {
@@ -500,7 +502,7 @@ fn entry_for(
         Operation::Shutdown { socket, how } => {
             with_fd!(socket, |fd| opcode::Shutdown::new(fd, *how).build())
         }
-        // Never the forms for registered buffers: /dev/fuse refuses those.
+        // Without the forms for registered buffers, which /dev/fuse refuses.
         Operation::ReceiveMessage { file, head, body } => {
             memory.point_at_spare([head, body]);
             let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
@@ -517,7 +519,7 @@ fn entry_for(
     })
 }
 
-/// ftruncate has an entry of its own only from Linux 6.9 on; it is short and rare.
+/// Executes ftruncate at once: it is short and rare, and has an entry only since Linux 6.9.
 fn truncate(file: &Descriptor, length: u64) -> i32 {
     let Descriptor::Kernel { fd, .. } = file else { unreachable!("a simulated file on a real ring") };
     let Ok(length) = libc::off_t::try_from(length) else { return -libc::EFBIG };

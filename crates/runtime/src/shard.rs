@@ -4,11 +4,11 @@ use crate::clock::{self, now};
 use crate::operation::{Descriptor, Operation};
 use crate::polling::EndedBy;
 use crate::random::Random;
-use crate::remote::Mailbox;
+use crate::remote::{Mailbox, lock};
 use crate::ring::Ring;
 use crate::simulated::World;
 use crate::slots::{Key, Slot, Slots};
-use crate::task::Runnable;
+use crate::task::{Runnable, TaskFuture};
 use crate::timer::Timers;
 use block::{Error, Result};
 use slab::Slab;
@@ -18,7 +18,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -34,8 +34,9 @@ pub struct Config {
     /// Bytes of buffers that each shard tries to register with its ring; fewer, or none, if the kernel's limit on
     /// locked memory is lower.
     pub registered_bytes: usize,
-    /// Whether a shard polls its ring for up to 50 µs before it sleeps, where its waits are that short and there are more processors
-    /// than shards. It saves clients with one request at a time the wake-up of a thread.
+    /// Whether a shard polls its ring for up to 50 µs before it sleeps, if its waits are that short and there
+    /// are more processors than shards. This saves clients with one request at a time the wake-up of a
+    /// thread.
     pub poll: bool,
 }
 
@@ -81,8 +82,8 @@ pub(crate) enum Driver {
     Simulated(Rc<World>),
 }
 
-/// Remains of an abandoned operation: its buffers and the descriptor that it returned. To be dropped while nothing of
-/// the shard is borrowed.
+/// Remains of an abandoned operation: its buffers and the descriptor that it returned. Must be dropped while
+/// no state of the shard is borrowed.
 pub(crate) struct Discarded {
     _operation: Operation,
     _returned: Option<Descriptor>,
@@ -105,7 +106,7 @@ pub(crate) struct Shard {
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shard>>> = const { RefCell::new(None) };
-    /// Mailbox of the current shard, to compare with; never dereferenced.
+    /// Mailbox of the current shard, for comparisons; never dereferenced.
     static CURRENT_MAILBOX: Cell<*const Mailbox> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -136,7 +137,7 @@ pub fn current_shard() -> ShardIndex {
     with_current(|shard| shard.index)
 }
 
-/// Whether this thread is a shard: tasks can be started on it.
+/// Whether this thread is a shard, where tasks can be started.
 pub fn is_on_shard() -> bool {
     try_with_current(|_| ()).is_some()
 }
@@ -303,7 +304,7 @@ impl Shard {
         self.start_cut_short();
     }
 
-    /// Restarts the operations that [`complete_inside_turn`](Self::complete_inside_turn) put aside.
+    /// Restarts the operations that [`complete_inside_turn`](Self::complete_inside_turn) set aside.
     #[inline]
     fn start_cut_short(&self) {
         loop {
@@ -312,8 +313,8 @@ impl Shard {
         }
     }
 
-    /// As [`complete`](Self::complete); dropping an operation may release a file's slot, which needs the ring that is
-    /// borrowed here, so an abandoned operation is dropped by a task of its own.
+    /// As [`complete`](Self::complete). Dropping an operation may release a file's slot, which needs the ring
+    /// that is borrowed here, so an abandoned operation is dropped by a task of its own.
     #[inline]
     fn complete_inside_turn(&self, key: Key, result: i32) {
         if self.slots.borrow_mut().goes_on(key, result) {
@@ -351,8 +352,8 @@ impl Shard {
         }
     }
 
-    /// Cancels all tasks: a task that is woken after its handles are gone is dropped when it is taken out of
-    /// the queue and not run.
+    /// Cancels all tasks: a task that is woken after its handles were dropped is dropped when it is taken out
+    /// of the queue, and doesn't run.
     pub(crate) fn drop_tasks(self: &Rc<Self>) {
         loop {
             let wakers: Vec<Waker> = self.tasks.borrow_mut().drain().flatten().collect();
@@ -367,7 +368,7 @@ impl Shard {
     }
 }
 
-/// Runs `main` on shard 0, and returns what it returns once all shards have ended.
+/// Runs `main` on shard 0, and returns its result once all shards have ended.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a number of shards out of range; the kernel's error if it can't create a ring.
@@ -380,19 +381,41 @@ where
     Fut: Future<Output = T> + 'static,
     T: Send + 'static,
 {
+    let output = Arc::new(Mutex::new(None));
+    let slot = output.clone();
+    run_boxed(
+        &config,
+        Box::new(move || {
+            // Called on shard 0, so that what it makes is made there.
+            let main = main();
+            Box::pin(async move {
+                let value = main.await;
+                *lock(&slot) = Some(value);
+            })
+        }),
+    )?;
+    let value = lock(&output).take();
+    Ok(value.expect("the main task has returned"))
+}
+
+/// Makes the main task of a shard on its thread.
+type MakeMain<'a> = Box<dyn FnOnce() -> TaskFuture<()> + Send + 'a>;
+
+/// Part of [`run`] that doesn't depend on the types of `main`. Returns once `main` has.
+fn run_boxed(config: &Config, main: MakeMain<'_>) -> Result<()> {
     if !(1..=256).contains(&config.shards) {
         return Err(Error::invalid(format!("{} shards: expected 1 to 256", config.shards)));
     }
-    // Measured once, before anybody's latency is.
+    // Measured once, before any latency is.
     now();
     let mailboxes = (0..config.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
-    let processors = crate::signal::allowed_processors();
+    let processors = &crate::signal::allowed_processors();
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..config.shards)
             .map(|index| {
-                let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+                let mailboxes = mailboxes.clone();
                 scope.spawn(move || {
-                    let forever = || async { std::future::pending::<()>().await };
+                    let forever: MakeMain<'_> = Box::new(|| Box::pin(std::future::pending()));
                     let ended = run_shard(ShardIndex(index), mailboxes.clone(), config, processors, forever);
                     if let Err(error) = ended {
                         stop_all(&mailboxes, Some(error));
@@ -401,7 +424,7 @@ where
             })
             .collect();
         let first = {
-            let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+            let mailboxes = mailboxes.clone();
             scope.spawn(move || run_shard(ShardIndex(0), mailboxes, config, processors, main))
         };
         let result = first.join();
@@ -413,8 +436,8 @@ where
         }
         let failure = mailboxes[0].failure();
         match result {
-            Ok(Ok(Some(value))) => Ok(value),
-            Ok(Ok(None)) => {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => {
                 Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic")))
             }
             Ok(Err(error)) => Err(error),
@@ -430,18 +453,14 @@ pub(crate) fn stop_all(mailboxes: &[Arc<Mailbox>], failure: Option<Error>) {
     mailboxes.iter().for_each(|mailbox| mailbox.stop());
 }
 
-fn run_shard<T, F, Fut>(
+/// Runs one shard until its main task has returned or the shard is stopped. Returns whether the task has returned.
+fn run_shard(
     index: ShardIndex,
     all: Arc<[Arc<Mailbox>]>,
     config: &Config,
     processors: &[usize],
-    main: F,
-) -> Result<Option<T>>
-where
-    F: FnOnce() -> Fut,
-    Fut: Future<Output = T> + 'static,
-    T: 'static,
-{
+    main: MakeMain<'_>,
+) -> Result<bool> {
     crate::signal::prepare_thread(config.pin.then(|| processors[index.0 % processors.len()]));
     let mailbox = all[index.0].clone();
     let ring = Ring::new(config, mailbox.wake_descriptor(), processors.len())?;
@@ -458,26 +477,25 @@ where
         all,
     });
     let Driver::Ring(ring) = &shard.driver else { unreachable!("made above") };
-    // Ends the shard in every case, a panic in a task included: what the kernel may still write to must live.
+    // Ends the shard in every case, also after a panic in a task: memory that the kernel may still write to
+    // must live.
     let _end = EndGuard(&shard);
     set_current(Some(shard.clone()));
-    let value = Rc::new(RefCell::new(None));
-    let slot = value.clone();
-    // Called here and not by `run`, so that what it makes is made on its shard.
+    let has_returned = Rc::new(Cell::new(false));
+    let returned = has_returned.clone();
     let main = main();
     let own_mailbox = shard.mailbox.clone();
-    crate::task::spawn_in(&shard, async move {
-        let output = main.await;
-        *slot.borrow_mut() = Some(output);
+    let main = async move {
+        main.await;
+        returned.set(true);
         // So that this turn doesn't wait for the kernel any more.
         own_mailbox.stop();
-    })
-    .detach();
-    while value.borrow().is_none() && !shard.mailbox.is_stopped() {
+    };
+    crate::task::spawn_in(&shard, Box::pin(main)).detach();
+    while !has_returned.get() && !shard.mailbox.is_stopped() {
         shard.turn(ring);
     }
-    let value = value.borrow_mut().take();
-    Ok(value)
+    Ok(has_returned.get())
 }
 
 struct EndGuard<'a>(&'a Rc<Shard>);

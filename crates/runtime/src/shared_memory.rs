@@ -1,13 +1,14 @@
 //! Memory that another process shares through a descriptor, such as the memory of a virtual machine.
 //!
 //! # Promises
-//! - The other process may change any byte at any time. So there are no references to these bytes: they are copied in and out,
-//!   or are atomics. A copy of bytes that change meanwhile is any mixture of old and new ones.
-//! - The other process may make the file shorter, and an access beyond its end raises SIGBUS. For these mappings the signal is
-//!   handled: the whole mapping is replaced by private memory of zeros, and [`SharedMemory::is_intact`] is false from then on.
-//!   A user looks at it after a copy and before it uses the bytes.
+//! - The other process may change any byte at any time. So there are no references to these bytes: they are
+//!   copied in and out, or are atomics. A copy of bytes that change meanwhile is any mixture of old and new
+//!   ones.
+//! - The other process may truncate the file, and an access beyond its end raises SIGBUS. The signal's
+//!   handler replaces the whole mapping by private zeroed memory, and [`SharedMemory::is_intact`] returns
+//!   false afterwards. A caller checks it after a copy and before it uses the bytes.
 //!
-//! The offsets are of the caller, who has checked them; one out of range is a panic.
+//! The caller has checked the offsets; one out of range is a panic.
 #![allow(unsafe_code)] // Mappings, and the handler of a signal.
 
 use block::{Buffer, Error, Result};
@@ -21,7 +22,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Largest number of mappings of a process at a time.
 pub const MOST_MAPPINGS: usize = 1024;
 
-/// A mapping as the signal's handler sees it.
+/// A mapping as the signal handler reads it.
 struct Guarded {
     /// Address of the first byte; 0 for a free entry.
     start: AtomicUsize,
@@ -36,7 +37,7 @@ static GUARDED: [Guarded; MOST_MAPPINGS] = [const {
 /// Held while an entry of [`GUARDED`] is taken.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Action for SIGBUS before ours.
+/// Action for SIGBUS before the handler of this module.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Installs the handler, once per process.
@@ -47,7 +48,8 @@ fn install_handler() {
     }
     // SAFETY: an action of zeros is a valid one; the kernel only writes to it.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: the signal exists, and the pointers are valid or null. The action before is known before ours can run.
+    // SAFETY: the signal exists, and the pointers are valid or null. The previous action is known before this
+    // handler can run.
     unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) };
     let _ = BEFORE.set(before);
     // SAFETY: as above.
@@ -66,12 +68,13 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
         if start == 0 || !(start..start + length).contains(&address) {
             continue;
         }
-        // Before the mapping: a copy that sees zeros of it is followed by a look at this.
+        // Set before the mapping is replaced: a copy that returns zeros is followed by a check of this flag.
         guarded.replaced.store(true, Ordering::SeqCst);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: exactly the range of a mapping of ours, which is in use (it has just been accessed) and so isn't
-        // unmapped meanwhile; accesses to it are by raw pointers and atomics. mmap(2) is a plain system call.
+        // SAFETY: exactly the range of a mapping of this module, which is in use (it has just been accessed)
+        // and so isn't unmapped meanwhile; accesses to it are by raw pointers and atomics. mmap(2) is a plain
+        // system call.
         let there = unsafe { libc::mmap(start as *mut _, length, protection, flags, -1, 0) };
         if there != libc::MAP_FAILED {
             return;
@@ -79,7 +82,8 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
     }
     let Some(before) = BEFORE.get() else { return };
     match before.sa_sigaction {
-        // SAFETY: the default action is restored; the instruction fails again when we return, and the process ends.
+        // SAFETY: the default action is restored. The instruction fails again after the handler returns,
+        // which ends the process.
         libc::SIG_DFL | libc::SIG_IGN => unsafe {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);
         },
@@ -97,8 +101,9 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
     }
 }
 
-/// Whether a descriptor of another process is memory: of tmpfs or hugetlbfs, as memfd_create(2) returns it. Asks no file system, which
-/// could block: only such files have seals (fcntl(2), F_GET_SEALS), used or not.
+/// Whether a descriptor of another process is memory: of tmpfs or hugetlbfs, as memfd_create(2) returns it.
+/// Only such files have seals (fcntl(2), F_GET_SEALS), used or not, so no file system, which could block, is
+/// involved.
 pub fn is_memory(descriptor: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(descriptor).is_ok()
 }
@@ -107,7 +112,7 @@ pub fn is_memory(descriptor: &OwnedFd) -> bool {
 pub struct SharedMemory {
     start: NonNull<u8>,
     length: usize,
-    /// Bytes before `start` that are mapped, too.
+    /// Mapped bytes before `start`.
     before: usize,
     /// Entry of [`GUARDED`].
     guarded: usize,
@@ -119,11 +124,11 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps `length` bytes of a file from byte `offset` on.
+    /// Maps `length` bytes of a file, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a range that is empty or ends after the file; [`Error::Busy`] at [`MOST_MAPPINGS`]; those of the
-    /// kernel.
+    /// [`Error::Invalid`] for a range that is empty or ends after the file; [`Error::Busy`] at
+    /// [`MOST_MAPPINGS`]; errors of the kernel.
     pub fn map(descriptor: &OwnedFd, offset: u64, length: u64) -> Result<SharedMemory> {
         let status = rustix::fs::fstat(descriptor)
             .map_err(|error| Error::from_io(&error.into(), "looking at shared memory"))?;
@@ -158,21 +163,21 @@ impl SharedMemory {
             }
         };
         let Some(guarded) = guard(start.as_ptr() as usize, mapped) else {
-            // SAFETY: just mapped, and nobody else knows of it.
+            // SAFETY: just mapped; there are no references to it.
             unsafe { libc::munmap(start.as_ptr().cast(), mapped) };
             return Err(Error::busy(format!(
                 "shared memory: {MOST_MAPPINGS} mappings of this process; expected fewer"
             )));
         };
-        // SAFETY: `before` is less than what is mapped.
+        // SAFETY: `before` is less than the mapped length.
         let start = unsafe { start.add(before) };
         Ok(SharedMemory { start, length, before, guarded })
     }
 
-    /// Creates memory of zeros to share, and returns it with its descriptor. Its size can't be changed.
+    /// Creates zeroed memory to share, and returns it with its descriptor. Its size can't be changed.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn create(name: &str, length: u64) -> Result<(SharedMemory, OwnedFd)> {
         let failed = |error: rustix::io::Errno| Error::from_io(&error.into(), "creating shared memory");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -188,12 +193,13 @@ impl SharedMemory {
         self.length
     }
 
-    /// Whether there are no bytes; never so.
+    /// Always false: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether every access so far was to the shared file: false once the other process has made it too short.
+    /// Whether every access so far was to the shared file: false once the other process has truncated it too
+    /// far.
     #[inline]
     pub fn is_intact(&self) -> bool {
         !GUARDED[self.guarded].replaced.load(Ordering::SeqCst)
@@ -204,7 +210,7 @@ impl SharedMemory {
         (self.start.as_ptr() as usize).wrapping_add(at).is_multiple_of(alignment)
     }
 
-    /// Address of bytes that lie inside.
+    /// Address of bytes inside the mapping.
     #[inline]
     fn address(&self, at: usize, count: usize) -> *mut u8 {
         let inside = at.checked_add(count).is_some_and(|end| end <= self.length);
@@ -216,23 +222,25 @@ impl SharedMemory {
     /// Copies bytes out.
     ///
     /// # Panics
-    /// If they aren't inside.
+    /// If the bytes aren't inside the mapping.
     #[inline]
     pub fn read(&self, at: usize, target: &mut [u8]) {
         let from = self.address(at, target.len());
-        // SAFETY: mapped as long as we live; the target is ours alone. A race with the other process yields any mixture.
+        // SAFETY: mapped while this value lives; the target is borrowed exclusively. A race with the other
+        // process yields any mixture.
         unsafe { std::ptr::copy_nonoverlapping(from, target.as_mut_ptr(), target.len()) }
     }
 
     /// Copies `count` bytes to the end of a buffer, which has space for them.
     ///
     /// # Panics
-    /// If they aren't inside, or don't fit.
+    /// If the bytes aren't inside the mapping, or don't fit into the buffer.
     #[inline]
     pub fn append_to(&self, at: usize, count: usize, buffer: &mut Buffer) {
         let from = self.address(at, count);
         assert!(count <= buffer.missing(), "appending {count} bytes: expected at most {}", buffer.missing());
-        // SAFETY: mapped as long as we live; the buffer's memory is its own and has been checked to be large enough.
+        // SAFETY: mapped while this value lives; the buffer owns its memory, which was checked to be large
+        // enough.
         unsafe {
             std::ptr::copy_nonoverlapping(from, buffer.spare_address(), count);
             buffer.add_filled(count);
@@ -242,11 +250,11 @@ impl SharedMemory {
     /// Copies bytes in.
     ///
     /// # Panics
-    /// If they don't fit inside.
+    /// If the bytes don't fit inside the mapping.
     #[inline]
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let to = self.address(at, bytes.len());
-        // SAFETY: mapped as long as we live; no references to these bytes exist.
+        // SAFETY: mapped while this value lives; no references to these bytes exist.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -259,7 +267,7 @@ impl SharedMemory {
     /// Returns a byte as an atomic.
     ///
     /// # Panics
-    /// If it isn't inside.
+    /// If the byte isn't inside the mapping.
     #[inline]
     pub fn u8(&self, at: usize) -> &AtomicU8 {
         // SAFETY: inside the mapping, aligned, and any bytes are valid; other accesses may mix, which yields any value.
@@ -269,7 +277,7 @@ impl SharedMemory {
     /// Returns two bytes as an atomic.
     ///
     /// # Panics
-    /// If they aren't inside and aligned.
+    /// If the bytes aren't inside the mapping and aligned.
     #[inline]
     pub fn u16(&self, at: usize) -> &AtomicU16 {
         // SAFETY: as above.
@@ -279,7 +287,7 @@ impl SharedMemory {
     /// Returns eight bytes as an atomic.
     ///
     /// # Panics
-    /// If they aren't inside and aligned.
+    /// If the bytes aren't inside the mapping and aligned.
     #[inline]
     pub fn u64(&self, at: usize) -> &AtomicU64 {
         // SAFETY: as above.
@@ -302,8 +310,8 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         let guarded = &GUARDED[self.guarded];
         let length = guarded.length.load(Ordering::Acquire);
-        // SAFETY: our own mapping, and nothing uses it any more. Its entry is freed after, so that no later mapping at the
-        // same addresses has two.
+        // SAFETY: the mapping belongs to this value, and there are no references to it. Its entry is freed
+        // afterwards, so that a later mapping at the same addresses doesn't have two.
         unsafe { libc::munmap(self.start.as_ptr().sub(self.before).cast(), length) };
         guarded.start.store(0, Ordering::Release);
     }
@@ -353,7 +361,7 @@ mod tests {
         memory.read(1 << 19, &mut bytes);
         assert_eq!(bytes, [0; 5]);
         assert!(!memory.is_intact());
-        assert!(whole.is_intact(), "nothing of it is gone");
+        assert!(whole.is_intact(), "it is still complete");
         memory.write(1 << 18, b"nowhere");
         drop(memory);
         let (fresh, _descriptor) = SharedMemory::create("test", 4096).unwrap();

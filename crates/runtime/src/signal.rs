@@ -14,7 +14,7 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
 }
 
-/// What a second SIGINT or SIGTERM does.
+/// Effect of a second SIGINT or SIGTERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeated {
     EndsProcess,
@@ -24,7 +24,7 @@ enum Repeated {
 /// SIGINT and SIGTERM, caught.
 #[derive(Debug)]
 pub struct StopSignals {
-    /// `None` under the simulated runtime, where no signal comes.
+    /// `None` under the simulated runtime, which has no signals.
     event: Option<File>,
 }
 
@@ -37,10 +37,10 @@ impl StopSignals {
         Self::install(Repeated::EndsProcess)
     }
 
-    /// Catches all signals: none of them ends the process, which others depend on until it has ended in good order.
+    /// Catches all signals: none of them ends the process, which clients depend on until it has shut down.
     ///
     /// # Errors
-    /// The kernel's, if it gives no eventfd or takes no handler.
+    /// Errors of eventfd(2) and sigaction(2).
     pub fn catch() -> Result<Self> {
         Self::install(Repeated::IsCaught)
     }
@@ -52,10 +52,10 @@ impl StopSignals {
         Ok(StopSignals { event: Some(File::from_descriptor(install(repeated)?, "stop signal")) })
     }
 
-    /// Waits for the next signal. Signals that come between two calls count as one.
+    /// Waits for the next signal. Several signals between two calls are reported once.
     ///
     /// # Errors
-    /// The kernel's, for reading the eventfd.
+    /// Errors of reading the eventfd.
     pub async fn next(&self) -> Result<()> {
         match &self.event {
             Some(event) => event.read_at(0, Buffer::new(8)).await.0.map(drop),
@@ -71,7 +71,8 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
     if fd < 0 {
         return failed("creating an eventfd for signals");
     }
-    // The handler may use this one for ever, so it is never closed; the caller gets a duplicate.
+    // The handler uses this descriptor until the process ends, so it is never closed; the caller gets a
+    // duplicate.
     STOP_EVENT.store(fd, Ordering::Relaxed);
     let once = match repeated {
         Repeated::EndsProcess => libc::SA_RESETHAND,
@@ -89,7 +90,7 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
             return failed("installing a signal handler");
         }
     }
-    // SAFETY: duplicates a descriptor of ours.
+    // SAFETY: duplicates a descriptor of this process.
     let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if duplicate < 0 {
         return failed("duplicating an eventfd");
@@ -118,7 +119,7 @@ pub(crate) fn prepare_thread(processor: Option<usize>) {
     // SAFETY: no memory is passed.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64, 0, 0, 0) };
     if let Some(processor) = processor {
-        // SAFETY: the set is ours, and the index below its size.
+        // SAFETY: the set is a local variable, and the index is below its size.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(processor, &mut set);
@@ -127,9 +128,9 @@ pub(crate) fn prepare_thread(processor: Option<usize>) {
     }
 }
 
-/// Marks this shard's thread as part of the path on which the kernel writes memory back (PR_SET_IO_FLUSHER): its own allocations
-/// then never wait for that write-back, which would wait for the thread. For doors that the kernel uses as a disk or a file
-/// system. Without the privilege (CAP_SYS_RESOURCE) it does nothing.
+/// Marks this shard's thread as part of the path on which the kernel writes memory back (PR_SET_IO_FLUSHER).
+/// Its own allocations then never wait for that write-back, which would wait for the thread. For doors that
+/// the kernel uses as a disk or a file system. Does nothing without the privilege (CAP_SYS_RESOURCE).
 pub fn serve_write_back() {
     if crate::shard::with_current(|shard| shard.world().is_some()) {
         return;
@@ -143,7 +144,7 @@ pub fn serve_write_back() {
 /// Returns a seed from the kernel.
 pub(crate) fn kernel_random() -> u64 {
     let mut seed = 0_u64;
-    // SAFETY: eight bytes are written to `seed`. Below 256 bytes the call isn't interrupted.
+    // SAFETY: eight bytes are written to `seed`. A call for less than 256 bytes isn't interrupted.
     unsafe { libc::getrandom(std::ptr::from_mut(&mut seed).cast(), 8, 0) };
     seed
 }

@@ -1,8 +1,8 @@
 //! Simulated runtime: the same executor and API over a world that is generated from a seed.
 //!
-//! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a drawn time
-//! and end in the order of their times; time passes only when no task is ready. Nothing depends on the machine, so the
-//! same seed gives the same run, event for event, and the [`Trace`] shows it.
+//! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a
+//! drawn time and end in the order of their times; time passes only when no task is ready. Results don't
+//! depend on the machine: the same seed gives the same run, event for event, and the [`Trace`] records it.
 //!
 //! The world has files ([`files`]) with a volatile cache that a [`power_cut`] loses in part, and
 //! sockets ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
@@ -17,8 +17,9 @@ use crate::clock;
 use crate::random::Random;
 use crate::remote::Mailbox;
 use crate::shard::{self, Driver, Shard, ShardIndex};
+use crate::task::TaskFuture;
 use block::{Error, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -32,14 +33,14 @@ pub(crate) use world::World;
 pub struct SimulatedFaults {
     /// A read of a file fails with EIO.
     pub read_error: f64,
-    /// A write to a file fails with EIO, after any part of it was done; no later operation reports it.
+    /// A write to a file fails with EIO after any part of it was done; no later operation reports it.
     pub write_error: f64,
-    /// Write-back fails at a sync or a durable write, which loses what was written to the file since the last sync and is
-    /// reported once by each open file description (`files`); the sync of a directory fails with EIO.
+    /// Write-back fails at a sync or a durable write. It loses all writes to the file since the last sync and
+    /// is reported once by each open file description (`files`). The sync of a directory fails with EIO.
     pub sync_error: f64,
     /// An operation takes a hundred times as long.
     pub slow: f64,
-    /// A transfer is cut short, as the kernel may do with any.
+    /// A transfer is cut short, as the kernel may do with any transfer.
     pub short: f64,
 }
 
@@ -54,9 +55,9 @@ pub struct Simulation {
     pub latency: Range<u64>,
     /// Fault probabilities.
     pub faults: SimulatedFaults,
-    /// The run fails if `main` hasn't returned after this many events.
+    /// Most events: the run fails if `main` hasn't returned after them.
     pub most_events: u64,
-    /// Number of lines of the trace that are kept; its hash covers all events.
+    /// Most lines of the trace that are kept; its hash covers all events.
     pub trace_lines: usize,
     /// Initial files, with durable contents.
     pub files: Vec<(PathBuf, Vec<u8>)>,
@@ -102,7 +103,7 @@ pub struct Trace {
     pub events: u64,
     /// Hash over all events.
     pub hash: u64,
-    /// The first events, in words.
+    /// Descriptions of the first events.
     pub lines: Vec<String>,
 }
 
@@ -129,26 +130,45 @@ pub struct Simulated<T> {
     pub trace: Trace,
     /// Virtual time that passed.
     pub elapsed: Duration,
-    /// Files at the end, as a program that runs on sees them, to begin the next simulation with.
+    /// Files at the end, without a power cut: initial files of a following simulation.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// Runs `main` on shard 0 of a simulated world, and returns once it has returned.
 ///
 /// # Errors
-/// [`Error::TimedOut`] if `main` waits while no event will ever happen again, or takes more than `most_events`; the
-/// text names the seed.
+/// [`Error::TimedOut`] if `main` waits without a pending event, or takes more than `most_events`; the text
+/// names the seed.
 pub fn simulate<T, F, Fut>(simulation: Simulation, main: F) -> Result<Simulated<T>>
 where
     F: FnOnce() -> Fut,
     Fut: Future<Output = T> + 'static,
     T: 'static,
 {
+    let output = Rc::new(RefCell::new(None));
+    let slot = output.clone();
+    let make_main = || -> TaskFuture<()> {
+        let main = main();
+        Box::pin(async move {
+            let value = main.await;
+            *slot.borrow_mut() = Some(value);
+        })
+    };
+    let Simulated { value: (), trace, elapsed, files } = simulate_boxed(&simulation, Box::new(make_main))?;
+    let value = output.borrow_mut().take().expect("the main task has returned");
+    Ok(Simulated { value, trace, elapsed, files })
+}
+
+/// Part of [`simulate`] that doesn't depend on the types of `main`.
+fn simulate_boxed(
+    simulation: &Simulation,
+    make_main: Box<dyn FnOnce() -> TaskFuture<()> + '_>,
+) -> Result<Simulated<()>> {
     if !(1..=256).contains(&simulation.shards) {
         return Err(Error::invalid(format!("{} shards: expected 1 to 256", simulation.shards)));
     }
     let mailboxes = (0..simulation.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
-    let world = Rc::new(World::new(&simulation));
+    let world = Rc::new(World::new(simulation));
     let mut order = Random::new(simulation.seed ^ 0x0DE5_0DE5);
     let shards: Vec<Rc<Shard>> = (0..simulation.shards)
         .map(|index| {
@@ -169,18 +189,18 @@ where
     let before = shard::set_current(Some(shards[0].clone()));
     let scheduler = Scheduler { world: world.clone(), shards, order, before: Some(before) };
     clock::set_virtual(Some(1));
-    let value = Rc::new(RefCell::new(None));
-    let slot = value.clone();
-    let main = main();
-    crate::task::spawn_in(&scheduler.shards[0], async move {
-        let output = main.await;
-        *slot.borrow_mut() = Some(output);
-    })
-    .detach();
-    let result = scheduler.run(&value, &simulation);
+    let has_returned = Rc::new(Cell::new(false));
+    let returned = has_returned.clone();
+    let main = make_main();
+    let main = async move {
+        main.await;
+        returned.set(true);
+    };
+    crate::task::spawn_in(&scheduler.shards[0], Box::pin(main)).detach();
+    let result = scheduler.run(&has_returned, simulation);
     let files = world.contents();
     result.map(|()| Simulated {
-        value: value.borrow_mut().take().expect("the scheduler returns once there is a value"),
+        value: (),
         trace: world.trace(),
         elapsed: Duration::from_nanos(world.time()),
         files,
@@ -195,9 +215,9 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    fn run<T>(mut self, value: &RefCell<Option<T>>, simulation: &Simulation) -> Result<()> {
+    fn run(mut self, has_returned: &Cell<bool>, simulation: &Simulation) -> Result<()> {
         let seed = simulation.seed;
-        while value.borrow().is_none() {
+        while !has_returned.get() {
             if self.world.trace_length() > simulation.most_events {
                 let most = simulation.most_events;
                 return Err(Error::timed_out(format!("seed {seed}: not completed after {most} events")));
@@ -211,7 +231,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Runs one task that is ready, drawn from all of them.
+    /// Runs one ready task, drawn from all of them.
     fn run_one(&mut self) -> bool {
         for shard in &self.shards {
             shard::set_current(Some(shard.clone()));
@@ -261,7 +281,7 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        // A task of one shard may hold what another one waits for, so until nothing is left on any.
+        // Tasks of one shard may hold data of another shard's tasks, so all shards are emptied twice.
         for _ in 0..2 {
             for shard in &self.shards {
                 shard::set_current(Some(shard.clone()));
@@ -275,7 +295,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// World of the simulation that runs here; `None` without one.
+/// World of the simulation on this thread; `None` without one.
 pub(crate) fn current_world() -> Option<Rc<World>> {
     shard::try_with_current(|shard| shard.world().cloned()).flatten()
 }
@@ -296,8 +316,8 @@ pub(crate) fn share(handle: u64) -> u64 {
     with_world(|world| world.share(handle))
 }
 
-/// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data, and a drawn
-/// part of later writes, torn at 512 bytes. Begin the next simulation with it.
+/// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data,
+/// and a drawn part of later writes, torn at 512 bytes. They are the initial files of a following simulation.
 ///
 /// # Panics
 /// Outside of [`simulate`].

@@ -7,8 +7,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Number of slots that are allocated at a time. They are never moved or freed before the shard ends: the kernel reads
-/// message headers and vectors from them.
+/// Number of slots that are allocated together. They aren't moved or freed before the shard ends: the kernel
+/// reads message headers and vectors from them.
 const CHUNK: usize = 64;
 
 /// Identifies one use of one slot; passed to the kernel as `user_data`. A reused slot has another key, so that a late
@@ -33,7 +33,7 @@ impl Key {
 enum State {
     Free,
     Running,
-    /// The waiter was dropped; the operation's data is dropped when it ends.
+    /// The waiter was dropped; the operation's data is dropped when the operation ends.
     Abandoned,
     Done(i32),
 }
@@ -66,7 +66,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Number of operations in flight that [use memory](Operation::uses_memory). Looks at every slot: for the shard's end.
+    /// Number of operations in flight that [use memory](Operation::uses_memory). Visits every slot: for the
+    /// shard's end.
     pub(crate) fn using_memory(&self) -> usize {
         let uses = |slot: &&Slot| {
             matches!(slot.state, State::Running | State::Abandoned)
@@ -101,8 +102,8 @@ impl Slots {
         first
     }
 
-    /// Whether a write of a file was cut short by the kernel and has to go on with the rest. It happens here and not
-    /// where the write is awaited, so that the write completes even without a waiter.
+    /// Whether the kernel cut a write of a file short, so that the rest has to be written. This is decided
+    /// here and not where the write is awaited, so that the write completes even without a waiter.
     #[inline]
     pub(crate) fn goes_on(&mut self, key: Key, result: i32) -> bool {
         let Some(Operation::Write { payload, skip, .. }) = &mut self.slot(key.index).operation else {
@@ -116,8 +117,9 @@ impl Slots {
         true
     }
 
-    /// Notes the end of an operation. Returns the waker of its waiter, or the operation if it was abandoned. The caller
-    /// wakes or [discards](shard::Shard::discarded) it after the slots are no longer borrowed: both can come back here.
+    /// Records the end of an operation. Returns the waker of its waiter, or the operation if it was
+    /// abandoned. The caller wakes or [discards](shard::Shard::discarded) it after it has released its borrow
+    /// of the slots: both may use the slots.
     #[inline]
     pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
         let slot = self.slot(key.index);
@@ -148,7 +150,7 @@ impl Slots {
         Poll::Ready((result, operation))
     }
 
-    /// Returns whether the operation still runs; if not, its result and the operation.
+    /// Abandons an operation. Returns whether it is still in flight; if not, its result and the operation.
     fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<(i32, Operation)>) {
         let slot = self.slot(key.index);
         let waker = slot.waker.take();
@@ -208,7 +210,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let Some(key) = self.key else { return };
         let left = shard::try_with_current(|shard| abandon(shard, key));
-        // Drops buffers and descriptors with nothing borrowed.
+        // Drops buffers and descriptors while no state is borrowed.
         drop(left);
     }
 }

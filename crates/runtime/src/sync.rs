@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-/// Waiters in order of arrival, each with its ticket. Tickets rise, so a waiter is found by binary search.
+/// Waiters in order of arrival, each with its ticket. Tickets increase, so a waiter is found by binary
+/// search.
 #[derive(Default)]
 struct Waiters {
     list: RefCell<VecDeque<(u64, Option<Waker>)>>,
@@ -51,7 +52,7 @@ impl Waiters {
         }
     }
 
-    /// Takes the first waiter out, wakes it, and returns its ticket.
+    /// Removes the first waiter, wakes it, and returns its ticket.
     fn release_first(&self) -> Option<u64> {
         let (ticket, waker) = self.list.borrow_mut().pop_front()?;
         if let Some(waker) = waker {
@@ -68,8 +69,8 @@ impl Waiters {
     }
 }
 
-/// Wakes the tasks that wait at the moment. It has no memory: later waiters wait for the next notification, so check
-/// the condition before waiting.
+/// Wakes the tasks that are waiting now. Notifications aren't stored: later waiters wait for the next one, so
+/// check the condition before waiting.
 #[derive(Default)]
 pub struct Notify {
     waiters: Waiters,
@@ -86,7 +87,7 @@ impl Notify {
     /// Wakes the waiter that has waited longest. If its future is dropped before it is polled, the next waiter is woken instead.
     pub fn notify_one(&self) {
         if let Some(ticket) = self.waiters.release_first() {
-            // Tickets are released in rising order, so the list stays sorted.
+            // Tickets are released in increasing order, so the list remains sorted.
             self.released.borrow_mut().push_back(ticket);
         }
     }
@@ -96,12 +97,12 @@ impl Notify {
         while self.waiters.release_first().is_some() {}
     }
 
-    /// Waits from this call on (not from the first poll on).
+    /// Returns a waiter that is registered by this call, before its first poll.
     pub fn notified(&self) -> impl Future<Output = ()> + '_ {
         Notified { notify: self, ticket: self.waiters.arrive() }
     }
 
-    /// Removes a ticket from those that were released one by one; false if it isn't one of them.
+    /// Removes a ticket from those that were released one by one. Returns false if it isn't one of them.
     fn take_released(&self, ticket: u64) -> bool {
         let mut released = self.released.borrow_mut();
         let position = released.binary_search(&ticket);
@@ -132,13 +133,14 @@ impl Drop for Notified<'_> {
     fn drop(&mut self) {
         self.notify.waiters.leave(self.ticket);
         if self.notify.take_released(self.ticket) {
-            // The notification was this waiter's, and it never ran.
+            // The waiter was notified but dropped before it ran: passes the notification on.
             self.notify.notify_one();
         }
     }
 }
 
-/// Semaphore of a shard: permits are granted in order of arrival, so a large request isn't overtaken by small ones.
+/// Semaphore of a shard: permits are granted in order of arrival, so small requests don't overtake a large
+/// one.
 pub struct Semaphore {
     available: Cell<usize>,
     waiters: Waiters,
@@ -155,7 +157,7 @@ impl Semaphore {
         self.available.get()
     }
 
-    /// Takes permits if they are free and no task waits.
+    /// Takes permits if they are free and no task is waiting.
     pub fn try_acquire(self: &Rc<Self>, permits: usize) -> Option<Permit> {
         let nobody_waits = self.waiters.list.borrow().is_empty();
         (nobody_waits && self.available.get() >= permits).then(|| self.take(permits))
@@ -166,7 +168,7 @@ impl Semaphore {
         Permit { semaphore: self.clone(), permits }
     }
 
-    /// Waits for permits. A request for more than there are in all waits for ever.
+    /// Waits for permits. A request for more than the total waits forever.
     pub async fn acquire(self: &Rc<Self>, permits: usize) -> Permit {
         if let Some(permit) = self.try_acquire(permits) {
             return permit;
@@ -186,8 +188,8 @@ impl Semaphore {
     }
 }
 
-/// Place in a semaphore's queue, left when dropped. Permits that are free then may be enough for the new first waiter,
-/// whether this one took its own or was dropped.
+/// Place in a semaphore's queue, left when dropped. Permits that are then free may be enough for the new
+/// first waiter, whether this one took its own or was dropped.
 struct PermitPlace<'a> {
     semaphore: &'a Semaphore,
     ticket: u64,
@@ -223,7 +225,7 @@ struct Channel<T> {
     senders: Cell<usize>,
     receiver_alive: Cell<bool>,
     receiver: RefCell<Option<Waker>>,
-    /// Notified once for each value that is taken out.
+    /// Notified once for each value that is removed.
     room: Notify,
 }
 
@@ -424,7 +426,7 @@ impl StopToken {
         let entry = Entry(&self.0, self.0.arrivals.fetch_add(1, Ordering::Relaxed));
         poll_fn(|context| {
             let mut waiting = lock(&self.0.waiting);
-            // Asked under the lock: a stop that comes now finds us in the list.
+            // Checked under the lock: a later stop finds the waiter in the list.
             if self.0.stopped.load(Ordering::SeqCst) {
                 return Poll::Ready(());
             }
@@ -435,7 +437,7 @@ impl StopToken {
         .await;
     }
 
-    /// Waits for a future, at most until the signal is raised: `None` then, also if both are ready.
+    /// Waits for a future until the signal is raised; `None` if it is, also if both are ready.
     pub async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
         let (mut stopped, mut future) = (pin!(self.stopped()), pin!(future));
         poll_fn(|context| match stopped.as_mut().poll(context) {

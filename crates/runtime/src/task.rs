@@ -11,24 +11,29 @@ use std::task::{Context, Poll};
 /// A task that is ready to run, with the mailbox of its shard.
 pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
 
+/// Future of a task, boxed so that all tasks with one type of result share their code. Compiled for each type of future, that
+/// code was a third of the program.
+pub(crate) type TaskFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;
 
-/// Creates a task. The mailbox is the task's metadata and not captured by the function that schedules it: at each wake async-task
-/// would count one more reference to a task whose function has captured variables, in three atomic operations.
+/// Creates a task. The mailbox is the task's metadata, because a scheduling function with captured variables
+/// would make async-task count one more reference at each wake, in three atomic operations.
 fn create<T: 'static>(shard: &Shard, future: impl Future<Output = T> + 'static) -> (Runnable, Task<T>) {
     let builder = async_task::Builder::new().metadata(shard.mailbox.clone());
     builder.spawn_local(|_| future, Mailbox::schedule)
 }
 
-/// Handle of a task of this shard. Dropping it lets the task go on; awaiting it returns the task's result.
+/// Handle of a task of this shard. Awaiting it returns the task's result; dropping it detaches the task.
 #[must_use = "dropping the handle detaches the task; say so with `detach`"]
 pub struct JoinHandle<T>(Option<Task<T>>);
 
 impl<T> JoinHandle<T> {
-    /// Lets the task go on without this handle.
+    /// Detaches the task, which continues.
     pub fn detach(self) {}
 
-    /// Drops the task at its await point. Submitted operations end as those of any dropped future do.
+    /// Drops the task at its current await point. Its submitted operations end as those of any dropped
+    /// future.
     pub fn abort(mut self) {
         drop(self.0.take());
     }
@@ -58,26 +63,38 @@ impl<T> Future for JoinHandle<T> {
 
 /// Starts a task on this shard. A panic in it ends the whole [`run`](crate::run) with that panic.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    spawn_boxed(Box::pin(future))
+}
+
+fn spawn_boxed<T: 'static>(future: TaskFuture<T>) -> JoinHandle<T> {
     shard::with_current(|shard| spawn_in(shard, future))
 }
 
-pub(crate) fn spawn_in<T: 'static>(
-    shard: &Rc<Shard>,
-    future: impl Future<Output = T> + 'static,
-) -> JoinHandle<T> {
+pub(crate) fn spawn_in<T: 'static>(shard: &Rc<Shard>, future: TaskFuture<T>) -> JoinHandle<T> {
     let entry = shard.tasks.borrow_mut().insert(None);
-    let listed = Listed { shard: shard.clone(), entry };
-    let wrapped = async move {
-        let _listed = listed;
-        future.await
-    };
-    let (runnable, task) = create(shard, wrapped);
+    let listed = ListedTask { future, _entry: Listed { shard: shard.clone(), entry } };
+    let (runnable, task) = create(shard, listed);
     shard.tasks.borrow_mut()[entry] = Some(runnable.waker());
     runnable.schedule();
     JoinHandle(Some(task))
 }
 
-/// Keeps a task in its shard's list as long as its future lives, so that the end of the shard finds it.
+/// Future with its entry in the shard's list. The future is dropped first.
+struct ListedTask<T> {
+    future: TaskFuture<T>,
+    _entry: Listed,
+}
+
+impl<T> Future for ListedTask<T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.future.as_mut().poll(context)
+    }
+}
+
+/// Keeps a task in its shard's list while its future lives, so that the end of the shard finds it.
 struct Listed {
     shard: Rc<Shard>,
     entry: usize,
@@ -90,7 +107,7 @@ impl Drop for Listed {
     }
 }
 
-/// Goes once through the run queue, so that every other task that is ready runs first.
+/// Goes once through the run queue: every other ready task runs first.
 pub fn yield_now() -> YieldNow {
     YieldNow(false)
 }
@@ -134,8 +151,8 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     .await
 }
 
-/// As [`join_all`], with at most `limit` futures at a time: another one is taken from the iterator as soon as one has
-/// returned.
+/// As [`join_all`], with at most `limit` futures at a time: the next one is taken from the iterator when one
+/// has returned.
 pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures = futures.into_iter().fuse();
     let mut outputs: Vec<Option<F::Output>> = Vec::new();
@@ -148,7 +165,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
                 running.push((outputs.len(), Box::pin(future)));
                 outputs.push(None);
             }
-            // Those that were added in this turn haven't been polled.
+            // Futures that were added in this turn haven't been polled.
             let Some((number, future)) = running.get_mut(at) else { break };
             match future.as_mut().poll(context) {
                 Poll::Ready(value) => {
@@ -166,7 +183,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
     .await
 }
 
-/// Drops a value in a task of its own, where nothing of the shard is borrowed.
+/// Drops a value in a task of its own, while no state of the shard is borrowed.
 pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
     let (runnable, task) = create(shard, async move { drop(value) });
     runnable.schedule();

@@ -26,7 +26,7 @@ impl TaskGroup {
         GroupMember(self.0.clone())
     }
 
-    /// Starts a task of this shard that is a member from now on until it has ended.
+    /// Starts a task of this shard that is a member until it has ended.
     pub fn spawn<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let member = self.enter();
         crate::spawn(async move {
@@ -40,8 +40,8 @@ impl TaskGroup {
         self.0.members.get() == 0
     }
 
-    /// Waits until there is no member. Members that are added meanwhile are waited for, too: the caller makes sure that
-    /// no more are added.
+    /// Waits until there is no member, including members that are added meanwhile: the caller ensures that
+    /// the additions end.
     pub async fn ended(&self) {
         while !self.is_empty() {
             self.0.is_empty.notified().await;
@@ -77,13 +77,13 @@ mod tests {
         let poll = |ended: std::pin::Pin<&mut dyn Future<Output = ()>>| {
             ended.poll(&mut Context::from_waker(Waker::noop())).is_ready()
         };
-        assert!(poll(pin!(group.ended())), "nobody has entered");
+        assert!(poll(pin!(group.ended())), "it is empty");
         let (first, second) = (group.enter(), group.clone().enter());
         let mut ended = pin!(group.ended());
         assert!(!poll(ended.as_mut()));
         drop(first);
         assert!(!poll(ended.as_mut()));
-        // Another one enters before the last one leaves.
+        // Another member enters before the last one leaves.
         let third = group.enter();
         drop(second);
         assert!(!poll(ended.as_mut()));
@@ -107,10 +107,11 @@ mod tests {
                 for micros in [5, 3, 9] {
                     group.spawn(work(micros)).detach();
                 }
-                // A call that is dropped in the middle goes on as a task, and is a member as long.
+                // A call that is dropped before its end continues as a task, and remains a member until its
+                // end.
                 let call = crate::carry_in(&group, work(20));
                 assert!(crate::timeout(std::time::Duration::from_micros(1), call).await.is_err());
-                // One that never began isn't.
+                // A call that never began isn't a member.
                 drop(crate::carry_in(&group, work(1)));
                 assert_eq!(group.0.members.get(), 4);
                 group.ended().await;

@@ -1,15 +1,16 @@
 //! Time limit of the requests to one peer: a device, a server.
 //!
 //! # Promises
-//! - A peer has failed once one of its requests has waited for the whole limit without progress. A request's wait begins when it is
-//!   submitted, and again with each progress of a request that isn't younger. So a slow peer with a long queue doesn't fail, and one
-//!   that answers all requests but one does.
-//! - The failure is seen at most the limit after the last progress, and at least 15/16 of it. One step counts once, however long it
-//!   took: time in which this process was stopped isn't the peer's.
+//! - A peer has failed once one of its requests has waited for the whole limit without progress. A request's
+//!   wait begins when it is submitted, and again with each progress of a request that isn't younger. A slow
+//!   peer with a long queue therefore doesn't fail, and one that answers all requests but one does.
+//! - A failure is detected at most the limit after the last progress, and at least 15/16 of it. A step of the
+//!   timer counts once, however long it took: time in which this process was stopped doesn't count against
+//!   the peer.
 //! - One timer runs for all requests of a peer, and only while there are any. A request reads no clock and allocates nothing in
 //!   steady state.
 //!
-//! What becomes of the requests is left to the caller: their futures ask [`LimitedRequest::poll_failed`].
+//! The caller ends the requests: their futures ask [`LimitedRequest::poll_failed`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -55,7 +56,7 @@ impl Batches {
         &mut self.list[(step - self.first) as usize]
     }
 
-    /// Notes progress of a request.
+    /// Records progress of a request.
     fn progress(&mut self, step: u64) {
         self.of(step).progress = true;
     }
@@ -89,10 +90,10 @@ impl Batches {
 struct Limit {
     limit: Duration,
     batches: RefCell<Batches>,
-    /// Wakers of the requests that wait, by their places, and free places.
+    /// Wakers of the waiting requests, by place, and the free places.
     wakers: RefCell<(Vec<Option<Waker>>, Vec<usize>)>,
     is_stepping: Cell<bool>,
-    /// Number of failures so far: a request that was submitted before the last one has failed.
+    /// Number of failures so far: requests that were submitted before the last one have failed.
     failures: Cell<u64>,
 }
 
@@ -105,7 +106,7 @@ pub struct TimeLimit(Rc<Limit>);
 #[must_use = "the request ends when this is dropped"]
 pub struct LimitedRequest {
     limit: Rc<Limit>,
-    /// Step in which it was submitted; `None` for a watcher.
+    /// Step in which the request was submitted; `None` for a watcher.
     step: Option<u64>,
     /// Place of the waker; `None` until the request has waited.
     place: Option<usize>,
@@ -145,18 +146,18 @@ impl TimeLimit {
         }
     }
 
-    /// Watches for a failure of the requests from now on, without a request of its own.
+    /// Watches for later failures of the requests, without a request of its own.
     pub fn watch(&self) -> LimitedRequest {
         LimitedRequest { limit: self.0.clone(), step: None, place: None, failures: self.0.failures.get() }
     }
 }
 
-/// Steps while there are requests.
+/// Steps the timer while there are requests.
 async fn run(limit: Rc<Limit>) {
     loop {
         crate::sleep(limit.limit / STEPS).await;
         if limit.batches.borrow().in_flight == 0 {
-            // What ended since the last step is no progress of later requests.
+            // Progress of ended requests must not count for later ones.
             limit.batches.borrow_mut().list.clear();
             return limit.is_stepping.set(false);
         }
@@ -171,14 +172,15 @@ async fn run(limit: Rc<Limit>) {
 }
 
 impl LimitedRequest {
-    /// Notes progress of the request, such as a part of its reply.
+    /// Records progress of the request, such as a part of its reply.
     pub fn progress(&self) {
         if let Some(step) = self.step {
             self.limit.batches.borrow_mut().progress(step);
         }
     }
 
-    /// Ready once the peer has failed since the request was submitted; until then the task is woken for it.
+    /// Returns `Ready` once the peer has failed after the request was submitted; until then the task's waker
+    /// is registered.
     #[inline]
     pub fn poll_failed(&mut self, context: &Context<'_>) -> Poll<()> {
         if self.limit.failures.get() != self.failures {
@@ -220,7 +222,7 @@ impl Drop for LimitedRequest {
 mod tests {
     use super::*;
 
-    /// Steps until the peer fails, at most this many. Returns the number of steps.
+    /// Steps at most `most` times, until the peer fails. Returns the number of steps.
     fn fails_after(batches: &mut Batches, most: u32) -> Option<u32> {
         (1..=most).find(|_| batches.step())
     }
@@ -235,7 +237,7 @@ mod tests {
     #[test]
     fn each_answer_extends_the_wait_of_requests_that_are_not_older() {
         let mut batches = Batches::default();
-        // A queue of 128 requests that the peer answers in order, one in each half of the limit.
+        // 128 queued requests that the peer answers in order, one in each half of the limit.
         let queue: Vec<u64> = (0..128).map(|_| batches.begin()).collect();
         for request in queue {
             assert_eq!(fails_after(&mut batches, STEPS / 2), None);

@@ -25,7 +25,7 @@ impl Timers {
         self.waiting.keys().next().map(|key| key.0)
     }
 
-    /// Takes out one timer that is due.
+    /// Removes one timer that is due.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
         let entry = self.waiting.first_entry()?;
         (entry.key().0 <= now).then(|| entry.remove())
@@ -45,11 +45,11 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
 /// Time before the deadline from which a precise sleep polls: a sleeping processor takes some 30 to 100 us to wake.
 const AWAKE_BEFORE: Duration = Duration::from_micros(100);
 
-/// Waits for a point in time, to about a microsecond, if the shard has no long work: it polls for the last 100 us,
-/// which uses the processor.
+/// Waits for a point in time, to about a microsecond if the shard's tasks are short. It polls for the last
+/// 100 µs, which uses the processor.
 pub async fn sleep_until_precisely(deadline: Instant) {
     if shard::is_simulated() {
-        // Time passes only while all tasks sleep, and precisely.
+        // Virtual time passes only while all tasks sleep, and is exact.
         return sleep_until(deadline).await;
     }
     let now_ = now();
@@ -100,8 +100,8 @@ impl Drop for Sleep {
     }
 }
 
-/// Error of [`timeout`]: its limit. Converted to [`Error::TimedOut`] on demand, because the text allocates and periodic waits
-/// ignore it.
+/// Error of [`timeout`]: its limit. Converted to [`Error::TimedOut`] on demand, because the text allocates
+/// and periodic waits ignore it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elapsed(Duration);
 
@@ -111,10 +111,10 @@ impl From<Elapsed> for Error {
     }
 }
 
-/// Waits for a future, at most this long, and then drops it.
+/// Waits for a future for at most `limit`, and then drops it.
 ///
 /// # Errors
-/// [`Elapsed`].
+/// [`Elapsed`] if the time is over first.
 pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let mut sleep = pin!(sleep(limit));
@@ -127,8 +127,9 @@ pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output,
     .await
 }
 
-/// Tries again while the result is [`Error::Busy`], for at most `limit`. The kernel releases the locks and listening
-/// sockets of a killed process some tens of milliseconds after its end; its successor waits for that.
+/// Retries while the result is [`Error::Busy`], for at most `limit`. The kernel releases the locks and
+/// listening sockets of a killed process some tens of milliseconds after its end, and its successor waits for
+/// that.
 pub async fn retry_while_busy<T>(limit: Duration, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     const BETWEEN: Duration = Duration::from_millis(20);
     let deadline = now() + limit;

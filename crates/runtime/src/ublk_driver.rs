@@ -1,13 +1,13 @@
-//! The kernel's driver ublk (include/uapi/linux/ublk_cmd.h): control commands, and the queues of a block device whose requests this
-//! process carries out.
+//! The kernel's driver ublk (include/uapi/linux/ublk_cmd.h): control commands, and the queues of a block
+//! device whose requests this process serves.
 //!
 //! # Promises
 //! - A control command blocks its thread until the kernel has completed it. The kernel uses the caller's memory only until then.
-//! - A queue passes data by UBLK_F_USER_COPY alone: the kernel gets no address of this process from it.
+//! - A queue passes data only by UBLK_F_USER_COPY: the kernel gets no address of this process.
 //! - Dropping the future of a queue's command abandons the command; the kernel completes it when the device stops or the shard's ring
 //!   closes.
 //!
-//! The meaning of the structures is left to the callers.
+//! The callers interpret the structures.
 #![allow(unsafe_code)] // A ring of its own, a mapping, reads and writes at the kernel's border.
 
 use crate::file::os_error;
@@ -67,18 +67,18 @@ impl Control {
     /// Opens the driver's control device.
     ///
     /// # Errors
-    /// Those of the kernel; ENOENT if the driver isn't loaded.
+    /// Errors of open(2) and io_uring_setup(2); ENOENT if the driver isn't loaded.
     pub fn open(path: &Path) -> std::io::Result<Control> {
         let device = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
         let ring = IoUring::<squeue::Entry128, cqueue::Entry>::builder().build(2)?;
         Ok(Control { ring, device: device.into(), commands: 0 })
     }
 
-    /// Executes a command for device `id` (`None`: any) with an inline value and memory that the kernel reads or writes. Returns
-    /// when the kernel has completed it, which may take without limit.
+    /// Executes a command for device `id` (`None`: any) with an inline value and memory that the kernel reads
+    /// or writes. Returns when the kernel has completed it; there is no time limit.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the driver.
     ///
     /// # Panics
     /// If the memory is longer than [`MOST_COMMAND_MEMORY`].
@@ -100,7 +100,7 @@ impl Control {
         let address = if memory.is_empty() { 0 } else { shared.as_mut_ptr() as u64 };
         let mut command = [0; 80];
         command[..4].copy_from_slice(&id.unwrap_or(u32::MAX).to_ne_bytes());
-        // No queue.
+        // The command is for no queue.
         command[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
         command[6..8].copy_from_slice(&(memory.len() as u16).to_ne_bytes());
         command[8..16].copy_from_slice(&address.to_ne_bytes());
@@ -139,7 +139,7 @@ impl Control {
 /// Opens the character device of a block device. Only one open file of it exists at a time; the queues share it.
 ///
 /// # Errors
-/// Those of the kernel; EBUSY if another process has it open.
+/// Errors of open(2); EBUSY if another process has it open.
 pub fn open_character_device(path: &Path) -> std::io::Result<OwnedFd> {
     let mut options = std::fs::OpenOptions::new();
     Ok(options.read(true).write(true).custom_flags(libc::O_CLOEXEC).open(path)?.into())
@@ -178,7 +178,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the addresses are those of the mapping, and nothing refers to them any more.
+        // SAFETY: the addresses are those of the mapping, and there are no references to it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -215,10 +215,11 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Returns queue `index` of this depth of an open character device. All commands of the queue come from this shard.
+    /// Returns queue `index` of this depth of an open character device. All commands of the queue are sent by
+    /// this shard.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of duplicating the descriptor and of mmap(2).
     pub fn new(device: &OwnedFd, index: u16, depth: u16) -> Result<Queue> {
         if shard::is_simulated() {
             return Err(Error::unsupported("a queue of the kernel's under simulation"));
@@ -226,8 +227,8 @@ impl Queue {
         let doing = |error: std::io::Error| Error::from_io(&error, &format!("opening queue {index}"));
         let mapping = Mapping::new(device, index, depth).map_err(doing)?;
         let descriptor = device.try_clone().map_err(doing)?;
-        // Not among the ring's registered files: until Linux 6.12 the ring keeps a removed file open as long as an older operation on
-        // any registered file is in flight, and the device can't be deleted before.
+        // Not registered with the ring: until Linux 6.12 the ring keeps a removed file open while an older
+        // operation on any registered file is in flight, and the device can't be deleted before.
         let descriptor = Rc::new(Descriptor::Kernel { fd: descriptor, slot: None });
         Ok(Queue { descriptor, mapping, index, depth })
     }
@@ -242,7 +243,7 @@ impl Queue {
         command[..2].copy_from_slice(&self.index.to_ne_bytes());
         command[2..4].copy_from_slice(&tag.to_ne_bytes());
         command[4..8].copy_from_slice(&result.to_ne_bytes());
-        // In place of an address of this process: data is copied.
+        // The field for a buffer's address: data is copied, so it has the sector of a zone append.
         command[8..].copy_from_slice(&sector.to_ne_bytes());
         QueueCommand(submit(Operation::Command { file: self.descriptor.clone(), operation, command }))
     }
@@ -266,8 +267,8 @@ impl Queue {
     #[inline]
     pub fn request(&self, tag: u16) -> RequestDescriptor {
         assert!(tag < self.depth, "tag {tag} out of range 0..{}", self.depth);
-        // SAFETY: the mapping has a descriptor for each tag, aligned to 8 bytes. The kernel may write to it meanwhile, which gives
-        // any other values.
+        // SAFETY: the mapping has a descriptor for each tag, aligned to 8 bytes. The kernel may write to it
+        // meanwhile, which yields any values.
         let words: [u64; 2] = unsafe {
             let at = self.mapping.start.as_ptr().add(usize::from(tag) * DESCRIPTOR_BYTES).cast::<u64>();
             [at.read_volatile(), at.add(1).read_volatile()]
@@ -288,16 +289,17 @@ impl Queue {
         }
     }
 
-    /// Copies the data of a write until the buffer is full. A copy in memory, at once: the ring would copy in the submission, too.
+    /// Copies the data of a write until the buffer is full. The copy is a plain system call: the ring would
+    /// also copy during submission.
     ///
     /// # Errors
-    /// Those of the kernel; [`Error::Io`] if the request has fewer bytes.
+    /// Errors of pread(2); [`Error::Io`] if the request has fewer bytes.
     #[inline]
     pub fn take_data(&self, tag: u16, buffer: &mut Buffer) -> Result<()> {
         let mut at = self.data_position(tag);
         while buffer.missing() > 0 {
             let (address, length) = (buffer.spare_address(), buffer.missing());
-            // SAFETY: the buffer has this many bytes there, which nothing else uses.
+            // SAFETY: the buffer has this many bytes there, which are exclusively borrowed.
             let count = unsafe {
                 libc::pread(self.descriptor().as_raw_fd(), address.cast(), length, at as libc::off_t)
             };
@@ -312,7 +314,7 @@ impl Queue {
     /// Copies the data of a read, or a report of zones, to the request.
     ///
     /// # Errors
-    /// Those of the kernel; [`Error::Io`] if the request has fewer bytes.
+    /// Errors of pwrite(2); [`Error::Io`] if the request has fewer bytes.
     #[inline]
     pub fn give_data(&self, tag: u16, mut data: &[u8]) -> Result<()> {
         let mut at = self.data_position(tag);
@@ -334,7 +336,8 @@ impl Queue {
     }
 }
 
-/// Returns the number of bytes of a call on the character device; 0 if a signal came before the first one.
+/// Returns the number of bytes of a call on the character device; 0 if a signal interrupted it before the
+/// first byte.
 fn copied(count: isize) -> Result<usize> {
     const DOING: &str = "copying the data of a request";
     match count {

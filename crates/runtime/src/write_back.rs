@@ -1,13 +1,15 @@
 //! A process that the kernel waits for when memory is short: a server of swap space.
 //!
-//! The kernel waits for such a server to write pages, so the server must not wait for free pages. Two kinds of allocation
-//! would: those of its own heap ([`reserve_heap`]), and those of the kernel on its behalf, such as the buffers of a socket ([`use_page_reserve`]).
+//! The kernel waits for such a server to write pages, so the server must not wait for free pages. Two kinds
+//! of allocation would: those of its own heap ([`reserve_heap`]), and those of the kernel on its behalf, such
+//! as the buffers of a socket ([`use_page_reserve`]).
 #![allow(unsafe_code)] // Settings of the C library's allocator and of the scheduler.
 
 /// Reserves `bytes` bytes of heap, and keeps the allocator from mapping memory and from returning any.
 ///
-/// Where memory is locked (`mlockall` with `MCL_FUTURE`) the reserve is loaded at once, and an allocation that fits in it needs no page of the
-/// kernel. Call it before other threads allocate: they would have heaps of their own. With another C library than glibc it does nothing.
+/// Where memory is locked (`mlockall` with `MCL_FUTURE`) the reserve is loaded at once, and an allocation
+/// that fits in it needs no page of the kernel. Call it before other threads allocate: they would have heaps
+/// of their own. Does nothing with a C library other than glibc.
 pub fn reserve_heap(bytes: usize) {
     #[cfg(target_env = "gnu")]
     {
@@ -19,7 +21,7 @@ pub fn reserve_heap(bytes: usize) {
                 tracing::warn!("mallopt({parameter}, {value}): refused by the C library");
             }
         }
-        // Freed memory at the top of the heap stays there.
+        // Freed memory at the top of the heap remains there.
         drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes)));
     }
     #[cfg(not(target_env = "gnu"))]
@@ -33,7 +35,7 @@ pub fn reserve_heap(bytes: usize) {
 /// reclaimed waits without end, and doesn't invoke the out-of-memory killer.
 ///
 /// # Errors
-/// Those of sched_setscheduler(2): it needs CAP_SYS_NICE.
+/// Errors of sched_setscheduler(2): it needs CAP_SYS_NICE.
 pub fn use_page_reserve() -> std::io::Result<()> {
     // SAFETY: a structure of integers; all of them may be zero.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };

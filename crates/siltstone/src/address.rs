@@ -4,13 +4,16 @@ use crate::failure::Failure;
 use block::Error;
 use runtime::net::Address;
 
-/// Parses the address of an option, and makes a relative path in it absolute: clients may have another working directory.
+/// Parses the address of an option, which the error names, and makes a relative path in it absolute: clients may have another working directory.
 ///
 /// # Errors
 /// [`Failure::Usage`] for another text, and for a path that is too long or not UTF-8.
 pub fn address(option: &str, text: &str) -> Result<Address, Failure> {
     let wrong = |reason: &str| Failure::Usage(format!("{option} {text}: {reason}"));
-    let parse = |text: &str| text.parse::<Address>().map_err(|error: Error| wrong(error.detail()));
+    let parse = |text: &str| {
+        text.parse::<Address>()
+            .map_err(|error: Error| Failure::Usage(format!("{option}: {}", error.detail())))
+    };
     match parse(text)? {
         Address::Unix(path) => {
             let path = std::path::absolute(path).map_err(|error| wrong(&error.to_string()))?;

@@ -282,11 +282,16 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
         let node = record.map(|record| record.node);
         folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
     };
-    let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");
+    let expected = || match all.as_slice() {
+        [] => "no stack is attached".to_owned(),
+        _ => format!("expected one of: {}", all.iter().map(Folder::name).collect::<Vec<_>>().join(", ")),
+    };
     // A node may have been that of an attachment whose holder is gone.
-    all.iter().filter(is_it).max_by_key(|folder| folder.is_alive()).cloned().ok_or_else(|| {
-        Failure::World(format!("{name}: nothing of this name is attached; expected one of: {}", names()))
-    })
+    all.iter()
+        .filter(is_it)
+        .max_by_key(|folder| folder.is_alive())
+        .cloned()
+        .ok_or_else(|| Failure::World(format!("{name}: nothing of this name is attached; {}", expected())))
 }
 
 /// Removes node, mount and folder of an attachment without a holder.

@@ -2,6 +2,7 @@
 
 mod mounted;
 mod snapshots;
+mod stop;
 
 use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 use crate::failure::Failure;
@@ -14,13 +15,15 @@ use block::{
 };
 use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on, zones_to_read};
 use fs::mount::mounted::STOP_LIMIT;
+use fs::mount::watch::Watch;
 use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
-use runtime::{Config, StopSignals};
+use runtime::Config;
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
 use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
+use stop::Stop;
 
 /// Bytes at the beginning of an image that must be zeros before it is formatted: superblocks of other formats are there.
 const LOOKED_AT: u64 = 1 << 20;
@@ -257,16 +260,24 @@ async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc
     }
 }
 
-/// Opens the file system on a stack.
-async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
+/// Opens the file system on a stack, whose requests are watched.
+async fn open(
+    built: &BuiltStack,
+    plan: &Plan,
+    image: &str,
+    settings: &Settings,
+    watch: &Watch,
+) -> Result<FileSystem> {
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_for(device, settings.goal).await {
-            Ok(zones) => FileSystem::open(zones, settings).await,
+            Ok(zones) => FileSystem::open(watch.over(zones), settings).await,
             // The error of the zones advises another verb.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
-        Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
+        Base::Zones(zones) => {
+            FileSystem::open(watch.over(zones), settings).await.map(FileSystem::on_lent_zones)
+        }
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {
@@ -308,18 +319,27 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         ..Settings::default()
     };
     runtime::run(config, move || async move {
+        let watch = Watch::default();
         let built = plan.build().await?;
         let served = async {
-            let files = open(&built, &plan, &image, &settings).await?;
+            let files = open(&built, &plan, &image, &settings, &watch).await?;
             tell_lost(&files).await?;
-            let served = serve(&files, &image, mount).await;
-            // The mount is gone, and nobody depends on the server any more: a second signal from now on ends it.
-            let _signals = StopSignals::catch_first()?;
-            let closed = files.close().await;
-            served.and_then(|()| Ok(closed?))
+            // The handler is installed before a line says that it is mounted: a program that reads the line may send a signal.
+            let stop = Stop::new(&image, &watch)?;
+            let served = serve(&files, &image, mount, &stop).await;
+            let closed = stop.wait(None, files.close()).await;
+            Ok::<_, Failure>((served.and_then(|()| Ok(closed?)), stop))
         };
-        let served: Result<(), Failure> = served.await;
-        let closed = built.close().await;
+        let (served, closed) = match served.await {
+            Ok((served, stop)) => {
+                let closing = async {
+                    let _watched = watch.begin();
+                    built.close().await
+                };
+                (served, stop.wait(None, closing).await)
+            }
+            Err(failure) => (Err(failure), built.close().await),
+        };
         served.and_then(|()| Ok(closed?))
     })?
 }
@@ -337,28 +357,28 @@ async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Mounts, and waits for a signal or an unmount.
-async fn serve(files: &FileSystem, image: &str, config: MountConfig) -> Result<(), Failure> {
+/// Mounts, waits for a signal or an unmount, and unmounts.
+async fn serve(files: &FileSystem, image: &str, config: MountConfig, stop: &Stop) -> Result<(), Failure> {
     let mounted = Mounted::mount(files, config).await?;
-    // The handler is installed before the line is printed: a program that reads the line may send a signal. A second one while the mount is
-    // being stopped would leave it without a server.
-    let signals = StopSignals::catch()?;
-    let mut signal = std::pin::pin!(signals.next());
+    let outcome = until_ended(&mounted, image, stop).await;
+    let unmounted = stop.wait(Some(&mounted), mounted.unmount(STOP_LIMIT)).await;
+    outcome.and_then(|()| Ok(unmounted?))
+}
+
+/// Says that it is mounted, and waits for a signal or the end of the mount.
+async fn until_ended(mounted: &Mounted, image: &str, stop: &Stop) -> Result<(), Failure> {
+    let mut signal = std::pin::pin!(stop.signal());
     let mut ended = std::pin::pin!(mounted.ended());
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
-    let outcome = match (print_line(&format!("{image}: mounted at {}", mounted.path().display())), early) {
-        (Err(failure), _) => Err(failure),
-        (Ok(()), Poll::Ready(result)) => Ok(result?),
-        (Ok(()), Poll::Pending) => {
-            let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
-                Poll::Ready(result) => Poll::Ready(result),
-                Poll::Pending => ended.as_mut().poll(context),
-            });
-            outcome.await.map_err(Failure::from)
-        }
-    };
-    let unmounted = mounted.unmount(STOP_LIMIT).await;
-    outcome.and_then(|()| Ok(unmounted?))
+    print_line(&format!("{image}: mounted at {}", mounted.path().display()))?;
+    if let Poll::Ready(result) = early {
+        return Ok(result?);
+    }
+    let first = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(result),
+        Poll::Pending => ended.as_mut().poll(context),
+    });
+    Ok(first.await?)
 }
 
 fn show(arguments: &FsStatus) -> Result<(), Failure> {
@@ -457,7 +477,7 @@ fn with_image<R: Send + 'static>(
         let built = plan.build().await?;
         let found = async {
             let settings = Settings { metadata_bytes: default_memory(), ..Settings::default() };
-            let files = open(&built, &plan, &name, &settings).await?;
+            let files = open(&built, &plan, &name, &settings, &Watch::default()).await?;
             let found = work(&files).await;
             let closed = files.close().await;
             found.and_then(|found| closed.map(|()| found))

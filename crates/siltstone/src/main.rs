@@ -30,6 +30,7 @@ mod stack_verb;
 mod status_verb;
 mod swap_verb;
 mod table;
+mod unix_connect;
 mod warm_verb;
 mod zns_verb;
 

@@ -1,8 +1,8 @@
-//! A bare serprog server that stores bytes and is never busy: the peer of `bench/plans/spinor.toml`.
+//! A minimal serprog server that stores bytes and is never busy: the peer of `bench/plans/spinor.toml`.
 //!
-//! `cargo run --release -p siltstone-spi --example bare 127.0.0.1:4026`. It knows what flashrom needs to write and read a W25Q128:
-//! JEDEC ID, status 0, read, page program, erases. It has no states, no protection and no write enable latch, and doesn't wait
-//! for anything: blocking calls, one client at a time.
+//! `cargo run --release -p siltstone-spi --example bare 127.0.0.1:4026`. It has the commands that flashrom
+//! needs to write and read a W25Q128: JEDEC ID, status 0, read, page program, erases. It has no states, no
+//! protection, no write enable latch and no busy times: blocking calls, one client at a time.
 
 use spi::serprog::{Action, Session, Step};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ fn main() -> std::io::Result<()> {
     println!("{address}");
     let mut memory = vec![0xFF; SIZE];
     for stream in listener.incoming() {
-        // A client that breaks off is no reason to end.
+        // A client that disconnects doesn't end the server.
         let _ = serve(stream?, &mut memory);
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Measures what `bench/plans/spinor.toml` compares with tables: reads and status polls in process, and busy times in real time.
+//! Measures the tables of `bench/plans/spinor.toml`: reads and status polls in process, and busy times in
+//! real time.
 //!
 //! `cargo run --release -p siltstone-spi --example figures -- reads|busy`; prints JSON with columns and rows.
 
@@ -73,7 +74,7 @@ fn busy(description: Arc<Description>) -> Value {
             let mut worst = 0f64;
             for _ in 0..5 {
                 let mut transact = |sent: &[u8], read: &mut [u8]| {
-                    board.transact(Programmer(0), sent, read, false).expect("nobody else is on the bus");
+                    board.transact(Programmer(0), sent, read, false).expect("the bus is free");
                 };
                 transact(&[0x06], &mut []);
                 transact(&command, &mut []);

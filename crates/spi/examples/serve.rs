@@ -1,4 +1,4 @@
-//! Serves a W25Q128FV in memory to flashrom, from a program of one's own.
+//! Serves a W25Q128FV in memory to flashrom, as part of another program.
 //!
 //! `cargo run --release -p siltstone-spi --example serve 127.0.0.1:4025`, then `flashrom -p serprog:ip=127.0.0.1:4025`.
 

@@ -1,8 +1,9 @@
-//! What is around the chip: its clock, pins and supply, the rules over its transactions.
+//! Surroundings of the chip: its clock, pins and supply, and the rules over its transactions.
 //!
-//! Every transaction of every programmer goes through here, one after the other. A programmer that holds CS# low over several
-//! operations owns the bus: another one's operations are refused until it raises CS#, or has made no operation for [`HOLD_LIMIT`].
-//! The chip's time is the machine's (`real`), or passes only with the clocks of the bus and delays that programmers ask for (`fast`).
+//! Every transaction of every programmer passes through the board, one after the other. A programmer that
+//! holds CS# low over several operations owns the bus: operations of others are refused until it raises CS#,
+//! or has made no operation for [`HOLD_LIMIT`]. The chip's time is the machine's (`real`), or passes only
+//! with the clocks of the bus and delays that programmers request (`fast`).
 
 use crate::rules::Rules;
 use runtime::Instant;
@@ -13,14 +14,16 @@ use std::time::Duration;
 /// Bus clock in hertz until a programmer sets one.
 pub const DEFAULT_CLOCK: u32 = 20_000_000;
 
-/// Time without an operation after which a programmer that holds CS# low loses it to the next operation of another one.
+/// Time without an operation after which a programmer that holds CS# low loses it to the next operation of
+/// another one.
 pub const HOLD_LIMIT: Duration = Duration::from_secs(1);
 
 /// A programmer on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Programmer(pub u64);
 
-/// The bus belongs to another programmer, which holds CS# low; or the caller's transaction was ended for another one.
+/// Another programmer owns the bus and holds CS# low, or the caller's transaction was ended for another
+/// programmer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BusTaken;
 
@@ -30,14 +33,14 @@ struct Holder {
     last_operation: Instant,
 }
 
-/// How the chip's time passes.
+/// Source of the chip's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// With the machine's clock; operations take their typical time.
+    /// The machine's clock; operations take their typical time.
     Real,
-    /// With the machine's clock; operations take their maximum time.
+    /// The machine's clock; operations take their maximum time.
     RealMaximum,
-    /// With the clocks of the bus; operations end after so many status polls.
+    /// The clocks of the bus; operations end after this number of status polls.
     Fast(u32),
 }
 
@@ -68,7 +71,7 @@ impl std::fmt::Display for Time {
     }
 }
 
-/// A chip and what is around it.
+/// A chip and its surroundings.
 pub struct Board {
     chip: Chip,
     time: Time,
@@ -82,7 +85,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Puts a chip on the board. Keeps `traced` transactions for the trace; rules need at least one.
+    /// Puts a chip on the board. The trace keeps the last `traced` transactions; rules need at least one.
     pub fn new(mut chip: Chip, time: Time, rules: Rules, traced: usize) -> Board {
         chip.set_busy_time(match time {
             Time::Real => BusyTime::Typical,
@@ -107,7 +110,7 @@ impl Board {
         &self.rules
     }
 
-    /// Lets the chip's time catch up with the machine's.
+    /// Advances the chip's time to the machine's.
     #[inline]
     fn tick(&mut self) {
         if !matches!(self.time, Time::Fast(_)) {
@@ -116,7 +119,7 @@ impl Board {
         }
     }
 
-    /// Carries out a whole transaction: CS# falls, bytes are exchanged, CS# rises.
+    /// Executes a whole transaction: CS# falls, bytes are exchanged, CS# rises.
     ///
     /// # Errors
     /// Another programmer holds CS# low: nothing was done.
@@ -135,7 +138,7 @@ impl Board {
         Ok(())
     }
 
-    /// Lowers CS# until [`Board::release`]; it stays low if the programmer holds it already.
+    /// Lowers CS# until [`Board::release`]; CS# remains low if the programmer already holds it.
     ///
     /// # Errors
     /// Another programmer holds CS# low: nothing was done.
@@ -179,7 +182,7 @@ impl Board {
         }
     }
 
-    /// Makes sure that CS# is high for a transaction of this programmer.
+    /// Ensures that CS# is high for a transaction of this programmer.
     fn take_bus(&mut self, programmer: Programmer) -> Result<(), BusTaken> {
         match &self.holder {
             None => Ok(()),
@@ -212,7 +215,7 @@ impl Board {
     /// Raises CS#, and checks the transaction against the rules.
     fn end_transaction(&mut self) {
         self.holder = None;
-        // A command takes effect now, not when its first byte arrived.
+        // A command takes effect at this time, not when its first byte arrived.
         self.tick();
         let too_fast = self.chip.counters().too_fast;
         self.chip.deselect();
@@ -238,7 +241,8 @@ impl Board {
         self.chip.set_clock(Some(hertz), matches!(self.time, Time::Fast(_)));
     }
 
-    /// Begins a delay that a programmer asked for. Returns how long it has to wait: no time in the mode without real time.
+    /// Begins a delay that a programmer requested. Returns the time to wait: zero in the mode without real
+    /// time.
     pub fn delay(&mut self, delay: Duration) -> Duration {
         match self.time {
             Time::Fast(_) => {
@@ -291,7 +295,7 @@ impl Board {
         self.chip.set_pin(pin, high);
     }
 
-    /// Ends what runs or is suspended, and removes the supply in good order, as before a clean stop.
+    /// Completes running and suspended operations and removes the supply properly, as before a clean stop.
     pub fn shut_down(&mut self) {
         self.end_transaction();
         self.chip.finish_operations();

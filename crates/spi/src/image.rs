@@ -1,16 +1,18 @@
-//! The file that holds a chip's array, and the state file beside it.
+//! The file with a chip's array, and the state file beside it.
 //!
 //! # Promises
 //! - The image is the array, byte by byte, without a header: programmers and other emulators can use it.
-//! - One server at a time: the image is locked (flock) as long as it is open. Links in its path are followed once, when it is opened.
-//! - A file that was replaced or removed since it was opened is not written, nor is the state file beside its path: [`ImageFile::sync`]
-//!   fails.
-//! - A new image is never given the state file of an older one. It has its name when it is whole and durable, where the file system has
-//!   files without a name (O_TMPFILE); an empty file is filled in place.
-//! - What the chip programmed or erased is in the files within [`WRITE_INTERVAL`] and the time that writing takes, and durable then.
-//!   [`ImageFile::sync`] and a clean stop write everything.
-//! - After a kill or a crash of the machine the image is a fuzzy copy: changes of the last interval may be there in part and in any
-//!   order. The state file is replaced as a whole (rename), and older than the image by at most one interval.
+//! - One server at a time: the image is locked (flock) while it is open. Links in its path are followed once,
+//!   when it is opened.
+//! - A file that was replaced or removed after it was opened is not written, nor is the state file beside its
+//!   path: [`ImageFile::sync`] fails.
+//! - A new image never gets the state file of an older one. It gets its name when it is complete and durable,
+//!   where the file system has unnamed files (O_TMPFILE); an empty file is filled in place.
+//! - Programmed and erased bytes are written to the files within [`WRITE_INTERVAL`] plus the time of writing,
+//!   and are then durable. [`ImageFile::sync`] and a clean stop write everything.
+//! - After a kill or a crash of the machine the image is a fuzzy copy: any part of the changes of the last
+//!   interval may be in it, in any order. The state file is replaced as a whole (rename), and older than the
+//!   image by at most one interval.
 //!
 //! # State file
 //! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), `image_crc32c` (CRC32C of the image,
@@ -34,9 +36,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two writes of what changed.
+/// Time between two writes of changes.
 pub const WRITE_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest time between two attempts of writing that fail.
+/// Longest time between two failing attempts to write.
 pub const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Bytes of one write to the image.
 const PIECE: usize = 1 << 20;
@@ -52,13 +54,13 @@ struct StateFile {
     format: String,
     version: u32,
     chip: String,
-    /// CRC32C of the image. Only in the state file of a server that ended orderly: while the image changes there is none.
+    /// CRC32C of the image, written at an orderly end. While the image changes, the state file has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image_crc32c: Option<u32>,
     non_volatile: NonVolatile,
 }
 
-/// What every version of the state file begins with.
+/// Fields of every version of the state file.
 #[derive(Deserialize)]
 struct Heading {
     format: String,
@@ -72,11 +74,11 @@ pub struct ImageFile {
     state_path: PathBuf,
     /// State file as last written.
     saved: RefCell<Option<NonVolatile>>,
-    /// Checksum in that state file.
+    /// Checksum in the state file as last written.
     saved_checksum: Cell<Option<u32>>,
     /// Whether another program had changed the image before it was opened.
     is_changed: bool,
-    /// One writer at a time.
+    /// Held by the writer; one at a time.
     writing: Rc<Semaphore>,
     failure: RefCell<Option<Error>>,
 }
@@ -99,7 +101,7 @@ struct Opened {
     is_new: bool,
 }
 
-/// Opens and locks the file of an image. With `create`, one that is missing or empty is made.
+/// Opens and locks the file of an image. With `create`, a missing or empty one is created.
 async fn open_file(path: &Path, description: &Description, create: bool) -> Result<Opened> {
     let failed = |error: std::io::Error| Error::from_io(&error, &named(path, "opening"));
     match std::fs::canonicalize(path) {
@@ -125,7 +127,7 @@ async fn open_file(path: &Path, description: &Description, create: bool) -> Resu
     }
 }
 
-/// Opens and locks a file that is there. With `create`, an empty one is filled.
+/// Opens and locks an existing file. With `create`, an empty one is filled.
 async fn open_existing(path: PathBuf, description: &Description, create: bool) -> Result<Opened> {
     let file = File::open(&path, OpenOptions::read_write()).await;
     let file = file.map_err(|error| error.in_context(named(&path, "opening")))?;
@@ -141,9 +143,11 @@ async fn open_existing(path: PathBuf, description: &Description, create: bool) -
     Ok(Opened { path, file, is_new })
 }
 
-/// Makes a locked file with an erased array. It gets its name when it is whole and durable, so that a killed process leaves nothing.
+/// Creates a locked file with an erased array. It gets its name when it is complete and durable, so that a
+/// killed process leaves no file.
 ///
-/// On file systems without unnamed files (O_TMPFILE) it is filled under its name: a killed process can leave a part of it.
+/// On file systems without unnamed files (O_TMPFILE) it is filled under its name, and a killed process can
+/// leave a part of it.
 async fn create_file(folder: &Path, path: &Path, description: &Description) -> Result<File> {
     refuse_old_state(path)?;
     let taken = |error: Error| match error {
@@ -163,14 +167,14 @@ async fn create_file(folder: &Path, path: &Path, description: &Description) -> R
             Err(error) => Err(error),
         };
         if let Err(error) = filled {
-            // A part of an image is of no use; the first error is the one to report.
+            // A partial image is useless. The first error is returned.
             let _ = runtime::file::unlink(path).await;
             return Err(error);
         }
         runtime::file::sync_directory(folder).await?;
         return Ok(file);
     };
-    // A path to the descriptor: linking the descriptor itself needs privileges.
+    // Uses a path to the descriptor: linking the descriptor itself needs privileges.
     let unnamed = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let file = File::from_descriptor(descriptor, &path.display().to_string());
     file.lock_patiently(true).await?;
@@ -182,12 +186,12 @@ async fn create_file(folder: &Path, path: &Path, description: &Description) -> R
     Ok(file)
 }
 
-/// Opens a file without a name in a folder; `None` if its file system has none.
+/// Opens an unnamed file in a folder; `None` if its file system doesn't support that.
 fn open_unnamed(folder: &Path) -> std::io::Result<Option<OwnedFd>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
         Ok(descriptor) => Ok(Some(descriptor)),
-        // EISDIR is the answer of file systems that don't know the flag.
+        // File systems that don't support the flag return EISDIR.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -215,7 +219,7 @@ async fn fill(file: &File, description: &Description) -> Result<()> {
     file.sync_all().await
 }
 
-/// Returns the time until the next attempt of writing: [`WRITE_INTERVAL`], doubled after each failure.
+/// Returns the time until the next attempt to write: [`WRITE_INTERVAL`], doubled after each failure.
 pub(crate) fn next_interval(interval: Duration, has_failed: bool) -> Duration {
     match has_failed {
         true => (interval * 2).min(LONGEST_RETRY_INTERVAL),
@@ -224,12 +228,12 @@ pub(crate) fn next_interval(interval: Duration, has_failed: bool) -> Duration {
 }
 
 impl ImageFile {
-    /// Opens and locks an image, and makes the chip that it holds. With `create`, a file that is missing or empty is created with an
-    /// erased chip; one with contents is used as it is.
+    /// Opens and locks an image, and creates its chip. With `create`, a file that is missing or empty is
+    /// created with an erased chip; one with contents is used unchanged.
     ///
     /// # Errors
-    /// A missing file, another size than the chip's, a state file of another chip or version, or beside a new image;
-    /// [`Error::Busy`] if another process has locked it; those of the kernel.
+    /// A missing file, a size other than the chip's, a state file of another chip or version, or beside a new
+    /// image; [`Error::Busy`] if another process has locked it; errors of the kernel.
     pub async fn open(
         path: &Path,
         description: Arc<Description>,
@@ -286,7 +290,8 @@ impl ImageFile {
         &self.path
     }
 
-    /// Returns whether another program had changed the image before it was opened, since a server of it ended orderly.
+    /// Whether another program had changed the image before it was opened, after the last orderly end of a
+    /// server.
     pub fn is_changed(&self) -> bool {
         self.is_changed
     }
@@ -296,10 +301,10 @@ impl ImageFile {
         self.failure.borrow().clone()
     }
 
-    /// Writes what changed since the last call, and makes it durable.
+    /// Writes the changes since the last call, and makes them durable.
     ///
     /// # Errors
-    /// Those of the kernel. What could not be written is written by the next call.
+    /// Errors of the kernel. The next call writes the remaining changes.
     pub async fn sync(&self, board: &RefCell<Board>) -> Result<()> {
         let _permit = self.writing.acquire(1).await;
         let result = self.write_changes(board).await;
@@ -316,7 +321,8 @@ impl ImageFile {
         result
     }
 
-    /// Writes what changed, and the checksum of the image, which shows the next server whether another program has changed it.
+    /// Writes the changes, and the checksum of the image, by which the next server detects changes by another
+    /// program.
     ///
     /// # Errors
     /// As [`ImageFile::sync`].
@@ -334,7 +340,7 @@ impl ImageFile {
         }
     }
 
-    /// Writes what had changed when it is called, then the state of that time.
+    /// Writes the changes before the call, then the state at that time.
     async fn write_changes(&self, board: &RefCell<Board>) -> Result<()> {
         let (ranges, state) = {
             let mut board = board.borrow_mut();
@@ -384,7 +390,8 @@ impl ImageFile {
         }
     }
 
-    /// Removes the checksum from the state file, before the image changes: a killed server leaves none that is wrong.
+    /// Removes the checksum from the state file before the image changes, so that a killed server leaves no
+    /// stale one.
     async fn remove_checksum(&self, board: &RefCell<Board>) -> Result<()> {
         let saved = self.saved.borrow().clone();
         match saved {
@@ -408,7 +415,7 @@ impl ImageFile {
         }
     }
 
-    /// Replaces the state file, on a thread of its own: large chips have a large one.
+    /// Replaces the state file, on a thread of its own: large chips have a large state file.
     async fn write_state(
         &self,
         chip: String,
@@ -456,7 +463,8 @@ async fn read_all(file: &File, size: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Loads the state file into the chip. Returns it with the image's checksum; `None` if there is none.
+/// Loads the state file into the chip. Returns its contents and the image's checksum; `None` if there is no
+/// state file.
 async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<(NonVolatile, Option<u32>)>> {
     let name = path.display();
     let file = match File::open(path, OpenOptions::default()).await {

@@ -1,14 +1,14 @@
 //! The doors of an emulated SPI NOR flash chip.
 //!
 //! - [`serprog`]: flashrom's serial programmer protocol, without waiting: bytes in, actions out;
-//! - [`Board`]: what is around the chip: clock, pins, supply, rules over the transactions;
+//! - [`Board`]: surroundings of the chip: clock, pins, supply, rules over the transactions;
 //! - [`Server`]: programmers connected through TCP, unix sockets and a pseudo-terminal ([`pty`]);
-//! - [`image`]: the file that holds the array, and the state file beside it;
+//! - [`image`]: the file with the array, and the state file beside it;
 //! - [`rules`]: assertions over the transactions, from TOML;
 //! - [`operator`]: requests of operators: power, pins, status, dump, trace, wear.
 //!
-//! The chip is that of the crate `spinor`; tasks, sockets, files and time are those of `runtime`. A board, its server and its
-//! image belong to one shard.
+//! The chip is in the crate `spinor`; tasks, sockets, files and time are in `runtime`. A board, its server
+//! and its image belong to one shard.
 
 mod board;
 pub mod image;

@@ -1,4 +1,4 @@
-//! Requests of operators to a served chip, as words; the answers are JSON.
+//! Requests of operators to a served chip, as text; the answers are JSON.
 //!
 //! | request | what it does |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `age YEARS CELSIUS RATE` | lets programmed cells lose charge |
 //! | `rules` | returns the violations |
 //!
-//! A status and a `sync` end after the image is durable.
+//! A status or a `sync` is answered after the image is durable.
 
 use crate::board::Board;
 use crate::image::{ImageFile, WRITE_INTERVAL, next_interval};
@@ -25,9 +25,9 @@ use spinor::{Aging, Pin, Waveform, hex};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Largest number of bytes that one `dump` returns.
+/// Most bytes that one `dump` returns.
 pub const MOST_DUMPED: u32 = 1 << 20;
-/// Bytes of text after which an answer to `trace` ends. The last transaction in it may go beyond.
+/// Bytes of text after which an answer to `trace` ends. Its last transaction may exceed them.
 pub const TRACE_PIECE: usize = 1 << 20;
 /// Clock period of the waveform in nanoseconds.
 const VCD_PERIOD: u64 = 50;
@@ -42,7 +42,7 @@ pub struct ServedChip {
 }
 
 impl ServedChip {
-    /// Brings a chip into service: its image is written in the background from now on.
+    /// Starts serving a chip, whose image is then written in the background.
     pub fn new(board: Rc<RefCell<Board>>, image: Option<ImageFile>, server: Server) -> ServedChip {
         let image = image.map(Rc::new);
         let (stop, writer) = (StopSource::new(), TaskGroup::default());
@@ -52,7 +52,7 @@ impl ServedChip {
                 .spawn(async move {
                     let mut interval = WRITE_INTERVAL;
                     while token.unless_stopped(runtime::sleep(interval)).await.is_some() {
-                        // The error is kept in the image, and reported by a status and at the end.
+                        // The image keeps the error; a status and the close report it.
                         let synced = image.sync(&board).await;
                         interval = next_interval(interval, synced.is_err());
                     }
@@ -72,7 +72,7 @@ impl ServedChip {
         &self.board
     }
 
-    /// Returns the status. What changed is in the image, durably.
+    /// Returns the status. All changes are durable in the image.
     pub async fn status(&self) -> Value {
         let image = match &self.image {
             Some(image) => {
@@ -90,10 +90,10 @@ impl ServedChip {
         status
     }
 
-    /// Carries out a request.
+    /// Executes a request.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an unknown request or a wrong value; those of writing the image.
+    /// [`Error::Invalid`] for an unknown request or an invalid value; errors of writing the image.
     pub async fn answer(&self, text: &str) -> Result<Value> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let mut board = self.board.borrow_mut();
@@ -154,7 +154,8 @@ impl ServedChip {
         Ok(json!({ "state": state }))
     }
 
-    /// Disconnects all programmers, lets running and suspended operations end, switches the chip off and makes the image durable.
+    /// Disconnects all programmers, completes running and suspended operations, switches the chip off and
+    /// makes the image durable.
     pub async fn close(self) -> Closed {
         let stopped = self.server.stop().await;
         self.stop.stop();
@@ -180,7 +181,7 @@ impl ServedChip {
 pub struct Closed {
     /// Violations of the rules.
     pub violations: Vec<String>,
-    /// Errors of writing the image, then those of removing the files of sockets.
+    /// Errors of writing the image, followed by errors of removing the files of sockets.
     pub errors: Vec<Error>,
 }
 
@@ -189,7 +190,7 @@ fn wrong(what: &str, value: &str, expected: &str) -> Error {
     Error::invalid(format!("{what} \"{value}\": unknown; expected {expected}"))
 }
 
-/// Reads a number, decimal or as `0x…`.
+/// Parses a number, decimal or as `0x…`.
 pub fn parse_number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -216,9 +217,10 @@ fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
     Ok(json!({ "offset": from, "hex": hex::text(&memory[from as usize..end as usize], "") }))
 }
 
-/// Returns a part of the trace: records from the number `from` on, at least one, up to [`TRACE_PIECE`] bytes.
+/// Returns a part of the trace: records with numbers of at least `from`, at least one record, up to
+/// [`TRACE_PIECE`] bytes.
 ///
-/// `end` is the time at which the part of a waveform before it ended.
+/// `end` is the end time of the previous part of a waveform.
 fn trace(board: &mut Board, form: &str, from: &str, end: &str) -> Result<Value> {
     let expected = "a number of an answer to trace";
     let (from, end): (u64, u64) = (number(from, "record", expected)?, number(end, "time", expected)?);

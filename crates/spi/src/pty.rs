@@ -1,4 +1,4 @@
-//! A pseudo-terminal as a serial port: what a programmer opens is its other end.
+//! A pseudo-terminal as a serial port: programmers open its other end.
 
 use block::{Error, Result};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Pty {
     /// The end of the server.
     pub(crate) controller: OwnedFd,
-    /// The other end, kept open: without it the server's end would fail after each client.
+    /// The other end, kept open: otherwise the server's end would fail after each client.
     pub(crate) terminal: OwnedFd,
     /// Path of the other end, such as `/dev/pts/3`.
     pub path: PathBuf,
@@ -20,7 +20,7 @@ impl Pty {
     /// Creates a pseudo-terminal.
     ///
     /// # Errors
-    /// Those of the kernel: no /dev/ptmx, no pseudo-terminal left.
+    /// Errors of posix_openpt(3) and its companions: no /dev/ptmx, or no free pseudo-terminal.
     pub fn create() -> Result<Pty> {
         let failed = |error: rustix::io::Errno| Error::from_io(&error.into(), "creating a pseudo-terminal");
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;

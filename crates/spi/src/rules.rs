@@ -69,7 +69,7 @@ enum Event {
 }
 
 impl Event {
-    /// Returns the event as in the list.
+    /// Returns the event's word in a list of rules.
     fn word(self) -> String {
         let mut word = String::new();
         for letter in format!("{self:?}").chars() {
@@ -97,7 +97,7 @@ struct Rule {
     to: u32,
 }
 
-/// Rules, and what has violated them.
+/// Rules, and their violations.
 #[derive(Debug, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
@@ -106,10 +106,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads a list of rules. `file` is its name for errors.
+    /// Parses a list of rules. `file` is its name for errors.
     ///
     /// # Errors
-    /// What is wrong, with line and column.
+    /// Description of the problem, with line and column.
     pub fn parse(file: &str, text: &str) -> Result<Rules, String> {
         let parsed: File = toml::from_str(text).map_err(|error| {
             Source::new(file, text).problem(error.span().unwrap_or(0..0), error.message()).to_string()
@@ -164,7 +164,7 @@ impl Rules {
             let rule = &self.rules[n];
             if rule.is_violated(chip, record, too_fast) {
                 let mut text = format!("rule \"{}\" violated: ", rule.name);
-                // A String takes any text.
+                // Writing to a String doesn't fail.
                 let _ = record.write_text(chip.description(), &mut text);
                 self.violated(text);
             }
@@ -227,7 +227,7 @@ impl Rule {
         let page = u64::from(chip.description().page);
         let (start, length) = match action {
             Some(Action::Erase) => (address & !(size - 1), u64::from(size)),
-            // A program wraps in its page.
+            // A program wraps around in its page.
             Some(Action::Program) if u64::from(address) % page + record.received > page => {
                 (address - (u64::from(address) % page) as u32, page)
             }
@@ -249,7 +249,7 @@ impl Rule {
         let first = (range.start / sector) as usize;
         let last = (range.end.div_ceil(sector) as usize).min(counts.len());
         let most = counts.get(first..last).into_iter().flatten().max().copied().unwrap_or(0);
-        // While it runs it isn't counted yet.
+        // The chip counts a running erase only at its end.
         most + u32::from(chip.state() == State::Erasing)
     }
 }

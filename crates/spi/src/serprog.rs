@@ -2,13 +2,14 @@
 //!
 //! Source: flashrom, `doc/supported_hw/supported_prog/serprog/serprog-protocol.rst`.
 //!
-//! A [`Session`] is fed bytes and returns what to do; it never waits, holds no data and does no I/O. For any bytes it doesn't panic,
-//! takes only bytes that are there, and needs at most [`LONGEST_REQUEST`] of them at a time. A request that is longer than the
-//! limits allow is refused after its bytes have been skipped, so that the next request is found.
+//! A [`Session`] is fed bytes and returns the next step; it never waits, holds no data and does no I/O. For
+//! any bytes it doesn't panic, consumes only existing bytes, and needs at most [`LONGEST_REQUEST`] of them at
+//! a time. A request above the limits is refused after its bytes have been skipped, so that the next request
+//! is found.
 
 use std::time::Duration;
 
-/// Answer to a request that was carried out.
+/// Answer to a request that was executed.
 pub const ACK: u8 = 0x06;
 /// Answer to a request that is unknown or refused.
 pub const NAK: u8 = 0x15;
@@ -21,7 +22,7 @@ pub const MOST_READ: usize = 1 << 20;
 pub const LONGEST_REQUEST: usize = 7 + MOST_SENT;
 /// Highest bus clock in hertz that a client can set.
 pub const FASTEST_CLOCK: u32 = 200_000_000;
-/// Longest time that the delays of one operation buffer can take.
+/// Longest total of the delays in one operation buffer.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
 /// Bus type flag of SPI.
@@ -69,7 +70,7 @@ pub mod opcode {
     pub const Q_RDNMAXLEN: u8 = 0x11;
     /// Set the bus type.
     pub const S_BUSTYPE: u8 = 0x12;
-    /// Carry out an SPI operation.
+    /// Execute an SPI operation.
     pub const O_SPIOP: u8 = 0x13;
     /// Set the SPI clock.
     pub const S_SPI_FREQ: u8 = 0x14;
@@ -79,13 +80,13 @@ pub mod opcode {
     pub const S_SPI_CS: u8 = 0x16;
     /// Choose half or full duplex.
     pub const S_SPI_MODE: u8 = 0x17;
-    /// Choose who drives CS#.
+    /// Choose whether the programmer or the client drives CS#.
     pub const S_CS_MODE: u8 = 0x18;
 }
 
 use opcode::*;
 
-/// Commands that the map of Q_CMDMAP names.
+/// Commands in the map of Q_CMDMAP.
 const SUPPORTED: &[u8] = &[
     NOP,
     Q_IFACE,
@@ -109,7 +110,7 @@ const SUPPORTED: &[u8] = &[
     S_CS_MODE,
 ];
 
-/// How CS# is driven.
+/// Control of CS#.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChipSelect {
     /// Low for each SPI operation.
@@ -121,33 +122,33 @@ pub enum ChipSelect {
     Deselected,
 }
 
-/// What a request asks of the bus.
+/// Action on the bus for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action<'a> {
     /// Nothing.
     None,
-    /// An SPI operation. The bytes that it reads follow the answer.
+    /// An SPI operation. Bytes that it reads follow the answer.
     Transfer {
         /// Bytes to send.
         sent: &'a [u8],
         /// Number of bytes to read, up to [`MOST_READ`].
         read: usize,
-        /// Whether both happen at the same time.
+        /// Whether sending and reading happen at the same time.
         full_duplex: bool,
     },
-    /// Wait so long before the answer.
+    /// Wait for this time before the answer.
     Delay(Duration),
     /// Set the bus clock, in hertz.
     Clock(u32),
     /// Enable or disable the drivers of all pins.
     Drivers(bool),
-    /// Change how CS# is driven.
+    /// Change the control of CS#.
     Select(ChipSelect),
-    /// A client synchronizes, as one that has just opened a serial port does.
+    /// A client synchronizes, for example after opening a serial port.
     Synchronize,
 }
 
-/// Bytes of an answer, without those that an SPI operation reads.
+/// Bytes of an answer, without the bytes that an SPI operation reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     bytes: [u8; 33],
@@ -188,15 +189,15 @@ impl std::fmt::Debug for Answer {
 pub enum Step<'a> {
     /// The request isn't complete: more bytes are needed.
     Wait,
-    /// These bytes of a refused request have no further meaning.
+    /// Skip this number of bytes of a refused request.
     Skip(usize),
     /// A complete request.
     Do {
         /// Number of bytes of the request.
         consumed: usize,
-        /// What to do before the answer.
+        /// Action before the answer.
         action: Action<'a>,
-        /// What to answer then.
+        /// Answer after the action.
         answer: Answer,
     },
 }
@@ -204,7 +205,7 @@ pub enum Step<'a> {
 /// One client's state.
 #[derive(Debug, Clone, Default)]
 pub struct Session {
-    /// Bytes of a refused request that are still to come; NAK follows them.
+    /// Bytes of a refused request that haven't arrived; NAK follows them.
     skipping: u32,
     /// Delays in the operation buffer.
     delay: Duration,
@@ -212,7 +213,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Returns what the first bytes of `bytes` ask for. After [`Step::Wait`] it is called again with the same bytes and more.
+    /// Returns the step for the first of `bytes`. After [`Step::Wait`] it is called again with the same bytes
+    /// and more.
     pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Step<'a> {
         if self.skipping > 0 {
             return self.skip(bytes);
@@ -260,7 +262,7 @@ impl Session {
                 Answer::ack(&[])
             }
             O_WRITEN => {
-                // Its data follow it, though there is no bus for them.
+                // The request's data follows, though there is no bus for it.
                 self.skipping = triple(rest);
                 return if self.skipping > 0 { Step::Skip(7) } else { refused(7) };
             }
@@ -289,7 +291,7 @@ impl Session {
         Step::Do { consumed: 1 + parameters(opcode), action, answer }
     }
 
-    /// Returns whether bytes of a refused request are still to come.
+    /// Returns whether bytes of a refused request haven't arrived.
     pub fn is_skipping(&self) -> bool {
         self.skipping > 0
     }
@@ -345,12 +347,12 @@ fn command_map() -> [u8; 32] {
     map
 }
 
-/// Reads 24 bits; `bytes` has at least three.
+/// Decodes 24 bits; `bytes` has at least three bytes.
 fn triple(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0])
 }
 
-/// Reads 32 bits; `bytes` has at least four.
+/// Decodes 32 bits; `bytes` has at least four bytes.
 fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }

@@ -1,17 +1,18 @@
-//! Programmers' connections: serprog over TCP, unix sockets and a pseudo-terminal.
+//! Connections of programmers: serprog over TCP, unix sockets and a pseudo-terminal.
 //!
 //! # Promises
 //! - All complete requests of one receive are answered by one send, unless the answers are longer than [`ANSWERS`].
-//! - A connection uses at most [`REQUESTS`] bytes for requests, and for answers [`ANSWERS`], or as many as one SPI operation reads.
-//!   In steady state it allocates nothing.
+//! - A connection uses at most [`REQUESTS`] bytes for requests, and for answers [`ANSWERS`] bytes, or those
+//!   that one SPI operation reads. In steady state it allocates nothing.
 //! - There are at most [`MOST_PROGRAMMERS`] connections; a further one is closed at once.
-//! - SPI operations of several programmers are carried out one after the other, each as a whole. While a programmer holds CS# low
-//!   (S_CS_MODE), operations of others are answered by NAK. It loses CS# when it disconnects or disables its drivers, and after
-//!   [`HOLD_LIMIT`](crate::HOLD_LIMIT) without an operation to the next operation of another one; its own are answered by NAK then.
-//! - The pseudo-terminal has no connections: a SYNCNOP, which begins a new client's synchronization, ends what the client before left:
-//!   CS#, disabled drivers, duplex, delays. A request that stays incomplete for [`INCOMPLETE_LIMIT`] is forgotten. After an error
-//!   it is served again.
-//! - [`Server::stop`] closes all connections, whatever their programmers do.
+//! - SPI operations of several programmers are executed one after the other, each as a whole. While a
+//!   programmer holds CS# low (S_CS_MODE), operations of others are answered with NAK. It loses CS# when it
+//!   disconnects or disables its drivers, and after [`HOLD_LIMIT`](crate::HOLD_LIMIT) without an operation to
+//!   the next operation of another one; its own operations are then answered with NAK.
+//! - The pseudo-terminal has no connections: a SYNCNOP, which begins a new client's synchronization, resets
+//!   the state of the previous client: CS#, disabled drivers, duplex, delays. A request that is incomplete
+//!   for [`INCOMPLETE_LIMIT`] is dropped. After an error the pseudo-terminal is served again.
+//! - [`Server::stop`] closes all connections, in any state of their programmers.
 
 use crate::board::{Board, BusTaken, Programmer};
 use crate::pty::Pty;
@@ -33,11 +34,11 @@ pub const MOST_PROGRAMMERS: usize = 64;
 pub const REQUESTS: usize = 128 << 10;
 /// Buffer for answers in bytes.
 pub const ANSWERS: usize = 64 << 10;
-/// Time after which an incomplete request on a pseudo-terminal is forgotten.
+/// Time after which an incomplete request on a pseudo-terminal is dropped.
 pub const INCOMPLETE_LIMIT: Duration = Duration::from_secs(1);
 /// Time after an error of a pseudo-terminal until it is served again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes of one receive from a pseudo-terminal, which holds no more.
+/// Bytes of one receive from a pseudo-terminal, which buffers no more.
 const TERMINAL_PIECE: usize = 4096;
 /// Time after which a connection with many requests lets other tasks run.
 const LONGEST_TURN: Duration = Duration::from_millis(1);
@@ -64,10 +65,10 @@ struct Shared {
 }
 
 impl Server {
-    /// Listens at these addresses, and with `pty` serves a pseudo-terminal.
+    /// Listens at these addresses, and with `pty` also serves a pseudo-terminal.
     ///
     /// # Errors
-    /// [`Error::Busy`] or the kernel's error for an address in use; those of creating a pseudo-terminal.
+    /// [`Error::Busy`] or the kernel's error for an address in use; errors of creating a pseudo-terminal.
     pub async fn start(board: Rc<RefCell<Board>>, addresses: &[Address], pty: bool) -> Result<Server> {
         let stop = StopSource::new();
         let shared =
@@ -80,7 +81,8 @@ impl Server {
             tasks: TaskGroup::default(),
             failures: Rc::default(),
         };
-        // A server that can't listen everywhere closes what it has opened, files of sockets included.
+        // A server that can't listen on all addresses closes those that it has opened, including files of
+        // sockets.
         match server.open(addresses, pty).await {
             Ok(()) => Ok(server),
             Err(error) => {
@@ -114,7 +116,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the addresses that it listens at, with the ports that the kernel chose.
+    /// Returns the server's addresses, with the ports that the kernel chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -124,7 +126,7 @@ impl Server {
         self.pty.as_ref()
     }
 
-    /// Returns the number of connected programmers, and of all since the start.
+    /// Returns the number of connected programmers, and their total since the start.
     pub fn programmers(&self) -> (usize, u64) {
         (self.shared.programmers.get(), self.shared.connected.get())
     }
@@ -179,7 +181,7 @@ async fn serve_terminal(shared: Rc<Shared>, line: Line) {
 /// The programmer at the pseudo-terminal; connections are counted from 1.
 const TERMINAL: Programmer = Programmer(0);
 
-/// What carries the bytes.
+/// Transport of the bytes.
 enum Line {
     Socket(Stream),
     Terminal(File),
@@ -201,11 +203,11 @@ impl Line {
     }
 }
 
-/// Why a connection has ended.
+/// Reason for the end of a connection.
 enum Ended {
-    /// The programmer has left, or the server stops.
+    /// The programmer has disconnected, or the server stops.
     Closed,
-    /// Its line failed.
+    /// The transport failed.
     Failed(Error),
 }
 
@@ -234,12 +236,12 @@ impl Connection {
     }
 
     async fn serve(mut self) {
-        // Why it ended is the programmer's own doing, or the server's end.
+        // The programmer or the server's stop has ended it: there is nothing to report.
         let _ = self.converse().await;
         self.reset();
     }
 
-    /// Ends what the programmer left: an open transaction, modes, answers that are not sent.
+    /// Resets the programmer's state: an open transaction, modes, unsent answers.
     fn reset(&mut self) {
         self.shared.board.borrow_mut().release(self.programmer);
         self.session = Session::default();
@@ -263,7 +265,8 @@ impl Connection {
         }
     }
 
-    /// Sends the answers and receives the next requests. They are carried out only after the answers have been sent.
+    /// Sends the answers and receives the next requests, which are executed only after the answers have been
+    /// sent.
     async fn send_and_receive(&mut self, requests: Buffer) -> Result<(usize, Buffer), Ended> {
         if let Some(answers) = self.answers.take() {
             self.send_now(answers).await?;
@@ -271,8 +274,9 @@ impl Connection {
         self.receive(requests).await
     }
 
-    /// Sends without the ring what the kernel takes at once, which is nearly always everything, then the rest. Submitted with the
-    /// receive, the send's completion would wake the shard once more in each round trip.
+    /// Sends without the ring as many bytes as the kernel takes at once, which is nearly always all, then the
+    /// rest. Submitted with the receive, the send's completion would wake the shard once more in each round
+    /// trip.
     async fn send_now(&mut self, answers: Buffer) -> Result<(), Ended> {
         let Line::Socket(stream) = &self.line else { return Ok(()) };
         let sent = stream.try_send(answers.filled()).map_err(Ended::Failed)?;
@@ -286,8 +290,8 @@ impl Connection {
         self.flush().await
     }
 
-    /// Receives into a buffer of its own: a read of a file can't be cancelled, and the bytes that it returns must not be lost when
-    /// the incomplete request before them is forgotten.
+    /// Receives into a buffer of its own: a read of a file can't be cancelled, and its bytes must not be lost
+    /// when the incomplete request before them is dropped.
     async fn receive_from_terminal(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Ended> {
         let is_incomplete = !requests.filled().is_empty() || self.session.is_skipping();
         let piece = Buffer::new(requests.missing().min(TERMINAL_PIECE));
@@ -317,12 +321,12 @@ impl Connection {
         }
     }
 
-    /// Carries out all complete requests. Returns a buffer with the bytes that are left.
+    /// Executes all complete requests. Returns a buffer with the remaining bytes.
     async fn answer(&mut self, mut requests: Buffer) -> Result<Buffer, Ended> {
         let mut begin = 0;
         let mut turn = runtime::now();
         loop {
-            // An operation on the whole chip takes milliseconds, and others use this shard.
+            // An operation on the whole chip takes milliseconds, during which others need this shard.
             if turn.elapsed() > LONGEST_TURN {
                 runtime::yield_now().await;
                 if self.shared.stop.is_stopped() {
@@ -360,7 +364,7 @@ impl Connection {
         Ok(rest)
     }
 
-    /// Carries out a request, and appends its answer; NAK if the bus is another programmer's.
+    /// Executes a request, and appends its answer; NAK if another programmer owns the bus.
     fn carry_out(&mut self, action: Action<'_>, answer: Answer) {
         let Some(mut answers) = self.answers.take() else { return };
         let done = match action {
@@ -396,19 +400,19 @@ impl Connection {
         self.answers = Some(answers);
     }
 
-    /// Changes the drivers and how CS# is driven, if the bus allows it.
+    /// Changes the drivers and the control of CS#, if the bus is free for it.
     fn set_pins(&mut self, drivers: bool, select: ChipSelect) -> Result<(), BusTaken> {
         let mut board = self.shared.board.borrow_mut();
         match drivers && select == ChipSelect::Selected {
             true => board.hold(self.programmer)?,
-            // Without a driver CS# is pulled up.
+            // Without a driver, CS# is pulled up.
             false => board.release(self.programmer),
         }
         (self.drivers, self.select) = (drivers, select);
         Ok(())
     }
 
-    /// Carries out one SPI operation.
+    /// Executes one SPI operation.
     fn transfer(&self, sent: &[u8], read: &mut [u8], full_duplex: bool) -> Result<(), BusTaken> {
         let mut board = self.shared.board.borrow_mut();
         match self.select {
@@ -417,14 +421,14 @@ impl Connection {
                 board.continue_transaction(self.programmer, sent, read, full_duplex)
             }
             _ => {
-                // Nobody drives the line: it is pulled up.
+                // The line has no driver: it is pulled up.
                 read.fill(0xFF);
                 Ok(())
             }
         }
     }
 
-    /// Waits as the operation buffer says. The answers before it are sent first.
+    /// Waits for the delay of the operation buffer. Earlier answers are sent first.
     async fn wait(&mut self, delay: Duration) -> Result<(), Ended> {
         let delay = self.shared.board.borrow_mut().delay(delay);
         if delay.is_zero() {
@@ -434,7 +438,7 @@ impl Connection {
         self.shared.stop.unless_stopped(runtime::sleep(delay)).await.ok_or(Ended::Closed)
     }
 
-    /// Makes sure that the buffer of answers has space for `bytes` more.
+    /// Ensures that the buffer of answers has space for `bytes` more.
     async fn reserve_answers(&mut self, bytes: usize) -> Result<(), Ended> {
         if self.answers.as_ref().is_some_and(|answers| answers.missing() < bytes) {
             self.flush().await?;
@@ -466,7 +470,7 @@ mod tests {
     use block::Durability;
     use runtime::file::OpenOptions;
 
-    /// Without the other end being kept open, reads fail after each client.
+    /// If the other end isn't kept open, reads fail after each client.
     #[test]
     fn a_pseudo_terminal_is_served_after_errors() {
         let served = runtime::run(runtime::Config::default(), || async {
@@ -487,7 +491,7 @@ mod tests {
                 result.unwrap();
                 assert_eq!(answer.filled(), [0x15, 6]);
                 drop(port);
-                // Long enough for the error.
+                // Long enough for the error to occur.
                 runtime::sleep(RETRY_INTERVAL / 2).await;
             }
             stop.stop();

@@ -15,18 +15,18 @@ use std::rc::Rc;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Round trips after which allocations are counted, and those that are counted.
+/// Round trips of the warm-up, and round trips whose allocations are counted.
 const WARM_UP: u32 = 3000;
 const COUNTED: u32 = 3000;
 
-/// Carries out round trips: each polls the status, reads a page and writes a byte, as three operations of one send.
+/// Makes round trips: each polls the status, reads a page and writes a byte, as three operations of one send.
 async fn exchange(stream: &Stream, round_trips: u32) {
     let operation = |sent: &[u8], read: u8| {
         let mut bytes = vec![0x13, sent.len() as u8, 0, 0, read, 0, 0];
         bytes.extend(sent);
         bytes
     };
-    // Without write enable the program is refused: a program that is carried out keeps its page, which is memory.
+    // Without write enable the program is refused: an executed one would allocate its page.
     let requests =
         [operation(&[0x05], 1), operation(&[0x03, 0, 1, 0], 200), operation(&[0x02, 0, 0, 0, 1], 0)];
     let requests = Data::copy_of(&requests.concat());
@@ -64,6 +64,6 @@ fn round_trips_allocate_nothing() {
     });
     let allocations = allocations.unwrap();
     println!("{allocations:?} allocations for {COUNTED} round trips each over a unix socket and TCP");
-    // Lists may still grow once or twice when more happens at a time than in the warm-up.
+    // Lists may still grow once or twice with more concurrency than during the warm-up.
     assert!(allocations.iter().all(|count| *count < 40), "{allocations:?} for {COUNTED} round trips");
 }

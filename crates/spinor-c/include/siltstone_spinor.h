@@ -16,16 +16,16 @@
 // Success.
 #define SPINOR_OK 0
 
-// The chip is off, refused the command or stays busy; LFS_ERR_IO of littlefs.
+// The chip is off, refused the command or remains busy; LFS_ERR_IO of littlefs.
 #define SPINOR_ERR_IO -5
 
 // A pointer is NULL, or a number out of range; LFS_ERR_INVAL of littlefs.
 #define SPINOR_ERR_INVALID -22
 
-// The chip can't do this, such as erase a block of an FRAM.
+// The chip doesn't support this, such as the erase of a block of an FRAM.
 #define SPINOR_ERR_UNSUPPORTED -95
 
-// Time of a chip that isn't busy, or whose end no time brings.
+// Time of a chip that isn't busy, or whose operation doesn't end by time.
 #define SPINOR_NEVER 18446744073709551615ull
 
 // State of the chip.
@@ -46,7 +46,7 @@ typedef enum spinor_state {
   SPINOR_ERASING = 5,
   // A register write runs.
   SPINOR_WRITING_REGISTER = 6,
-  // No command is accepted: after a reset, into or out of deep power-down.
+  // No command is accepted: after a reset, or while entering or leaving deep power-down.
   SPINOR_RECOVERING = 7,
   // A program is suspended.
   SPINOR_PROGRAM_SUSPENDED = 8,
@@ -63,27 +63,27 @@ typedef enum spinor_state {
 // A flash chip.
 typedef struct spinor_chip spinor_chip;
 
-// Faults in force.
+// Active faults.
 typedef struct spinor_faults {
-  // Cut the power after so many further bytes on the bus; a negative number for never.
+  // Cut the power after this number of further bytes on the bus; negative: never.
   int64_t cut_bus_byte;
-  // Cut the power in an operation, after so many further ones; a negative number for never.
+  // Cut the power during an operation, after this number of further ones; negative: never.
   int64_t cut_operation;
-  // Part of that operation's time that passes before the cut, 0 to 1.
+  // Share of that operation's time that passes before the cut, 0 to 1.
   double cut_fraction;
   // Probability that a byte from the host arrives with one bit flipped.
   double flip_in;
   // Probability that a byte from the chip arrives with one bit flipped.
   double flip_out;
-  // After so many further operations one never ends; a negative number for never.
+  // After this number of further operations, one never ends; negative: never.
   int64_t stuck_busy;
   // Whether cells wear beyond the chip's endurance.
   bool wear;
-  // Bytes read of a sector for one read-disturb bit flip in it, on average; 0 for none.
+  // Mean number of bytes read in a sector for one read-disturb bit flip in it; 0 for none.
   uint64_t read_disturb;
 } spinor_faults;
 
-// What the chip went through.
+// Counters of the chip.
 typedef struct spinor_counters {
   // Transactions with at least one clock.
   uint64_t transactions;
@@ -95,11 +95,11 @@ typedef struct spinor_counters {
   uint64_t operations;
   // Status reads while busy.
   uint64_t busy_polls;
-  // Bytes whose program asked for a 1 in a cell that is 0.
+  // Bytes whose program contained a 1 for a cell that is 0.
   uint64_t overwrites;
   // Transactions faster than the command allows.
   uint64_t too_fast;
-  // Bits that faults flipped.
+  // Bits flipped by faults.
   uint64_t flipped_bits;
   // Refused commands.
   uint64_t refused;
@@ -111,7 +111,7 @@ typedef struct spinor_geometry {
   uint32_t read_size;
   // Smallest program in bytes.
   uint32_t prog_size;
-  // Bytes of a block.
+  // Block size in bytes.
   uint32_t block_size;
   // Number of blocks.
   uint32_t block_count;
@@ -123,27 +123,29 @@ typedef struct spinor_geometry {
 extern "C" {
 #endif // __cplusplus
 
-// Opens an erased chip that comes with the library, such as "W25Q128JV". The seed decides the unique ID and all randomness.
-// Returns NULL for an unknown name.
+// Opens an erased chip of the library, such as "W25Q128JV". The seed determines the unique ID and all
+// randomness. Returns NULL for an unknown name.
 struct spinor_chip *spinor_open(const char *name,
                                 uint64_t seed);
 
-// Opens an erased chip from the text of a chip file. Returns NULL for an error, which is written to `error` with line and column.
+// Opens an erased chip from the text of a chip file. Returns NULL for an error, which is written to `error`
+// with line and column.
 struct spinor_chip *spinor_open_toml(const char *toml,
                                      uint64_t seed,
                                      char *error,
                                      size_t error_size);
 
-// Closes a chip. NULL does nothing.
+// Closes a chip. Does nothing for NULL.
 void spinor_close(struct spinor_chip *chip);
 
 // Returns the size of the array in bytes; 0 for NULL.
 uint32_t spinor_size(struct spinor_chip *chip);
 
-// Returns the array's cells as they are, spinor_size() bytes, until the next call with this chip; NULL for NULL.
+// Returns the array's raw cells, spinor_size() bytes, valid until the next call with this chip; NULL for
+// NULL.
 const uint8_t *spinor_memory(struct spinor_chip *chip);
 
-// Replaces the array's cells; `length` is the chip's size.
+// Replaces the array's cells; `length` must be the chip's size.
 int32_t spinor_load(struct spinor_chip *chip, const uint8_t *bytes, size_t length);
 
 // Lowers CS#: a transaction begins.
@@ -152,8 +154,8 @@ void spinor_select(struct spinor_chip *chip);
 // Raises CS#: the command takes effect.
 void spinor_deselect(struct spinor_chip *chip);
 
-// Exchanges a byte on 1, 2 or 4 lines: full duplex on one line, else the chip's byte where it drives the lines. Returns FFh for
-// an error.
+// Exchanges a byte on 1, 2 or 4 lines: full duplex on one line, otherwise returns the chip's byte while it
+// drives the lines. Returns FFh for an error.
 uint8_t spinor_transfer(struct spinor_chip *chip,
                         uint8_t byte,
                         uint8_t lines);
@@ -164,40 +166,41 @@ int32_t spinor_write(struct spinor_chip *chip, const uint8_t *bytes, size_t leng
 // Reads bytes on 1, 2 or 4 lines: a phase of a transaction.
 int32_t spinor_read(struct spinor_chip *chip, uint8_t *bytes, size_t length, uint8_t lines);
 
-// Passes dummy clocks: the master drives no line.
+// Passes dummy clocks, during which the master drives no line.
 void spinor_dummy(struct spinor_chip *chip, uint32_t clocks);
 
-// Passes one clock: bits 0 to 3 of `pins` are the levels of IO0 to IO3 from the master, 1 where it drives none. Returns the levels
-// that the chip drives, 1 where it drives none.
+// Passes one clock: bits 0 to 3 of `pins` are the levels of IO0 to IO3 from the master, 1 for lines that it
+// doesn't drive. Returns the levels from the chip, 1 for lines that it doesn't drive.
 uint8_t spinor_clock(struct spinor_chip *chip,
                      uint8_t pins);
 
-// Does a whole transaction on one line: selects, sends, reads, deselects.
+// Executes a whole transaction on one line: selects, sends, reads, deselects.
 int32_t spinor_transact(struct spinor_chip *chip,
                         const uint8_t *sent,
                         size_t sent_length,
                         uint8_t *received,
                         size_t received_length);
 
-// Lets time pass.
+// Advances the chip's time.
 void spinor_advance(struct spinor_chip *chip, uint64_t nanoseconds);
 
 // Returns the chip's time.
 uint64_t spinor_now(struct spinor_chip *chip);
 
-// Returns the time until the running operation ends; SPINOR_NEVER if none runs, or if polls or nothing end it.
+// Returns the time until the running operation ends; SPINOR_NEVER if none runs, or if it ends by polls or
+// never.
 uint64_t spinor_busy_for(struct spinor_chip *chip);
 
-// Lets operations take the typical time of the datasheet, or the maximum time.
+// Sets whether operations take the typical or the maximum time of the datasheet.
 void spinor_set_busy_time(struct spinor_chip *chip, bool maximum);
 
-// Lets operations end after so many polls of the status; 0 ends them at once.
+// Makes operations end after this number of polls of the status; 0 ends them at once.
 void spinor_set_busy_polls(struct spinor_chip *chip, uint32_t polls);
 
-// Sets the bus clock in hertz; 0 if unknown. With `passes_time` its clocks let time pass.
+// Sets the bus clock in hertz; 0 if unknown. With `passes_time`, its clocks advance the chip's time.
 void spinor_set_clock(struct spinor_chip *chip, uint32_t hertz, bool passes_time);
 
-// Switches the supply. Off leaves a running operation half-done; on needs the start-up times to pass.
+// Switches the supply. Off leaves a running operation half-done; after on, the start-up times have to pass.
 void spinor_power(struct spinor_chip *chip,
                   bool on);
 
@@ -210,10 +213,10 @@ void spinor_set_wp(struct spinor_chip *chip, bool high);
 // Drives HOLD# or RESET#, whichever the chip has.
 void spinor_set_hold_reset(struct spinor_chip *chip, bool high);
 
-// Returns faults that strike never.
+// Returns faults that never occur.
 struct spinor_faults spinor_no_faults(void);
 
-// Sets the faults in force; NULL for none.
+// Sets the active faults; NULL for none.
 int32_t spinor_set_faults(struct spinor_chip *chip, const struct spinor_faults *faults);
 
 // Returns the chip's state.
@@ -225,24 +228,26 @@ int32_t spinor_get_counters(struct spinor_chip *chip, struct spinor_counters *co
 // Returns the erase count of the sector at an address; 0 for an error.
 uint32_t spinor_erase_count(struct spinor_chip *chip, uint32_t address);
 
-// Returns a register's value by its name in the datasheet, such as "SR1"; SPINOR_ERR_INVALID if there is none.
+// Returns a register's value by its name in the datasheet, such as "SR1"; SPINOR_ERR_INVALID for an unknown
+// name.
 int32_t spinor_register(struct spinor_chip *chip,
                         const char *name);
 
-// Returns why the last transaction was ignored, in words that are never freed; NULL if it wasn't.
+// Returns the reason for which the last transaction was ignored, as a text that is never freed; NULL if it
+// wasn't ignored.
 const char *spinor_refusal(struct spinor_chip *chip);
 
 // Keeps the last transactions for spinor_trace(); 0 keeps none.
 void spinor_set_trace(struct spinor_chip *chip, size_t transactions);
 
-// Writes the kept transactions as text: 't', JSON lines: 'j', or a value change dump of the bus: 'v'. Returns the length of the whole
-// text, as snprintf does; a negative number for an error.
+// Writes the kept transactions as text: 't', JSON lines: 'j', or a value change dump of the bus: 'v'.
+// Returns the length of the whole text, as snprintf does; a negative number for an error.
 int64_t spinor_trace(struct spinor_chip *chip,
                      char form,
                      char *buffer,
                      size_t size);
 
-// Writes the sizes to `geometry`. An error for chips without an erase of 4 KiB.
+// Writes the sizes to `geometry`. Returns an error for chips without an erase of 4 KiB.
 int32_t spinor_get_geometry(struct spinor_chip *chip, struct spinor_geometry *geometry);
 
 // Reads from a block: the callback `read`.
@@ -262,7 +267,8 @@ int32_t spinor_block_prog(struct spinor_chip *chip,
 // Erases a block: the callback `erase`.
 int32_t spinor_block_erase(struct spinor_chip *chip, uint32_t block);
 
-// Does nothing, for a chip without a cache: the callback `sync`. Fails for NULL and for a chip without power.
+// Does nothing, since the chip has no cache: the callback `sync`. Fails for NULL and for a chip without
+// power.
 int32_t spinor_block_sync(struct spinor_chip *chip);
 
 #ifdef __cplusplus

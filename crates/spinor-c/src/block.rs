@@ -1,7 +1,9 @@
-//! Block functions in the shape of littlefs's `lfs_config` callbacks: a block is the chip's smallest erase.
+//! Block functions with the signatures of littlefs's `lfs_config` callbacks: a block is the chip's smallest
+//! erase.
 //!
-//! They drive the chip over its bus as a driver does: write enable, command, polls of the status until it is ready, in the chip's own
-//! time. The callbacks of a `struct lfs_config` pass their arguments on, with the chip as `context`.
+//! They drive the chip over its bus as a driver does: write enable, command, polls of the status until the
+//! chip is ready, in the chip's own time. The callbacks of a `struct lfs_config` pass their arguments on,
+//! with the chip as `context`.
 
 use crate::{
     SPINOR_ERR_INVALID, SPINOR_ERR_IO, SPINOR_ERR_UNSUPPORTED, SPINOR_OK, input, output, spinor_chip, with,
@@ -17,7 +19,7 @@ pub struct spinor_geometry {
     pub read_size: u32,
     /// Smallest program in bytes.
     pub prog_size: u32,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block_size: u32,
     /// Number of blocks.
     pub block_count: u32,
@@ -27,7 +29,7 @@ pub struct spinor_geometry {
 
 const BLOCK: u32 = 4096;
 
-/// Writes the sizes to `geometry`. An error for chips without an erase of 4 KiB.
+/// Writes the sizes to `geometry`. Returns an error for chips without an erase of 4 KiB.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_get_geometry(chip: *mut spinor_chip, geometry: *mut spinor_geometry) -> i32 {
     if geometry.is_null() {
@@ -47,7 +49,7 @@ pub unsafe extern "C" fn spinor_get_geometry(chip: *mut spinor_chip, geometry: *
     });
     match found {
         Ok(found) => {
-            // SAFETY: by the contract it leads to memory for a geometry; it isn't NULL.
+            // SAFETY: by the contract it points to memory for a geometry; it isn't NULL.
             unsafe { geometry.write(found) };
             SPINOR_OK
         }
@@ -87,7 +89,7 @@ pub unsafe extern "C" fn spinor_block_read(
     buffer: *mut u8,
     size: u32,
 ) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let Some(bytes) = (unsafe { output(buffer, size as usize) }) else { return SPINOR_ERR_INVALID };
     at(chip, block, offset, bytes.len(), |nor, address| nor.read(address, bytes))
 }
@@ -101,7 +103,7 @@ pub unsafe extern "C" fn spinor_block_prog(
     buffer: *const u8,
     size: u32,
 ) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let Some(bytes) = (unsafe { input(buffer, size as usize) }) else { return SPINOR_ERR_INVALID };
     at(chip, block, offset, bytes.len(), |nor, address| nor.write(address, bytes))
 }
@@ -115,7 +117,8 @@ pub unsafe extern "C" fn spinor_block_erase(chip: *mut spinor_chip, block: u32) 
     })
 }
 
-/// Does nothing, for a chip without a cache: the callback `sync`. Fails for NULL and for a chip without power.
+/// Does nothing, since the chip has no cache: the callback `sync`. Fails for NULL and for a chip without
+/// power.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_block_sync(chip: *mut spinor_chip) -> i32 {
     with(chip, SPINOR_ERR_INVALID, |chip| match chip.state() {

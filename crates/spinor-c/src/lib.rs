@@ -1,13 +1,14 @@
 //! The chips of the crate `spinor` for programs in C: `libsiltstone_spinor.a` and `.so`, with `include/siltstone_spinor.h`.
 //!
-//! - this file: opening, the bus with lines per phase, time, power, faults, what the chip says of itself;
+//! - this file: opening, the bus with lines per phase, time, power, faults, state and counters of the chip;
 //! - [`block`]: littlefs-shaped block functions, which drive the bus as a driver does.
 //!
 //! # Safety
-//! That of every function here: a `chip` is NULL, or was returned by [`spinor_open`] or [`spinor_open_toml`], hasn't been closed, and isn't
-//! used by another thread at the same time; a pointer to bytes is NULL, or leads to as many as the length beside it says; a text
-//! is NULL or ends with a NUL. Everything else is checked: NULL, lengths and numbers out of range are errors. No panic leaves a
-//! function: it is caught, the chip is unusable afterwards and its functions return their error.
+//! The contract of every function here: a `chip` is NULL, or was returned by [`spinor_open`] or
+//! [`spinor_open_toml`], hasn't been closed, and isn't used by another thread at the same time; a pointer to
+//! bytes is NULL, or points to as many bytes as the length after it; a text is NULL or ends with a NUL.
+//! Everything else is checked: NULL, lengths and numbers out of range are errors. Panics are caught;
+//! afterwards the chip is unusable and its functions return their error.
 #![allow(unsafe_code)] // The border to C: names that C links to, pointers from C. Each block has its reason.
 #![allow(non_camel_case_types)] // The names of C.
 #![allow(clippy::missing_safety_doc)] // The module's head has it, for all functions.
@@ -20,13 +21,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Success.
 pub const SPINOR_OK: i32 = 0;
-/// The chip is off, refused the command or stays busy; LFS_ERR_IO of littlefs.
+/// The chip is off, refused the command or remains busy; LFS_ERR_IO of littlefs.
 pub const SPINOR_ERR_IO: i32 = -5;
 /// A pointer is NULL, or a number out of range; LFS_ERR_INVAL of littlefs.
 pub const SPINOR_ERR_INVALID: i32 = -22;
-/// The chip can't do this, such as erase a block of an FRAM.
+/// The chip doesn't support this, such as the erase of a block of an FRAM.
 pub const SPINOR_ERR_UNSUPPORTED: i32 = -95;
-/// Time of a chip that isn't busy, or whose end no time brings.
+/// Time of a chip that isn't busy, or whose operation doesn't end by time.
 pub const SPINOR_NEVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
 /// A flash chip.
@@ -35,29 +36,29 @@ pub struct spinor_chip {
     is_broken: bool,
 }
 
-/// Faults in force.
+/// Active faults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct spinor_faults {
-    /// Cut the power after so many further bytes on the bus; a negative number for never.
+    /// Cut the power after this number of further bytes on the bus; negative: never.
     pub cut_bus_byte: i64,
-    /// Cut the power in an operation, after so many further ones; a negative number for never.
+    /// Cut the power during an operation, after this number of further ones; negative: never.
     pub cut_operation: i64,
-    /// Part of that operation's time that passes before the cut, 0 to 1.
+    /// Share of that operation's time that passes before the cut, 0 to 1.
     pub cut_fraction: f64,
     /// Probability that a byte from the host arrives with one bit flipped.
     pub flip_in: f64,
     /// Probability that a byte from the chip arrives with one bit flipped.
     pub flip_out: f64,
-    /// After so many further operations one never ends; a negative number for never.
+    /// After this number of further operations, one never ends; negative: never.
     pub stuck_busy: i64,
     /// Whether cells wear beyond the chip's endurance.
     pub wear: bool,
-    /// Bytes read of a sector for one read-disturb bit flip in it, on average; 0 for none.
+    /// Mean number of bytes read in a sector for one read-disturb bit flip in it; 0 for none.
     pub read_disturb: u64,
 }
 
-/// What the chip went through.
+/// Counters of the chip.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct spinor_counters {
@@ -71,11 +72,11 @@ pub struct spinor_counters {
     pub operations: u64,
     /// Status reads while busy.
     pub busy_polls: u64,
-    /// Bytes whose program asked for a 1 in a cell that is 0.
+    /// Bytes whose program contained a 1 for a cell that is 0.
     pub overwrites: u64,
     /// Transactions faster than the command allows.
     pub too_fast: u64,
-    /// Bits that faults flipped.
+    /// Bits flipped by faults.
     pub flipped_bits: u64,
     /// Refused commands.
     pub refused: u64,
@@ -101,7 +102,7 @@ pub enum spinor_state {
     SPINOR_ERASING = 5,
     /// A register write runs.
     SPINOR_WRITING_REGISTER = 6,
-    /// No command is accepted: after a reset, into or out of deep power-down.
+    /// No command is accepted: after a reset, or while entering or leaving deep power-down.
     SPINOR_RECOVERING = 7,
     /// A program is suspended.
     SPINOR_PROGRAM_SUSPENDED = 8,
@@ -115,9 +116,9 @@ pub enum spinor_state {
     SPINOR_AAI_PROGRAMMING = 12,
 }
 
-/// Calls a function with the chip; returns `failed` without one, and after a panic.
+/// Calls a function with the chip; returns `failed` for NULL, and after a panic.
 fn with<R>(chip: *mut spinor_chip, failed: R, call: impl FnOnce(&mut Chip) -> R) -> R {
-    // SAFETY: by the contract of the crate's functions it is NULL or an open chip that nobody else uses now.
+    // SAFETY: by the contract of this crate's functions it is NULL or an open chip without other users now.
     let Some(chip) = (unsafe { chip.as_mut() }) else { return failed };
     if chip.is_broken {
         return failed;
@@ -131,10 +132,10 @@ fn with<R>(chip: *mut spinor_chip, failed: R, call: impl FnOnce(&mut Chip) -> R)
     }
 }
 
-/// Returns the bytes that C points to; `None` for NULL or an impossible length. NULL with length 0 is no bytes.
+/// Returns the bytes at a C pointer; `None` for NULL or an impossible length. NULL with length 0 is empty.
 ///
 /// # Safety
-/// `bytes` is NULL or leads to `length` bytes that stay unchanged while the result lives.
+/// `bytes` is NULL or points to `length` bytes that don't change while the result lives.
 unsafe fn input<'a>(bytes: *const u8, length: usize) -> Option<&'a [u8]> {
     if length == 0 {
         return Some(&[]);
@@ -142,14 +143,14 @@ unsafe fn input<'a>(bytes: *const u8, length: usize) -> Option<&'a [u8]> {
     if bytes.is_null() || isize::try_from(length).is_err() {
         return None;
     }
-    // SAFETY: passed on; it isn't NULL, and the length is one that an object can have.
+    // SAFETY: the caller's contract; it isn't NULL, and an object can have the length.
     Some(unsafe { std::slice::from_raw_parts(bytes, length) })
 }
 
-/// Returns the bytes that C lends to be written.
+/// Returns the bytes at a C pointer, for writing; `None` for NULL or an impossible length.
 ///
 /// # Safety
-/// `bytes` is NULL or leads to `length` bytes that nobody else uses while the result lives.
+/// `bytes` is NULL or points to `length` bytes without other users while the result lives.
 unsafe fn output<'a>(bytes: *mut u8, length: usize) -> Option<&'a mut [u8]> {
     if length == 0 {
         return Some(&mut []);
@@ -157,24 +158,25 @@ unsafe fn output<'a>(bytes: *mut u8, length: usize) -> Option<&'a mut [u8]> {
     if bytes.is_null() || isize::try_from(length).is_err() {
         return None;
     }
-    // SAFETY: passed on; it isn't NULL, and the length is one that an object can have. Bytes that C has not initialized hold some
-    // value, as memory of a foreign allocation does; they are only written.
+    // SAFETY: the caller's contract; it isn't NULL, and an object can have the length. Bytes that C has not
+    // initialized have some value, as memory of a foreign allocation does; they are only written.
     Some(unsafe { std::slice::from_raw_parts_mut(bytes, length) })
 }
 
-/// Returns the text that C points to; `None` for NULL or other bytes than UTF-8.
+/// Returns the text at a C pointer; `None` for NULL or bytes that aren't UTF-8.
 ///
 /// # Safety
-/// `text` is NULL or ends with a NUL, and stays unchanged while the result lives.
+/// `text` is NULL or ends with a NUL, and doesn't change while the result lives.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: passed on; it isn't NULL.
+    // SAFETY: the caller's contract; it isn't NULL.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// Copies a text to C, cut to the buffer and ended with a NUL. Returns its whole length, as snprintf does.
+/// Copies a text to C, truncated to the buffer and ended with a NUL. Returns its whole length, as snprintf
+/// does.
 fn put_text(from: &str, to: &mut [u8]) -> usize {
     if let Some(room) = to.len().checked_sub(1) {
         let length = from.len().min(room);
@@ -198,11 +200,11 @@ fn opened(made: impl FnOnce() -> Result<Chip, String>, error: &mut [u8]) -> *mut
     }
 }
 
-/// Opens an erased chip that comes with the library, such as "W25Q128JV". The seed decides the unique ID and all randomness.
-/// Returns NULL for an unknown name.
+/// Opens an erased chip of the library, such as "W25Q128JV". The seed determines the unique ID and all
+/// randomness. Returns NULL for an unknown name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_open(name: *const c_char, seed: u64) -> *mut spinor_chip {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let name = unsafe { text(name) };
     opened(
         || match name.and_then(spinor::chip) {
@@ -213,7 +215,8 @@ pub unsafe extern "C" fn spinor_open(name: *const c_char, seed: u64) -> *mut spi
     )
 }
 
-/// Opens an erased chip from the text of a chip file. Returns NULL for an error, which is written to `error` with line and column.
+/// Opens an erased chip from the text of a chip file. Returns NULL for an error, which is written to `error`
+/// with line and column.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_open_toml(
     toml: *const c_char,
@@ -221,7 +224,7 @@ pub unsafe extern "C" fn spinor_open_toml(
     error: *mut c_char,
     error_size: usize,
 ) -> *mut spinor_chip {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let (toml, error) = unsafe { (text(toml), output(error.cast(), error_size)) };
     let error = error.unwrap_or_default();
     opened(
@@ -234,7 +237,7 @@ pub unsafe extern "C" fn spinor_open_toml(
     )
 }
 
-/// Closes a chip. NULL does nothing.
+/// Closes a chip. Does nothing for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_close(chip: *mut spinor_chip) {
     if !chip.is_null() {
@@ -251,16 +254,17 @@ pub unsafe extern "C" fn spinor_size(chip: *mut spinor_chip) -> u32 {
     with(chip, 0, |chip| chip.description().size)
 }
 
-/// Returns the array's cells as they are, spinor_size() bytes, until the next call with this chip; NULL for NULL.
+/// Returns the array's raw cells, spinor_size() bytes, valid until the next call with this chip; NULL for
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_memory(chip: *mut spinor_chip) -> *const u8 {
     with(chip, std::ptr::null(), |chip| chip.memory().as_ptr())
 }
 
-/// Replaces the array's cells; `length` is the chip's size.
+/// Replaces the array's cells; `length` must be the chip's size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_load(chip: *mut spinor_chip, bytes: *const u8, length: usize) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let bytes = unsafe { input(bytes, length) };
     with(chip, SPINOR_ERR_INVALID, |chip| match bytes {
         Some(bytes) if bytes.len() == chip.memory().len() => {
@@ -287,8 +291,8 @@ fn are_lines(lines: u8) -> bool {
     matches!(lines, 1 | 2 | 4)
 }
 
-/// Exchanges a byte on 1, 2 or 4 lines: full duplex on one line, else the chip's byte where it drives the lines. Returns FFh for
-/// an error.
+/// Exchanges a byte on 1, 2 or 4 lines: full duplex on one line, otherwise returns the chip's byte while it
+/// drives the lines. Returns FFh for an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_transfer(chip: *mut spinor_chip, byte: u8, lines: u8) -> u8 {
     with(chip, 0xFF, |chip| if are_lines(lines) { chip.transfer(byte, lines) } else { 0xFF })
@@ -302,7 +306,7 @@ pub unsafe extern "C" fn spinor_write(
     length: usize,
     lines: u8,
 ) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let bytes = unsafe { input(bytes, length) };
     with(chip, SPINOR_ERR_INVALID, |chip| match bytes {
         Some(bytes) if are_lines(lines) => {
@@ -321,7 +325,7 @@ pub unsafe extern "C" fn spinor_read(
     length: usize,
     lines: u8,
 ) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let bytes = unsafe { output(bytes, length) };
     with(chip, SPINOR_ERR_INVALID, |chip| match bytes {
         Some(bytes) if are_lines(lines) => {
@@ -332,7 +336,7 @@ pub unsafe extern "C" fn spinor_read(
     })
 }
 
-/// Passes dummy clocks: the master drives no line.
+/// Passes dummy clocks, during which the master drives no line.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_dummy(chip: *mut spinor_chip, clocks: u32) {
     with(chip, (), |chip| {
@@ -342,14 +346,14 @@ pub unsafe extern "C" fn spinor_dummy(chip: *mut spinor_chip, clocks: u32) {
     });
 }
 
-/// Passes one clock: bits 0 to 3 of `pins` are the levels of IO0 to IO3 from the master, 1 where it drives none. Returns the levels
-/// that the chip drives, 1 where it drives none.
+/// Passes one clock: bits 0 to 3 of `pins` are the levels of IO0 to IO3 from the master, 1 for lines that it
+/// doesn't drive. Returns the levels from the chip, 1 for lines that it doesn't drive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_clock(chip: *mut spinor_chip, pins: u8) -> u8 {
     with(chip, 0xF, |chip| chip.clock(pins & 0xF))
 }
 
-/// Does a whole transaction on one line: selects, sends, reads, deselects.
+/// Executes a whole transaction on one line: selects, sends, reads, deselects.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_transact(
     chip: *mut spinor_chip,
@@ -358,7 +362,7 @@ pub unsafe extern "C" fn spinor_transact(
     received: *mut u8,
     received_length: usize,
 ) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let (sent, received) = unsafe { (input(sent, sent_length), output(received, received_length)) };
     with(chip, SPINOR_ERR_INVALID, |chip| match (sent, received) {
         (Some(sent), Some(received)) => {
@@ -369,7 +373,7 @@ pub unsafe extern "C" fn spinor_transact(
     })
 }
 
-/// Lets time pass.
+/// Advances the chip's time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_advance(chip: *mut spinor_chip, nanoseconds: u64) {
     with(chip, (), |chip| chip.advance(nanoseconds));
@@ -381,13 +385,14 @@ pub unsafe extern "C" fn spinor_now(chip: *mut spinor_chip) -> u64 {
     with(chip, 0, |chip| chip.now())
 }
 
-/// Returns the time until the running operation ends; SPINOR_NEVER if none runs, or if polls or nothing end it.
+/// Returns the time until the running operation ends; SPINOR_NEVER if none runs, or if it ends by polls or
+/// never.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_busy_for(chip: *mut spinor_chip) -> u64 {
     with(chip, SPINOR_NEVER, |chip| chip.busy_for().unwrap_or(SPINOR_NEVER))
 }
 
-/// Lets operations take the typical time of the datasheet, or the maximum time.
+/// Sets whether operations take the typical or the maximum time of the datasheet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_set_busy_time(chip: *mut spinor_chip, maximum: bool) {
     with(chip, (), |chip| {
@@ -395,19 +400,19 @@ pub unsafe extern "C" fn spinor_set_busy_time(chip: *mut spinor_chip, maximum: b
     });
 }
 
-/// Lets operations end after so many polls of the status; 0 ends them at once.
+/// Makes operations end after this number of polls of the status; 0 ends them at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_set_busy_polls(chip: *mut spinor_chip, polls: u32) {
     with(chip, (), |chip| chip.set_busy_time(BusyTime::Polls(polls)));
 }
 
-/// Sets the bus clock in hertz; 0 if unknown. With `passes_time` its clocks let time pass.
+/// Sets the bus clock in hertz; 0 if unknown. With `passes_time`, its clocks advance the chip's time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_set_clock(chip: *mut spinor_chip, hertz: u32, passes_time: bool) {
     with(chip, (), |chip| chip.set_clock(Some(hertz), passes_time));
 }
 
-/// Switches the supply. Off leaves a running operation half-done; on needs the start-up times to pass.
+/// Switches the supply. Off leaves a running operation half-done; after on, the start-up times have to pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_power(chip: *mut spinor_chip, on: bool) {
     with(chip, (), if on { Chip::power_on } else { Chip::power_off });
@@ -431,7 +436,7 @@ pub unsafe extern "C" fn spinor_set_hold_reset(chip: *mut spinor_chip, high: boo
     with(chip, (), |chip| chip.set_pin(Pin::HoldReset, high));
 }
 
-/// Returns faults that strike never.
+/// Returns faults that never occur.
 #[unsafe(no_mangle)]
 pub extern "C" fn spinor_no_faults() -> spinor_faults {
     spinor_faults {
@@ -446,10 +451,10 @@ pub extern "C" fn spinor_no_faults() -> spinor_faults {
     }
 }
 
-/// Sets the faults in force; NULL for none.
+/// Sets the active faults; NULL for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_set_faults(chip: *mut spinor_chip, faults: *const spinor_faults) -> i32 {
-    // SAFETY: by the contract it is NULL or leads to faults.
+    // SAFETY: by the contract it is NULL or points to faults.
     let faults = unsafe { faults.as_ref() }.copied().unwrap_or_else(|| spinor_no_faults());
     let is_part = |value: f64| (0.0..=1.0).contains(&value);
     if ![faults.cut_fraction, faults.flip_in, faults.flip_out].into_iter().all(is_part) {
@@ -514,7 +519,7 @@ pub unsafe extern "C" fn spinor_get_counters(chip: *mut spinor_chip, counters: *
     });
     match found {
         Some(found) => {
-            // SAFETY: by the contract it leads to memory for counters; it isn't NULL.
+            // SAFETY: by the contract it points to memory for counters; it isn't NULL.
             unsafe { counters.write(found) };
             SPINOR_OK
         }
@@ -531,17 +536,19 @@ pub unsafe extern "C" fn spinor_erase_count(chip: *mut spinor_chip, address: u32
     })
 }
 
-/// Returns a register's value by its name in the datasheet, such as "SR1"; SPINOR_ERR_INVALID if there is none.
+/// Returns a register's value by its name in the datasheet, such as "SR1"; SPINOR_ERR_INVALID for an unknown
+/// name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_register(chip: *mut spinor_chip, name: *const c_char) -> i32 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let name = unsafe { text(name) };
     with(chip, SPINOR_ERR_INVALID, |chip| {
         name.and_then(|name| chip.register(name)).map_or(SPINOR_ERR_INVALID, i32::from)
     })
 }
 
-/// Returns why the last transaction was ignored, in words that are never freed; NULL if it wasn't.
+/// Returns the reason for which the last transaction was ignored, as a text that is never freed; NULL if it
+/// wasn't ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_refusal(chip: *mut spinor_chip) -> *const c_char {
     with(chip, std::ptr::null(), |chip| {
@@ -555,8 +562,8 @@ pub unsafe extern "C" fn spinor_set_trace(chip: *mut spinor_chip, transactions: 
     with(chip, (), |chip| chip.set_trace(transactions));
 }
 
-/// Writes the kept transactions as text: 't', JSON lines: 'j', or a value change dump of the bus: 'v'. Returns the length of the whole
-/// text, as snprintf does; a negative number for an error.
+/// Writes the kept transactions as text: 't', JSON lines: 'j', or a value change dump of the bus: 'v'.
+/// Returns the length of the whole text, as snprintf does; a negative number for an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_trace(
     chip: *mut spinor_chip,
@@ -564,7 +571,7 @@ pub unsafe extern "C" fn spinor_trace(
     buffer: *mut c_char,
     size: usize,
 ) -> i64 {
-    // SAFETY: the contract of the crate's functions.
+    // SAFETY: the contract of this crate's functions.
     let Some(buffer) = (unsafe { output(buffer.cast(), size) }) else { return SPINOR_ERR_INVALID.into() };
     with(chip, SPINOR_ERR_INVALID.into(), |chip| {
         let (trace, description, mut text) = (chip.trace(), chip.description(), String::new());

@@ -16,7 +16,7 @@
         }                                                                                           \
     } while (0)
 
-/* What is being done, for messages. */
+/* Current step, for messages. */
 static char subject[100] = "start";
 
 static int flash_read(const struct lfs_config *c, lfs_block_t block, lfs_off_t off, void *buffer, lfs_size_t size) {
@@ -101,7 +101,7 @@ static int judge(lfs_t *lfs, int acknowledged) {
         CHECK(old[step] || step <= acknowledged);
         done += new[step];
     }
-    /* It is created empty, and written as a whole. */
+    /* The file is created empty, and written as a whole. */
     if (exists(lfs, "firmware.new")) {
         CHECK(!new[2]);
         CHECK(holds(lfs, "firmware.new", nothing, nothing) || holds(lfs, "firmware.new", firmware_new, nothing));
@@ -116,10 +116,10 @@ static void switch_on(spinor_chip *chip) {
     spinor_advance(chip, 10000000);
 }
 
-/* Cuts by the number of acknowledged steps, and what the step after them left. */
+/* Cuts by the number of acknowledged steps, and outcomes of the step after them. */
 static long by_acknowledged[STEPS + 1], found_old, found_new;
 
-/* Changes the files, cuts the power at a byte, switches the chip on again and judges. Returns whether there was such a byte. */
+/* Changes the files, cuts the power at a byte, switches the chip on again and checks the files. Returns whether the byte was reached. */
 static bool survives_cut(spinor_chip *chip, const struct lfs_config *config, const uint8_t *begun, long cut) {
     static const uint8_t write_enable = 0x06, chip_erase = 0xC7;
     spinor_faults faults = spinor_no_faults();

@@ -1,6 +1,7 @@
 //! Measures reads, status polls and page programs of a chip, directly and through embedded-hal.
 //!
-//! `cargo run --release -p siltstone-spinor --example speed`; about two seconds. To be reached: 300 MB/s and 5 million polls/s.
+//! `cargo run --release -p siltstone-spinor --example speed`; about two seconds. Goals: 300 MB/s and 5
+//! million polls/s.
 #![allow(clippy::disallowed_methods)] // A measurement needs the machine's clock; the chip itself has none.
 
 use embedded_hal::spi::{Operation, SpiDevice};

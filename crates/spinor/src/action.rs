@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conditions(u8);
 
-/// What the chip is doing, as far as it decides whether a command is accepted.
+/// State of the chip, as far as it decides whether a command is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Condition {
@@ -42,7 +42,7 @@ impl Conditions {
 
 macro_rules! actions {
     ($($variant:ident $name:literal $doc:literal,)*) => {
-        /// What a command does. The name in chip files stands in [`Action::name`].
+        /// Effect of a command. [`Action::name`] returns its name in chip files.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Action {
             $(#[doc = $doc] $variant,)*
@@ -112,7 +112,7 @@ impl Action {
         ACTIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the command's data phase goes from the chip to the host.
+    /// Returns whether the data phase of the command goes from the chip to the host.
     pub fn reads(self) -> bool {
         use Action::*;
         matches!(
@@ -129,7 +129,7 @@ impl Action {
         )
     }
 
-    /// Returns whether the command's data phase goes from the host to the chip.
+    /// Returns whether the data phase of the command goes from the host to the chip.
     pub fn takes_data(self) -> bool {
         use Action::*;
         matches!(
@@ -146,7 +146,7 @@ impl Action {
         )
     }
 
-    /// Returns whether the command is useless without an address.
+    /// Returns whether the command requires an address.
     pub fn needs_address(self) -> bool {
         use Action::*;
         matches!(

@@ -27,7 +27,7 @@ chips! {
 /// Returns the description of a chip that comes with the crate; `None` for an unknown name. Case is ignored.
 ///
 /// # Errors
-/// An error in the chip file; a test holds that there is none.
+/// An error in the chip file; a test checks that there is none.
 pub fn chip(name: &str) -> Option<Result<Arc<Description>, DescriptionError>> {
     let (name, text) = CHIPS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name))?;
     Some(Description::parse(&format!("{name}.toml"), text))

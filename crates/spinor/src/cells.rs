@@ -1,4 +1,4 @@
-//! The non-volatile cells: what survives without power, how cells wear, and how half-done operations read.
+//! The non-volatile cells: state that survives without power, wear, and reads after interrupted operations.
 //!
 //! - *Interrupted programs and erases*: cells whose threshold voltage lies near the reference read as 0 or 1 from one read to
 //!   the next. Sources: H.-W. Tseng, L. Grupp, S. Swanson, "Understanding the Impact of Power Loss on Flash Memory", DAC 2011;
@@ -84,7 +84,7 @@ impl NonVolatile {
         }
     }
 
-    /// Programs the bytes from an address on completely.
+    /// Programs the bytes that begin at an address completely.
     pub(crate) fn program_all(&mut self, start: u32, cells: &mut [u8], data: &[u8]) {
         if self.marginal.is_empty() {
             cells.iter_mut().zip(data).for_each(|(cell, data)| *cell &= data);
@@ -210,7 +210,7 @@ impl NonVolatile {
             let Some(count) = self.erase_counts.get_mut(n) else { continue };
             *count = count.saturating_add(1);
             let Some(endurance) = endurance else { continue };
-            // Each sector has a limit of its own, the same whenever the seed is the same.
+            // Each sector has a limit of its own, which depends on the seed and the sector's number only.
             let excess = Random::new(seed ^ (n as u64).wrapping_mul(0xA24B_AED4_963E_E407)).exponential();
             let limit = endurance as f64 * (1.0 + excess);
             if f64::from(*count) > limit && random.chance(20.0 / endurance as f64) {
@@ -268,7 +268,7 @@ fn programmed_bits(cells: &[u8]) -> u64 {
     of_words + rest.iter().map(|cell| u64::from(cell.count_zeros())).sum::<u64>()
 }
 
-/// Sets programmed bits to 1: those whose numbers, counted over the programmed bits from 0 on, are chosen.
+/// Sets programmed bits to 1: those whose numbers, counted over the programmed bits from 0, are chosen.
 fn discharge(cells: &mut [u8], chosen: &BitSet) {
     let mut numbers = chosen.iter();
     let Some(mut next) = numbers.next() else { return };

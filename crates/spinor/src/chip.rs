@@ -1,10 +1,11 @@
 //! The interpreter: one state machine for all chips, driven by bus clocks, pins, power and the time that the caller passes in.
 //!
-//! - `changes`: which parts of the array changed since they were saved;
+//! - `changes`: parts of the array that changed since they were saved;
 //! - `link`: the bus phases of a transaction, bit by bit, with fast paths for bytes and runs of bytes;
-//! - `execute`: what commands do when their transaction ends;
-//! - `operation`: programs, erases and register writes that take time, their suspension, and what a cut leaves of them;
-//! - `protection`: which writes the chip refuses.
+//! - `execute`: effects of commands when their transaction ends;
+//! - `operation`: programs, erases and register writes that take time, their suspension, and their state
+//!   after a cut;
+//! - `protection`: programs, erases and register writes that the chip refuses.
 //!
 //! Nothing here reads a clock, draws from the system's randomness or does I/O: time comes from [`Chip::advance`], randomness from
 //! the seed.
@@ -31,7 +32,7 @@ use std::sync::Arc;
 pub trait Storage: Send {
     /// Returns all bytes of the array.
     fn bytes(&self) -> &[u8];
-    /// Returns all bytes of the array, to change.
+    /// Returns all bytes of the array, mutably.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
@@ -53,14 +54,14 @@ impl Storage for Box<[u8]> {
     }
 }
 
-/// How long an operation keeps the chip busy.
+/// Time for which an operation keeps the chip busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BusyTime {
     /// The typical time of the datasheet.
     Typical,
     /// The maximum time of the datasheet.
     Maximum,
-    /// Until the busy bit was read so many times; 0 ends every operation at once.
+    /// Until the busy bit was read this many times; 0 ends every operation at once.
     Polls(u32),
 }
 
@@ -69,7 +70,7 @@ pub enum BusyTime {
 pub enum Pin {
     /// WP#.
     WriteProtect,
-    /// HOLD# or RESET#, whichever the chip has or its register chooses.
+    /// HOLD# or RESET#, depending on the chip or its register.
     HoldReset,
 }
 
@@ -106,7 +107,7 @@ pub enum State {
 
 macro_rules! refusals {
     ($($variant:ident $words:literal $doc:literal,)*) => {
-        /// Why the chip ignored a command.
+        /// Reason for which the chip ignored a command.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Refusal {
             $(#[doc = $doc] $variant,)*
@@ -156,7 +157,7 @@ refusals! {
     OutOfSequence "out of sequence" "Reset without reset-enable before it, or another command in AAI mode.",
 }
 
-/// What the chip went through since it was made.
+/// Counts of events since the chip was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Transactions with at least one clock.
@@ -169,7 +170,7 @@ pub struct Counters {
     pub operations: u64,
     /// Reads of a register with the busy bit while busy.
     pub busy_polls: u64,
-    /// Bytes whose program asked for a 1 in a cell that is 0.
+    /// Number of bytes whose program would set a bit that is 0 to 1.
     pub overwrites: u64,
     /// Transactions faster than the command's maximal clock.
     pub too_fast: u64,
@@ -221,7 +222,7 @@ struct Modes {
     protect_fail: bool,
 }
 
-/// Which bits of a register are computed when it is read.
+/// Bits of a register that are computed when it is read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Masks {
     stored: u8,
@@ -239,7 +240,7 @@ struct Masks {
     protect_fail: u8,
 }
 
-/// A chip that does not have this size of image, or another size of saved state.
+/// Error: the image or the saved state has another size than the chip's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeError(String);
 
@@ -281,12 +282,12 @@ pub struct Chip {
 }
 
 impl Chip {
-    /// Makes a chip with the given contents of its array, powered on with its start-up time passed.
+    /// Creates a chip with the given contents of its array, powered on with its start-up time passed.
     ///
     /// `seed` decides the unique ID, the wear limits and all randomness of faults.
     ///
     /// # Errors
-    /// The array has another size than the description says.
+    /// The array has another size than the description gives.
     pub fn new(
         description: Arc<Description>,
         memory: impl Storage + 'static,
@@ -343,7 +344,7 @@ impl Chip {
         Ok(chip)
     }
 
-    /// Makes an erased chip.
+    /// Creates an erased chip.
     pub fn erased(description: Arc<Description>, seed: u64) -> Chip {
         let value = if description.writes_in_place { 0 } else { 0xFF };
         let image = vec![value; description.size as usize];
@@ -360,21 +361,21 @@ impl Chip {
         self.memory.bytes()
     }
 
-    /// Returns the array, to change it past the bus.
+    /// Returns the array mutably, for changes without the bus.
     pub fn memory_mut(&mut self) -> &mut [u8] {
         self.changes.mark(0..self.description.size);
         self.memory.bytes_mut()
     }
 
-    /// Returns what survives without power besides the array, to be saved.
+    /// Returns the state that survives without power besides the array, for saving.
     pub fn non_volatile(&self) -> &NonVolatile {
         &self.cells
     }
 
-    /// Restores what [`Chip::non_volatile`] returned, and cycles the power.
+    /// Restores state that [`Chip::non_volatile`] returned, and cycles the power.
     ///
     /// # Errors
-    /// It is from another type of chip.
+    /// The state is from another type of chip.
     pub fn restore(&mut self, saved: NonVolatile) -> Result<(), SizeError> {
         let same = |a: usize, b: usize| a == b;
         let fits = same(saved.registers.len(), self.cells.registers.len())
@@ -402,7 +403,7 @@ impl Chip {
         &self.cells.erase_counts
     }
 
-    /// Returns what the chip went through.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -412,7 +413,7 @@ impl Chip {
         &self.trace
     }
 
-    /// Returns the trace, to take records from it.
+    /// Returns the trace, for taking records from it.
     pub fn trace_mut(&mut self) -> &mut Trace {
         &mut self.trace
     }
@@ -422,7 +423,7 @@ impl Chip {
         self.trace = Trace::new(transactions);
     }
 
-    /// Sets how long operations that begin from now on keep the chip busy.
+    /// Sets the time for which later operations keep the chip busy.
     pub fn set_busy_time(&mut self, busy_time: BusyTime) {
         self.busy_time = busy_time;
     }
@@ -445,7 +446,7 @@ impl Chip {
         &self.faults
     }
 
-    /// Returns the chip's time in nanoseconds since it was made.
+    /// Returns the chip's time in nanoseconds since it was created.
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -456,7 +457,8 @@ impl Chip {
         self.settle();
     }
 
-    /// Returns the time in nanoseconds until the running operation ends; `None` if none runs, or if polls or nothing end it.
+    /// Returns the time in nanoseconds until the running operation ends; `None` if none runs, or if it
+    /// doesn't end by time.
     pub fn busy_for(&self) -> Option<u64> {
         self.operation.as_ref()?.ends.map(|ends| ends.saturating_sub(self.now))
     }
@@ -512,15 +514,15 @@ impl Chip {
         }
         self.power = Power::On { since: self.now };
         self.reload(true);
-        // A transaction that began without power stays without effect.
+        // A transaction that began without power has no effect.
         if self.link.selected {
             self.link.abandon();
             self.link.refusal = Some(Refusal::NoPower);
         }
     }
 
-    /// Sets the supply voltage in millivolts: below the write inhibit voltage the chip loses power, and gains it above the
-    /// minimum voltage. In between it stays as it is.
+    /// Sets the supply voltage in millivolts: below the write inhibit voltage the chip loses power, and at or
+    /// above the minimum voltage it gains power. In between nothing changes.
     pub fn set_supply(&mut self, millivolts: u32) {
         let supply = self.description.supply;
         if millivolts < supply.write_inhibit {
@@ -607,7 +609,7 @@ impl Chip {
         }
         if let Some(operation) = &self.operation {
             return match &self.suspended {
-                // Within tSUS the chip still does what it is about to suspend.
+                // Within tSUS the chip still runs the operation that it suspends.
                 Some(suspended) if operation.is_suspending() => suspended.state(),
                 _ => operation.state(),
             };

@@ -1,6 +1,6 @@
-//! A chip as data: what its datasheet says, read from one TOML file and checked.
+//! A chip as data: the values of its datasheet, read from one TOML file and checked.
 //!
-//! Every error names the file, the line and the column. Nothing here knows how a chip works: that is the interpreter,
+//! Every error has the file, the line and the column. The behaviour of chips is left to the interpreter,
 //! [`crate::Chip`].
 
 mod file;
@@ -13,14 +13,14 @@ use std::sync::Arc;
 /// Largest page that is programmed at once, in bytes.
 pub(crate) const LARGEST_PAGE: u32 = 65536;
 
-/// Everything that the interpreter knows of one type of chip.
+/// Properties of one type of chip that the interpreter needs.
 #[derive(Debug, Clone)]
 pub struct Description {
     /// Name of the part, as on the datasheet.
     pub name: String,
     /// Manufacturer.
     pub maker: String,
-    /// Datasheet that the values are from.
+    /// Datasheet with the values.
     pub datasheet: String,
     /// Size of the memory array in bytes.
     pub size: u32,
@@ -28,11 +28,12 @@ pub struct Description {
     pub page: u32,
     /// Answer to 9Fh.
     pub jedec_id: Vec<u8>,
-    /// Answer to 90h: manufacturer and device; its last byte is the answer to ABh. Empty if the chip has none.
+    /// Answer to 90h: manufacturer and device; its last byte is the answer to ABh. Empty if the chip has
+    /// none.
     pub legacy_id: Vec<u8>,
     /// Length of the unique ID in bytes; 0 if the chip has none.
     pub unique_id: u32,
-    /// The SFDP area from address 0 on; empty if the chip has none.
+    /// The SFDP area, beginning at address 0; empty if the chip has none.
     pub sfdp: Vec<u8>,
     /// Source of the SFDP area: `none`, `derived` from this description, `dump` of a real part, `dump of` another chip, adapted.
     pub sfdp_source: String,
@@ -42,7 +43,7 @@ pub struct Description {
     pub four_byte_at_power_up: bool,
     /// Function of the HOLD#/RESET# pin where no register bit chooses it.
     pub hold_pin: HoldPin,
-    /// How the mode byte of a read begins and ends the continuous read mode.
+    /// Rule by which the mode byte of a read begins and ends the continuous read mode.
     pub continuous: Continuous,
     /// Erase cycles per sector that the datasheet guarantees.
     pub endurance: u64,
@@ -133,7 +134,7 @@ pub struct Supply {
 /// Meaning of a register bit to the interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Meaning {
-    /// Reserved, or a setting without effect on what is modelled.
+    /// Reserved, or a setting without effect on the model.
     Plain,
     /// Write in progress.
     Wip,
@@ -169,7 +170,7 @@ pub enum Meaning {
     Ads,
     /// Address mode after power-up: 1 is 4-byte.
     Adp,
-    /// Address bit from 24 on, in the extended address register.
+    /// Address bit from 24 upwards, in the extended address register.
     ExtendedAddress(u8),
     /// Function of the HOLD#/RESET# pin: 1 is RESET#.
     HoldReset,
@@ -183,7 +184,7 @@ pub enum Meaning {
     Aai,
     /// QPI mode.
     Qpi,
-    /// The individual security area is locked for ever.
+    /// The individual security area is permanently locked.
     OtpLocked,
 }
 
@@ -204,9 +205,9 @@ pub struct Register {
     pub one_time: u8,
     /// Value on delivery, and value of volatile bits after power-up.
     pub factory: u8,
-    /// Address at which `read-any-register` and `write-any-register` find the value in force.
+    /// Address of the value in force for `read-any-register` and `write-any-register`.
     pub address: Option<u32>,
-    /// Address at which they find the value that is kept without power.
+    /// Address of the value that is kept without power, for the same commands.
     pub kept_address: Option<u32>,
 }
 
@@ -217,11 +218,11 @@ pub struct Protection {
     pub bits: u8,
     /// Bytes protected when BP is 1. Each further step doubles it.
     pub unit: u32,
-    /// The same with SEC = 1.
+    /// Bytes protected when BP is 1, with SEC = 1.
     pub sector_unit: u32,
     /// Largest area with SEC = 1.
     pub sector_limit: u32,
-    /// SRP = 1 with SRL = 1 locks the registers for ever.
+    /// SRP = 1 with SRL = 1 locks the registers permanently.
     pub lock_for_ever: bool,
     /// A refused program or erase clears WEL (Macronix) instead of leaving it set.
     pub refusal_clears_wel: bool,
@@ -236,7 +237,7 @@ pub struct Locks {
     pub edge: u32,
     /// Whether all blocks are locked after power-up.
     pub locked_at_power_up: bool,
-    /// Whether the locks count only while the WPS bit is 1, and replace the BP bits then.
+    /// Whether the locks apply only while the WPS bit is 1, and replace the BP bits then.
     pub by_wps: bool,
 }
 
@@ -255,7 +256,7 @@ pub struct Security {
     pub control_byte: bool,
 }
 
-/// Protocol in which an opcode is known.
+/// Protocol in which an opcode is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// Opcode on one line.
@@ -271,7 +272,7 @@ pub enum Protocol {
 pub enum AddressWidth {
     /// No address.
     None,
-    /// So many bytes in every mode.
+    /// This many bytes in every mode.
     Bytes(u8),
     /// 3 or 4 bytes by the address mode.
     Mode,
@@ -284,9 +285,9 @@ pub struct Command {
     pub opcode: u8,
     /// Name, as in the datasheet.
     pub name: String,
-    /// What it does.
+    /// Effect of the command.
     pub action: Action,
-    /// Protocol in which it is known.
+    /// Protocol in which the opcode is valid.
     pub protocol: Protocol,
     /// Width of the address.
     pub address: AddressWidth,
@@ -306,13 +307,13 @@ pub struct Command {
     pub write_enable: bool,
     /// Whether the quad enable bit must be set, on chips that have one; not in QPI.
     pub quad_enable: bool,
-    /// Whether reads wrap as `set-burst-wrap` says.
+    /// Whether reads wrap as set by `set-burst-wrap`.
     pub wraps: bool,
-    /// Conditions in which it is accepted.
+    /// Conditions in which the command is accepted.
     pub conditions: Conditions,
     /// Bytes that an erase erases.
     pub size: u32,
-    /// Registers that it reads or writes, as indexes.
+    /// Indexes of the registers that the command reads or writes.
     pub registers: Vec<u8>,
 }
 
@@ -332,11 +333,11 @@ pub struct Latency {
 pub struct DescriptionError {
     /// Name of the file.
     pub file: String,
-    /// Line, from 1 on.
+    /// Line, counted from 1.
     pub line: usize,
-    /// Column in characters, from 1 on.
+    /// Column in characters, counted from 1.
     pub column: usize,
-    /// What is wrong, what is expected, what to do.
+    /// The problem, the expected value, and the remedy.
     pub message: String,
 }
 
@@ -352,7 +353,7 @@ impl Description {
     /// Reads and checks the text of a chip file. `file` is its name for errors.
     ///
     /// # Errors
-    /// The first thing that is wrong, with line and column.
+    /// The first problem, with line and column.
     pub fn parse(file: &str, text: &str) -> Result<Arc<Description>, DescriptionError> {
         file::parse(file, text).map(Arc::new)
     }

@@ -1,15 +1,15 @@
-//! Faults that a caller asks for: power cuts, bus errors, wear, read disturb, a chip that stays busy.
+//! Faults that a caller requests: power cuts, bus errors, wear, read disturb, a chip that stays busy.
 
-/// When the power fails by itself.
+/// Moment of a power cut.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Cut {
-    /// After so many further bytes on the bus.
+    /// After this number of further bytes on the bus.
     BusByte(u64),
-    /// In an operation (program, erase, register write): after so many further ones, at a fraction of its time.
+    /// During an operation (program, erase, register write), at a fraction of its time.
     Operation {
-        /// Operations that complete before it.
+        /// Number of operations that complete before it.
         after: u64,
-        /// Part of the operation's time that passes, 0.0 to 1.0.
+        /// Fraction of the operation's time that passes, 0.0 to 1.0.
         fraction: f64,
     },
 }
@@ -17,24 +17,24 @@ pub enum Cut {
 /// Faults in force. The default has none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Faults {
-    /// When the power fails, each once. The chip is off afterwards, until [`crate::Chip::power_on`].
+    /// Power cuts, each of which happens once. The chip is off afterwards, until [`crate::Chip::power_on`].
     ///
-    /// All count from the moment at which the faults are set, so several cut the power several times.
+    /// All are counted from the moment at which the faults are set, so several cut the power several times.
     pub cuts: Vec<Cut>,
     /// Probability that a byte from the host arrives with one bit flipped.
     pub flip_in: f64,
     /// Probability that a byte from the chip arrives with one bit flipped.
     pub flip_out: f64,
-    /// After so many further operations one never ends: WIP stays 1 until a reset or a power cycle.
+    /// Number of further operations after which one never ends: WIP stays 1 until a reset or a power cycle.
     pub stuck_busy: Option<u64>,
-    /// Cells wear: beyond the chip's endurance bits stick at 0.
+    /// Whether cells wear: after the chip's endurance bits stick at 0.
     pub wear: bool,
     /// Bytes read of a sector for one read-disturb bit flip in it, on average; 0 for none.
     pub read_disturb: u64,
 }
 
 impl Faults {
-    /// Returns whether single bytes of the bus must be looked at.
+    /// Returns whether the faults affect single bytes of the bus.
     pub(crate) fn touches_bytes(&self) -> bool {
         self.flip_in > 0.0
             || self.flip_out > 0.0
@@ -58,7 +58,8 @@ impl Faults {
         strikes
     }
 
-    /// Counts an operation. Returns the part of its time, 0.0 to 1.0, after which a cut strikes; of several the first.
+    /// Counts an operation. Returns the fraction of its time, 0.0 to 1.0, after which the first cut strikes;
+    /// `None` without one.
     pub(crate) fn operation_cuts(&mut self) -> Option<f64> {
         let mut strikes: Option<f64> = None;
         self.cuts.retain_mut(|cut| match cut {

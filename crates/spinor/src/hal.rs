@@ -15,7 +15,7 @@ impl<'a> Bus<'a> {
         Bus(std::rc::Rc::new(std::cell::RefCell::new(chip)))
     }
 
-    /// Lends the chip, to look at it or to disturb it between two transactions.
+    /// Lends the chip, for checks or faults between two transactions.
     pub fn with<R>(&self, look: impl FnOnce(&mut Chip) -> R) -> R {
         look(&mut self.0.borrow_mut())
     }
@@ -150,7 +150,7 @@ mod nor {
             })
         }
 
-        /// Lends the chip, to look at it or to disturb it.
+        /// Lends the chip, for checks or faults.
         pub fn chip(&mut self) -> &mut Chip {
             self.chip
         }

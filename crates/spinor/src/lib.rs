@@ -1,6 +1,7 @@
 //! SPI NOR flash chips, emulated from tables.
 //!
-//! - [`Description`]: a chip as data, from one TOML file ([`chip`] finds those that come with the crate, [`sfdp`] makes one from an
+//! - [`Description`]: a chip as data, from one TOML file ([`chip`] finds those that come with the crate,
+//!   [`sfdp`] creates one from an
 //!   SFDP dump);
 //! - [`Chip`]: the interpreter, one state machine for all chips, driven by bus bytes or clocks, pins, power and virtual time;
 //! - [`Faults`]: power cuts, wear, read disturb, bus errors, by seed and rule;

@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::description::{AddressWidth, Command, Description, Meaning, Protocol};
 use std::fmt::Write as _;
 
-/// What a basic flash parameter table says.
+/// Contents of a basic flash parameter table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameters {
     /// Size of the array in bytes.
@@ -31,7 +31,7 @@ pub struct FastRead {
     pub lines: [u8; 3],
     /// Clocks of the mode phase.
     pub mode_clocks: u8,
-    /// Dummy clocks after it.
+    /// Dummy clocks after the mode phase.
     pub dummy: u8,
 }
 
@@ -49,7 +49,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 /// Reads the headers and the basic flash parameter table of an SFDP area.
 ///
 /// # Errors
-/// What is wrong with the area, for any bytes.
+/// The problem of the area, for any bytes.
 pub fn parse(bytes: &[u8]) -> Result<Parameters, String> {
     if bytes.get(..4) != Some(b"SFDP") {
         return Err("sfdp: no signature; expected 53 46 44 50 at address 0".to_owned());
@@ -128,7 +128,7 @@ fn multiplier(typical: u64, maximum: u64) -> u32 {
     (maximum.div_ceil(2 * typical.max(1)).clamp(1, 16) - 1) as u32
 }
 
-/// Returns an SFDP area of revision 1.6 that says what the description says.
+/// Returns an SFDP area of revision 1.6 with the values of a description.
 pub(crate) fn derive(chip: &Description) -> Vec<u8> {
     let spi = |lines: [u8; 3]| {
         chip.commands.iter().find(|c| {
@@ -219,11 +219,11 @@ pub(crate) fn derive(chip: &Description) -> Vec<u8> {
 
 /// Returns the text of a chip file for a generic chip with this SFDP area and JEDEC ID.
 ///
-/// What the tables leave out is filled with common values: status register 05h/01h with WIP and WEL, page program 02h, chip
-/// erase C7h/60h, register write 10 ms, endurance 100000.
+/// Values that the tables lack are common ones: status register 05h/01h with WIP and WEL, page program 02h,
+/// chip erase C7h/60h, register write 10 ms, endurance 100000.
 ///
 /// # Errors
-/// What is wrong with the area.
+/// The problem of the area.
 pub fn generic_chip(name: &str, jedec_id: &[u8], sfdp: &[u8]) -> Result<String, String> {
     let table = parse(sfdp)?;
     let raw = |n: usize| table.raw.get(n).copied();

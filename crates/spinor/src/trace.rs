@@ -18,7 +18,8 @@ pub struct Record {
     /// Opcode; in continuous read mode the one that began it.
     pub opcode: u8,
     pub(crate) command: Option<u16>,
-    /// Address, also one that the chip counts up itself in AAI programming; `None` for a command without one.
+    /// Address, including one that the chip counts up itself in AAI programming; `None` for a command without
+    /// one.
     pub address: Option<u32>,
     /// Bytes of the address phase.
     pub(crate) address_bytes: u8,
@@ -32,13 +33,13 @@ pub struct Record {
     pub sent: u64,
     pub(crate) sample: [u8; SAMPLE],
     pub(crate) sampled: u8,
-    /// Why the chip ignored it.
+    /// Reason for which the chip ignored the transaction; `None` if it was carried out.
     pub refusal: Option<Refusal>,
-    /// Bytes whose program asked for a 1 in a cell that is 0.
+    /// Number of bytes whose program would set a bit that is 0 to 1.
     pub overwrites: u32,
-    /// Clocks.
+    /// Number of clocks.
     pub clocks: u64,
-    /// State of the chip after it.
+    /// State of the chip after the transaction.
     pub state: State,
     /// Further equal transactions directly after it: status polls.
     pub repeats: u64,
@@ -162,7 +163,7 @@ impl Trace {
         self.records.back()
     }
 
-    /// Returns the number of records that made way for newer ones.
+    /// Returns the number of records that were dropped for newer ones.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -174,12 +175,13 @@ impl Trace {
         Some(record)
     }
 
-    /// Returns the numbers of the records, the first one ever being 0: a reader can continue where it stopped, and see what is gone.
+    /// Returns the numbers of the records, counted from 0 for the first one ever: a reader can continue where
+    /// it stopped, and sees how many were dropped.
     pub fn numbers(&self) -> std::ops::Range<u64> {
         self.first..self.first + self.records.len() as u64
     }
 
-    /// Returns the records from a number on, oldest first.
+    /// Returns the records with at least this number, the oldest first.
     pub fn records_from(&self, number: u64) -> impl Iterator<Item = &Record> {
         let skipped = number.saturating_sub(self.first).min(self.records.len() as u64);
         self.records.range(skipped as usize..)
@@ -217,7 +219,7 @@ pub struct Waveform {
 }
 
 impl Waveform {
-    /// Returns a writer with a clock period of `period` ns, at least 2, for a dump from time 0 on.
+    /// Returns a writer with a clock period of `period` ns, at least 2, for a dump that begins at time 0.
     pub fn new(period: u64) -> Waveform {
         Waveform::resume(period, 0)
     }
@@ -290,7 +292,7 @@ fn write_changes(shown: &[char; 4], levels: &[char; 4], out: &mut impl Write) ->
 }
 
 impl Record {
-    /// Returns the levels of IO0 to IO3 at each clock that the record knows of.
+    /// Returns the levels of IO0 to IO3 at each clock of the record.
     fn waveform(&self, chip: &Description) -> Vec<[char; 4]> {
         let command = self.command.map(|command| &chip.commands[usize::from(command)]);
         let [opcode, address, data] = match command {
@@ -304,7 +306,7 @@ impl Record {
         }
         let bytes = self.address.unwrap_or(0).to_be_bytes();
         append(&mut clocks, &bytes[bytes.len() - usize::from(self.address_bytes)..], address, false);
-        // Mode and dummy clocks are what the data leave. The bytes of a refused command are unknown.
+        // Mode and dummy clocks are the remaining clocks. The bytes of a refused command are unknown.
         let data_clocks = (self.received + self.sent).saturating_mul(u64::from(8 / data));
         if data_clocks > 0 {
             let between = self.clocks.saturating_sub(clocks.len() as u64).saturating_sub(data_clocks);

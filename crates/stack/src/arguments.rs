@@ -1,8 +1,8 @@
-//! Arguments of a kind when it plans and builds a part: the values of its keys and the parts that it stands on.
+//! Arguments for planning and building a part of a kind: the values of its keys and the parts below it.
 //!
-//! The stack was checked before, so a getter fails only if the kind's code asks for a key that it didn't declare, or
-//! declared with another type. Keys with a default and required keys have plain getters; others have getters that begin
-//! with `optional_`.
+//! The stack was checked before, so a getter fails only if the kind's code uses a key that it didn't declare,
+//! or declared with another type. Keys with a default and required keys have plain getters; others have
+//! getters that begin with `optional_`.
 
 use crate::built::BuiltPart;
 use crate::claims::{Claim, LockFile, LockedFile};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A part that another one stands on.
+/// A part directly below another one.
 #[derive(Debug, Clone)]
 pub(crate) struct Child {
     pub key: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Child {
     pub built: Option<Result<BuiltPart>>,
 }
 
-/// Values of one part's keys, its name, and the parts that it stands on.
+/// Values of one part's keys, its name, and the parts below it.
 #[derive(Debug)]
 pub struct Arguments {
     pub(crate) name: String,
@@ -42,7 +42,7 @@ pub struct Arguments {
     pub(crate) refused: Cell<Option<&'static str>>,
     /// Files that the part has claimed.
     pub(crate) claims: RefCell<Vec<Claim>>,
-    /// While building: the claimed files that existed, locked, by key.
+    /// Claimed files that existed and are locked, by key, during building.
     pub(crate) locked: RefCell<Vec<(&'static str, LockedFile)>>,
 }
 
@@ -51,7 +51,7 @@ pub struct Arguments {
 pub enum DurationOrCount {
     /// A span of time.
     Duration(Duration),
-    /// A count, from 1.
+    /// A count of at least 1.
     Count(u64),
 }
 
@@ -81,13 +81,13 @@ impl Arguments {
         &self.name
     }
 
-    /// Whether the part is to be created or formatted (`--format`).
+    /// Whether the part has to be created or formatted (`--format`).
     pub fn format(&self) -> bool {
         self.format
     }
 
-    /// Whether a part above has contents here and neither it nor this part is formatted: a part that doesn't exist is an error then, and
-    /// isn't created.
+    /// Whether a part above has contents here and neither it nor this part is formatted: then a missing part
+    /// is an error and isn't created.
     pub fn must_exist(&self) -> bool {
         self.must_exist && !self.format
     }
@@ -97,7 +97,7 @@ impl Arguments {
         self.shards
     }
 
-    /// Whether the stack gives this key, rather than leaving it to its default.
+    /// Whether the stack has this key, so that its default isn't used.
     pub fn given(&self, key: &str) -> bool {
         self.values.iter().any(|(name, _)| *name == key)
     }
@@ -119,7 +119,7 @@ impl Arguments {
         choice, optional_choice: Choice(value) -> &'static str = value;
     }
 
-    /// A span of time or a count; none if it isn't given and has no default.
+    /// A span of time or a count; `None` if it isn't given and has no default.
     pub fn optional_duration_or_count(&self, key: &str) -> Result<Option<DurationOrCount>> {
         match self.value(key)? {
             None => Ok(None),
@@ -160,7 +160,7 @@ impl Arguments {
         }
     }
 
-    /// Device that this key names; only while building.
+    /// Device that this key names; only during building.
     pub fn device(&self, key: &str) -> Result<Arc<dyn DevicePart>> {
         self.optional_device(key)?.ok_or_else(|| self.not_given(key))
     }
@@ -170,13 +170,13 @@ impl Arguments {
         Ok(self.devices(key)?.pop())
     }
 
-    /// Devices that this key names, in order; empty if none are given. Only while building.
+    /// Devices that this key names, in order; empty if none are given. Only during building.
     pub fn devices(&self, key: &str) -> Result<Vec<Arc<dyn DevicePart>>> {
         self.devices_or_errors(key)?.into_iter().collect()
     }
 
-    /// As [`devices`](Self::devices), for a key whose devices [may be missing](Key::may_be_missing): the build error in
-    /// place of each missing one.
+    /// As [`devices`](Self::devices), for a key whose devices [may be missing](Key::may_be_missing): a
+    /// missing one is replaced by its build error.
     pub fn devices_or_errors(&self, key: &str) -> Result<Vec<Result<Arc<dyn DevicePart>>>> {
         let device = |child: &Child| match &child.built {
             Some(Ok(BuiltPart { built: Built::Device(device), .. })) => Ok(Ok(device.clone())),
@@ -187,7 +187,7 @@ impl Arguments {
         self.children(key)?.map(device).collect()
     }
 
-    /// Zones that this key names; only while building.
+    /// Zones that this key names; only during building.
     pub fn zones(&self, key: &str) -> Result<Arc<dyn ZonesPart>> {
         self.optional_zones(key)?.ok_or_else(|| self.not_given(key))
     }
@@ -203,7 +203,8 @@ impl Arguments {
         }
     }
 
-    /// Contract of the part that this key names, for keys that take several contracts; `None` if it isn't given.
+    /// Contract of the part that this key names, for keys that accept several contracts; `None` if it isn't
+    /// given.
     pub fn contract(&self, key: &str) -> Result<Option<Contract>> {
         Ok(self.children(key)?.next().map(|child| child.contract))
     }
@@ -226,7 +227,7 @@ impl Arguments {
     /// Time limit of requests to a device or server below: value of the key `timeout`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a value that isn't 10 ms to 24 h.
+    /// [`Error::Invalid`] for a value below 10 ms or above 24 h.
     pub fn time_limit(&self) -> Result<Duration> {
         const LIMITS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
         let limit = self.duration("timeout")?;
@@ -237,23 +238,38 @@ impl Arguments {
         Err(self.refuse("timeout", format!("timeout {limit}: expected {least} to {most}")))
     }
 
-    /// Returns an error about the value of a key, which the report then points at: `size 5000: expected a multiple of
-    /// the block size, 4096`.
+    /// Whether the part is opened only to copy what can be read from it: value of the key `salvage`. `plan` calls this, so
+    /// that the refusal comes before anything is opened.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] together with `--format`.
+    pub fn salvage(&self) -> Result<bool> {
+        let is_salvage = self.boolean("salvage")?;
+        if is_salvage && self.format {
+            let detail = "salvage: a part that is formatted has nothing to copy; expected no --format; leave it or the key out";
+            return Err(self.refuse("salvage", detail));
+        }
+        Ok(is_salvage)
+    }
+
+    /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a
+    /// multiple of the block size, 4096`.
     #[cold]
     pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
         self.refused.set(Some(key));
         Error::invalid(detail)
     }
 
-    /// Claims a file that a key names, while planning: the part opens and locks it, alone or together with parts that
-    /// only read it. If two parts of a stack can't both have it, the stack is refused before anything is opened. `lock`
-    /// is called for all files of a stack before the first part is built; its result is for [`locked`](Self::locked).
+    /// Claims a file that a key names, during planning: the part opens and locks it, alone or together with
+    /// parts that only read it. If two parts of a stack have conflicting claims, the stack is refused before
+    /// any file is opened. `lock` is called for all files of a stack before the first part is built; its
+    /// result is for [`locked`](Self::locked).
     pub fn claim(&self, key: &'static str, path: &Path, alone: bool, lock: LockFile) {
         self.claims.borrow_mut().push(Claim::new(key, path, alone, lock));
     }
 
-    /// Takes the file that was [claimed](Self::claim) for this key and locked before the stack was built; `None` while
-    /// planning, in a second call, and if there was no file.
+    /// Takes the file that was [claimed](Self::claim) for this key and locked before the stack was built;
+    /// `None` during planning, in a second call, and if the file didn't exist.
     pub fn locked<T: 'static>(&self, key: &str) -> Option<T> {
         let mut locked = self.locked.borrow_mut();
         let position = locked.iter().position(|(name, file)| *name == key && file.is::<T>())?;

@@ -22,11 +22,11 @@ pub struct BuiltPart {
 pub struct BuiltStack {
     /// Parts in the order of building, each with its number in the stack.
     parts: Vec<(usize, BuiltPart)>,
-    /// Numbers of the parts directly below each of these.
+    /// Numbers of the parts directly below each part.
     below: Vec<Vec<usize>>,
-    /// Parts that couldn't be built and that their users do without.
+    /// Parts that couldn't be built and that their users work without.
     missing: Vec<(usize, MissingPart)>,
-    /// Numbers of the parts that no device or zones stand on.
+    /// Numbers of the parts below no device or zones.
     tops: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ impl BuiltStack {
         self.missing.iter().find(|(other, _)| *other == number).map(|(_, part)| &part.error)
     }
 
-    /// Names and errors of the parts that couldn't be built and that their users do without.
+    /// Names and errors of the parts that couldn't be built and that their users work without.
     pub fn missing(&self) -> impl Iterator<Item = (&str, &Error)> {
         self.missing.iter().map(|(_, part)| (part.name.as_str(), &part.error))
     }
@@ -109,8 +109,8 @@ impl BuiltStack {
         })
     }
 
-    /// Returns the part that an operator's word names: the device or zones with this name, else the door with this
-    /// name, else the only part of this kind.
+    /// Returns the part with an operator's name for it: the device or zones with this name, else the door
+    /// with this name, else the only part of this kind.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the existing parts, [`Error::Invalid`] if several parts are of this kind.
@@ -160,7 +160,7 @@ impl BuiltStack {
         wanted.map(|part| format!("\"{}\" ({})", part.name, part.kind)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the device that no other part stands on; doors don't count.
+    /// Returns the only device that isn't below another part, except doors.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is none or more than one, with their names.
@@ -185,8 +185,8 @@ impl BuiltStack {
         }
     }
 
-    /// Returns the status of every part: an object with `devices`, `zones` and `doors`, each an object by name; `kind`
-    /// is part of each status. A missing part has only `missing`, the error.
+    /// Returns the status of every part: an object with `devices`, `zones` and `doors`, each an object by
+    /// name; `kind` is part of each status. A missing part has only `missing`, its error.
     pub fn status(&self) -> Call<'_, serde_json::Value> {
         Call::new(async move {
             serde_json::json!({
@@ -215,7 +215,7 @@ impl BuiltStack {
     /// Starts every door.
     ///
     /// # Errors
-    /// The first error of a door, with its name; the doors started before have been stopped.
+    /// The first error of a door, with its name. Doors that were started before it have been stopped.
     pub fn start(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             for (number, (name, door)) in self.doors().enumerate() {
@@ -230,9 +230,9 @@ impl BuiltStack {
         })
     }
 
-    /// Stops the doors, then closes every part from the top down, even if one of them fails. The caller has dropped the
-    /// handles that it opened. An error of a part that all parts above it do without ([`block::Part::use_of`]) is only logged, and a part
-    /// that doesn't answer its user isn't closed.
+    /// Stops the doors, then closes every part from the top down, even if one of them fails. The caller has
+    /// dropped the handles that it opened. An error of a part that isn't needed by any part above it
+    /// ([`block::Part::use_of`]) is only logged, and a part that doesn't answer its user isn't closed.
     ///
     /// # Errors
     /// The first error, with the name of the part.
@@ -265,7 +265,7 @@ impl BuiltStack {
         })
     }
 
-    /// Use of a part by the parts directly above it, whose own `uses` are known: the greatest of all.
+    /// Use of a part by the parts directly above it, whose own `uses` are known: the largest of all.
     fn use_of(&self, number: usize, part: &BuiltPart, uses: &[PartUse]) -> PartUse {
         let users = self.below.iter().enumerate().filter(|(_, below)| below.contains(&number));
         let of = |(user, _): (usize, &Vec<usize>)| {

@@ -1,24 +1,24 @@
 //! Files that the parts of a stack open: no two parts may open the same one, unless both only read it.
 //!
-//! A file is identified in every spelling of its path, through links, and before it exists; a block device by any of
-//! its nodes. Nothing is opened before a stack is built. Then every existing file is locked before the first part is
-//! built.
+//! A file is identified for every spelling of its path, through links, and before it exists; a block device
+//! by any of its nodes. No file is opened before a stack is built. Then every existing file is locked before
+//! the first part is built.
 //!
-//! The lock itself ([`LockFile`]), which also excludes other programs, is the kind's.
+//! The kind implements the lock itself ([`LockFile`]), which also excludes other programs.
 
 use block::{Call, Result};
 use std::any::Any;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// File that is open and locked until this is dropped, as its kind opens it.
+/// Open and locked file, in the form of its kind, until this is dropped.
 pub type LockedFile = Box<dyn Any + Send>;
 
-/// Opens a file and locks it, alone or together with others that only read it, and changes nothing; `None` if it
-/// doesn't exist.
+/// Opens a file and locks it, alone or together with others that only read it, without changing it; `None` if
+/// it doesn't exist.
 pub type LockFile = fn(PathBuf, bool) -> Call<'static, Result<Option<LockedFile>>>;
 
-/// Limit of links that are followed from one name, as in the kernel.
+/// Most links that are followed from one name, as in the kernel.
 const MOST_LINKS: usize = 40;
 
 /// Claim of a part on a file.
@@ -27,7 +27,7 @@ pub(crate) struct Claim {
     /// Key that names the file.
     pub key: &'static str,
     pub path: PathBuf,
-    /// Exclusive: no other part may have the file open. Otherwise other readers may.
+    /// Whether the claim excludes all other parts; otherwise other readers are permitted.
     pub alone: bool,
     pub lock: LockFile,
     file: Identity,
@@ -64,7 +64,7 @@ fn identity(path: &Path) -> Identity {
                 false => Identity::There(found.dev(), found.ino()),
             };
         }
-        // A link to a file that isn't there: opening makes that file.
+        // A link to a missing file: opening creates that file.
         let Ok(target) = std::fs::read_link(&path) else { break };
         path = path.parent().unwrap_or(Path::new("")).join(target);
     }
@@ -120,7 +120,7 @@ mod tests {
     fn a_block_device_is_known_by_all_its_nodes() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // Numbers that no driver of this machine needs to have: nodes are only looked at.
+        // Numbers without a driver suffice, since nodes aren't opened.
         let node = |name: &str, minor: &str| {
             let made = std::process::Command::new("mknod").arg(at(name)).args(["b", "7", minor]).output();
             made.is_ok_and(|output| output.status.success())

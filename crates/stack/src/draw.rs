@@ -6,8 +6,8 @@ use crate::units::format_size;
 use crate::value::Value;
 use serde_json::json;
 
-/// Draws a tree from each door and each part that nothing stands on. A part with several users is drawn in full once.
-/// Recurses as deep as the stack, which is bounded when it is read.
+/// Draws a tree from each door and each part without users. A part with several users is drawn in full once.
+/// Recurses as deep as the stack, which is bounded when it is parsed.
 pub(crate) fn draw(stack: &Stack, shapes: Option<&[Shape]>) -> String {
     let mut used = vec![false; stack.parts.len()];
     for reference in stack.parts.iter().flat_map(|part| &part.references) {
@@ -31,7 +31,7 @@ struct Picture<'a> {
 }
 
 impl Picture<'_> {
-    /// Draws a part; `before` goes before its own line, `below` before those of its children.
+    /// Draws a part; `before` precedes its own line, `below` those of its children.
     fn part(&mut self, number: usize, key: Option<&str>, before: &str, below: &str) {
         let part = &self.stack.parts[number];
         let key = key.map_or_else(String::new, |key| format!("{key}: "));
@@ -47,7 +47,7 @@ impl Picture<'_> {
         let last = part.references.len().saturating_sub(1);
         for (index, reference) in part.references.iter().enumerate() {
             let (branch, line) = if index == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-            // Where one key names them all it is plain what they are.
+            // A single key for all parts isn't shown.
             let key = keys_differ.then_some(reference.key);
             self.part(reference.part, key, &format!("{below}{branch}"), &format!("{below}{line}"));
         }
@@ -62,7 +62,7 @@ impl Picture<'_> {
             self.text.push_str(&format!(" in blocks of {}", format_size(block_size.into())));
         }
         for (key, value) in part.values().filter(|(_, value)| value.children().is_empty()) {
-            // The size of the part says it already.
+            // The part's size is shown already.
             if matches!(value, Value::Size(bytes) if key == "size" && shape.bytes == Some(*bytes)) {
                 continue;
             }
@@ -76,7 +76,7 @@ fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
-/// `shards`, `line` (null if the stack is no tree) and `parts`, in the order of the stack.
+/// Returns `shards`, `line` (null if the stack is no tree) and `parts`, in the order of the stack.
 pub(crate) fn to_json(stack: &Stack, shapes: Option<&[Shape]>) -> serde_json::Value {
     let part = |(number, part): (usize, &Part)| {
         let keys = part.values().map(|(key, value)| (key.to_owned(), value.to_json()));

@@ -1,13 +1,13 @@
 //! Dependencies between parts: the order of building, cycles, parts that are used too often or not at all.
 //!
-//! Nothing here recurses, so a hostile stack can't exhaust the thread's stack. Functions that recurse over a stack
-//! later (drawing, writing it in one line) rely on [`MOST_LEVELS`].
+//! The functions here don't recurse, so a hostile stack can't exhaust the thread's stack. Functions that
+//! recurse over a stack later (drawing, writing it in one line) rely on [`MOST_LEVELS`].
 
 use crate::kind::{Contract, Kind};
 use crate::problem::{Collector, Source, shown};
 use crate::raw::Span;
 
-/// Limit of the levels of a stack.
+/// Most levels of a stack.
 pub(crate) const MOST_LEVELS: usize = 64;
 
 /// Reference to another part.
@@ -21,12 +21,12 @@ pub(crate) struct Reference {
     pub span: Span,
 }
 
-/// Properties of a part that the checks need.
+/// Properties of a part for the checks.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub name: &'a str,
     pub name_span: Span,
-    /// `None` if it isn't known; that problem is reported elsewhere.
+    /// `None` for an unknown kind, which is reported elsewhere.
     pub kind: Option<&'static Kind>,
     pub references: &'a [Reference],
 }
@@ -37,15 +37,15 @@ impl Node<'_> {
     }
 }
 
-/// Reports problems, and returns the parts from the bottom up: each after all that it stands on, otherwise in the order
-/// of the stack.
+/// Reports problems, and returns the parts from the bottom up: each after all parts below it, otherwise in
+/// the order of the stack.
 pub(crate) fn check(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) -> Vec<usize> {
     let (order, cyclic) = order(source, nodes, problems);
     if !cyclic {
         check_levels(source, nodes, &order, problems);
     }
     check_sharing(source, nodes, problems);
-    // What isn't used may only seem so while something else is wrong.
+    // With other problems, a part may only seem to be unused.
     if problems.count() == 0 {
         check_unused(source, nodes, problems);
     }
@@ -64,7 +64,7 @@ fn order(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) -> (Vec<
     let mut order = Vec::with_capacity(nodes.len());
     let mut cyclic = false;
     for start in 0..nodes.len() {
-        // The path from `start` down, and which reference of each part comes next.
+        // The path from `start` down, with the number of the next reference of each part.
         let mut path = vec![(start, 0)];
         while let Some((part, next)) = path.last_mut() {
             let part = *part;
@@ -141,7 +141,7 @@ fn check_sharing(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) 
     for (used, users) in nodes.iter().zip(users) {
         let is_door = |user: usize| nodes[user].contract() == Some(Contract::Door);
         let Some(kind) = used.kind.filter(|kind| !kind.shareable) else { continue };
-        // A part that uses it has it for itself: every other user, door or not, is one too many.
+        // A part that uses it has exclusive use: every other user, door or not, is an error.
         let Some((owner, _)) = users.iter().find(|(user, _)| !is_door(*user)) else { continue };
         let owner_at = users.iter().position(|(user, _)| user == owner);
         for (number, (user, reference)) in users.iter().enumerate() {
@@ -167,8 +167,8 @@ fn check_sharing(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) 
     }
 }
 
-/// Reports unused parts. Without doors, each part that nothing stands on is a top, and the user of the stack picks one.
-/// With doors, or beside a device, a part that nothing leads to was forgotten.
+/// Reports unused parts. Without doors, each part without users is a top, and the user of the stack selects
+/// one. With doors, or beside a device, a part without users was forgotten.
 fn check_unused(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) {
     let mut used = vec![false; nodes.len()];
     for reference in nodes.iter().flat_map(|node| node.references) {

@@ -18,7 +18,7 @@ pub enum Contract {
     Device,
     /// Append-only zones: a `[zones.NAME]`.
     Zones,
-    /// Access to the stack for other programs; nothing stands on it: a `[door.NAME]`.
+    /// Access to the stack for other programs; no part is above it: a `[door.NAME]`.
     Door,
 }
 
@@ -63,7 +63,7 @@ pub enum ValueKind {
         /// Largest value.
         max: u64,
     },
-    /// Number in a range that includes both ends; never infinite and never "not a number".
+    /// Number in a range that includes both ends; never infinite or NaN.
     Float {
         /// Smallest value.
         min: f64,
@@ -95,7 +95,7 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// Contracts that a part named by this key may have; empty for keys that don't name parts.
+    /// Contracts of the parts that a value of this key may name; empty for keys that don't name parts.
     pub fn children(&self) -> &'static [Contract] {
         match self {
             ValueKind::Device | ValueKind::Devices => &[Contract::Device],
@@ -110,13 +110,13 @@ impl ValueKind {
         !self.children().is_empty()
     }
 
-    /// Whether the key takes a list.
+    /// Whether the key accepts a list.
     pub fn is_list(&self) -> bool {
         matches!(self, ValueKind::Devices | ValueKind::Texts)
     }
 }
 
-/// Text that follows the word "expected" in errors.
+/// Formats the text after the word "expected" in errors.
 impl fmt::Display for ValueKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -145,23 +145,23 @@ impl fmt::Display for ValueKind {
 pub struct Key {
     /// Name before the `=`: lower-case letters, digits and `_`; not `kind`.
     pub name: &'static str,
-    /// Type of its values.
+    /// Type of the key's values.
     pub value: ValueKind,
-    /// Whether a stack without this key is refused. A list that is required has at least one element.
+    /// Whether a stack without this key is refused. A required list has at least one element.
     pub required: bool,
     /// Whether the one-line form may omit the key's name. Positional values fill the positional keys in the order of
     /// [`Kind::keys`]; a list takes all remaining values, so it must be the last positional key.
     pub positional: bool,
-    /// Default value, as the one-line form would write it. With `None`, the kind's code decides, through the getters of
+    /// Default value, in the one-line form. With `None`, the kind's code decides, through the getters of
     /// [`Arguments`] that begin with `optional_`.
     pub default: Option<&'static str>,
     /// Whether the kind is built even if parts that this key names can't be: it gets their errors instead
-    /// ([`Arguments::devices_or_errors`]). Not when it is formatted.
+    /// ([`Arguments::devices_or_errors`]). Has no effect when the kind is formatted.
     pub may_be_missing: bool,
-    /// Whether the parts that this key names have the contents of earlier openings: unless the kind is formatted, a missing one isn't
-    /// created empty ([`Arguments::must_exist`]).
+    /// Whether the parts that this key names have the contents of earlier openings: unless the kind is
+    /// formatted, a missing one isn't created empty ([`Arguments::must_exist`]).
     pub holds_contents: bool,
-    /// Another system that takes the same values, for users who know the key from there.
+    /// Another system with the same values, for users who know the key from there.
     pub as_in: Option<&'static str>,
     /// Names of the key in other systems; an error for such a name suggests this key.
     pub known_as: &'static [&'static str],
@@ -170,12 +170,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// Key that must be given.
+    /// Creates a key that must be given.
     pub const fn required(name: &'static str, value: ValueKind, help: &'static str) -> Self {
         Key { required: true, ..Key::optional(name, value, help) }
     }
 
-    /// Key that may be omitted.
+    /// Creates a key that may be omitted.
     pub const fn optional(name: &'static str, value: ValueKind, help: &'static str) -> Self {
         Key {
             name,
@@ -191,7 +191,7 @@ impl Key {
         }
     }
 
-    /// Makes the key positional: the one-line form takes it without its name, too.
+    /// Makes the key positional: the one-line form also accepts its values without its name.
     pub const fn positional(self) -> Self {
         Key { positional: true, ..self }
     }
@@ -206,7 +206,7 @@ impl Key {
         Key { holds_contents: true, ..self }
     }
 
-    /// Names another system that takes the same values, for errors.
+    /// Names another system with the same values, for errors.
     pub const fn as_in(self, system: &'static str) -> Self {
         Key { as_in: Some(system), ..self }
     }
@@ -222,25 +222,25 @@ impl Key {
     }
 }
 
-/// Properties of a part that are known before anything is opened.
+/// Properties of a part that are known before it is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     /// Capacity in bytes; `None` if it is known only after opening.
     pub bytes: Option<u64>,
     /// Block size in bytes; `None` if it is known only after opening, and for zones and doors.
     pub block_size: Option<u32>,
-    /// Geometry of zones; `None` if it is known only after opening, and for devices and doors. Zones whose appends are
-    /// durable at once may be declared durable on flush if only opening can tell.
+    /// Geometry of zones; `None` if it is known only after opening, and for devices and doors. Zones whose
+    /// appends are durable at once may be declared durable on flush if only opening can show that.
     pub zones: Option<ZoneGeometry>,
 }
 
 impl Shape {
-    /// Shape with known capacity and block size.
+    /// Creates a shape with known capacity and block size.
     pub const fn new(bytes: u64, block_size: u32) -> Self {
         Shape { bytes: Some(bytes), block_size: Some(block_size), zones: None }
     }
 
-    /// Shape of zones with this geometry.
+    /// Creates the shape of zones with this geometry.
     pub fn of_zones(geometry: ZoneGeometry) -> Self {
         Shape { bytes: Some(geometry.capacity()), block_size: None, zones: Some(geometry) }
     }
@@ -251,22 +251,22 @@ impl Shape {
 pub struct Kind {
     /// Name after `kind =`: lower-case letters, digits, `_` and `-`.
     pub name: &'static str,
-    /// Contract of its parts for their users.
+    /// Contract of the kind's parts for their users.
     pub contract: Contract,
     /// Purpose in a few words.
     pub summary: &'static str,
     /// Keys, in the order of display.
     pub keys: &'static [Key],
-    /// Messages that its parts take ([`Part::message`]); empty if they take none.
+    /// Messages to the kind's parts ([`Part::message`]); empty for none.
     pub messages: &'static [Form],
-    /// Whether several parts may stand on one part of this kind. Doors may always share a device among
-    /// themselves.
+    /// Whether several parts may use one part of this kind. Doors may always share a device with each other.
     pub shareable: bool,
     /// One-line stack with a part of this kind, for the help.
     pub example: &'static str,
-    /// Returns the shape, or an error if something doesn't fit. Called from the bottom up, with the children's shapes,
-    /// before anything of the stack is opened. May look at files (`stat`), never opens or writes. Files that don't
-    /// exist yet are left to `build`. [`Arguments::refuse`] makes the error point at a key.
+    /// Returns the shape, or an error if a value doesn't fit. Called from the bottom up, with the children's
+    /// shapes, before any part of the stack is opened. May inspect files (`stat`), but doesn't open or write
+    /// them. Files that don't exist yet are left to `build`. [`Arguments::refuse`] gives the error the
+    /// position of a key.
     pub plan: fn(&Arguments) -> Result<Shape>,
     /// Builds the part; its children are built.
     pub build: fn(Arguments) -> Call<'static, Result<Built>>,
@@ -295,27 +295,27 @@ pub trait Door: Part {
     /// Starts serving; returns once clients can connect.
     fn start(&self) -> Call<'_, Result<()>>;
 
-    /// Stops serving: accepts no new clients, finishes the present ones, drops the handles. Does nothing if the door
-    /// isn't serving.
+    /// Stops serving: accepts no new clients, finishes the current ones, drops the handles. Does nothing if
+    /// the door isn't serving.
     fn stop(&self) -> Call<'_, Result<()>>;
 
     /// Addresses for clients, in their syntax (`nbd+unix:///vol?socket=vol.sock`), one per export.
     fn addresses(&self) -> Vec<String>;
 
-    /// Takes note of devices that have grown. Called after each message that a part of the stack has carried out, on any shard; it
-    /// waits for nothing.
+    /// Informs the door of devices that may have grown. Called after each message that a part of the stack
+    /// has executed, on any shard; doesn't wait.
     fn refresh(&self) {}
 
-    /// Whether it is a mount: without its server every access to it would fail.
+    /// Whether the door is a mount: without its server every access to it would fail.
     fn is_mount(&self) -> bool {
         false
     }
 
-    /// Waits until others than [`stop`](Self::stop) have ended it, as umount(8) does with a mount. Never returns for a door that nobody
-    /// else can end.
+    /// Waits until the door is ended otherwise than by [`stop`](Self::stop), as umount(8) does with a mount.
+    /// Never returns for a door that can't be ended otherwise.
     ///
     /// # Errors
-    /// Any other end of a mount.
+    /// The reason for any other end of a mount.
     fn ended(&self) -> Call<'_, Result<()>> {
         Call::new(std::future::pending())
     }
@@ -376,11 +376,12 @@ impl Registry {
         self.kinds.iter().copied().find(|kind| kind.name == name)
     }
 
-    /// Checks the declarations: names are words and unique, defaults have the type of their key, a positional list is
-    /// the last positional key, examples are stacks with a part of that kind. A program has one test that calls this.
+    /// Checks the declarations: names are words and unique, defaults have the type of their key, a positional
+    /// list is the last positional key, examples are stacks with a part of that kind. A program has one test
+    /// that calls this.
     ///
     /// # Errors
-    /// The first wrong declaration.
+    /// The first invalid declaration.
     pub fn verify(&self) -> Result<(), String> {
         for (number, kind) in self.kinds.iter().enumerate() {
             if self.kinds[..number].iter().any(|other| other.name == kind.name) {

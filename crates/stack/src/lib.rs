@@ -1,21 +1,22 @@
 //! Stacks from a TOML file or one line: parsed, checked, drawn and built.
 //!
-//! A stack names its parts, the [`Kind`] of each, and the parts that each stands on. This crate promises:
+//! A stack names its parts, the [`Kind`] of each, and the parts below each. This crate promises:
 //!
 //! - Both forms are equivalent and convert into each other: [`Stack::from_toml`], [`Stack::from_line`],
 //!   [`Stack::to_toml`], [`Stack::to_line`]. Only generated names and comments are lost.
-//! - All problems are reported together, before anything is opened or written, each with file, line, column, what was
-//!   found, what was expected and the nearest known word: [`Problems`].
+//! - All problems are reported together, before any file is opened or written, each with file, line, column,
+//!   the found and the expected text and the nearest known word: [`Problems`].
 //! - [`Stack::check`] returns a [`Plan`], whose sizes fit; [`Plan::build`] builds it from the bottom up, and
 //!   [`BuiltStack::close`] closes it from the top down.
 //!
-//! Left to others: the function of a kind (each part's own file exports its [`Kind`]), the list of kinds (the program
-//! gives a [`Registry`]), and running the calls (`runtime`).
+//! Each part's own file exports its [`Kind`] and implements it, the program provides the list of kinds
+//! ([`Registry`]), and `runtime` runs the calls.
 //!
-//! One concept per module: [`kind`] the declaration of a kind, [`arguments`] the arguments of a part, [`model`] the
-//! parsed stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
-//! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] the open stack, `draw`
-//! pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and durations.
+//! One concept per module: [`kind`] the declaration of a kind, [`arguments`] the arguments of a part,
+//! [`model`] the parsed stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning,
+//! `graph` the order of building, [`plan`] sizes and building, `claims` the files that parts open, [`built`]
+//! the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and
+//! durations.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;

@@ -1,8 +1,8 @@
 //! A stack in one line: `log(file(disk.img, size=4GiB), map=radix)`.
 //!
-//! Values in parentheses belong to the keys of the kind: with a key's name, or without one to the positional keys in
-//! their order. Parts have no names in this form, so names are generated: `top` for the part that nothing stands on
-//! (and for its door, if there is one), else the kind and a number.
+//! Values in parentheses belong to the keys of the kind: with a key's name, or without one to the positional
+//! keys in their order. Parts have no names in this form, so names are generated: `top` for the part without
+//! users (and for its door, if there is one), else the kind and a number.
 
 use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
 use crate::line_syntax::{Argument, Line, Node, parse};
@@ -10,10 +10,10 @@ use crate::problem::{Collector, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Name of the part that nothing stands on.
+/// Name of the part without users.
 pub(crate) const TOP: &str = "top";
 
-/// Reads the line as far as it follows the grammar.
+/// Parses the line as far as it follows the grammar.
 pub(crate) fn read(source: &Source, registry: &Registry, problems: &mut Collector) -> RawStack {
     let Line { root, settings } = match parse(source) {
         Ok(line) => line,
@@ -72,7 +72,7 @@ impl Lowering<'_> {
         let kind = self.registry.kind(&word.value);
         let settings = match kind {
             Some(kind) => self.settings(kind, &word, arguments),
-            // `resolve` reports the kind; what its arguments mean is anybody's guess.
+            // `resolve` reports the unknown kind; its arguments can't be interpreted.
             None => Vec::new(),
         };
         let name = At::new(name, word.span.clone());
@@ -166,7 +166,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Reads one value: a part where the key takes parts, else a word or a text.
+    /// Parses one value: a part where the key accepts parts, else a word or a text.
     fn element(&mut self, key: &Key, node: At<Node>) -> At<RawValue> {
         let At { value, span } = node;
         let raw = match value {
@@ -177,7 +177,7 @@ impl Lowering<'_> {
             }
             Node::Word { word, arguments: None } => RawValue::Word(word.value),
             Node::Word { .. } => RawValue::Other("a part"),
-            // Parts have no names in this form that a text could be.
+            // Parts have no names in this form, so a text can't name one.
             Node::Text(_) if key.value.names_parts() => RawValue::Other("a text"),
             Node::Text(text) => RawValue::Text(text),
             Node::List(_) => RawValue::Other("a list"),

@@ -15,13 +15,13 @@ use crate::graph::MOST_LEVELS;
 use crate::problem::{Problem, Source, shown};
 use crate::raw::At;
 
-/// Limit of nested values: each part may be in a list, and has values itself.
+/// Most nested values: each part may be in a list, and has values itself.
 const MOST_NESTED: usize = 2 * MOST_LEVELS + 1;
 
 /// Syntax node of a value.
 #[derive(Debug)]
 pub(crate) enum Node {
-    /// A word, with arguments if there were parentheses: a part or a bare value; its key decides.
+    /// A word, with arguments if it has parentheses: a part or a bare value, depending on the key.
     Word { word: At<String>, arguments: Option<Vec<Argument>> },
     /// A quoted text.
     Text(String),
@@ -50,7 +50,7 @@ pub(crate) fn is_word_character(letter: char) -> bool {
         && !matches!(letter, ',' | '(' | ')' | '[' | ']' | '=' | '"')
 }
 
-/// Parses a line up to its first mistake.
+/// Parses a line up to its first error.
 pub(crate) fn parse(source: &Source) -> Result<Line, Problem> {
     let mut parser = Parser { source, position: 0, level: 0 };
     let root = parser.value()?;

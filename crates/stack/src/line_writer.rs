@@ -8,7 +8,7 @@ use crate::value::Value;
 
 /// Writes a text as a value of the one-line form: bare, or in quotes if it has characters that need them.
 pub fn quote(text: &str) -> String {
-    // Fewer characters than the grammar allows bare, so that a line stays readable.
+    // Fewer characters than the grammar permits, so that a line is readable.
     let bare =
         |letter: char| is_word_character(letter) && !matches!(letter, '\'' | '\\' | '`' | '$' | ';' | '#');
     if !text.is_empty() && text.chars().all(bare) {
@@ -40,7 +40,7 @@ pub(crate) fn write(stack: &Stack) -> Result<String, Problem> {
     Ok(line)
 }
 
-/// Returns the one part that nothing stands on; every other is used once.
+/// Returns the only part without users; every other part has one user.
 fn root(stack: &Stack) -> Result<usize, Problem> {
     let refuse = |part: &Part, what: String| {
         let message = format!("{what}: one line holds only a tree, so keep this stack in TOML");
@@ -70,10 +70,10 @@ fn root(stack: &Stack) -> Result<usize, Problem> {
     }
 }
 
-/// Writes a part and the parts that it stands on. Recurses as deep as the stack, which is bounded when it is read.
+/// Writes a part and the parts below it. Recurses as deep as the stack, which is bounded when it is parsed.
 fn part(stack: &Stack, of: &Part) -> String {
     let mut arguments = Vec::new();
-    // Names may be left out until the first positional key that isn't given.
+    // Names may be omitted before the first positional key that isn't given.
     let mut in_order = true;
     for key in of.kind.keys.iter().filter(|key| key.positional) {
         match of.value(key.name) {

@@ -1,5 +1,5 @@
-//! Messages to running parts: [`messages!`](crate::messages) declares the enum of a kind's messages and their text forms,
-//! [`Message::parse`] reads a text, [`Tell`] carries a message out.
+//! Messages to running parts: [`messages!`](crate::messages) declares the enum of a kind's messages and their
+//! text forms, [`Message::parse`] parses a text, [`Tell`] executes a message.
 
 use crate::kind::Kind;
 use crate::problem::shown;
@@ -11,8 +11,8 @@ use std::str::FromStr;
 /// Syntax and help of one message of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
-    /// Syntax, such as `snapshot diff NAME [OTHER]`. A word in capital letters stands for a value; `[…]` is optional; a word
-    /// that ends in `…` may be repeated. Words in lower case come first.
+    /// Syntax, such as `snapshot diff NAME [OTHER]`. A word in capital letters is a value; `[…]` is optional;
+    /// a word that ends in `…` may be repeated. Words in lower case come first.
     pub words: &'static str,
     /// Effect, as an imperative phrase without a full stop.
     pub does: &'static str,
@@ -20,25 +20,25 @@ pub struct Form {
 
 /// The messages of a kind, implemented by [`messages!`](crate::messages).
 pub trait Message: Sized {
-    /// The forms of its text.
+    /// Forms of the message's text.
     const FORMS: &'static [Form];
 
-    /// Reads a message to a part of this kind.
+    /// Parses a message to a part of this kind.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the text matches no form, [`Error::Invalid`] if a value doesn't parse.
     fn parse(kind: &Kind, text: &str) -> Result<Self>;
 }
 
-/// A part that takes messages.
+/// A part that accepts messages.
 pub trait Tell {
     /// Messages of the part's kind.
     type Message: Message;
 
-    /// Carries a message out; returns the answer as [`block::Part::message`] does.
+    /// Executes a message; returns the answer as [`block::Part::message`] does.
     fn tell(&self, message: Self::Message) -> Call<'_, Result<String>>;
 
-    /// Parses a text as a message to this kind and carries it out: the body of [`block::Part::message`].
+    /// Parses a text as a message to this kind and executes it: the body of [`block::Part::message`].
     fn tell_text<'a>(&'a self, kind: &'static Kind, text: &'a str) -> Call<'a, Result<String>> {
         match Self::Message::parse(kind, text) {
             Ok(message) => self.tell(message),
@@ -73,7 +73,8 @@ impl<'a> Words<'a> {
         self.left.clone().next().is_none()
     }
 
-    /// Reads the next word with `read`, which returns `None` if the word is not valid. `expected` is for the error.
+    /// Parses the next word with `read`, which returns `None` if the word is invalid. `expected` is for the
+    /// error.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if no word is left, [`Error::Invalid`] if `read` returns `None`.
@@ -85,7 +86,7 @@ impl<'a> Words<'a> {
         })
     }
 
-    /// The error for a message that has none of the kind's forms.
+    /// Returns the error for a message that has none of the kind's forms.
     pub fn unknown(&self) -> Error {
         let forms: Vec<_> = self.kind.messages.iter().map(|form| format!("\"{}\"", form.words)).collect();
         let (text, kind, forms) = (shown(self.text), self.kind.name, forms.join(", "));
@@ -95,7 +96,7 @@ impl<'a> Words<'a> {
 
 /// A value in a message.
 pub trait FromWords: Sized {
-    /// Reads the words of one value.
+    /// Parses the words of one value.
     ///
     /// # Errors
     /// As [`Words::read`].
@@ -120,7 +121,7 @@ impl FromWords for u64 {
     }
 }
 
-/// A size in bytes, as the keys of a stack have it: `4096`, `4GiB`.
+/// A size in bytes, in the syntax of a stack's keys: `4096`, `4GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);
 

@@ -1,5 +1,5 @@
-//! A stack that was read and is consistent: every kind and key is known, every value has its type, every name leads to
-//! a part, there are no cycles. [`Stack::check`] tells whether sizes fit.
+//! A stack that was parsed and is consistent: every kind and key is known, every value has its type, every
+//! name refers to a part, there are no cycles. [`Stack::check`] checks whether sizes fit.
 
 use crate::graph::Reference;
 use crate::kind::{Contract, Kind, Registry};
@@ -11,7 +11,7 @@ use crate::{draw, line_form, line_writer, resolve, toml_form};
 use block::Error;
 use std::path::{Path, PathBuf};
 
-/// Limit of the length of a stack's text, in bytes.
+/// Longest text of a stack, in bytes.
 pub const LONGEST_TEXT: usize = 1 << 20;
 
 /// One section of a stack.
@@ -62,18 +62,19 @@ impl Part {
     }
 }
 
-/// Two parts are equal if their contents are; their position in the text doesn't matter.
+/// Two parts are equal if their contents are, at any positions in the text.
 impl PartialEq for Part {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.kind.name == other.kind.name && self.values().eq(other.values())
     }
 }
 
-/// Parts, their references, and the number of shards. Reading one checks everything that its text can tell.
+/// Parts, their references, and the number of shards. Parsing a stack makes all checks for which its text
+/// suffices.
 #[derive(Debug, Clone)]
 pub struct Stack {
     pub(crate) source: Source,
-    /// Absolute, or relative to the working directory of the program.
+    /// Folder, absolute or relative to the working directory of the program.
     pub(crate) base_directory: PathBuf,
     pub(crate) shards: usize,
     pub(crate) parts: Vec<Part>,
@@ -82,12 +83,12 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Limit of shards.
+    /// Most shards.
     pub const MOST_SHARDS: usize = 256;
 
-    /// Reads a stack from TOML. `name` goes before line and column in problems, usually the path of the file. Relative
-    /// paths are resolved against the working directory, unless [`with_base_directory`](Self::with_base_directory) sets
-    /// another folder.
+    /// Parses a stack from TOML. `name` precedes line and column in problems, and is usually the path of the
+    /// file. Relative paths are resolved against the working directory, unless
+    /// [`with_base_directory`](Self::with_base_directory) sets another folder.
     ///
     /// # Errors
     /// All problems of the text.
@@ -95,7 +96,7 @@ impl Stack {
         read(name, text, registry, toml_form::read)
     }
 
-    /// Reads a stack from its one-line form, as [`from_toml`](Self::from_toml) does from TOML.
+    /// Parses a stack from its one-line form, as [`from_toml`](Self::from_toml) does from TOML.
     ///
     /// # Errors
     /// All problems of the text.
@@ -103,11 +104,12 @@ impl Stack {
         read(name, text, registry, |source, problems| line_form::read(source, registry, problems))
     }
 
-    /// Reads the stack of a command line's argument: a TOML file if there is one with this path or the argument ends in
-    /// `.toml`, else the one-line form. Relative paths in a file are resolved against its folder.
+    /// Loads the stack of a command line's argument: a TOML file if there is one with this path or the
+    /// argument ends in `.toml`, else the one-line form. Relative paths in a file are resolved against its
+    /// folder.
     ///
     /// # Errors
-    /// All problems of the text, or that the file can't be read.
+    /// All problems of the text, or the error of reading the file.
     pub fn load(argument: &str, registry: &Registry) -> Result<Stack, Problems> {
         let path = Path::new(argument);
         if !argument.ends_with(".toml") && !path.is_file() {
@@ -170,7 +172,7 @@ impl Stack {
         self.parts.iter().find(|part| part.kind.contract == Contract::Door && part.name == name)
     }
 
-    /// Writes the stack as TOML that reads back to an equal stack. Comments are lost.
+    /// Writes the stack as TOML that parses to an equal stack. Comments are lost.
     pub fn to_toml(&self) -> String {
         toml_form::write(self)
     }
@@ -182,7 +184,7 @@ impl Stack {
         self.part(word).or(only)
     }
 
-    /// Writes the stack as one line, which reads back to the same stack with generated names.
+    /// Writes the stack as one line, which parses to the same stack with generated names.
     ///
     /// # Errors
     /// If two parts share a third, or there is more than one top or door: only trees can be one line.
@@ -190,8 +192,8 @@ impl Stack {
         line_writer::write(self)
     }
 
-    /// Runs [`Kind::plan`] of every part from the bottom up, so that the parts of the resulting plan fit together.
-    /// `format` names the parts to be formatted, or all of them with `true`.
+    /// Runs [`Kind::plan`] of every part from the bottom up, so that the parts of the resulting plan fit
+    /// together. `format` names the parts to format; `true` selects all.
     ///
     /// # Errors
     /// All problems, each at its key or section.
@@ -204,12 +206,12 @@ impl Stack {
         draw::draw(self, None)
     }
 
-    /// Returns the stack as JSON: `shards`, `line` (null if it can't be one) and `parts`.
+    /// Returns the stack as JSON: `shards`, `line` (null if there is no one-line form) and `parts`.
     pub fn to_json(&self) -> serde_json::Value {
         draw::to_json(self, None)
     }
 
-    /// Numbers of the parts that no device or zones stand on; doors don't count as users.
+    /// Numbers of the parts below no device or zones; doors don't count as users.
     pub(crate) fn tops(&self) -> Vec<usize> {
         let mut used = vec![false; self.parts.len()];
         for part in self.parts.iter().filter(|part| part.kind.contract != Contract::Door) {
@@ -219,10 +221,11 @@ impl Stack {
         (0..self.parts.len()).filter(is_top).collect()
     }
 
-    /// Returns the only device that no other device or zones are built on; in a stack without such a device, the only zones.
+    /// Returns the only device below no other device or zones; in a stack without such a device, the only
+    /// zones.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none, or several.
+    /// [`Error::Invalid`] if there are none, or several.
     pub fn top(&self) -> Result<&Part, Error> {
         let of = |contract: Contract| {
             let tops = self.tops().into_iter().map(|number| &self.parts[number]);
@@ -244,7 +247,7 @@ impl Stack {
     }
 }
 
-/// Two stacks are equal if they have the same shards and the same parts, in whatever order.
+/// Two stacks are equal if they have the same shards and the same parts, in any order.
 impl PartialEq for Stack {
     fn eq(&self, other: &Self) -> bool {
         let sorted = |stack: &'_ Self| {
@@ -263,7 +266,10 @@ fn read(
     form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
 ) -> Result<Stack, Problems> {
     if text.len() > LONGEST_TEXT {
-        let message = format!("stack of {} bytes: expected at most {LONGEST_TEXT}", text.len());
+        let message = format!(
+            "stack of {} bytes: expected at most {LONGEST_TEXT}; a file that holds data is a device of a stack, such as 'file({name})'",
+            text.len()
+        );
         return Err(Problem::without_place(name, message).into());
     }
     let source = Source::new(name, text);

@@ -11,10 +11,10 @@ use crate::problem::{Collector, Problem, Problems};
 use block::{Call, Error, Result};
 use std::cell::{Cell, RefCell};
 
-/// Parts to be formatted.
+/// Parts to format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Format {
-    /// None: a part that doesn't exist is an error.
+    /// No part: one that doesn't exist is an error.
     Nothing,
     /// All parts.
     Everything,
@@ -49,7 +49,8 @@ pub struct Plan {
     claims: Vec<(usize, Claim)>,
 }
 
-/// Files of a part that were locked before the stack was built, by key; or the error of the first that couldn't be.
+/// Files of a part that were locked before the stack was built, by key; or the error of the first one that
+/// couldn't be.
 type Locked = Result<Vec<(&'static str, LockedFile)>>;
 
 impl Plan {
@@ -64,7 +65,7 @@ impl Plan {
                 let shape = shapes[reference.part].clone()?;
                 Some(child(&stack, reference, shape, None))
             });
-            // What stands on a part that doesn't fit can't be judged.
+            // A part above one that doesn't fit can't be checked.
             let Some(children) = children.collect::<Option<Vec<_>>>() else { continue };
             let arguments = arguments(&stack, part, children, &format, must_exist[*number]);
             match (part.kind.plan)(&arguments) {
@@ -106,20 +107,21 @@ impl Plan {
         draw::to_json(&self.stack, Some(&self.shapes))
     }
 
-    /// Builds every part from the bottom up; doors are built and not started. Runs on a shard of the runtime if the
-    /// kinds need it. The files of all parts are locked before the first part is built, and so before any file changes.
+    /// Builds every part from the bottom up; doors are built and not started. Runs on a shard of the runtime
+    /// if the kinds need it. The files of all parts are locked before the first part is built, and therefore
+    /// before any file changes.
     ///
-    /// A part that can't be built is left out if its users are built without it
+    /// A part that can't be built is omitted if its users can be built without it
     /// ([`Key::may_be_missing`](crate::Key::may_be_missing)).
     ///
     /// # Errors
-    /// That of the first needed part that can't be built, with its name. The parts built before have been closed, from
-    /// the top down.
+    /// The error of the first needed part that can't be built, with its name. The parts built before it have
+    /// been closed, from the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
         Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()]))
     }
 
-    /// Builds the wanted parts, by number, each with the parts that it stands on.
+    /// Builds the wanted parts, by number, each with the parts below it.
     async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
         let needed = self.needed(&tops, &wanted);
         let mut locked = self.lock(&wanted, &needed).await?;
@@ -133,7 +135,7 @@ impl Plan {
                     stack.push(*number, built, below);
                 }
                 Err(error) if needed[*number] => {
-                    // The error of building says what to do about it; those of closing only follow from it.
+                    // The error of building has the remedy; those of closing are only consequences.
                     let _ = stack.close().await;
                     return Err(error.in_context(title(part)));
                 }
@@ -159,13 +161,13 @@ impl Plan {
         Ok(locked)
     }
 
-    /// Whether each part is needed: by a wanted part that stands on it with a key whose parts may not be missing, or by
-    /// the caller.
+    /// Whether each part is needed: by a wanted part above it through a key whose parts may not be missing,
+    /// or by the caller.
     fn needed(&self, tops: &[usize], wanted: &[bool]) -> Vec<bool> {
         let parts = &self.stack.parts;
         let mut needed: Vec<bool> = parts.iter().map(|part| part.kind.contract == Contract::Door).collect();
         tops.iter().for_each(|top| needed[*top] = true);
-        // Whoever stands on a part comes after it.
+        // In reverse order, users precede the parts below them.
         for user in self.stack.order.iter().rev().copied().filter(|user| wanted[*user]) {
             let is_formatted = self.format.is_for(&parts[user]);
             for reference in &parts[user].references {
@@ -177,11 +179,11 @@ impl Plan {
         needed
     }
 
-    /// Builds only the parts that the device or zones with this name stand on, from the bottom up: for looking at the
-    /// contents below the part without opening it. The tops of the result are the parts that it directly stands on.
+    /// Builds only the parts below the device or zones with this name, from the bottom up: to inspect the
+    /// contents below the part without opening it. The tops of the result are the parts directly below it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no such part; else as [`build`](Self::build).
+    /// [`Error::NotFound`] if the part doesn't exist; else as [`build`](Self::build).
     pub fn build_below<'a>(&'a self, name: &str) -> Call<'a, Result<BuiltStack>> {
         let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
         let Some(number) = self.stack.parts.iter().position(is_it) else {
@@ -193,11 +195,11 @@ impl Plan {
         Call::new(self.build_wanted(tops, wanted))
     }
 
-    /// Builds only the parts that the door with this name stands on, and returns them with the arguments with which the door would be built: for
-    /// using what a door serves without serving it.
+    /// Builds only the parts below the door with this name, and returns them with the arguments for building
+    /// the door: to use the door's devices without serving them.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no such door; else as [`build`](Self::build).
+    /// [`Error::NotFound`] if the door doesn't exist; else as [`build`](Self::build).
     pub fn build_below_door<'a>(&'a self, name: &str) -> Call<'a, Result<(BuiltStack, Arguments)>> {
         let is_it = |part: &Part| part.name == name && part.kind.contract == Contract::Door;
         let Some(number) = self.stack.parts.iter().position(is_it) else {
@@ -213,13 +215,13 @@ impl Plan {
         })
     }
 
-    /// Numbers of the parts that a part directly stands on, and for each part whether this one stands on it.
+    /// Numbers of the parts directly below a part, and for each part whether it is below this one.
     fn below(&self, number: usize) -> (Vec<usize>, Vec<bool>) {
         let tops: Vec<usize> =
             self.stack.parts[number].references.iter().map(|reference| reference.part).collect();
         let mut wanted = vec![false; self.stack.parts.len()];
         tops.iter().for_each(|top| wanted[*top] = true);
-        // Whoever stands on a part comes after it.
+        // In reverse order, users precede the parts below them.
         for user in self.stack.order.iter().rev() {
             if wanted[*user] {
                 let below = self.stack.parts[*user].references.iter();
@@ -229,7 +231,7 @@ impl Plan {
         (tops, wanted)
     }
 
-    /// Arguments of a part on the parts below it.
+    /// Arguments of a part, with the parts below it.
     fn arguments_on(&self, number: usize, below: &BuiltStack) -> Arguments {
         let part = &self.stack.parts[number];
         let children = part
@@ -267,8 +269,8 @@ impl Plan {
     }
 }
 
-/// Whether each part has contents of a part above it, by the numbers of the parts: the one that stands on it directly, or through parts
-/// that pass them on. A part that is formatted has none below it.
+/// Whether each part has contents of a part above it, by the numbers of the parts: of the part directly above
+/// it, or through parts that pass the contents on. A part that is formatted has none below it.
 fn must_exist(stack: &Stack, format: &Format) -> Vec<bool> {
     let mut must = vec![false; stack.parts.len()];
     // Parts above come later in the order.
@@ -282,7 +284,7 @@ fn must_exist(stack: &Stack, format: &Format) -> Vec<bool> {
     must
 }
 
-/// Returns the problem of two parts that can't both open a file, at the one that is later in the text.
+/// Returns the problem of two parts with conflicting claims on a file, at the one that is later in the text.
 fn claimed_twice(stack: &Stack, one: (usize, &Claim), other: (usize, &Claim)) -> Problem {
     let place = |(number, claim): (usize, &Claim)| stack.parts[number].place_of(Some(claim.key));
     let (first, second) = match place(one).start < place(other).start {

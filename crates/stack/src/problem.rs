@@ -1,13 +1,13 @@
-//! Problems of a text: file, line, column, what was found, what was expected, the nearest known word, and the line
-//! itself with a mark below.
+//! Problems of a text: file, line, column, the found and the expected text, the nearest known word, and the
+//! line itself with a mark below.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Limit of problems in a report; the others are only counted.
+/// Most problems in a report; further ones are only counted.
 pub const MOST_PROBLEMS: usize = 50;
-/// Limit of the characters of a source line that are shown.
+/// Most characters of a source line that are shown.
 const SHOWN: usize = 100;
 /// Longest word that is compared with known ones, in characters.
 const LONGEST_COMPARED: usize = 64;
@@ -20,8 +20,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Text with the name that goes before line and column: the path of its file, or another name that identifies it to
-    /// the user.
+    /// Creates a source. The name precedes line and column: the path of the text's file, or another name that
+    /// identifies the text to the user.
     pub fn new(name: &str, text: &str) -> Self {
         Source { name: name.into(), text: text.into() }
     }
@@ -83,9 +83,9 @@ pub struct Problem {
     pub line: usize,
     /// Column in characters, from 1; 0 for the text as a whole.
     pub column: usize,
-    /// What was found and what was expected.
+    /// Found and expected text.
     pub message: String,
-    /// Known word that is nearest to the found one; it is in the message, too.
+    /// Nearest known word, which is also in the message.
     pub nearest: Option<String>,
     excerpt: Option<Box<Excerpt>>,
 }
@@ -189,7 +189,7 @@ impl From<Problems> for block::Error {
     }
 }
 
-/// Collects problems while a text is read: stacks, plans, job files, logs of requests.
+/// Collects problems during the parsing of a text: stacks, plans, job files, logs of requests.
 #[derive(Debug, Default)]
 pub struct Collector {
     list: Vec<Problem>,
@@ -197,8 +197,8 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Adds a problem unless it is there already. Beyond [`MOST_PROBLEMS`] problems are only counted, and the closure,
-    /// which may compare many words, isn't called: hostile texts have many.
+    /// Adds a problem unless an equal one was added. After [`MOST_PROBLEMS`], problems are only counted, and
+    /// the closure, which may compare many words, isn't called: hostile texts have many.
     pub fn add(&mut self, make: impl FnOnce() -> Problem) {
         if self.list.len() == MOST_PROBLEMS {
             self.more += 1;
@@ -225,7 +225,7 @@ impl Collector {
     }
 }
 
-/// Returns the candidate that is nearest to a word that isn't one of them, if any is near enough to be what was meant.
+/// Returns the candidate that is nearest to an unknown word, if one is near enough to be meant.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > LONGEST_COMPARED {
         return None;
@@ -258,7 +258,7 @@ pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str
     meant(nearest(word, candidates))
 }
 
-/// Returns text from outside, shortened and with control characters escaped, for a message.
+/// Returns text from outside for a message, shortened and with control characters escaped.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut shown = text.chars().take(LONGEST).collect::<String>().escape_debug().to_string();

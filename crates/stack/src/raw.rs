@@ -1,5 +1,5 @@
-//! Result of reading both forms of a stack: sections, keys and values as written, each with its position, before their
-//! meaning is resolved.
+//! Result of parsing either form of a stack: sections, keys and values as written, each with its position,
+//! before their meaning is resolved.
 
 use crate::kind::Contract;
 use crate::problem::shown;
@@ -36,7 +36,7 @@ pub(crate) struct RawStack {
 /// One part.
 #[derive(Debug)]
 pub(crate) struct RawSection {
-    /// Contract of the section's header; `None` in the one-line form, where the kind tells.
+    /// Contract of the section's header; `None` in the one-line form, where the kind determines it.
     pub contract: Option<Contract>,
     pub name: At<String>,
     /// `None` if the key `kind` is missing.
@@ -56,7 +56,7 @@ pub struct RawSetting {
 /// A value whose type isn't checked yet.
 #[derive(Debug, Clone)]
 pub enum RawValue {
-    /// A bare word of the one-line form: its key decides what it is.
+    /// A bare word of the one-line form, whose meaning depends on its key.
     Word(String),
     /// A quoted text.
     Text(String),
@@ -70,9 +70,9 @@ pub enum RawValue {
     List(Vec<At<RawValue>>),
     /// Keys and their values, in the order of the text.
     Table(Vec<RawSetting>),
-    /// Name of a part that the one-line form has inline.
+    /// Generated name of a part that is inline in the one-line form.
     Child(String),
-    /// A value that no key takes, described.
+    /// Description of a value that no key accepts.
     Other(&'static str),
 }
 

@@ -1,5 +1,5 @@
-//! Resolves kinds, keys, types and names against the known ones. Both forms of a stack use it, so their errors read the
-//! same.
+//! Resolves kinds, keys, types and names against the known ones. Both forms of a stack use it, so their
+//! errors have the same text.
 
 use crate::graph::{self, Node, Reference};
 use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
@@ -10,7 +10,7 @@ use crate::value::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Limit of the parts of a stack.
+/// Most parts of a stack.
 const MOST_PARTS: usize = 1024;
 
 const SHARDS: Key = Key::optional(
@@ -35,7 +35,7 @@ struct Named {
     names: Vec<At<String>>,
 }
 
-/// Checks everything that the text can tell.
+/// Makes all checks for which the text suffices.
 pub(crate) fn resolve(
     source: Source,
     mut raw: RawStack,
@@ -57,7 +57,7 @@ pub(crate) fn resolve(
     let order = graph::check(&source, &nodes, &mut problems);
     let part = |(section, references): (Section, Vec<Reference>)| {
         let At { value: name, span: name_span } = section.name;
-        // Without a known kind there is a problem already, so nothing is left out of a good stack.
+        // An unknown kind has been reported, so no part of a valid stack is omitted.
         section.kind.map(|kind| Part { name, name_span, kind, values: section.values, references })
     };
     let parts = sections.into_iter().zip(references).filter_map(part).collect();

@@ -11,7 +11,7 @@ use toml::de::{DeString, DeTable, DeValue};
 /// Help text for unknown sections.
 const SECTIONS: &str = "A stack consists of [stack], [device.NAME], [zones.NAME] and [door.NAME]";
 
-/// Keys and values of a TOML text, as far as it is TOML.
+/// Keys and values of a text, as far as it is TOML.
 pub fn document(source: &Source, problems: &mut Collector) -> Vec<RawSetting> {
     let (document, errors) = DeTable::parse_recoverable(source.text());
     for error in errors {
@@ -51,7 +51,7 @@ fn raw_value(value: &Spanned<DeValue<'_>>) -> At<RawValue> {
     At::new(raw, value.span())
 }
 
-/// Reads the text as far as it is TOML.
+/// Parses the text as far as it is TOML.
 pub(crate) fn read(source: &Source, problems: &mut Collector) -> RawStack {
     let mut stack = RawStack::default();
     for RawSetting { key, value } in document(source, problems) {

@@ -16,11 +16,11 @@ const TIME_UNITS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// Parses a size in bytes: `4096`, `64KiB`, `4GiB`; `64k`, `4G` mean the same units, as in fio. Upper and lower case
-/// are the same. Powers of ten (`KB`) are refused, because half of their writers mean powers of two.
+/// Parses a size in bytes: `4096`, `64KiB`, `4GiB`; `64k`, `4G` have the same units, as in fio. Upper and
+/// lower case are equivalent. Powers of ten (`KB`) are refused, because many users mean powers of two.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the text and what was expected.
+/// [`Error::Invalid`] with the text and the expected form.
 pub fn parse_size(text: &str) -> Result<u64> {
     let expected = "expected whole bytes, with KiB, MiB, GiB or TiB where wanted, as in 4096 or 4GiB";
     let (number, unit) = split(text).ok_or_else(|| Error::invalid(format!("size \"{text}\": {expected}")))?;
@@ -55,7 +55,7 @@ pub fn format_size(bytes: u64) -> String {
 /// Parses a duration: `500ns`, `250us`, `10ms`, `1s`, `2m`, `1h`; only `0` needs no unit.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the text and what was expected.
+/// [`Error::Invalid`] with the text and the expected form.
 pub fn parse_duration(text: &str) -> Result<Duration> {
     let expected = "expected a whole number with ns, us, ms, s, m or h, as in 250us or 10ms";
     let wrong = || Error::invalid(format!("duration \"{text}\": {expected}"));

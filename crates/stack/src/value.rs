@@ -58,7 +58,7 @@ impl Value {
         Value::from_raw(key, &RawValue::Word(word.to_owned()))
     }
 
-    /// Converts a written value to the type of its key. Names are not resolved; `resolve` does that.
+    /// Converts a written value to the type of its key. Names aren't resolved here but in `resolve`.
     pub(crate) fn from_raw(key: &Key, raw: &RawValue) -> Result<Value, Wrong> {
         let mismatch = || {
             let whose = key.as_in.map(|system| format!(", as {system} takes")).unwrap_or_default();
@@ -107,7 +107,7 @@ impl Value {
                     _ => word.and_then(|word| word.parse::<f64>().ok()),
                 };
                 let allowed = number.filter(|number| number.is_finite() && (min..=max).contains(number));
-                // Zero has two forms that are equal; one of them is enough.
+                // Zero has two equal forms, of which only the positive one is used.
                 allowed.map(|number| Value::Float(number + 0.0)).ok_or_else(mismatch)
             }
             ValueKind::Bool => match (raw, word) {

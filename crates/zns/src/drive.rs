@@ -1,11 +1,11 @@
 //! The drive: zones over flash, on memory or on a file.
 //!
-//! - Shards share each zone with a mutex that is never held over an await; the schedule and the counts have one each. An
-//!   append to an open zone takes its zone's and the schedule's.
+//! - Shards share each zone with a mutex that is never held over an await; the schedule and the counters have
+//!   one mutex each. An append to an open zone takes its zone's mutex and the schedule's.
 //! - Openings, finishes and resets own their zone (`owned`) over their awaits; other calls to it wait at its gate.
-//! - A power cut raises the epoch. A call of an earlier epoch ends with an error, and has no effect from then on.
-//! - Bytes lie in the cells as soon as they are appended. Which of them a power cut loses follows from the schedule
-//!   (`Zone::losses`).
+//! - A power cut raises the epoch. Calls of an earlier epoch end with an error, and have no further effect.
+//! - Bytes are in the cells as soon as they are appended. The schedule determines which of them a power cut
+//!   loses (`Zone::losses`).
 
 use crate::flash::{Layout, Schedule};
 use crate::format::{self, AREA, Superblock};
@@ -30,7 +30,7 @@ pub struct Faults {
     pub program: f64,
     /// Probability that the erase of a block fails.
     pub erase: f64,
-    /// Whether reads meet bit errors.
+    /// Whether reads have bit errors.
     pub bits: bool,
 }
 
@@ -75,9 +75,9 @@ pub(crate) struct Drive {
     /// Requests to the file in flight.
     pub(crate) requests: AtomicU32,
     pub(crate) idle: Gate,
-    /// Whether a clean stop was noted: a power cut changes nothing any more.
+    /// Whether a clean stop was recorded: a later power cut changes nothing.
     pub(crate) stopped: AtomicBool,
-    /// Time at which the drive was opened, and the second of its clock then.
+    /// Time at which the drive was opened, with the seconds of its clock at that time.
     pub(crate) opened: Instant,
     pub(crate) counters: Counters,
 }
@@ -104,13 +104,13 @@ impl Drop for Request<'_> {
     }
 }
 
-/// Place of an append.
+/// Reserved range of an append.
 struct Reserved<'a> {
     /// Offset in the zone.
     start: u64,
     /// Time of the acknowledgement, in nanoseconds.
     deadline: u64,
-    /// Key for bytes that are still to be written to a file.
+    /// Key for bytes that haven't been written to a file.
     key: Option<[u8; 32]>,
     request: Option<Request<'a>>,
 }
@@ -120,12 +120,12 @@ impl Drive {
         &self.slots[zone.0 as usize]
     }
 
-    /// Nanoseconds of the runtime's clock; 0 for a drive without times.
+    /// Time of the runtime's clock, in nanoseconds; 0 for a drive without times.
     pub(crate) fn now(&self) -> u64 {
         if self.timed { runtime::now().nanoseconds() } else { 0 }
     }
 
-    /// Second of the drive's clock.
+    /// Time of the drive's clock, in seconds.
     pub(crate) fn clock(&self) -> u64 {
         lock(&self.superblock).clock + self.opened.elapsed().as_secs()
     }
@@ -174,7 +174,7 @@ impl Drive {
         slot.gate.open();
     }
 
-    /// Becomes the owner of a zone and waits for its appends in flight.
+    /// Takes the ownership of a zone and waits for its appends in flight.
     pub(crate) async fn own(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
         let slot = self.slot(zone);
         self.lock_unowned(zone, epoch).await?.owned = true;
@@ -182,7 +182,7 @@ impl Drive {
         self.check_alive(epoch)
     }
 
-    /// Lengths of a zone, as the state machine takes them.
+    /// Lengths of a zone for the state machine.
     pub(crate) fn lengths(&self) -> Lengths {
         Lengths { size: self.geometry.zone_size, capacity: self.geometry.zone_capacity }
     }
@@ -263,7 +263,7 @@ impl Drive {
         zone.trouble = Some(why);
     }
 
-    /// Passes an append to the flash. Returns when it is acknowledged, in nanoseconds.
+    /// Passes an append to the flash. Returns the time of its acknowledgement, in nanoseconds.
     fn accept(&self, index: ZoneIndex, zone: &mut Zone, start: u64, length: u64) -> Result<u64> {
         let (profile, end) = (&self.profile, start + length);
         let now = self.now();
@@ -278,7 +278,7 @@ impl Drive {
             ack = timing.schedule.link(profile, ack, length);
         }
         let unit = self.layout.unit;
-        // With a buffer whole units are programmed, without one every append is.
+        // With a buffer, whole units are programmed; without one, every append is.
         let whole =
             if end == self.geometry.zone_capacity || profile.buffer == 0 { end } else { end / unit * unit };
         let mut arrived = ack;
@@ -300,7 +300,7 @@ impl Drive {
         Ok(ack)
     }
 
-    /// Time from which on the bytes up to `end` fit the zone's buffer.
+    /// Time after which the bytes up to `end` fit the zone's buffer.
     fn buffered_from(&self, zone: &Zone, end: u64) -> u64 {
         let drained = end.saturating_sub(self.profile.buffer);
         if self.profile.buffer == 0 || drained == 0 {
@@ -395,11 +395,11 @@ impl Drive {
         outcome.map(|()| ZoneAddress::new(index.0, start))
     }
 
-    /// Takes an append's place in its zone; copies it there if the cells are in memory. Returns `None` for an empty zone, which
-    /// is to be opened first.
+    /// Reserves an append's range in its zone, and copies the payload there if the cells are in memory.
+    /// Returns `None` for an empty zone, which has to be opened first.
     ///
     /// # Errors
-    /// [`Error::Io`] if a program failed, and the zone is read-only now; otherwise nothing has changed.
+    /// [`Error::Io`] if a program failed, which makes the zone read-only; other errors change nothing.
     fn reserve<'a>(
         &'a self,
         access: &Access,
@@ -508,7 +508,7 @@ impl Drive {
         Ok((deadline, key, None))
     }
 
-    /// Returns the end of a read, in nanoseconds. Bytes that are still in the buffer take no time on a die.
+    /// Returns the end of a read, in nanoseconds. Bytes that are still in the buffer need no time on a die.
     fn schedule_read(&self, at: ZoneAddress, zone: &mut Zone, length: u64) -> u64 {
         let (profile, page) = (&self.profile, self.layout.page);
         let (now, end) = (self.now(), at.offset.0 + length);
@@ -541,7 +541,7 @@ impl Drive {
     /// Counts the bit errors of cells that were read.
     ///
     /// # Errors
-    /// [`Error::Io`] if a codeword has more of them than are corrected.
+    /// [`Error::Io`] if a codeword has more errors than can be corrected.
     fn correct(&self, at: ZoneAddress, cells: &[u8]) -> Result<()> {
         if !self.faults.bits {
             return Ok(());

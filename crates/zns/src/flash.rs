@@ -1,8 +1,9 @@
-//! The flash below the zones: where the bytes of a zone lie, and when operations on dies and channels end.
+//! The flash below the zones: the position of a zone's bytes, and the times at which operations on dies and
+//! channels end.
 //!
-//! A [`Schedule`] is a table of points in time at which each die, each channel and the link are free again. An operation takes
-//! its resources from the later of now and that point on, in the order of calls, so its end is known at once: nothing is
-//! simulated step by step.
+//! A [`Schedule`] is a table of the times at which each die, each channel and the link are free again. An
+//! operation takes its resources at that time or now, whichever is later, in the order of calls, so its end
+//! is computed at once, without a simulation in steps.
 
 use crate::profile::Profile;
 use std::collections::VecDeque;
@@ -80,7 +81,7 @@ impl Layout {
         Place { die: first + lane, lane, block, page: page as u32 }
     }
 
-    /// First byte of a page in its zone; it may lie behind the capacity.
+    /// First byte of a page in its zone, which may be beyond the capacity.
     pub fn offset(&self, lane: u32, page: u32) -> u64 {
         let pages = self.unit / self.page;
         let row = u64::from(page) / pages;
@@ -88,13 +89,14 @@ impl Layout {
     }
 }
 
-/// Busy times of a channel or of the link, in order and apart. A transfer takes the first gap that it fits into: one that has
-/// to wait for its die doesn't block those before it.
+/// Busy times of a channel or of the link, in order and disjoint. A transfer takes the first gap that it fits
+/// into: one that has to wait for its die doesn't block earlier ones.
 #[derive(Debug, Clone, Default)]
 struct Calendar(VecDeque<(u64, u64)>);
 
 impl Calendar {
-    /// Takes `length` nanoseconds from `from` on. Returns the end. Busy times that ended before `now` are forgotten.
+    /// Takes `length` nanoseconds, at `from` or later. Returns the end. Busy times that ended before `now`
+    /// are removed.
     fn take(&mut self, now: u64, from: u64, length: u64) -> u64 {
         while self.0.front().is_some_and(|(_, end)| *end <= now) {
             self.0.pop_front();
@@ -120,7 +122,7 @@ impl Calendar {
     }
 }
 
-/// Points in time from which on each die is free, and the busy times of channels and link, in nanoseconds.
+/// Times at which each die becomes free, and the busy times of channels and link, in nanoseconds.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     now: u64,
@@ -129,13 +131,13 @@ pub struct Schedule {
     link: Calendar,
 }
 
-/// Nanoseconds that bytes take at a rate in bytes per second; 0 is no limit.
+/// Time of a transfer at a rate in bytes per second, in nanoseconds; a rate of 0 is unlimited.
 fn transfer(bytes: u64, rate: u64) -> u64 {
     if rate == 0 { 0 } else { (u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64 }
 }
 
 impl Schedule {
-    /// A schedule in which everything is free.
+    /// Creates a schedule in which all resources are free.
     pub fn new(profile: &Profile) -> Schedule {
         Schedule {
             dies: vec![0; profile.dies() as usize],
@@ -154,12 +156,12 @@ impl Schedule {
         self.channels[channel as usize].take(self.now, from, transfer(bytes, profile.channel))
     }
 
-    /// Notes the present: no later call begins before it.
+    /// Sets the current time: no later call begins before it.
     pub fn advance(&mut self, now: u64) {
         self.now = self.now.max(now);
     }
 
-    /// Forgets all operations: a power cut.
+    /// Removes all operations, for a power cut.
     pub fn cut(&mut self) {
         self.dies.fill(0);
         self.channels.iter_mut().for_each(|channel| channel.0.clear());
@@ -233,7 +235,7 @@ mod tests {
         assert_eq!(schedule.program(&profile, &layout, 0, 1000, unit), (26_000, 476_000));
         assert_eq!(schedule.program(&profile, &layout, 1, 1000, unit), (26_000, 476_000));
         assert_eq!(schedule.program(&profile, &layout, 0, 1000, unit), (501_000, 951_000));
-        // Die 8 is on the channel of die 0, which is busy until 26 us, and again from 476 us on.
+        // Die 8 shares the channel of die 0, which is busy until 26 us, and again at 476 us.
         assert_eq!(schedule.program(&profile, &layout, 8, 1000, unit), (51_000, 501_000));
         // A read waits for the program; 4 KiB pass the channel in 6.25 us.
         assert_eq!(schedule.read(&profile, &layout, 1, 2000, 4096), 476_000 + 65_000 + 6_250);

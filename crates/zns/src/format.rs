@@ -1,6 +1,6 @@
 //! Encoding of version 1 of a drive's file. The book's page "An emulated ZNS drive" among the formats describes the bytes.
 //!
-//! Decoding accepts any bytes and never panics; bytes that aren't exactly right are an error that names them.
+//! Decoding accepts any bytes and never panics; invalid bytes are an error that names them.
 
 use crate::machine::State;
 use block::{Buffer, Error, Result};
@@ -15,7 +15,7 @@ pub const VERSION: u32 = 1;
 pub const AREA: u64 = 4096;
 /// Blocks in one sector of the block table.
 const BLOCKS_IN_A_SECTOR: usize = 31;
-/// Limit of the blocks of a zone: those that fit the zone's area behind its header.
+/// Most blocks of a zone: those that fit the zone's area after its header.
 pub const MOST_BLOCKS: u32 = (BLOCKS_IN_A_SECTOR * (AREA as usize / SECTOR - 1)) as u32;
 /// Longest name of a profile, in bytes.
 const PROFILE_NAME: usize = 32;
@@ -32,7 +32,7 @@ const ENCRYPTED: u32 = 2;
 pub struct Superblock {
     /// UUID of the drive.
     pub uuid: Uuid,
-    /// Raised by every write; copy `sequence % 2` holds it.
+    /// Sequence number, raised by every write; copy `sequence % 2` holds it.
     pub sequence: u64,
     /// Number of zones.
     pub zones: u32,
@@ -46,7 +46,7 @@ pub struct Superblock {
     pub seed: u64,
     /// Seconds that the drive has aged.
     pub clock: u64,
-    /// Erases of a block that it endures.
+    /// Guaranteed erases of a block.
     pub endurance: u32,
     /// Name of the profile.
     pub profile: String,
@@ -108,7 +108,7 @@ impl Stored {
         }
     }
 
-    /// The zone's state after a stop, and whether it is interrupted.
+    /// Returns the zone's state after a stop, and whether it is interrupted.
     pub fn state(self, clean: bool) -> (State, bool) {
         match self {
             Stored::Empty => (State::Empty, false),
@@ -126,13 +126,13 @@ impl Stored {
 pub struct ZoneHeader {
     /// State.
     pub state: Stored,
-    /// Whether the cells still hold what an earlier generation wrote.
+    /// Whether the cells still have contents of an earlier generation.
     pub stale: bool,
     /// Generation.
     pub generation: u64,
     /// Write pointer, in bytes.
     pub write_pointer: u64,
-    /// Second of the drive's clock at which the zone was begun.
+    /// Time of the drive's clock at which the zone was begun, in seconds.
     pub begun: u64,
     /// Key of this generation; zeros without encryption and after a reset.
     pub key: [u8; 32],
@@ -157,11 +157,11 @@ struct RawZone {
 /// State of an erase block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Block {
-    /// Erases.
+    /// Number of erases.
     pub erases: u32,
-    /// Reads since the last erase.
+    /// Number of reads since the last erase.
     pub reads: u32,
-    /// Whether a program or an erase of it has failed.
+    /// Whether a program or an erase of the block has failed.
     pub failed: bool,
 }
 
@@ -183,7 +183,7 @@ struct RawBlocks {
 }
 
 impl Superblock {
-    /// Encodes it as an area.
+    /// Encodes the superblock as an area.
     pub fn encode(&self) -> Buffer {
         let mut profile = [0; PROFILE_NAME];
         let name = &self.profile.as_bytes()[..self.profile.len().min(PROFILE_NAME)];

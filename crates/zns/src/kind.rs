@@ -134,7 +134,7 @@ fn settings(arguments: &Arguments) -> Result<Settings> {
     })
 }
 
-/// Plans a shape. Only the file knows the geometry of an existing drive.
+/// Plans a shape. The geometry of an existing drive is only in its file.
 fn plan(arguments: &Arguments) -> Result<stack::Shape> {
     let (path, settings) = (arguments.optional_path("path")?, settings(arguments)?);
     let profile = arguments.optional_text("profile")?;
@@ -167,7 +167,7 @@ fn plan(arguments: &Arguments) -> Result<stack::Shape> {
         .map_err(|error| arguments.refuse("max_append", error.detail().to_owned()))
 }
 
-/// Superblock of a shape, with a UUID of zeros: a plan runs outside a shard.
+/// Superblock of a shape, with a nil UUID, because a plan runs outside of a shard.
 fn planned(shape: &Shape) -> Result<Superblock> {
     shape.superblock_with(uuid::Uuid::nil())
 }
@@ -197,7 +197,7 @@ async fn build(arguments: &Arguments) -> Result<Zns> {
             let options = OpenOptions { create: true, ..OpenOptions::read_write() };
             let file = File::open(&path, options).await?;
             file.lock(true)?;
-            // The file's name must survive a crash, too.
+            // The file's name must also survive a crash.
             runtime::file::sync_directory(path.parent().unwrap_or(&path)).await?;
             file
         }

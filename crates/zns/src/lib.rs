@@ -6,17 +6,18 @@
 //! - [`reliability`]: bit errors by wear, retention, reads, page, layer and value; failing blocks.
 //! - [`mod@format`]: the bytes of a drive's file.
 //! - `zone`, `drive`, `manage`, `power`: the drive itself, and its power cuts.
-//! - `part`, `kind`, `look`: the drive in a stack, and what operators see of it.
+//! - `part`, `kind`, `look`: the drive in a stack, and views of it for operators.
 //!
 //! # Promises
-//! - Those of [`block::Zones`], after any power cut of the drive ([`Zns::power_off`]) and, on a file, after a crash of its host.
-//! - Operations take the profile's time: exactly under the simulated runtime; under the real one, times of 20 us and more are
-//!   met to some microseconds on a shard without long work.
-//! - A reset with the guarantee "deallocated" leaves the cells until the zone is opened again, which erases them; "erased" erases
-//!   them; "key" destroys the zone's key, and the cells keep ciphertext.
+//! - Promises of [`block::Zones`], also after any power cut of the drive ([`Zns::power_off`]) and, on a file,
+//!   after a crash of its host.
+//! - Operations take the profile's time: exactly under the simulated runtime; under the real one, times of at
+//!   least 20 us are met to some microseconds on a shard without long work.
+//! - A reset with the guarantee "deallocated" leaves the cells unchanged until the next opening of the zone,
+//!   which erases them; "erased" erases them; "key" destroys the zone's key, and the cells keep ciphertext.
 //! - The same seed fails the same blocks and flips the same bits.
 //!
-//! On a file, what a host's disk or file system keeps of overwritten blocks isn't in the drive's hands.
+//! On a file, the drive can't erase copies of overwritten blocks that the host's disk or file system keeps.
 #![doc = include_str!("../DESIGN.md")]
 
 mod drive;

@@ -1,4 +1,4 @@
-//! What operators see of a drive: status, zones, wear, and the cells themselves.
+//! Views of a drive for operators: status, zones, wear, and raw cells.
 
 use crate::drive::Drive;
 use crate::machine::State;
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// Limit of bytes that one look at the cells returns.
+/// Most bytes that one read of raw cells returns.
 pub const MOST_RAW: u64 = 64 << 20;
 
 impl Zns {
-    /// Opens the drive in the file at this path and changes nothing in it.
+    /// Opens the drive in the file at this path, without changing it.
     ///
     /// # Errors
-    /// Those of the file, and of [`look_at`](Self::look_at).
+    /// Errors of the file, and of [`look_at`](Self::look_at).
     pub async fn look_at_path(path: &Path) -> Result<Zns> {
         let file = File::open(path, OpenOptions::default()).await?;
         Self::look_at(&file, crate::part::Settings::default()).await
@@ -144,11 +144,11 @@ impl Zns {
         Ok((0..self.drive.layout.lanes).map(|lane| self.drive.rates(zone.0, lane)).collect())
     }
 
-    /// Bytes of the cells of a zone, as they are: also above the write pointer, of earlier generations, and as ciphertext.
-    /// With `errors`, with the bit errors that a read of the raw cells would meet.
+    /// Raw bytes of the cells of a zone: also above the write pointer, of earlier generations, and as
+    /// ciphertext. With `errors`, they have the bit errors of a read of the raw cells.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a range outside the zone's capacity or above 64 MiB; those of the file.
+    /// [`Error::Invalid`] for a range outside the zone's capacity or above 64 MiB; errors of the file.
     pub async fn raw(&self, zone: ZoneIndex, offset: u64, length: u64, errors: bool) -> Result<Vec<u8>> {
         let drive = &self.drive;
         drive.geometry.check_zone(zone)?;
@@ -208,7 +208,7 @@ impl Drive {
         (0..pages).map(|page| (rate * self.reliability.page_factor(page, pages)).clamp(0.0, 0.5)).collect()
     }
 
-    /// Shows 4 KiB of zeros above the write pointer, a hole of the file, as erased cells.
+    /// Replaces each 4 KiB of zeros above the write pointer, a hole of the file, by erased cells.
     fn show_erased(&self, zone: ZoneIndex, offset: u64, bytes: &mut [u8]) {
         let written = self.slot(zone).lock().machine.write_pointer;
         let mut at = offset;

@@ -1,7 +1,7 @@
 //! The zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision 1.1, without I/O.
 //!
-//! Lengths and offsets are in any one unit, from the start of the zone. A command is checked completely before it changes
-//! anything: a refused command leaves zone and resources as they were.
+//! Lengths and offsets are in any one unit, from the start of the zone. A command is checked completely
+//! before it has an effect: a refused command leaves zone and resources unchanged.
 //!
 //! Order of checks of a write: state of the zone, write pointer, capacity, limits. The specification leaves the choice among
 //! several errors to the controller; this is the order of QEMU's `nvme-ns`, with which the tests compare it (`tests/zoned/differences.rs`).
@@ -140,7 +140,7 @@ pub enum Command {
     Offline,
 }
 
-/// Limits of open and active zones of a namespace, and how many there are.
+/// Limits of open and active zones of a namespace, and their current numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
     /// Limit of open zones; 0 is no limit.
@@ -186,7 +186,7 @@ pub struct Lengths {
 pub struct Zone {
     /// State.
     pub state: State,
-    /// Offset of the next write; means nothing in the states Full, Read Only and Offline.
+    /// Offset of the next write; undefined in the states Full, Read Only and Offline.
     pub write_pointer: u64,
 }
 
@@ -196,7 +196,8 @@ impl Zone {
         Zone { state: State::Empty, write_pointer: 0 }
     }
 
-    /// Checks a write at `at`, or an append if that is `None`, in everything but the limits of open and active zones.
+    /// Checks a write at `at`, or an append if that is `None`, except for the limits of open and active
+    /// zones.
     #[inline]
     pub fn check_write(&self, at: Option<u64>, length: u64, capacity: u64) -> Result<(), ZoneStatus> {
         match self.state {
@@ -214,11 +215,11 @@ impl Zone {
         }
     }
 
-    /// Carries out a command. Returns the offset of a write, append or read, and 0 for other commands. Reads may reach up to the end of
-    /// the zone: what isn't written, or can't be, is deallocated.
+    /// Executes a command. Returns the offset of a write, append or read, and 0 for other commands. Reads may
+    /// extend to the end of the zone: unwritten and unwritable blocks are deallocated.
     ///
     /// # Errors
-    /// The status of a refused command, which has changed nothing.
+    /// Status of the refused command, which has changed nothing.
     pub fn apply(
         &mut self,
         command: Command,
@@ -275,7 +276,8 @@ impl Zone {
         }
     }
 
-    /// A change by the controller: to Read Only or Offline after a failure of the medium, to Closed when the power fails.
+    /// Applies a change by the controller: to Read Only or Offline after a failure of the medium, to Closed
+    /// when the power fails.
     pub fn fail(&mut self, to: State, resources: &mut Resources) {
         let _ = self.turn(to, resources);
     }
@@ -427,7 +429,7 @@ mod tests {
             for state in State::ALL {
                 for (command, row) in table() {
                     let mut zone = zone(state);
-                    // Other zones hold all that is left.
+                    // Other zones use all remaining resources.
                     let mut counts = resources(state, max_open, max_active);
                     counts.open = counts.open.max(max_open);
                     counts.active = counts.active.max(max_active);

@@ -1,4 +1,5 @@
-//! Openings, closings, finishes, resets, flushes and the clean stop: what owns a zone, or waits for its programs.
+//! Openings, closings, finishes, resets, flushes and the clean stop: operations that own a zone or wait for
+//! its programs.
 
 use crate::drive::{Access, Drive, lock};
 use crate::machine::{Command, State, ZoneStatus};
@@ -8,11 +9,12 @@ use runtime::Random;
 use runtime::file::File;
 use std::sync::atomic::Ordering;
 
-/// Bytes that are written at a time when a zone of a file is erased.
+/// Bytes of one write when a zone of a file is erased.
 const ERASE_STEP: u64 = 1 << 20;
 
 impl Drive {
-    /// Opens an empty zone: its stale cells are erased, a key is drawn, and the medium notes that it is begun.
+    /// Opens an empty zone: erases its stale cells, draws a key, and records on the medium that the zone is
+    /// begun.
     pub(crate) async fn begin(&self, access: &Access, zone: ZoneIndex, explicit: bool) -> Result<()> {
         let stale = {
             let mut guard = self.lock_unowned(zone, access.epoch).await?;
@@ -173,7 +175,7 @@ impl Drive {
         closed.map(drop).map_err(|status| self.refusal(index, &guard, status, 0, None))
     }
 
-    /// Programs what is left in the buffer of a zone, and waits for all its programs.
+    /// Programs the rest of a zone's buffer, and waits for all its programs.
     async fn drain(&self, access: &Access, index: ZoneIndex, pad: bool) -> Result<()> {
         let (deadline, reached) = {
             let mut guard = self.slot(index).lock();
@@ -186,7 +188,7 @@ impl Drive {
             if zone.programmed < end {
                 let from = zone.programmed;
                 self.program(index, zone, &mut timing, from, end, now)?;
-                // A part of a unit is programmed again, with its rest, once that is there.
+                // A partial unit is programmed again, together with its rest, when that has arrived.
                 zone.programmed = if pad { end } else { end / self.layout.unit * self.layout.unit };
             }
             let mut deadline = zone.programs.iter().map(|program| program.end).max().unwrap_or(now);
@@ -323,7 +325,7 @@ impl Drive {
         emptied.map_err(|error| error.in_context(format!("resetting zone {index}")))
     }
 
-    /// Makes everything durable and notes a clean stop.
+    /// Makes everything durable and records a clean stop.
     pub(crate) async fn stop(&self, access: &Access) -> Result<()> {
         for index in (0..self.geometry.zones).map(ZoneIndex) {
             let (begun, touched) = {

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use zones::gate::Gate;
 use zones::sector;
 
-/// Generations that a format draws from.
+/// Bound of the random first generations of a new drive.
 const FIRST_GENERATIONS: u64 = 1 << 48;
 
 /// Shape of a new drive.
@@ -38,9 +38,9 @@ pub struct Shape {
     pub zone_capacity: u64,
     /// Whether each zone has a key.
     pub encrypted: bool,
-    /// Seed of block failures and bit errors; by default drawn.
+    /// Seed of block failures and bit errors; `None` draws one.
     pub seed: Option<u64>,
-    /// Erases of a block that it endures; by default that of the profile.
+    /// Guaranteed erases of a block; `None` takes those of the profile.
     pub endurance: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Default for Shape {
     }
 }
 
-/// Settings of an open drive that its medium doesn't have.
+/// Settings of an open drive that aren't stored on its medium.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// Limit of open zones; 0 is no limit.
@@ -120,7 +120,7 @@ impl Shape {
     }
 }
 
-/// Geometry of the zones of such a drive.
+/// Geometry of the zones of a drive with this superblock and these settings.
 pub fn geometry(superblock: &Superblock, settings: &Settings, in_memory: bool) -> Result<ZoneGeometry> {
     let profile = Profile::named(&superblock.profile)?;
     let granularity = AREA as u32;
@@ -139,7 +139,7 @@ pub fn geometry(superblock: &Superblock, settings: &Settings, in_memory: bool) -
         max_append: settings.max_append.min(superblock.zone_capacity),
         max_open: settings.max_open,
         max_active: settings.max_active,
-        // What a file has is durable once it is flushed.
+        // Contents of a file are durable after a flush.
         durable: if in_memory && (profile.protected || profile.buffer == 0) {
             Durable::OnAppend
         } else {
@@ -158,7 +158,7 @@ pub struct Zns {
 type Medium = Vec<(Result<ZoneHeader>, Vec<Block>)>;
 
 impl Zns {
-    /// Makes a drive in memory.
+    /// Creates a drive in memory.
     ///
     /// # Errors
     /// As [`Shape::superblock`].
@@ -173,7 +173,7 @@ impl Zns {
     /// Formats a file as an empty drive. Its contents are lost.
     ///
     /// # Errors
-    /// As [`Shape::superblock`]; those of the file.
+    /// As [`Shape::superblock`]; errors of the file.
     pub async fn format(file: &File, shape: &Shape) -> Result<()> {
         let superblock = shape.superblock()?;
         let lanes = Profile::named(&superblock.profile)?.dies_per_zone() as usize;
@@ -197,7 +197,7 @@ impl Zns {
         Ok(())
     }
 
-    /// Opens the drive in a file, and notes in it that the drive is in use. The caller has locked the file.
+    /// Opens the drive in a file, and records there that the drive is in use. The caller has locked the file.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a file with other contents, [`Error::Protocol`] for another version, [`Error::Corrupt`] for
@@ -208,7 +208,7 @@ impl Zns {
         Ok(zns)
     }
 
-    /// Opens the drive in a file and changes nothing in it.
+    /// Opens the drive in a file, without changing it.
     ///
     /// # Errors
     /// As [`open_file`](Self::open_file).
@@ -293,24 +293,24 @@ impl Zns {
         Ok(Access { file, epoch: self.drive.epoch.load(Ordering::Acquire) })
     }
 
-    /// Cuts the power: calls in flight fail, and handles become unusable. See the head of `power.rs`.
+    /// Cuts the power: calls in flight fail, and handles become unusable. `power.rs` has the details.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is off; those of the file.
+    /// [`Error::Invalid`] if the power is off; errors of the file.
     pub async fn power_off(&self) -> Result<()> {
         let file = self.access()?.file;
         self.drive.cut(file.as_ref()).await
     }
 
-    /// Switches the power on again; new handles can be opened then.
+    /// Switches the power on. Afterwards new handles can be opened.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is on.
+    /// [`Error::Invalid`] if the power is on.
     pub fn power_on(&self) -> Result<()> {
         self.drive.power_on()
     }
 
-    /// Lets the drive age: the charge of its cells has leaked for so many more hours.
+    /// Ages the drive by `hours`, during which its cells lose charge.
     pub fn age(&self, hours: u64) {
         let mut superblock = lock(&self.drive.superblock);
         superblock.clock = superblock.clock.saturating_add(hours.saturating_mul(3600));
@@ -319,7 +319,7 @@ impl Zns {
     /// Puts a zone into the state Read Only or Offline, as a failure of its flash does.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a zone that doesn't exist, or an offline one that is to be read-only.
+    /// [`Error::Invalid`] for a zone that doesn't exist, and for changing an offline one to read-only.
     pub async fn fail_zone(&self, zone: ZoneIndex, to: State) -> Result<()> {
         self.drive.geometry.check_zone(zone)?;
         {
@@ -509,7 +509,7 @@ impl Zones for Handle {
     }
 }
 
-/// Opens and locks the file of a drive; `None` if there is none.
+/// Opens and locks the file of a drive; `None` if it doesn't exist.
 pub(crate) async fn lock_file(path: &Path) -> Result<Option<File>> {
     let attempt = async || {
         let file = match File::open(path, OpenOptions::read_write()).await {

@@ -1,7 +1,8 @@
-//! Power cuts: what a drive has after them.
+//! Power cuts: contents of a drive after them.
 //!
-//! A protected buffer is programmed with the energy that the drive keeps. Otherwise the bytes whose program hadn't begun are
-//! lost, and the page that was being programmed is half-done, and so is a block that was being erased. Calls in flight fail.
+//! A protected buffer is programmed with the energy that the drive stores. Otherwise the bytes whose program
+//! hadn't begun are lost, a page that was being programmed is half-done, and so is a block that was being
+//! erased. Calls in flight fail.
 
 use crate::drive::{Drive, lock};
 use crate::machine::{self, State};
@@ -11,7 +12,7 @@ use runtime::Random;
 use runtime::file::File;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a file that are changed at a time.
+/// Bytes of a file that are changed in one step.
 const STEP: u64 = 1 << 20;
 
 /// Change of cells by a power cut.
@@ -30,7 +31,7 @@ impl Drive {
     /// Cuts the power. All calls in flight fail, and open handles become unusable.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is off; those of the file.
+    /// [`Error::Invalid`] if the power is off; errors of the file.
     pub(crate) async fn cut(&self, file: Option<&File>) -> Result<()> {
         let epoch = self.epoch.load(Ordering::Acquire);
         let next = self.epoch.compare_exchange(epoch & !1, epoch | 1, Ordering::AcqRel, Ordering::Acquire);
@@ -39,7 +40,7 @@ impl Drive {
         }
         let now = self.now();
         self.counters.power_cuts.fetch_add(1, Ordering::Relaxed);
-        // A call that passed its check of the epoch under a zone's lock has begun its request by now.
+        // A call that passed its check of the epoch under a zone's lock has now begun its request.
         for slot in &self.slots {
             drop(slot.lock());
             slot.gate.open();
@@ -70,7 +71,7 @@ impl Drive {
     /// Switches the power on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is on.
+    /// [`Error::Invalid`] if the power is on.
     pub(crate) fn power_on(&self) -> Result<()> {
         let epoch = self.epoch.load(Ordering::Acquire);
         if epoch.is_multiple_of(2) {
@@ -141,7 +142,7 @@ impl Drive {
             let (read, mut bytes) = file.read_exact_at(start + from, Buffer::new(length as usize)).await;
             read?;
             match damage {
-                // A program is of one unit, far below a step.
+                // A program covers one unit, which is far below a step.
                 Damage::Program(loss) => half_program(bytes.filled_mut(), loss.part, random),
                 Damage::Erase { part, .. } => half_erase(bytes.filled_mut(), part, random),
             }

@@ -16,7 +16,7 @@ const MOST_DIES: u32 = 4096;
 pub enum Finish {
     /// The rest of the zone is programmed.
     Pad,
-    /// The rest of the zone stays erased.
+    /// The rest of the zone remains erased.
     Close,
 }
 
@@ -34,7 +34,7 @@ pub struct Profile {
     pub channels: u32,
     /// Dies on each channel.
     pub dies_per_channel: u32,
-    /// Dies of a zone; `None` is all.
+    /// Dies of a zone; `None`: all.
     pub dies_per_zone: Option<u32>,
     /// Bytes of a page.
     #[serde(deserialize_with = "size")]
@@ -79,7 +79,7 @@ pub struct Profile {
     pub protected: bool,
     /// Effect of a finish.
     pub finish: Finish,
-    /// Erases of a block that the maker promises.
+    /// Erases of a block that the manufacturer guarantees.
     pub endurance: u32,
     /// Factor of the raw bit error rate.
     pub error_scale: f64,

@@ -9,21 +9,22 @@
 //! Early Retention Loss and Process Variation", SIGMETRICS 2018, finds layers to differ). Shapes and amplitudes ([`PAGE_SPREAD`],
 //! [`LAYER_SPREAD`]) are assumptions, and so is that of blocks, [`BLOCK_SPREAD`].
 //!
-//! *Written value*: charge is lost, so programmed cells err more than erased ones (Y. Cai et al., "Error Patterns in MLC NAND
-//! Flash Memory", DATE 2012: most retention errors are losses from the higher states). A bit that was written as 0 errs
-//! [`ZERO_WEIGHT`] times as often as one written as 1, an assumption; the mean over equally many of both is the rate.
+//! *Written value*: charge is lost, so programmed cells have more errors than erased ones (Y. Cai et al.,
+//! "Error Patterns in MLC NAND Flash Memory", DATE 2012: most retention errors are losses from the higher
+//! states). A bit that was written as 0 is wrong [`ZERO_WEIGHT`] times as often as one written as 1, an
+//! assumption; the mean over equally many of both is the rate.
 //!
 //! *Correction*: [`CORRECTABLE`] bits of each [`CODEWORD`] bytes, an assumption that is usual for TLC.
 //!
-//! Errors are drawn from the seed, the block, the page and its erase count: a page errs in the same bits at every read, and
-//! in more of them as its rate grows.
+//! Errors are drawn from the seed, the block, the page and its erase count: a page has the same wrong bits at
+//! every read, and more of them as its rate grows.
 
 use crate::profile::Profile;
 use runtime::Random;
 
 /// Bytes of a codeword.
 pub const CODEWORD: usize = 1024;
-/// Bits of a codeword that are corrected.
+/// Correctable bits of a codeword.
 pub const CORRECTABLE: u32 = 72;
 /// Ratio of the rates of the uppermost and the lowest page of a cell.
 pub const PAGE_SPREAD: f64 = 2.0;
@@ -33,10 +34,10 @@ pub const LAYER_SPREAD: f64 = 3.0;
 pub const BLOCK_SPREAD: f64 = 0.1;
 /// Ratio of the rates of bits written as 0 and as 1.
 pub const ZERO_WEIGHT: f64 = 1.5;
-/// Part of the endurance that lies, on average, between the promised erases and the failure of a block.
+/// Mean excess of a block's erases over the guaranteed ones before it fails, as a share of the endurance.
 const EXCESS: f64 = 0.5;
 
-/// Identity of a page, for draws.
+/// Identity of a page, for random draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageId {
     /// Die.
@@ -49,7 +50,7 @@ pub struct PageId {
     pub pages: u32,
 }
 
-/// Stress that a page has seen.
+/// Stress on a page.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stress {
     /// Erases of the block.
@@ -60,7 +61,7 @@ pub struct Stress {
     pub reads: u32,
 }
 
-/// The model of one drive.
+/// Model of one drive.
 #[derive(Debug, Clone)]
 pub struct Reliability {
     seed: u64,
@@ -78,7 +79,7 @@ fn mix(parts: &[u64]) -> u64 {
 }
 
 impl Reliability {
-    /// The model of a drive with this profile, seed and endurance.
+    /// Creates the model of a drive with this profile, seed and endurance.
     pub fn new(profile: &Profile, seed: u64, endurance: u32) -> Reliability {
         Reliability { seed, scale: profile.error_scale, cell_bits: profile.cell_bits, endurance }
     }
@@ -109,7 +110,7 @@ impl Reliability {
 
     /// Mean rate of the pages of a block.
     pub fn block_rate(&self, die: u32, block: u32, pages: u32, stress: Stress) -> f64 {
-        // A block that was never erased has been programmed once.
+        // A block that was never erased counts as programmed once.
         let (cycles, reads) =
             (f64::from(stress.cycles.max(1)), f64::from(stress.reads) / f64::from(pages.max(1)));
         let mean = 1.48e-3
@@ -127,13 +128,13 @@ impl Reliability {
         let level = f64::from(page % bits) / f64::from((bits - 1).max(1));
         let level =
             if bits == 1 { 1.0 } else { 2.0 * (1.0 + (PAGE_SPREAD - 1.0) * level) / (1.0 + PAGE_SPREAD) };
-        // The middle layers err most, the outer ones least.
+        // The middle layers have the most errors, the outer ones the fewest.
         let height = (f64::from(page) + 0.5) / f64::from(pages.max(1));
         let hump = 1.0 - (2.0 * height - 1.0).powi(2);
         level * (1.0 + (LAYER_SPREAD - 1.0) * hump) / (1.0 + (LAYER_SPREAD - 1.0) * 2.0 / 3.0)
     }
 
-    /// Number of erroneous bits of a codeword that holds these bytes. `codeword` is its number within the page.
+    /// Number of erroneous bits of a codeword with these bytes. `codeword` is its number within the page.
     pub fn errors(&self, page: PageId, stress: Stress, rate: f64, codeword: u32, bytes: &[u8]) -> u32 {
         let bits = bytes.len() as f64 * 8.0;
         let ones = bytes.iter().map(|byte| byte.count_ones()).sum::<u32>();
@@ -143,7 +144,7 @@ impl Reliability {
         poisson(mean, self.random(4, page.die, page.block, &rest).unit())
     }
 
-    /// Flips the erroneous bits of a codeword, as a read of the raw cells sees it.
+    /// Flips the erroneous bits of a codeword, as in a read of the raw cells.
     pub fn disturb(&self, page: PageId, stress: Stress, rate: f64, codeword: u32, bytes: &mut [u8]) -> u32 {
         let errors = self.errors(page, stress, rate, codeword, bytes).min(bytes.len() as u32 * 4);
         let rest = [u64::from(page.page), u64::from(stress.cycles), u64::from(codeword)];
@@ -153,7 +154,7 @@ impl Reliability {
         while flipped < errors {
             let at = random.below(bytes.len() as u64 * 8) as usize;
             let bit = 1 << (at % 8);
-            // Bits of 1 are passed over in proportion.
+            // Bits of 1 are skipped in proportion.
             let is_one = original[at / 8] & bit != 0;
             let passed = is_one && random.unit() * ZERO_WEIGHT > 1.0;
             if passed && random.below(64) != 0 || (original[at / 8] ^ bytes[at / 8]) & bit != 0 {
@@ -169,7 +170,7 @@ impl Reliability {
 /// Quantile of the Poisson distribution; grows with the mean for the same `draw`.
 fn poisson(mean: f64, draw: f64) -> u32 {
     if mean > 500.0 {
-        // The normal approximation, with a logistic quantile: far beyond any correction.
+        // The normal approximation, with a logistic quantile: such means are far beyond any correction.
         let draw = draw.clamp(1e-9, 1.0 - 1e-9);
         return (mean + mean.sqrt() * (draw / (1.0 - draw)).ln() * 0.551).max(0.0) as u32;
     }
@@ -201,7 +202,7 @@ mod tests {
         (0..20_000).map(|number| model.rate(page(number), stress)).sum::<f64>() / 20_000.0
     }
 
-    /// The mean over pages, layers and blocks is the published fit.
+    /// The mean over pages, layers and blocks equals the published fit.
     #[test]
     fn the_mean_rate_is_that_of_the_source() {
         for (cycles, hours, reads, expected) in [
@@ -216,7 +217,7 @@ mod tests {
         assert!(read(1_000_000) > 1.05 * read(0));
     }
 
-    /// A codeword's errors are those of its rate; zeros err more; they never become fewer as the rate grows.
+    /// A codeword's errors follow its rate; zeros have more errors; errors don't decrease as the rate grows.
     #[test]
     fn errors_follow_rate_and_value_and_only_grow() {
         let model = model();

@@ -1,4 +1,4 @@
-//! State of one zone of a drive, and what of it survives a power cut.
+//! State of one zone of a drive, and the part of it that survives a power cut.
 
 use crate::format::{Block, Stored, ZoneHeader};
 use crate::machine::{self, State};
@@ -26,7 +26,7 @@ impl Slot {
     }
 }
 
-/// A program of a unit that hasn't ended when it was noted.
+/// A program of a unit that had not ended when it was recorded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program {
     /// First byte of the zone that it programs.
@@ -49,32 +49,32 @@ pub(crate) struct Zone {
     pub(crate) owned: bool,
     pub(crate) in_flight: u32,
     pub(crate) generation: u64,
-    /// Whether the cells hold what an earlier generation wrote.
+    /// Whether the cells have contents of an earlier generation.
     pub(crate) stale: bool,
-    /// Second of the drive's clock at which the zone was begun.
+    /// Time of the drive's clock at which the zone was begun, in seconds.
     pub(crate) begun: u64,
     pub(crate) key: [u8; 32],
     pub(crate) blocks: Vec<Block>,
-    /// Erases after which each block fails.
+    /// Number of erases after which each block fails.
     pub(crate) last_erases: Vec<u32>,
     /// Contents in memory, up to the highest written byte; empty for a drive on a file.
     pub(crate) cells: Vec<u8>,
     /// Programs that may not have ended, in order.
     pub(crate) programs: VecDeque<Program>,
-    /// End of the bytes for which a program was begun.
+    /// End of the bytes whose program has begun.
     pub(crate) programmed: u64,
     /// End of the bytes that survive a power cut.
     pub(crate) durable: u64,
-    /// Start and end of an erase that is running, in nanoseconds.
+    /// Start and end of an erase in progress, in nanoseconds.
     pub(crate) erasing: Option<(u64, u64)>,
-    /// Whether the medium has the zone as full.
+    /// Whether the zone is stored as full on the medium.
     pub(crate) sealed: bool,
-    /// Why the zone is read-only, offline or interrupted.
+    /// Reason for which the zone is read-only, offline or interrupted.
     pub(crate) trouble: Option<String>,
 }
 
 impl Zone {
-    /// The zone that the medium describes.
+    /// Returns the zone with the state that the medium stores.
     pub(crate) fn stored(
         header: &ZoneHeader,
         blocks: Vec<Block>,
@@ -83,7 +83,7 @@ impl Zone {
         capacity: u64,
     ) -> Zone {
         let (state, interrupted) = header.state.state(clean);
-        // After an unclean stop the only known bound of the write pointer is the capacity.
+        // After an unclean stop the write pointer is unknown: the capacity is its upper bound.
         let write_pointer =
             if interrupted && header.state == Stored::Begun { capacity } else { header.write_pointer };
         Zone {
@@ -107,7 +107,7 @@ impl Zone {
         }
     }
 
-    /// What the medium stores. A full zone that wasn't sealed is stored as begun until then.
+    /// Header for the medium. A full zone is stored as begun until it is sealed.
     pub(crate) fn header(&self) -> ZoneHeader {
         let state = match self.machine.state {
             State::Full if !self.sealed && !self.interrupted => Stored::Begun,
@@ -137,7 +137,7 @@ impl Zone {
         }
     }
 
-    /// Forgets the contents after a reset.
+    /// Clears the state of the contents after a reset.
     pub(crate) fn emptied(&mut self) {
         self.machine.write_pointer = 0;
         self.interrupted = false;
@@ -147,7 +147,7 @@ impl Zone {
         (self.programmed, self.durable) = (0, 0);
     }
 
-    /// Notes programs that have ended.
+    /// Removes programs that have ended.
     pub(crate) fn settle(&mut self, now: u64) {
         while let Some(program) = self.programs.front().filter(|program| program.end <= now) {
             self.durable = self.durable.max(program.to);
@@ -155,7 +155,8 @@ impl Zone {
         }
     }
 
-    /// Ranges of bytes that a power cut loses or leaves half-programmed, with the part of their program that has passed.
+    /// Ranges of bytes that a power cut loses or leaves half-programmed, with the elapsed share of their
+    /// program.
     pub(crate) fn losses(&mut self, now: u64) -> Vec<Loss> {
         self.settle(now);
         let end = self.machine.write_pointer;
@@ -178,21 +179,21 @@ impl Zone {
     }
 }
 
-/// Bytes of a zone that a power cut caught before they were durable.
+/// Bytes of a zone that weren't durable at a power cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Loss {
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Part of the program that has passed, 0.0 to 1.0.
+    /// Elapsed share of the program, 0.0 to 1.0.
     pub(crate) part: f64,
 }
 
-/// Leaves cells as an interrupted program does: done up to a point, one group half-done, erased behind it.
+/// Leaves cells as an interrupted program does: done up to a point, one group half-done, the rest erased.
 pub(crate) fn half_program(bytes: &mut [u8], part: f64, random: &mut Random) {
     let done = (bytes.len() as f64 * part.clamp(0.0, 1.0)) as usize / PROGRAM_GROUP * PROGRAM_GROUP;
     let middle = (done + PROGRAM_GROUP).min(bytes.len());
     if part > 0.0 {
-        // Programming turns ones into zeros; some cells have not passed the threshold yet.
+        // Programming changes ones to zeros; some cells haven't passed the threshold yet.
         bytes[done..middle].iter_mut().for_each(|byte| *byte |= random.next_u64() as u8);
         bytes[middle..].fill(0xFF);
     } else {
@@ -209,8 +210,9 @@ pub(crate) fn half_erase(bytes: &mut [u8], part: f64, random: &mut Random) {
     }
 }
 
-/// Encrypts or decrypts bytes of a zone, which begin at `offset`, with ChaCha20 under the zone's key. A key is used for one
-/// generation, in which every offset is written at most once, so no part of its stream is used twice.
+/// Encrypts or decrypts bytes of a zone, which begin at `offset`, with ChaCha20 under the zone's key. A key
+/// is used for one generation, in which every offset is written at most once, so no part of its stream is
+/// reused.
 pub(crate) fn apply_key(key: &[u8; 32], offset: u64, bytes: &mut [u8]) {
     let mut cipher = ChaCha20::new(key.into(), &[0; 12].into());
     cipher.seek(offset);

@@ -48,7 +48,7 @@ fn appends_and_reads_allocate_nothing() {
     run.unwrap();
 }
 
-/// Processor time of appends of 4 KiB to a drive in memory, beyond that of copying.
+/// Processor time of appends of 4 KiB to a drive in memory, in addition to copying.
 #[test]
 #[ignore = "measures time: run it alone, with --release"]
 fn an_append_costs_at_most_a_microsecond_beyond_the_copy() {

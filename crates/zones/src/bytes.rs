@@ -1,4 +1,4 @@
-//! Encoding of little-endian numbers and structures one after another, and decoding of bytes that may be anything.
+//! Encoding of little-endian numbers and structures one after another, and decoding of arbitrary bytes.
 
 use block::{Error, Result};
 use zerocopy::little_endian::{U32, U64};
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         self.strange(&format!("ends too early: after {} of {count} bytes", self.rest.len()))
     }
 
-    /// [`Error::Corrupt`] with the name of the bytes, followed by `what`.
+    /// Returns [`Error::Corrupt`] with the name of the bytes, followed by `what`.
     pub fn strange(&self, what: &str) -> Error {
         Error::corrupt(format!("{} {what}", self.what))
     }

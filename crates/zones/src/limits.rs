@@ -23,12 +23,13 @@ fn counts_of(state: ZoneState) -> (u32, u32) {
 }
 
 impl Limits {
-    /// Limits of open and active zones; 0 is no limit.
+    /// Creates limits of open and active zones; 0 is no limit.
     pub(crate) fn new(max_open: u32, max_active: u32) -> Self {
         Limits { max_open, max_active, counts: Mutex::default() }
     }
 
-    /// Counts a zone in this state, empty or closed, as open; an error names the limit that is reached.
+    /// Counts a zone in state `from`, empty or closed, as open; [`Error::Busy`] names a limit that is
+    /// reached.
     pub(crate) fn open_one(&self, from: ZoneState) -> Result<()> {
         let (_, active) = counts_of(from);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 //! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after the other.
 //!
 //! # Promises
-//! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own
-//!   promises. Appends are durable on flush where the device has a volatile cache, else at once.
+//! - Those of [`block::Zones`] on any device, after any power cut that keeps the device's own promises.
+//!   Appends are durable on flush if the device has a volatile cache, otherwise at once.
 //! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
 //!   empty zone also writes its header, durably.
 //! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone that was
@@ -53,7 +53,7 @@ pub struct Options {
     pub max_active: u32,
     /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
     pub max_append: Option<u64>,
-    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume.
+    /// Refuse every change and write nothing.
     pub read_only: bool,
 }
 
@@ -74,8 +74,8 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Opens the volume on this device, or formats it with `options.format`, and records on the medium that it is in
-    /// use, unless it is opened read-only.
+    /// Opens the volume on this device, or formats it with `options.format`. That it is in use is recorded on the medium before its first
+    /// change: opening an existing volume writes nothing.
     ///
     /// # Errors
     /// [`Error::Protocol`](block::Error::Protocol) for a device with other contents or another version,
@@ -92,11 +92,17 @@ impl OnDevice {
             open::format(&*handle, options.zone_size).await?;
         }
         let volume = open::read(&*handle, &options).await?;
-        if !volume.read_only {
-            volume.write_superblock(&*handle, false).await?;
-        }
         drop(handle);
         Ok(OnDevice { device, volume: Arc::new(volume) })
+    }
+
+    /// Opens the volume on this device to look at it: every change is refused, and nothing is written. `max_append` is that of
+    /// [`Options`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_read_only(device: Arc<dyn DevicePart>, max_append: Option<u64>) -> Result<OnDevice> {
+        Self::open(device, Options { max_append, read_only: true, ..Options::default() }).await
     }
 
     /// UUID of the volume.
@@ -126,7 +132,7 @@ impl Part for OnDevice {
                 }
             }
         }
-        // The first few tell the story; a status stays small.
+        // A few errors are enough; the status stays small.
         offline.truncate(8);
         let mut status = Status::new();
         status.insert("uuid".into(), self.volume.uuid.to_string().into());

@@ -1,4 +1,4 @@
-//! Zones whose changes stay in memory: what lies below is read and never written.
+//! Zones whose changes stay in memory: the zones below are read and never written.
 //!
 //! Recovery of a damaged log writes roots and finishes zones; over an overlay it leaves the medium unchanged.
 //!
@@ -6,7 +6,7 @@
 //! - No call changes the zones below. Zones that are partly written there are readable and accept no appends: they are finished or reset,
 //!   in memory.
 //! - Appends take memory up to [`Overlay::new`]'s limit; beyond it they fail with [`Error::NoSpace`].
-//! - Appends are in order, and nothing is durable: a flush only says that there is nothing to do.
+//! - Appends are in order, and nothing is durable: a flush has no effect.
 
 use block::{
     Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
@@ -25,9 +25,9 @@ pub struct Overlay {
 #[derive(Debug)]
 struct Shared {
     geometry: ZoneGeometry,
-    /// Limit of appended bytes that are held.
+    /// Limit of the appended bytes in memory.
     most_bytes: u64,
-    /// Held for a look or a copy, never over an await.
+    /// Held for a lookup or a copy, never over an await.
     changes: Mutex<Changes>,
 }
 
@@ -35,16 +35,16 @@ struct Shared {
 struct Changes {
     /// The zones that were changed.
     zones: BTreeMap<ZoneIndex, Changed>,
-    /// Appended bytes of all of them.
+    /// Number of appended bytes of all these zones.
     bytes: u64,
 }
 
 /// A zone that was changed.
 #[derive(Debug)]
 enum Changed {
-    /// Its contents are those below, up to this byte, and it is full.
+    /// Finished in memory: its contents are those below, up to the write pointer of this report.
     Finished(ZoneReport),
-    /// It was reset, or was empty below.
+    /// Reset, or empty below; its contents are in memory.
     Own { state: ZoneState, generation: u64, bytes: Vec<u8> },
 }
 
@@ -60,7 +60,7 @@ impl Changed {
 }
 
 impl Overlay {
-    /// Lays memory over zones; `most_bytes` limits the appended bytes that are held at a time.
+    /// Creates an overlay over zones; `most_bytes` limits the appended bytes in memory.
     pub fn new(below: Arc<dyn ZonesPart>, most_bytes: u64) -> Self {
         let geometry = ZoneGeometry {
             max_open: 0,
@@ -132,7 +132,7 @@ impl Handle {
         reports.first().copied().ok_or_else(|| Error::invalid(format!("zone {zone}: it has no report")))
     }
 
-    /// Changes a zone's own contents, which an empty zone gets now.
+    /// Changes the contents of a zone in memory; an empty zone gets its contents there first.
     async fn change<T>(
         &self,
         zone: ZoneIndex,
@@ -143,7 +143,7 @@ impl Handle {
         let Changes { zones, bytes: total } = &mut *changes;
         if found.state == ZoneState::Empty {
             let own = Changed::Own { state: found.state, generation: found.generation, bytes: Vec::new() };
-            // Another handle may have changed it since it was looked at.
+            // Another handle may have changed the zone since its state was read.
             zones.entry(zone).or_insert(own);
         }
         match zones.get_mut(&zone) {
@@ -210,7 +210,7 @@ impl Handle {
     }
 
     async fn reset(&self, zone: ZoneIndex) -> Result<u64> {
-        // Also a zone that is offline below: what it gets is in memory.
+        // This includes a zone that is offline below: its new contents are in memory.
         let found = self.state_of(zone).await?;
         let mut changes = self.shared.changes();
         let generation =
@@ -222,7 +222,7 @@ impl Handle {
         Ok(generation)
     }
 
-    /// Reads a zone's own contents; `None` for one whose contents are below.
+    /// Reads a zone whose contents are in memory; `None` for one whose contents are below.
     fn read_own(&self, at: ZoneAddress, buffer: &mut Buffer) -> Option<Result<()>> {
         let length = buffer.len();
         let changes = self.shared.changes();

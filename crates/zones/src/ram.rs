@@ -1,8 +1,8 @@
 //! Zones in memory with the weakest guarantees of the contract: a model for tests, not a fast store.
 //!
-//! - Appends land out of order: each waits a random number of turns before it takes its offset, so addresses don't
-//!   follow the order of submission, not even within one task. An append at an address has it from its submission on;
-//!   earlier appends land below it, later ones above.
+//! - Appends land out of order: each waits a random number of turns before it takes its offset, so addresses
+//!   don't follow the order of submission, not even within one task. An append with a wanted address has it
+//!   from its submission; earlier appends land below it, later ones above.
 //! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given.
 //! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some don't, some
 //!   in part, and those zones are interrupted.
@@ -368,7 +368,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Appends, at byte `wanted` if there is one.
+    /// Appends, at byte `wanted` if that is given.
     async fn append(
         &self,
         zone: ZoneIndex,
@@ -438,7 +438,7 @@ impl Shared {
         }
     }
 
-    /// Becomes the owner of a zone once it has no other, waits for appends in flight, and changes the zone.
+    /// Becomes the owner of a zone once it has none, waits for appends in flight, and changes the zone.
     async fn change<T>(
         &self,
         zone: ZoneIndex,
@@ -585,7 +585,7 @@ impl Zones for Handle {
         let (shared, epoch, zones) = (self.shared.clone(), self.epoch, zones.to_vec());
         runtime::carry(async move {
             for zone in zones {
-                // Nothing was appended to an empty zone, so there is nothing to finish.
+                // An empty zone has no appends, so a finish is unnecessary.
                 if shared.slot(zone).lock().state != ZoneState::Empty {
                     shared.finish(zone, epoch).await?;
                 }

@@ -107,11 +107,11 @@ pub fn append<T: Fields>(fields: &T, buffer: &mut Buffer) {
     seal(&mut buffer.filled_mut()[from..]);
 }
 
-/// Returns the newest of the copies that could be read. If none could, the most informative error: damage and other
-/// versions rather than "there is none".
+/// Returns the newest of the readable copies. If there is none, returns the most informative error: damage
+/// and other versions rather than a missing copy.
 ///
 /// # Errors
-/// That error.
+/// The most informative error of the copies.
 pub fn newest<T>(copies: impl IntoIterator<Item = Result<T>>, number: impl Fn(&T) -> u64) -> Result<T> {
     let worth = |copy: &Result<T>| match copy {
         Ok(copy) => (2, number(copy)),
@@ -122,8 +122,8 @@ pub fn newest<T>(copies: impl IntoIterator<Item = Result<T>>, number: impl Fn(&T
     best.unwrap_or_else(|| Err(Error::not_found("no copy could be read")))
 }
 
-/// Describes the first bytes of a device, for an operator who decides whether they may be overwritten. With 4104 bytes
-/// or more it recognizes everything that it can.
+/// Describes the first bytes of a device, for an operator who decides whether they may be overwritten. All
+/// known formats are recognized with 4104 bytes or more.
 pub fn describe(bytes: &[u8]) -> &'static str {
     let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
     match () {
@@ -139,8 +139,9 @@ pub fn describe(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// Returns what the first bytes of a device are by the signature of another program's format, as wipefs(8) tells it; `None` for Siltstone's own
-/// formats and for what isn't recognised. With 128 KiB or more it recognizes everything that it can.
+/// Identifies the format of another program by its signature in the first bytes of a device, as wipefs(8)
+/// does; `None` for Siltstone's own formats and for unknown bytes. All known formats are recognized with 128
+/// KiB or more.
 pub fn foreign(bytes: &[u8]) -> Option<&'static str> {
     let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
     let label = |sector: usize| at(sector * 512, b"LABELONE");
@@ -190,7 +191,7 @@ mod tests {
         FORMAT.read::<Words>(bytes, "a test").err().expect("it is none")
     }
 
-    /// CRC-32C bit by bit, as RFC 3720 (appendix B.4) has it.
+    /// CRC-32C bit by bit, as defined in RFC 3720 (appendix B.4).
     fn slow_sum(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!0_u32, |crc, byte| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {

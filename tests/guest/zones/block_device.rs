@@ -19,7 +19,7 @@ pub struct ZonedDevice {
     device: File,
     path: String,
     shape: Shape,
-    /// Folder of a null_blk device in configfs.
+    /// Folder of a null_blk device in configfs, which makes zones fail; `None` if no zone is made to fail.
     failures: Option<PathBuf>,
     data: Buffer,
 }
@@ -59,7 +59,7 @@ impl ZonedDevice {
         let offset = self.sector(zone) * 512 + at * BLOCK as u64;
         let data = &mut self.data.filled_mut()[..length as usize * BLOCK];
         stamp_all(zone, number, data);
-        // A part that was written shows in the write pointer.
+        // A partial write shows in the write pointer.
         match self.device.write_at(data, offset)? {
             written if written == data.len() => Ok(Answer::done()),
             written => Err(IoError::other(format!("{written} of {} bytes were written", data.len()))),
@@ -85,7 +85,8 @@ impl Subject for ZonedDevice {
         };
         match answer {
             Ok(answer) => Ok(answer),
-            // Which error stands for which status is the driver's choice; that the kernel doesn't know the request isn't a refusal.
+            // The driver chooses the error for a status. An error that means that the kernel doesn't know the
+            // request isn't a refusal.
             Err(error) if error.raw_os_error().is_some_and(|number| NOT_REFUSALS.contains(&number)) => {
                 Err(format!("{}: {command:?}: {error}", self.path))
             }
@@ -118,7 +119,7 @@ impl Subject for ZonedDevice {
     }
 }
 
-/// ENOTTY, EOPNOTSUPP, EBADF, EFAULT, ENODEV.
+/// Errors that are no refusals: ENOTTY, EOPNOTSUPP, EBADF, EFAULT, ENODEV.
 const NOT_REFUSALS: [i32; 5] = [25, 95, 9, 14, 19];
 
 impl ZonedDevice {

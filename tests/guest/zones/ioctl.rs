@@ -21,8 +21,9 @@ struct Request<'a> {
     argument: &'a mut [u64],
 }
 
-// SAFETY: the pointer is that of the argument, which is borrowed for the request; its length is that of the structure that the opcode
-// names (for a report, with as many zones as it says), which the callers below see to. All of it is plain integers.
+// SAFETY: the pointer is that of the argument, which is borrowed for the request. The callers below make its
+// length that of the structure that the opcode names (for a report, with as many zones as it says). All of it
+// is plain integers.
 unsafe impl Ioctl for Request<'_> {
     type Output = i32;
 
@@ -67,7 +68,7 @@ pub struct Passthrough {
 /// `NVME_IOCTL_IO64_CMD`: returns status code type and status code, and the result in dwords 0 and 1.
 ///
 /// # Errors
-/// The kernel's: the command has not been carried out by the device.
+/// Errors of the kernel, after which the device has not carried out the command.
 pub fn pass_through(device: &File, command: Passthrough, data: &mut [u8]) -> Result<(u16, u64)> {
     let mut words = [0_u64; PASSTHROUGH / 8];
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -78,16 +79,16 @@ pub fn pass_through(device: &File, command: Passthrough, data: &mut [u8]) -> Res
     words[6] = pair(command.dword12, command.dword13);
     words[8] = pair(TIME_LIMIT, 0);
     let opcode = opcode::from_components(rustix::ioctl::Direction::ReadWrite, b'N', 0x48, PASSTHROUGH);
-    // SAFETY: the argument has the length of the structure; the address and the length in it are those of `data`, which is borrowed
-    // mutably until the command is complete.
+    // SAFETY: the argument has the length of the structure; the address and the length in it are those of
+    // `data`, which is borrowed mutably until the command is complete.
     let status = unsafe { ioctl(device, Request { opcode, argument: &mut words }) }?;
     Ok((status as u16 & 0x7FF, words[9]))
 }
 
-/// `BLKREPORTZONE`: returns the zones from this sector on, at most `most`.
+/// `BLKREPORTZONE`: returns up to `most` zones, the first of which contains this sector.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of the kernel.
 pub fn report_zones(device: &File, sector: u64, most: u32) -> Result<Vec<[u64; ZONE / 8]>> {
     let mut words = vec![0_u64; (RANGE + most as usize * ZONE) / 8];
     (words[0], words[1]) = (sector, most.into());
@@ -116,7 +117,7 @@ pub enum Manage {
 /// Manages the zone of this range of sectors.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of the kernel.
 pub fn manage_zone(device: &File, manage: Manage, sector: u64, sectors: u64) -> Result<()> {
     let opcode = opcode::from_components(rustix::ioctl::Direction::Write, 0x12, manage as u8, RANGE);
     // SAFETY: the argument has the length of the structure, which the kernel reads.

@@ -6,8 +6,8 @@
 //! `siltstone-guest-zones block PATH SHAPE known=null_blk|door SEED STEPS [failures=FOLDER]` uses the block layer: answers are success and
 //! failure. FOLDER is the one of a null_blk device in configfs, by which zones are made read-only and offline.
 //!
-//! SHAPE is `ZONES:SIZE:CAPACITY:MAX-OPEN:MAX-ACTIVE`, lengths in blocks of 4 KiB. All zones are reset at first. Standard output has one
-//! line of JSON with what was compared; a device that differs is an error.
+//! SHAPE is `ZONES:SIZE:CAPACITY:MAX-OPEN:MAX-ACTIVE`, lengths in blocks of 4 KiB. All zones are reset at
+//! first. Standard output is one line of JSON that says what was compared; a device that differs is an error.
 
 mod block_device;
 mod ioctl;
@@ -22,8 +22,9 @@ use zns::machine::{Command, State};
 /// Longest read and write, in blocks: no device and no layer divides it.
 const LONGEST: u64 = 16;
 
-/// States from which null_blk's zones may fail. It finishes them first. At the limits it refuses to finish an empty or closed zone, makes it
-/// read-only all the same, and counts it as active for ever.
+/// States in which zones of null_blk may be made to fail. It finishes such zones first. At the limits it
+/// refuses to finish an empty or closed zone, but makes it read-only all the same and counts it as active for
+/// ever.
 const BEFORE_FAILURES: [State; 3] = [State::ImplicitlyOpened, State::ExplicitlyOpened, State::Full];
 
 const USAGE: &str = "expected nvme|block PATH ZONES:SIZE:CAPACITY:MAX-OPEN:MAX-ACTIVE known=NAME SEED STEPS [failures=FOLDER]";
@@ -64,7 +65,7 @@ async fn compare(
     [seed, steps]: [u64; 2],
 ) -> Result<()> {
     for zone in 0..shape.zones {
-        // What an earlier run has left.
+        // An earlier run may have left the zone in another state.
         subject.command(zone, Command::Reset, 0).await.map_err(Error::io)?;
     }
     let mut comparison = Comparison::new(seed, shape, draw, known);

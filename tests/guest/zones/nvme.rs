@@ -33,7 +33,7 @@ impl Namespace {
         Ok(Namespace { device, path: path.to_owned(), identifier, shape, data })
     }
 
-    /// Sends a command with so many bytes of data.
+    /// Sends a command with `bytes` bytes of data.
     fn send(
         &mut self,
         opcode: u8,

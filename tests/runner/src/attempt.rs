@@ -1,6 +1,7 @@
 //! One test in a process of its own: started, watched, ended at its limits.
 //!
-//! Its output goes to a file and not through a pipe, so that a process that the test leaves behind can't keep the runner waiting.
+//! Its output goes to a file and not through a pipe, so that a process that the test leaves behind can't keep
+//! the runner waiting.
 
 use crate::programs::Test;
 use std::fs::File;
@@ -18,11 +19,11 @@ pub struct Limits {
     pub silent: Duration,
 }
 
-/// How a test ended.
+/// Outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Passed,
-    /// With the reason, where the output doesn't tell it.
+    /// The reason is `None` if the output contains it.
     Failed(Option<String>),
     Ignored,
 }
@@ -40,9 +41,9 @@ pub struct Finished {
 
 /// Processor time below which a process counts as waiting, for each [`LOOK`].
 const IDLE: Duration = Duration::from_millis(20);
-/// Time between two looks at a test's processor time.
+/// Time between two checks of a test's processor time.
 const LOOK: Duration = Duration::from_secs(10);
-/// Time in which the kernel ends a killed process. One that waits in a driver may take for ever.
+/// Time in which the kernel ends a killed process. A process that waits in a driver may never end.
 const KILLED: Duration = Duration::from_secs(20);
 
 /// Runs one test.
@@ -77,7 +78,8 @@ fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome,
     Ok((outcome, text))
 }
 
-/// Outcome by the exit status and the counts of the test program, which runs no test for a name that it doesn't know.
+/// Outcome by the exit status and the counts of the test program, which runs no test for a name that it
+/// doesn't know.
 fn judge(status: ExitStatus, output: &str) -> Outcome {
     match status.success() {
         true if output.contains("test result: ok. 1 passed") => Outcome::Passed,
@@ -87,7 +89,7 @@ fn judge(status: ExitStatus, output: &str) -> Outcome {
     }
 }
 
-/// Waits for the end of a test, or for a limit, whose reason it returns as an error.
+/// Waits for the end of a test, or for a limit, which is returned as an error.
 fn watch(child: &mut Child, output: &File, limits: Limits) -> std::io::Result<Result<ExitStatus, String>> {
     let begun = now();
     let mut pause = Duration::from_millis(1);
@@ -114,7 +116,7 @@ fn watch(child: &mut Child, output: &File, limits: Limits) -> std::io::Result<Re
     }
 }
 
-/// Ends what is left of a test's process group.
+/// Ends the rest of a test's process group.
 fn end_group(child: &mut Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
         // Fails where no process is left.
@@ -139,7 +141,7 @@ fn processor_time(process: u32) -> Duration {
 
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The second field is the program's name in brackets and may contain anything.
+    // The second field is the program's name in brackets and may contain any character.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
     fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_process_that_works_in_silence_has_the_whole_time() {
-        // A machine with other work gives it little time.
+        // A machine with other work gives the loop little processor time.
         let limits = Limits { whole: Duration::from_secs(4), silent: Duration::from_secs(3) };
         let reason = watched("while :; do :; done", limits).expect_err("it takes too long");
         assert!(reason.contains("the limit of a test"), "{reason}");

@@ -3,8 +3,9 @@
 //!
 //! - A test is ended, and failed, after `--minutes`, or after `--silent-minutes` without output and without processor time. There
 //!   is no limit for all tests together, so a slow machine takes longer and fails nothing.
-//! - Tests of different programs run side by side, so a test that waits doesn't leave a processor idle. Tests of one group ([`schedule::GROUPS`]) share a
-//!   resource of the machine and are limited in number.
+//! - Tests of different programs run side by side, so a test that waits doesn't leave a processor idle. The
+//!   number of running tests of a group ([`schedule::GROUPS`]), which share a resource of the machine, is
+//!   limited.
 //! - Left to others: building (cargo), documentation tests (rustdoc), the choice of seeds (`conformance::budget`).
 
 mod attempt;

@@ -22,7 +22,7 @@ pub struct Test<'a> {
     pub program: &'a Program,
     /// Path of the test's function in its program.
     pub name: String,
-    /// `#[ignore]`d: counted as skipped.
+    /// Whether the test is `#[ignore]`d: counted as skipped.
     pub is_ignored: bool,
 }
 
@@ -32,7 +32,8 @@ impl Program {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
         command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
-        // One thread would be the main thread, and tests take their name from that of their thread.
+        // With one thread, tests would run in the main thread; they take their name from that of their
+        // thread.
         command.env("RUST_TEST_THREADS", "2");
         command
     }

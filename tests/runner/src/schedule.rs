@@ -1,4 +1,4 @@
-//! Which test runs next: long ones first, and only so many at a time of those that share a resource of the machine.
+//! Order of the tests: long ones first, with a limit on tests that share a resource of the machine.
 
 use crate::attempt::{self, Finished, Limits, Outcome};
 use crate::programs::Test;
@@ -12,7 +12,8 @@ pub const GROUPS: [(&str, usize); 2] = [
     ("swap_remote", 1),
 ];
 
-/// Beginnings of the names of tests that take longest: they begin first, so that none of them runs alone in the end.
+/// Beginnings of the names of the longest tests: they begin first, so that none of them runs alone at the
+/// end.
 const LONG: [&str; 8] = [
     "fs_mount_large",
     "crash_engine",
@@ -38,9 +39,9 @@ fn rank(name: &str) -> usize {
     LONG.iter().position(|beginning| begins_with(name, beginning)).unwrap_or(LONG.len())
 }
 
-/// Tests that wait, and how many of each group run.
+/// Waiting tests, and the number of running ones of each group.
 struct Queue {
-    /// Next one last.
+    /// The last one is the next to run.
     waiting: Vec<usize>,
     running: [usize; GROUPS.len()],
 }

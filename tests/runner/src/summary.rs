@@ -1,6 +1,7 @@
 //! Counts over all tests: passed, failed, skipped, and the shares of the budget of seeds and power cuts.
 //!
-//! A skipped test is one that passed and printed a line that begins with `SKIPPED: `; what is `#[ignore]`d is skipped, too.
+//! A skipped test is one that passed and printed a line that begins with `SKIPPED: `. An `#[ignore]`d test is
+//! skipped as well.
 
 use crate::attempt::{Finished, Outcome};
 
@@ -13,7 +14,7 @@ struct Shares {
     offered: u64,
 }
 
-/// What is printed at the end of a run.
+/// Text at the end of a run.
 #[derive(Debug, Default)]
 pub struct Summary {
     pub passed: u64,
@@ -68,7 +69,7 @@ impl Summary {
         );
     }
 
-    /// Whether the shares of all tests are those that there are; says so if not.
+    /// Whether the shares of all tests add up to `SHARES`; reports it if not.
     pub fn took_all_shares(&self) -> bool {
         let Shares { taken, of, .. } = self.shares;
         if taken != of {

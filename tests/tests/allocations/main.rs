@@ -1,8 +1,8 @@
-//! On the path of an append nothing is allocated, neither by an owner nor by the kit: shown with the counters of `engine`.
+//! Shows with the counters of `engine` that an append allocates nothing, neither in an owner nor in the kit.
 //!
-//! What may allocate now and then, and is amortised over thousands of appends: checkpoints, opening and sealing zones, and the
-//! cleaner; lists that grow when more happens at a time than in the warm-up. So appends are counted within a zone, and nothing
-//! has to be moved.
+//! Allocations that are amortised over thousands of appends are permitted: checkpoints, opening and sealing
+//! zones, the cleaner, and lists that grow when more happens at a time than in the warm-up. So appends are
+//! counted within a zone, and nothing has to be moved.
 //!
 //! The counts are of the whole process, so this binary has a single test.
 #![allow(clippy::unwrap_used)]
@@ -28,7 +28,8 @@ async fn client(counters: Rc<Counters>, number: u32, sets: u64) {
     }
 }
 
-/// Number of allocations while each client sets counters so many times, without those for starting the clients.
+/// Number of allocations while each client sets counters `sets` times, without those for starting the
+/// clients.
 async fn allocations(counters: &Rc<Counters>, sets: u64) -> u64 {
     let run = async |sets| {
         let before = everywhere();
@@ -48,7 +49,7 @@ fn an_append_allocates_nothing() {
     let found = runtime::run(runtime::Config::default(), || async {
         let disk = disks::ram::RamPart::new(512 << 20, BlockSize::default()).unwrap();
         let disk: Arc<dyn DevicePart> = Arc::new(disk);
-        // Zones that take all of the test, and no checkpoint meanwhile.
+        // Zones that are large enough for the whole test, and no checkpoint meanwhile.
         let on_device =
             zones::on_device::Options { format: true, zone_size: Some(32 << 20), ..Default::default() };
         let zones = Arc::new(zones::OnDevice::open(disk, on_device).await.unwrap());

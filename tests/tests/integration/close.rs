@@ -1,5 +1,5 @@
-//! What was acknowledged and not flushed is there after a clean close and a power cut, whatever the stack: on disks that lose
-//! all that was not flushed.
+//! Every stack keeps acknowledged, unflushed writes over a clean close and a power cut, on disks that lose
+//! all data that was not flushed.
 
 use block::{BlockSize, Call, DevicePart};
 use conformance::Whole;
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How large a disk is, in blocks of 4096 bytes.
+/// Size of a disk, in blocks of 4096 bytes.
 const BLOCKS: u64 = 4096;
 
 thread_local! {
-    /// By the names of the parts.
+    /// Disks by the names of their parts.
     static DISKS: RefCell<BTreeMap<String, VolatileDisk>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -27,7 +27,7 @@ fn disk(name: &str) -> VolatileDisk {
     })
 }
 
-/// A disk that is there as long as the test.
+/// A disk that lives as long as the test.
 static VOLATILE: Kind = Kind {
     name: "volatile",
     contract: Contract::Device,

@@ -1,5 +1,5 @@
-//! A mirror whose slow leg stands behind a write cache on the fast device: what is behind is kept in the cache's log. All of it are
-//! parts of one disk, so that every cut is one of all.
+//! A mirror whose slow leg is behind a write cache on the fast device: the cache's log records which blocks
+//! the slow leg lacks. All devices are parts of one disk, so that every cut is a cut of all of them.
 //!
 //! ```text
 //!            ┌ leg a (fast)
@@ -20,29 +20,29 @@ use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation,
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How large all of it is.
+/// Sizes of all devices.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// How many blocks a leg has.
+    /// Blocks of a leg.
     leg: u64,
-    /// How many the cache has.
+    /// Blocks of the cache.
     cache: u64,
-    /// What a bit of the bitmap stands for, in bytes.
+    /// Bytes that a bit of the bitmap covers.
     chunk: u64,
-    /// Between which percentages of the cache it is written back.
+    /// Percentages of the cache between which it is written back.
     watermarks: [u64; 2],
 }
 
-/// Few enough blocks for all states of all cuts; of what is written some stays in the cache.
+/// Few enough blocks for all states of all cuts; some of the written blocks stay in the cache.
 const SMALL: Sizes = Sizes { leg: 40, cache: 66, chunk: 16 << 10, watermarks: [10, 20] };
-/// 64 chunks, behind three blocks of the mirror's own; the cache keeps nothing for longer than it has to.
+/// 64 chunks, after three blocks of the mirror's own; the cache writes everything back at once.
 const LARGE: Sizes = Sizes { leg: 3 + 64 * 16, cache: 300, chunk: 64 << 10, watermarks: [0, 0] };
 
-/// What is there after a cut.
+/// Devices that are left after a cut.
 #[derive(Clone, Copy, PartialEq)]
 enum Survivors {
     All,
-    /// The fast device is lost: a leg, and what the other one is behind by.
+    /// The fast device is lost: one leg, and the log of the blocks that the other one lacks.
     SlowLeg,
 }
 
@@ -94,7 +94,7 @@ async fn open(
         vec![("fast".to_owned(), part(0, leg)?), ("slow".to_owned(), behind.clone() as Arc<dyn DevicePart>)];
     let mirror = mirror(legs, sizes, format, false).await?;
     if format {
-        // From now on the slow leg alone is one.
+        // From now on the slow device alone holds a whole leg.
         behind.message("flush").await?;
     }
     Ok(Arc::new(mirror))
@@ -132,7 +132,7 @@ fn the_slow_leg_alone_is_an_older_state() {
     holds("behind log, slow leg alone", 402, Survivors::SlowLeg, |oracle| oracle.older = true);
 }
 
-/// Waits until `status` says this.
+/// Waits until a field of `status` has this value.
 async fn until(part: &dyn DevicePart, field: &str, value: impl Into<serde_json::Value>) {
     let value = value.into();
     for _ in 0..10_000 {
@@ -144,7 +144,7 @@ async fn until(part: &dyn DevicePart, field: &str, value: impl Into<serde_json::
     panic!("{field} never is {value}: {:?}", part.status().await);
 }
 
-/// The slow leg goes on with its log; but the bitmap is asked, too, and what it says is copied, in whole chunks.
+/// The slow leg recovers by its log; the bitmap is used as well, and its chunks are copied whole.
 #[test]
 fn a_restart_copies_what_was_written_lately_and_no_more() {
     let disk: Arc<dyn DevicePart> = Arc::new(ImageDisk::empty(DeviceGeometry {
@@ -172,9 +172,9 @@ fn a_restart_copies_what_was_written_lately_and_no_more() {
         for block in [3, 100, 101, 1000] {
             write(block, 200, 1).await.expect("some of it is written again");
         }
-        // It is counted before the bits are cleared, two looks later.
+        // The count precedes the clearing of the bits, which happens two checks later.
         until(&*part, "dirty_chunks", 3).await;
-        // Nobody closes it.
+        // The part isn't closed.
     };
     runtime::simulate(runtime::Simulation::new(403), killed).expect("the first life ends");
     let restarted = move || async move {

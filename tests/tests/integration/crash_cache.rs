@@ -1,5 +1,6 @@
-//! The crash oracle on a cache: its two devices are halves of one disk and are cut at the same moment, while blocks come and
-//! go, are marked, written back and settled. And with the fast device lost at any of these moments.
+//! The crash oracle on a cache: its two devices are halves of one disk and are cut at the same moment, while
+//! blocks are promoted and evicted, marked dirty, written back and marked clean. The fast device is also lost
+//! at any of these moments.
 
 use block::{BlockRange, DevicePart, Part, Result};
 use layers::cache::{CachePart, Mode, Options};
@@ -9,15 +10,15 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a run came to: the cache's own counts.
+/// The cache's own counts after a run.
 type Counts = block::Status;
 
-/// What becomes of the fast device in the cut.
+/// State of the fast device after the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fast {
     Stays,
     Lost,
-    /// The table says clean of all that is dirty: broken on purpose.
+    /// The table marks all dirty blocks as clean: broken on purpose.
     Wrong,
 }
 
@@ -27,9 +28,9 @@ struct Setup {
     slow: u64,
     options: Options,
     becomes: Fast,
-    /// The mode after the cut.
+    /// Mode after the cut.
     then: Mode,
-    /// Whether blocks are brought in and let go by messages all the time.
+    /// Whether messages promote and evict blocks all the time.
     is_warmed: bool,
 }
 
@@ -71,7 +72,7 @@ async fn open(disk: Arc<dyn DevicePart>, opening: Opening, setup: &Setup) -> Res
     Ok(part)
 }
 
-/// Brings in blocks and lets blocks go, until the cache is closed.
+/// Promotes and evicts blocks until the cache is closed.
 fn warm(part: &Arc<CachePart>, bytes: u64) {
     let part = Arc::downgrade(part);
     runtime::spawn(async move {
@@ -210,7 +211,7 @@ fn warmed_all_the_time() {
     for (number, mode) in [Mode::Writeback, Mode::Writethrough].into_iter().enumerate() {
         let setup = Setup { is_warmed: true, ..setup(mode, 8, 96) };
         let counts = holds(&format!("warmed, {mode:?}"), 250 + number as u64, setup, many);
-        assert!(counts["prefetched_bytes"].as_u64() > Some(0), "nothing was brought in: {counts:?}");
+        assert!(counts["prefetched_bytes"].as_u64() > Some(0), "nothing was promoted: {counts:?}");
     }
 }
 
@@ -229,5 +230,5 @@ fn cuts_during_a_recovery() {
 fn a_cache_that_is_thrown_away_is_caught() {
     let setup = Setup { becomes: Fast::Wrong, ..setup(Mode::Writeback, 4, 96) };
     let (report, _) = run("thrown away", 240, setup, |_| {});
-    println!("{}", report.expect_err("what was dirty is missed"));
+    println!("{}", report.expect_err("lost dirty blocks are noticed"));
 }

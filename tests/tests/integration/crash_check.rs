@@ -1,5 +1,5 @@
-//! Checking a log after a power cut: whatever state the oracle cuts, nothing in it is damage, because the log can be
-//! opened from it with everything that was promised.
+//! Checking a log after a power cut: no state that the oracle cuts is reported as damaged, because the log
+//! can be opened from it with everything that was promised.
 
 use block::{BlockCount, DevicePart, Error};
 use log::check::check_device;

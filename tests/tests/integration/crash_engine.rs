@@ -1,5 +1,5 @@
-//! The crash oracle on the counters of `engine`, the smallest owner of a log; and versions of it that break one rule each, which
-//! the oracle must notice.
+//! The crash oracle on the counters of `engine`, the smallest owner of a log, and on versions of it that
+//! break one rule each, which the oracle must notice.
 
 use block::{BlockCount, BlockRange, BlockSize, DevicePart, Result};
 use layers::record::replay::Search;
@@ -85,7 +85,7 @@ fn counters_survive_every_cut() {
     let name = "counters";
     let (_, kit) = holds(name, oracle(seed(name, 301)), OPTIONS);
     assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
-    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "no zone of the log was used again");
     assert!(kit.checkpoints.load(Ordering::Relaxed) > 3, "hardly any checkpoints were taken");
 }
 
@@ -99,7 +99,7 @@ fn recoveries_of_counters_that_are_cut() {
     assert!(report.recoveries > 100 || !report.is_whole(), "{name}: only {} cuts", report.recoveries);
 }
 
-/// Each zone is opened before it is needed, and some of them are open and empty at a cut; all blocks are checked when they are read.
+/// Zones are opened ahead, so some are open and empty at a cut; all blocks are checked when they are read.
 #[test]
 fn counters_whose_zones_are_opened_ahead_survive_every_cut() {
     let ahead = Options { check_sums: true, prepare_zones: true, ..OPTIONS };
@@ -108,14 +108,14 @@ fn counters_whose_zones_are_opened_ahead_survive_every_cut() {
     one.again_every = 331;
     let (_, kit) = holds(name, one, ahead);
     assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
-    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "no zone of the log was used again");
     let name = "counters of two shards with zones opened ahead";
     let mut two = oracle(seed(name, 305));
     two.prefix = false;
     holds(name, two, Options { shards: 2, ..ahead });
 }
 
-/// Each shard has streams of its own, so what a cut leaves is no prefix of all that was set.
+/// Each shard has its own streams, so a cut doesn't leave a prefix of all values that were set.
 #[test]
 fn counters_of_two_shards_survive_every_cut() {
     let name = "counters of two shards";
@@ -124,15 +124,16 @@ fn counters_of_two_shards_survive_every_cut() {
     oracle.again_every = 331;
     let (_, kit) = holds(name, oracle, Options { shards: 2, ..OPTIONS });
     assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
-    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "no zone of the log was used again");
 }
 
-/// Breaks a rule, which must be noticed with one of 32 seeds. Few zones, so that all of them are used again soon.
+/// Breaks a rule, which must be noticed with one of 32 seeds. There are few zones, so that all of them are
+/// used again soon.
 fn is_caught(broken: Broken, operations: u64, expected: &str) {
     is_caught_with(1, broken, operations, expected);
 }
 
-/// In the text of a violation that was found at a cut; the run itself had gone well.
+/// Text of a violation that was found at a cut, after a run without errors.
 const AT_A_CUT: &str = "power cut before event";
 
 fn is_caught_with(shards: u32, broken: Broken, operations: u64, expected: &str) {
@@ -180,7 +181,8 @@ fn a_live_block_that_is_not_counted_is_caught() {
     is_caught(Broken::CountsTooFew, 100, AT_A_CUT);
 }
 
-/// The kit leaves a zone as it is whose live blocks it isn't told of, so nothing is lost, and no zone is free in the end.
+/// The kit doesn't reset a zone whose live blocks it didn't hear of, so nothing is lost, and no zone is free
+/// in the end.
 #[test]
 fn a_live_block_that_the_cleaner_is_not_told_of_is_caught() {
     is_caught(Broken::ForgetsCounter, 1500, "no space");

@@ -1,5 +1,5 @@
-//! The crash oracle on a log whose map is at home: its disk and the home are cut at the same moment, while the cleaner, zones
-//! that are reset, transactions and roots go on.
+//! The crash oracle on a log whose map is at home: its disk and the home are cut at the same moment, while
+//! the cleaner, resets of zones, transactions and roots are in progress.
 
 use block::{BlockCount, DevicePart, Result};
 use layers::record::replay::Search;
@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many blocks the home takes.
+/// Blocks of the home.
 const HOME: u64 = 400;
 
 fn run(
@@ -79,7 +79,7 @@ fn transactions_and_roots() {
 fn cleaning() {
     let counters = holds("cleaning", 122, small(288, 66), |oracle| oracle.workload.operations = 450);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
-    assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "no zone of the log was used again");
 }
 
 #[test]
@@ -102,5 +102,5 @@ fn a_home_that_lies_is_caught() {
         oracle.search = Search::brief(oracle.seed);
         oracle.workload.operations = 110;
     });
-    println!("{}", report.expect_err("what isn't durable is missed"));
+    println!("{}", report.expect_err("a write that isn't durable is noticed"));
 }

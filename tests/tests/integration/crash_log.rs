@@ -1,5 +1,5 @@
-//! The crash oracle on the log: small zones, so that it goes round while the cleaner, checkpoints and roots are cut at
-//! every event.
+//! The crash oracle on the log: zones are small, so that all of them are used again while the cleaner,
+//! checkpoints and roots are cut at every event.
 
 use block::{BlockCount, BlockSize, DevicePart, Result};
 use log::core::Acknowledge;
@@ -87,7 +87,7 @@ fn records_and_roots() {
 fn cleaning_and_checkpoints() {
     let counters = holds("cleaning and checkpoints", 22, small(320, 60), 500);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
-    assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "no zone of the log was used again");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn cuts_during_a_recovery() {
     }
 }
 
-/// One operation at a time: after a cut exactly some prefix of them is there.
+/// One operation at a time: the contents after a cut are exactly the result of some prefix.
 #[test]
 fn a_sequential_client_finds_a_prefix() {
     for (number, acknowledge) in [Acknowledge::Log, Acknowledge::Buffer].into_iter().enumerate() {

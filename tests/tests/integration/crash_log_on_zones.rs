@@ -1,4 +1,4 @@
-//! The crash oracle on a log on zones that a stack brings, with every layer for zones between.
+//! The crash oracle on a log on zones of a stack, with every layer for zones between.
 
 use block::{BlockCount, Call, Device, DeviceGeometry, DevicePart, Part, Result, ZonesPart};
 use layers::fault::{FaultZonesPart, parse_rules};
@@ -9,7 +9,7 @@ use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A log and what it stands on, closed from the top down.
+/// A log and the parts below it, closed from the top down.
 struct Whole {
     log: log::LogPart,
     below: [Arc<dyn ZonesPart>; 4],
@@ -45,7 +45,7 @@ impl DevicePart for Whole {
 async fn open(disk: Arc<dyn DevicePart>, format: bool) -> Result<Whole> {
     let on_device = zones::on_device::Options { format, zone_size: Some(32 << 10), ..Default::default() };
     let zones: Arc<dyn ZonesPart> = Arc::new(zones::OnDevice::open(disk, on_device).await?);
-    // Recoveries are many, and have nothing in flight that could overtake.
+    // There are many recoveries, and they have nothing in flight that could be reordered.
     let rules: &[&str] = if format { &["any delay=0us..200us probability=0.3"] } else { &[] };
     let rules: Vec<String> = rules.iter().map(|rule| (*rule).to_owned()).collect();
     let rules = parse_rules(&rules, stack::Contract::Zones)?;

@@ -1,5 +1,6 @@
-//! Power cuts under a mirror: two or three recorded disks in one timeline, each of which is left in a state of its own, and then
-//! all are there, or one is lost, or lost a little later, or each can't read something, or the recovery is cut, too.
+//! Power cuts under a mirror: two or three recorded disks in one timeline, each of which is left in a state
+//! of its own. Then all disks are there, or one is lost, or lost a little later, or each has unreadable
+//! blocks, or the recovery is cut in turn.
 //!
 //! ```text
 //!                                 ┌ record(role=disk) ─ delays ─ disk a
@@ -26,9 +27,9 @@ use std::time::Duration;
 
 /// Blocks of a leg.
 const BLOCKS: u64 = 40;
-/// Where the data begins on a leg, in blocks: behind two superblocks and a page of the bitmap.
+/// First block of the data on a leg: after two superblocks and a page of the bitmap.
 const DATA: u64 = 3;
-/// The legs, as many as there are.
+/// Names of the legs; a mirror uses the first ones.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn geometry() -> DeviceGeometry {
@@ -58,7 +59,7 @@ type Leg = (&'static str, Arc<dyn DevicePart>);
 
 async fn mirror(settings: &Settings, legs: Vec<Leg>, format: bool, degraded: bool) -> Result<MirrorPart> {
     let mut settings = settings.clone();
-    // Numbers are those of the legs that are there.
+    // `write_mostly` numbers all legs, the mirror only those that are there.
     let is_avoided = |name: &str| NAMES.iter().position(|known| *known == name);
     let is_avoided = |name: &str| is_avoided(name).is_some_and(|leg| settings.write_mostly >> leg & 1 == 1);
     let slow = legs.iter().enumerate().filter(|(_, (name, _))| is_avoided(name));
@@ -116,7 +117,7 @@ struct RottenHandle {
 
 impl RottenHandle {
     fn heal(&self, blocks: Range<u64>) {
-        self.blocks.lock().expect("nobody panics").retain(|block| !blocks.contains(block));
+        self.blocks.lock().expect("nothing panics").retain(|block| !blocks.contains(block));
     }
 }
 
@@ -127,7 +128,7 @@ impl Device for RottenHandle {
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         let end = at.0 + buffer.len() as u64 / 4096;
-        let rotten = self.blocks.lock().expect("nobody panics").range(at.0..end).next().copied();
+        let rotten = self.blocks.lock().expect("nothing panics").range(at.0..end).next().copied();
         match rotten {
             None => self.inner.read(at, buffer),
             Some(block) => {
@@ -162,7 +163,7 @@ impl Device for RottenHandle {
     }
 }
 
-/// A run that was recorded.
+/// A recorded run.
 struct Run {
     first: u64,
     last: u64,
@@ -225,13 +226,13 @@ fn choice(random: &mut Random) -> Choice {
     }
 }
 
-/// What happens to the legs after a cut.
+/// State of the legs after a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     Whole,
-    /// This leg is.
+    /// This leg is lost.
     Lost(usize),
-    /// It is when all has been read.
+    /// This leg is lost once everything has been read.
     LostThen(usize),
     Rot,
     CutAgain,
@@ -302,7 +303,8 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Where the fast leg can't read and the other one may lack what was flushed, an error is right and old data is not.
+    /// Checks the blocks that can be read: if the fast leg can't read a block and the other leg may lack it,
+    /// the read must fail and not return old data.
     async fn check_what_can_be_read(&self, device: &dyn Device) -> Result<(), String> {
         for block in 0..device.geometry().blocks.0 {
             let (outcome, buffer) = device.read(BlockIndex(block), Buffer::new(4096)).await;
@@ -314,7 +316,7 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Blocks of the data that one leg can't read, others that another one can't, and one of the first one's superblocks.
+    /// Makes some blocks of the data unreadable, on each leg others, and one superblock of the first leg.
     fn rotten(&self, legs: &[Leg], random: &mut Random) -> Vec<Leg> {
         let mut rotten = vec![BTreeSet::new(); legs.len()];
         rotten[0].insert(random.below(2));
@@ -328,7 +330,7 @@ impl Trial<'_> {
         legs.iter().zip(rotten).map(leg).collect()
     }
 
-    /// A recovery that is cut in turn: the next one finds what the first one found.
+    /// Cuts a recovery in turn: the next one must find the same contents as the first.
     async fn cut_again(&self, random: &mut Random) -> Result<(), String> {
         let text = |error: block::Error| error.to_string();
         let recorder = Recorder::in_memory();
@@ -406,7 +408,7 @@ fn holds(
                 if !budget.allows(cut - run.first, run.last - run.first) {
                     continue;
                 }
-                // Of this trial alone, so that it is the same whichever others are tried.
+                // Randomness of this trial alone, so that it doesn't depend on which others are tried.
                 let mut random = Random::new(seed ^ states << 32);
                 let choices: Vec<Choice> = cursors.iter().map(|_| choice(&mut random)).collect();
                 let images = cursors
@@ -433,7 +435,7 @@ fn holds(
 
 const ALL: &[Case] =
     &[Case::Whole, Case::Whole, Case::Lost(0), Case::Lost(1), Case::LostThen(0), Case::Rot, Case::CutAgain];
-/// Of three legs.
+/// Cases of a mirror with three legs.
 const ALL_OF_THREE: &[Case] = &[
     Case::Whole,
     Case::Lost(0),
@@ -456,7 +458,7 @@ fn a_leg_that_lags() {
     holds("a leg that lags", 2, 2, settings, ALL, Budget::of(1));
 }
 
-/// What was flushed is on the fast leg alone, perhaps: with it, all is there.
+/// Flushed data may be on the fast leg alone: with that leg, all of it is there.
 #[test]
 fn flushes_of_the_fast_leg() {
     let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
@@ -482,14 +484,14 @@ fn flushes_of_two_fast_legs() {
     holds("flushes of two fast legs", 6, 3, settings, ALL_OF_THREE, Budget::of(1));
 }
 
-/// The proof that it can fail: flushes leave out a leg that is then all that is left.
+/// Proof that the check can fail: flushes leave out a leg, which is then the only one left.
 #[test]
 fn a_leg_that_was_not_flushed_is_caught() {
     let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
     let tried = std::panic::catch_unwind(|| {
         holds("a leg that was not flushed", 3, 2, settings, &[Case::Lost(0)], Budget::unlimited())
     });
-    let panic = tried.expect_err("what was flushed is lost with the fast leg");
+    let panic = tried.expect_err("flushed data is lost with the fast leg");
     let text = panic.downcast_ref::<String>().expect("it says what");
     assert!(text.contains("holds what it can't"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The crash oracle over what stands on one disk; and the proof that it can fail.
+//! The crash oracle on stacks of one disk, and the proof that it can fail.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Part, Result,
@@ -134,10 +134,10 @@ fn stripe_over_three_devices() {
     holds("stripe", run(Oracle::new(seed), open));
 }
 
-/// What is modelled takes its time, and changes nothing else.
+/// A model of a device only takes time; it changes no result.
 #[test]
 fn models_with_and_without_moving_parts() {
-    // A disk that turns so fast that the test ends.
+    // A disk that turns so fast that the test ends soon.
     let text = "[drum]\ntitle = \"a drum\"\nmedium = \"disk\"\nrpm = 6000000\ntrack_seek = \"1us\"\nfull_seek = \"9us\"\n\
                 bandwidth = \"1GiB\"\ninterface = \"1us\"\nqueue_depth = 8\nwrite_buffer = 8\nvolatile_cache = true";
     let known = layers::model::profile::known().expect("they are right");
@@ -153,10 +153,10 @@ fn models_with_and_without_moving_parts() {
     }
 }
 
-/// The stack goes wrong while it runs, and is honest when it is opened again.
+/// Breaks the stack's promises while it runs by these rules, and not when it is opened again.
 fn wrong(name: &'static str, usual_seed: u64, rules: &'static [&'static str], expected: &str) {
     let seed = seed(name, usual_seed);
-    // The same workload without the rules shows that it is they that are noticed.
+    // The same workload without the rules shows that the rules cause the violation.
     holds(name, run(Oracle::new(seed), async |disk, _| with_rules(disk, &[], 0)));
     let open = async move |disk, opening| match opening {
         Opening::Format => with_rules(disk, rules, seed),
@@ -200,7 +200,7 @@ fn corrupted_writes_are_caught() {
     wrong("corrupted writes", 11, &["write corrupt bits=1 every=10"], "damaged data");
 }
 
-/// It leaves everything as it was, if nobody cuts it: it writes what is there again, in place, after zeros.
+/// Writes the existing contents again, in place, after zeros. Changes nothing, unless the power is cut.
 async fn scrub(disk: &dyn DevicePart) -> Result<()> {
     let handle = disk.open().await?;
     for at in (0..handle.geometry().blocks.0).map(BlockIndex) {
@@ -239,7 +239,7 @@ fn a_recovery_that_fails_is_caught() {
     is_caught("a recovery that fails", run(Oracle::new(seed), open), "can't be used");
 }
 
-/// A part that says more about itself than is true.
+/// A part whose geometry promises more than the part keeps.
 struct Boasting {
     inner: Arc<dyn DevicePart>,
     geometry: DeviceGeometry,

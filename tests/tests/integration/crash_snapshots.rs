@@ -1,5 +1,6 @@
-//! The crash oracle on a log whose client takes and deletes snapshots all the time: after every cut, the volume is as
-//! promised, and each snapshot that is there shows exactly what the volume held when it was taken.
+//! The crash oracle on a log whose client takes and deletes snapshots all the time: after every cut, the
+//! volume is as promised, and each existing snapshot shows exactly the contents of the volume when it was
+//! taken.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
@@ -15,10 +16,10 @@ use std::sync::{Arc, Mutex};
 
 type Contents = Vec<u8>;
 
-/// What each snapshot held, by its name.
+/// Contents of each snapshot, by its name.
 type Expected = Arc<Mutex<BTreeMap<String, Contents>>>;
 
-/// Takes a snapshot at every third flush, and deletes the oldest but two.
+/// Takes a snapshot at every third flush. At flush 12, 18, 24 and so on it also deletes the previous one.
 struct Snapshotting {
     log: Arc<dyn DevicePart>,
     expected: Expected,
@@ -83,7 +84,7 @@ impl Device for Handle {
             };
             if number.is_multiple_of(3) {
                 let name = format!("s{number:04}");
-                // Nothing else is in flight: what the volume holds is what the snapshot will.
+                // Nothing else is in flight: the snapshot will have the current contents of the volume.
                 let now = contents(&*self.device).await?;
                 self.expected.lock().expect("nothing panics under it").insert(name.clone(), now);
                 self.log.message(&format!("snapshot create {name}")).await?;
@@ -113,7 +114,7 @@ impl Device for Handle {
     }
 }
 
-/// Compares all snapshots with what they held.
+/// Compares all snapshots with their expected contents.
 async fn check(log: &dyn DevicePart, expected: &Expected) -> Result<usize> {
     let told = log.message("snapshot list").await?;
     let told: serde_json::Value = serde_json::from_str(&told).expect("the answer is JSON");

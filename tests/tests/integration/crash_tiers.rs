@@ -1,13 +1,15 @@
-//! The crash oracle on three tiers, and on RAID10 below the same two caches: whatever a power cut leaves of all devices at once, and
-//! with devices lost in it. All of them are parts of one disk, so that every cut is one of all.
+//! The crash oracle on three tiers, and on RAID10 below the same two caches: power cuts of all devices at
+//! once, also with devices lost in the cut. All devices are parts of one disk, so that every cut is a cut of
+//! all of them.
 //!
 //! ```text
 //! writecache ─┬ first
 //!             └ cache ─┬ fast
 //!                      └ slow: a disk, or a stripe of two mirrors
 //! ```
-//! What the head of `examples/raid10.toml` says: with `fast` nothing is lost where it is written through, with `first` what had not
-//! been written back, and what is left is an older state; with a leg of each mirror, nothing.
+//! Tests the promises in the head of `examples/raid10.toml`: without `fast`, nothing is lost if the cache
+//! writes through; without `first`, writes that were not written back are lost, and the rest is an older
+//! state; without one leg of each mirror, nothing is lost.
 
 use block::{BlockCount, BlockRange, BlockSize, DeviceGeometry, DevicePart, Part, Result, Status};
 use layers::cache::{self, CachePart, Mode};
@@ -23,33 +25,33 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Blocks of the slow disk, or of what the stripe makes of its mirrors.
+/// Blocks of the slow disk, or of the stripe over the mirrors.
 const SLOW: u64 = 32;
 /// Blocks of a leg: two superblocks, a page of the bitmap, and its half of the data.
 const LEG: u64 = 3 + SLOW / 2;
-/// Blocks of the cache's device: superblocks and journal, the head of a chunk, and room for so much of the slow disk.
+/// Blocks of the cache's device: superblocks and journal, the head of a chunk, and 16 blocks of data.
 const FAST: u64 = 24 + 8 + 16;
 /// Blocks of the write cache's device.
 const FIRST: u64 = 66;
 
-/// What is slow.
+/// Device below both caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slow {
     Disk,
     Raid10,
 }
 
-/// What is lost in the cut.
+/// Devices that are lost in the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lost {
     Nothing,
-    /// The write cache's device: the cache is read without it.
+    /// The write cache's device: the cache below is read without it.
     First,
     /// The device of the cache in the middle; a new one takes its place.
     Fast,
-    /// The same, and the stack goes on without a cache there.
+    /// The device of the cache in the middle; the stack continues without that cache.
     FastForGood,
-    /// Both caches' devices: the slow disk is read alone.
+    /// The devices of both caches: the slow disk is read alone.
     Both,
     /// These legs, one of each mirror.
     Legs([usize; 2]),
@@ -87,7 +89,7 @@ impl Whole {
     }
 }
 
-/// A device that takes the place of one that was lost.
+/// An empty device, as the replacement for a lost one.
 fn new_one(blocks: u64) -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::default(),
@@ -98,7 +100,7 @@ fn new_one(blocks: u64) -> Arc<dyn DevicePart> {
     }))
 }
 
-/// Two mirrors of two legs each; gives the stripe, and the mirrors to be closed.
+/// Two mirrors of two legs each. Returns the stripe, and the mirrors that must be closed.
 async fn raid10(
     whole: &mut Whole,
     format: bool,
@@ -130,7 +132,7 @@ async fn raid10(
     Ok((Arc::new(stripe(mirrors.clone(), 16 << 10)?), mirrors))
 }
 
-/// Opens what is left; gives the cache in the middle, too, where there is one.
+/// Opens the devices that are left. Also returns the cache in the middle, if there is one.
 async fn open(
     disk: Arc<dyn DevicePart>,
     opening: Opening,
@@ -176,7 +178,7 @@ async fn open(
     Ok((Arc::new(Stacked::new(top, below)), middle))
 }
 
-/// Brings blocks into the cache in the middle and lets blocks go, until it is closed.
+/// Promotes blocks into the cache in the middle, and evicts blocks, until it is closed.
 fn warm(part: &Arc<CachePart>) {
     let part = Arc::downgrade(part);
     runtime::spawn(async move {
@@ -246,14 +248,14 @@ fn is_caught(name: &str, usual_seed: u64, setup: Setup, change: impl FnOnce(&mut
         oracle.search = Search::brief(oracle.seed);
         change(oracle);
     });
-    println!("{name}: {}", report.expect_err("what is missing isn't missed"));
+    println!("{name}: {}", report.expect_err("a loss is noticed"));
 }
 
 fn tiers(mode: Mode, lost: Lost) -> Setup {
     Setup { slow: Slow::Disk, mode, order: Order::Flushes, lost }
 }
 
-/// Through four disks it is longer, and so what is done with it is less.
+/// A run on RAID10 takes longer because of its four disks, so it has fewer operations.
 fn raid(mode: Mode, lost: Lost) -> (Setup, fn(&mut Oracle)) {
     let setup = Setup { slow: Slow::Raid10, ..tiers(mode, lost) };
     (setup, |oracle| {
@@ -296,8 +298,9 @@ fn cuts_during_a_recovery_of_three_tiers() {
     }
 }
 
-/// What had not been written back is lost, and the rest is what an earlier power cut could have left: on both that are left, and on
-/// the slow disk alone where nothing is in the cache alone.
+/// Writes that were not written back are lost, and the rest is a state that an earlier power cut could have
+/// left: on the two devices that are left, and on the slow disk alone if the cache in the middle writes
+/// through.
 #[test]
 fn without_the_write_cache_it_is_an_older_state() {
     let cases = [
@@ -316,7 +319,7 @@ fn without_the_write_cache_it_is_an_older_state() {
     }
 }
 
-/// Nothing is lost with what is written through.
+/// Nothing is lost with a cache that writes through.
 #[test]
 fn without_the_cache_in_the_middle_nothing_is_lost() {
     for (number, lost) in [Lost::Fast, Lost::FastForGood].into_iter().enumerate() {
@@ -362,7 +365,7 @@ fn raid10_without_a_cache() {
     }
 }
 
-/// The proof that it can fail: with a cache that is written back what is dirty there is lost, too.
+/// Proof that the check can fail: a write-back cache loses its dirty blocks as well.
 #[test]
 fn a_cache_that_is_not_written_through_is_missed() {
     is_caught("tiers, fast lost", 560, tiers(Mode::Writeback, Lost::Fast), |_| {});
@@ -372,7 +375,7 @@ fn a_cache_that_is_not_written_through_is_missed() {
     is_caught("RAID10, fast lost", 563, setup, |_| {});
 }
 
-/// And without order what is left is no older state.
+/// Without order, the rest isn't an older state.
 #[test]
 fn without_order_it_is_no_older_state() {
     let setup = Setup { order: Order::None, ..tiers(Mode::Writethrough, Lost::First) };

@@ -1,5 +1,5 @@
-//! The crash oracle on the write cache: origin and cache device are two parts of one disk, so that every cut is one of both.
-//! The cache is small and goes round many times.
+//! The crash oracle on the write cache: origin and cache device are two parts of one disk, so that every cut
+//! is a cut of both. The cache is small, so its space is used again many times.
 
 use block::{BlockCount, BlockRange, DevicePart, Result};
 use layers::linear::part_of;
@@ -7,11 +7,11 @@ use layers::writecache::{Options, Order, WriteCachePart};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::sync::Arc;
 
-/// How many blocks the origin has, and the cache behind it.
+/// Blocks of the origin, and of the cache device after it.
 const ORIGIN: u64 = 40;
 const CACHE: u64 = 66;
 
-/// What is opened after a cut.
+/// Devices that are left after a cut.
 #[derive(Clone, Copy, PartialEq)]
 enum Survivors {
     Both,
@@ -100,7 +100,7 @@ fn cuts_during_a_recovery() {
     );
 }
 
-/// The cache is lost at any moment: the origin is what an earlier power cut could have left.
+/// The cache is lost at any moment: the origin is in a state that an earlier power cut could have left.
 #[test]
 fn the_origin_alone_is_an_older_state() {
     for (number, depth) in [1, 4, 16].into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn the_origin_alone_is_an_older_state() {
     }
 }
 
-/// Without order it isn't: the check above can fail.
+/// Proof that the check above can fail: without order the origin isn't in such a state.
 #[test]
 fn the_origin_alone_is_no_such_state_without_order() {
     let mut options = small();
@@ -120,5 +120,5 @@ fn the_origin_alone_is_no_such_state_without_order() {
     let mut oracle = Oracle::new(seed("origin alone, without order", 320));
     oracle.disk.blocks = BlockCount(ORIGIN + CACHE);
     oracle.older = true;
-    assert!(run(oracle, options, Survivors::OriginAlone).is_err(), "an order was kept that nobody asked for");
+    assert!(run(oracle, options, Survivors::OriginAlone).is_err(), "an order was kept unasked");
 }

@@ -1,4 +1,5 @@
-//! The erase obligation of the counters of `engine`: once it says so, no older value of a counter is left on the disk.
+//! The erase obligation of the counters of `engine`: once a value is reported as erased, the disk holds no
+//! older value.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Result};
 use disks::ram::RamPart;
@@ -21,7 +22,8 @@ async fn is_on_disk(disk: &Rc<dyn Device>, counter: u32, value: u64) -> Result<b
     Ok(buffer.filled().chunks_exact(4096).any(|block| block.starts_with(&wanted)))
 }
 
-/// Sets a counter to a value that is forgotten then, goes on until it is said to be erased, and looks for it.
+/// Sets a counter, overwrites the value, sets counters until the old value is reported as erased, and looks
+/// for it on the disk.
 async fn is_left(shards: u32, broken: Option<Broken>) -> Result<bool> {
     let disk: Arc<dyn DevicePart> = Arc::new(RamPart::new(DISK, BlockSize::default())?);
     let handle = disk.open().await?;

@@ -1,4 +1,4 @@
-//! Counters whose zones are opened ahead have as much space as others, and never run out of it earlier.
+//! Counters whose zones are opened ahead have as much space as others, and run out of it no earlier.
 
 use block::{BlockSize, DevicePart, Error, Result};
 use disks::ram::RamPart;
@@ -8,7 +8,7 @@ use siltstone_tests::oracle::in_simulation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sets ever more counters until no zone is free; then each of those that are set, several times. Returns their number.
+/// Sets further counters until no zone is free, then sets each of them several times. Returns their number.
 async fn fill(shards: u32, prepare_zones: bool, max_open: u32) -> Result<u64> {
     let disk: Arc<dyn DevicePart> = Arc::new(RamPart::new(2 << 20, BlockSize::default())?);
     let on_device =
@@ -33,7 +33,7 @@ async fn fill(shards: u32, prepare_zones: bool, max_open: u32) -> Result<u64> {
         }
     }
     let set = set.load(Ordering::Relaxed);
-    // A little space for the cleaner to gain.
+    // Leaves a little space that the cleaner can gain.
     let most = set * 3 / 4;
     let clients = (0..4).map(|client| {
         let counters = counters.clone();
@@ -57,7 +57,7 @@ async fn fill(shards: u32, prepare_zones: bool, max_open: u32) -> Result<u64> {
     Ok(set)
 }
 
-/// How much fits depends on which lane has the last zone, so runs are compared together.
+/// The number of counters that fit depends on which lane gets the last zone, so sums over seeds are compared.
 #[test]
 fn zones_that_are_opened_ahead_take_no_space_from_others() {
     const SEEDS: u64 = 4;
@@ -67,7 +67,7 @@ fn zones_that_are_opened_ahead_take_no_space_from_others() {
             (1..=SEEDS).map(one).sum::<Result<u64>>().expect("they are set, or refused") / SEEDS
         });
         println!("{shards} shards, max_open={max_open}: {without} counters, with zones opened ahead {with}");
-        // A zone takes 8 or 9.
+        // A zone fits 8 or 9 of them.
         assert!(without > 100 && with + 6 >= without, "{shards} shards: {without} and {with}");
     }
 }

@@ -1,4 +1,5 @@
-//! Counters of two shards on zones without space: what one shard finds out holds for the other one, too.
+//! Counters of two shards on zones without space: if one shard finds space or none, the other one learns of
+//! it.
 
 use block::{
     BlockSize, Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result,
@@ -24,7 +25,7 @@ const OPTIONS: Options = Options {
 /// Longer than any retry of the kit.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Zones whose first handle, that of the home, finds no space for a number of appends.
+/// Zones whose first handle, that of the home, fails a number of appends with `NoSpace`.
 struct Thin {
     inner: Arc<dyn ZonesPart>,
     handles: AtomicU64,
@@ -63,7 +64,7 @@ impl ZonesPart for Thin {
 }
 
 impl Handle {
-    /// Whether an append is to fail.
+    /// Whether an append must fail.
     fn fails(&self) -> bool {
         let less = |failing: u64| failing.checked_sub(1);
         self.is_home && self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
@@ -80,7 +81,7 @@ impl Zones for Handle {
             return self.inner.append(zone, payload);
         }
         Call::new(async move {
-            // Meanwhile the other shard writes what comes after it.
+            // Meanwhile the other shard writes its next records.
             runtime::sleep(Duration::from_millis(20)).await;
             Err(Error::no_space(format!("zone {zone}: the host is full")))
         })
@@ -123,7 +124,8 @@ impl Zones for Handle {
     }
 }
 
-/// Counters 0 and 1, which are on the two shards, with a value each; and the number of appends that fail.
+/// Sets counters 0 and 1, which are on the two shards. Also returns the number of appends that fail, for
+/// changes.
 async fn begin() -> Result<(Arc<dyn DevicePart>, Counters, Arc<AtomicU64>)> {
     let disk: Arc<dyn DevicePart> = Arc::new(RamPart::new(4 << 20, BlockSize::default())?);
     let on_device =
@@ -141,7 +143,7 @@ fn is_refused(outcome: Result<()>) -> bool {
     matches!(outcome, Err(Error::NoSpace(_)))
 }
 
-/// Sets a counter once the log has found out that there is space.
+/// Sets a counter, and tries again until the log has found out that there is space.
 async fn set_in_the_end(counters: &Counters, counter: u32, value: u64) -> Result<()> {
     for _ in 0..500 {
         match counters.set(counter, value).await {
@@ -157,7 +159,7 @@ fn no_shard_waits_for_a_record_for_which_another_one_has_no_space() {
     let main = || async {
         let (disk, counters, failing) = begin().await?;
         failing.store(u64::MAX, Ordering::Relaxed);
-        // The second one is written at once, and waits for the record of both shards.
+        // The second counter is written at once, and waits for the record of both shards.
         let set = async |delay: u64| {
             runtime::sleep(Duration::from_millis(delay)).await;
             let set = async {
@@ -174,7 +176,7 @@ fn no_shard_waits_for_a_record_for_which_another_one_has_no_space() {
         let later = runtime::timeout(LONG, counters.set(3, 3)).await;
         assert!(is_refused(later.expect("the other shard takes what can't commit")));
         failing.store(0, Ordering::Relaxed);
-        // All free zones count again.
+        // All free zones are available again.
         runtime::sleep(Duration::from_secs(2)).await;
         set_in_the_end(&counters, 3, 4).await?;
         set_in_the_end(&counters, 0, 4).await?;
@@ -199,11 +201,12 @@ fn no_shard_waits_for_a_record_for_which_another_one_has_no_space() {
 fn a_shard_finds_new_space_after_another_one_found_none() {
     let main = || async {
         let (_, counters, failing) = begin().await?;
-        // The record without its data finds space again; the shard sets nothing from here on.
+        // The failed record is written without its data, and finds space; the shard sets nothing from here
+        // on.
         failing.store(1, Ordering::Relaxed);
         assert!(is_refused(counters.set(0, 2).await));
         runtime::sleep(Duration::from_secs(2)).await;
-        // More than fits the zones that are backed, with nothing to clean.
+        // More blocks than the backed zones hold, with nothing to clean.
         let sets = (1..OPTIONS.counters).step_by(2).map(|counter| set_in_the_end(&counters, counter, 7));
         runtime::join_all(sets).await.into_iter().collect::<Result<()>>()?;
         assert_eq!((counters.get(0).await?, counters.get(799).await?), (1, 7));

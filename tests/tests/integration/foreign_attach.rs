@@ -1,4 +1,4 @@
-//! Attached stacks as disks of this kernel: file systems through the death of their server, swap, wrong use.
+//! Attached stacks as disks of this kernel: file systems over the death of their server, swap, wrong use.
 
 use siltstone_tests::foreign::{
     Attached, Background, Finished, SWAP_PRIORITY, binary, can_attach, lock_swap, random_file, run, run_shell,
@@ -31,8 +31,8 @@ fn with_tree(seed: u64) -> TempDir {
     folder
 }
 
-/// Makes a file system on the node, copies files while the server is killed twice, fills it until there is no space, discards, and
-/// checks it; then mounts it again on a new node and compares the files.
+/// Creates a file system on the node, copies files while the server is killed twice, fills it until there is
+/// no space, discards, and checks it; then mounts it again on a new node and compares the files.
 fn carries_on(name: &str, stack: impl Fn(&str) -> String, make: &str, check: &str) {
     let folder = with_tree(21);
     let stack = stack(&path(&folder, "disk"));
@@ -142,7 +142,7 @@ fn a_node_in_use_is_not_detached() {
     attached.detach();
 }
 
-/// Server and holder are killed: the mount is lost, what was flushed is not.
+/// Server and holder are killed: the mount is lost, flushed data isn't.
 #[test]
 fn what_was_flushed_is_there_after_server_and_holder_are_lost() {
     need!("mkfs.ext4", "jq", "losetup");
@@ -161,7 +161,7 @@ fn what_was_flushed_is_there_after_server_and_holder_are_lost() {
     ))
     .ok();
     let listed = attached.listed();
-    // The kernel closes what their rings hold, the socket and the locks of files, a moment later.
+    // The kernel closes the files of their rings, the socket and the locks of files, a moment later.
     run_shell(&format!("kill -9 {} {}; sleep 0.5", listed["holder"], listed["server"])).ok();
     assert_eq!(attached.listed()["state"], "lost");
     let said = siltstone(&["detach", &name]).refused();
@@ -179,7 +179,7 @@ fn what_was_flushed_is_there_after_server_and_holder_are_lost() {
     attached.detach();
 }
 
-/// A stack whose acknowledged writes are lost with its server isn't continued: its requests fail.
+/// A stack whose acknowledged writes are lost with its server isn't served again: its requests fail.
 #[test]
 fn a_stack_in_memory_is_not_replaced() {
     need!("jq", "losetup");
@@ -195,7 +195,8 @@ fn a_stack_in_memory_is_not_replaced() {
     attached.detach();
 }
 
-/// The next server has the stack as it was attached, and the program that attached it, whatever their files are by then.
+/// The next server uses the stack as it was attached, and the program that attached it, even if their files
+/// have changed.
 #[test]
 fn a_changed_stack_file_and_program_do_not_matter() {
     need!("jq", "losetup");
@@ -226,7 +227,7 @@ fn a_changed_stack_file_and_program_do_not_matter() {
     attached.detach();
 }
 
-/// The holder alone is killed: what it has left is removed, and the server closes its stack.
+/// Only the holder is killed: its files are removed, and the server closes its stack.
 #[test]
 fn a_server_without_a_holder_ends_with_its_mount() {
     need!("jq", "losetup");
@@ -248,7 +249,8 @@ fn a_server_without_a_holder_ends_with_its_mount() {
     Attached::new("orphan", &stack, &[]).detach();
 }
 
-/// No server can be started any more: requests wait as long as they may, then they fail, and the node can be detached.
+/// No server can be started any more: requests wait until their time limit, then they fail, and the node can
+/// be detached.
 #[test]
 fn requests_do_not_wait_without_end() {
     need!("jq", "losetup");
@@ -282,7 +284,8 @@ fn an_attachment_that_fails_leaves_nothing() {
     assert!(!std::fs::read_to_string("/proc/mounts").expect("mounts").contains(&name));
 }
 
-/// A program with more memory than its group may have: its pages go to a node, and come back as they were.
+/// A program with more memory than its group permits: its pages go to a node, and are unchanged when they
+/// return.
 #[test]
 fn swap_on_a_node() {
     need!("mkswap", "python3", "jq", "losetup");
@@ -323,7 +326,7 @@ assert sum(int(line[3]) for line in used) > 64 << 10, used
     attached.detach();
 }
 
-/// Both news come to the holder at once: that a server is ready, and that it has ended.
+/// The holder learns both at once: a server is ready, and has ended.
 #[test]
 fn a_server_that_dies_as_soon_as_it_is_ready_is_replaced() {
     need!("jq", "losetup", "pgrep");
@@ -379,7 +382,7 @@ fn signals_leave_the_holder_of_a_node_in_use() {
     attached.detach();
 }
 
-/// The stack waits for a server that accepts and says nothing.
+/// The stack waits for a server that accepts the connection and never answers.
 #[test]
 fn an_operator_who_ends_cancels_the_attachment() {
     need!("jq", "losetup", "python3");
@@ -407,7 +410,7 @@ s = socket.socket(socket.AF_UNIX); s.bind(\"{socket}\"); s.listen(); time.sleep(
     .ok();
 }
 
-/// Another program removes the loop device, whose number is given to the next one.
+/// Another program removes the loop device, whose number is then given to the next one.
 #[test]
 fn a_link_never_leads_to_the_device_of_others() {
     need!("jq", "losetup");
@@ -448,7 +451,46 @@ fn a_link_never_leads_to_the_device_of_others() {
     attached.is_detached();
 }
 
-/// Memory is locked page by page as it is used, and not more than there is.
+/// The node is removed by another program while its holder is stopped with a full queue of connections. No verb waits
+/// for the holder, and its link stays until the holder continues.
+#[test]
+fn a_stopped_holder_makes_no_verb_wait() {
+    need!("jq", "losetup", "python3");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let attached =
+        Attached::new("stopped", &format!("file({}, size=16MiB)", path(&folder, "disk")), &["--via=fuse"]);
+    run_shell(&format!(
+        "kill -STOP {holder}; trap 'kill -CONT {holder}' EXIT
+         losetup -d {node}
+         python3 -c 'import signal, socket, subprocess
+queue, is_full = [], False
+while not is_full:
+    queue.append(socket.socket(socket.AF_UNIX))
+    queue[-1].setblocking(False)
+    is_full = queue[-1].connect_ex(\"/run/siltstone/{name}/holder.sock\") != 0
+assert len(queue) > 10
+run = lambda *verb: subprocess.run([\"{program}\", *verb], capture_output=True, text=True, timeout=60)
+assert run(\"stack\", \"kinds\").returncode == 0
+assert \"attached\" in run(\"list\").stdout
+said = run(\"detach\", \"{name}\").stderr
+assert \"no connection was accepted in 10 s\" in said and \"{name}\" in said, said'
+         [ -L {link} ]
+         kill -CONT {holder}
+         for try in $(seq 100); do [ ! -L {link} ] && exit; sleep 0.1; done; exit 1",
+        holder = attached.listed()["holder"],
+        node = attached.node,
+        link = attached.link,
+        name = attached.name(),
+        program = binary().display(),
+    ))
+    .ok();
+    attached.detach();
+}
+
+/// Memory is locked page by page as it is used, and no more than is used.
 #[test]
 fn memory_of_a_ram_is_locked_as_it_is_used() {
     need!("jq", "losetup");
@@ -457,7 +499,7 @@ fn memory_of_a_ram_is_locked_as_it_is_used() {
     }
     let attached = Attached::new("ram", "ram(size=3GiB)", &[]);
     let status =
-        std::fs::read_to_string(format!("/proc/{}/status", attached.listed()["server"])).expect("it lives");
+        std::fs::read_to_string(format!("/proc/{}/status", attached.listed()["server"])).expect("it runs");
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux tells");
     let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
     assert!(kib < 1 << 20, "{kib} KiB are resident");

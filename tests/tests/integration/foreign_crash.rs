@@ -1,7 +1,8 @@
-//! The server dies by SIGKILL in the middle of writes: what was flushed, or written with FUA, is there afterwards.
+//! The server dies by SIGKILL in the middle of writes: data that was flushed, or written with FUA, is there
+//! afterwards.
 //!
-//! This is a process's death, not a power cut: it shows that nothing which was acknowledged as durable was held
-//! back in the server. What a power cut leaves is the crash oracle's matter.
+//! A process dies here, and the power isn't cut: this shows that the server held back nothing that it had
+//! acknowledged as durable. Power cuts are tested by the crash oracle.
 
 use conformance::budget::Budget;
 use siltstone_tests::foreign::{KILLED, Promised, Server, binary, run};
@@ -11,12 +12,12 @@ use std::path::Path;
 
 const BLOCKS: u64 = 512;
 const ROUNDS: u64 = 10;
-/// What was promised to be durable is there.
+/// Writes that were promised to be durable are there.
 const DURABLE: Stop = Stop::PowerCut;
-/// Everything that was acknowledged is: nothing is held back in the server.
+/// All acknowledged writes are there: the server holds nothing back.
 const ACKNOWLEDGED: Stop = Stop::Orderly;
 
-/// Three lives on the same file: the lock of a killed server is gone with it.
+/// Three servers in turn on the same file: the lock of a killed server is released.
 fn live_three_times(
     stack: &str,
     folder: &Path,
@@ -68,8 +69,8 @@ fn a_killed_server_has_kept_what_was_flushed() {
     }
 }
 
-/// A log on a file: small zones, so that it is killed while it cleans, checkpoints and recovers. Everything that was
-/// acknowledged from the log is there, and what was promised to be durable where it is acknowledged from memory.
+/// A log on a file: small zones, so that it is killed while it cleans, checkpoints and recovers. All writes
+/// that it acknowledged from the log are there; of those that it acknowledged from memory, the flushed ones.
 #[test]
 fn a_killed_log_has_kept_what_it_acknowledged() {
     let first = seed("a_killed_log_has_kept_what_it_acknowledged", 100);
@@ -94,8 +95,8 @@ fn a_killed_log_has_kept_what_it_acknowledged() {
     }
 }
 
-/// A write cache on two files, smaller than its origin, so that it is killed while it writes back. The kernel keeps what a
-/// process had written, so everything that was acknowledged is there.
+/// A write cache on two files, smaller than its origin, so that it is killed while it writes back. The kernel
+/// keeps data that a process had written, so all acknowledged writes are there.
 #[test]
 fn a_killed_write_cache_has_kept_what_it_acknowledged() {
     let first = seed("a_killed_write_cache_has_kept_what_it_acknowledged", 200);
@@ -120,7 +121,7 @@ fn a_killed_write_cache_has_kept_what_it_acknowledged() {
     }
 }
 
-/// Stacks of several disks, each smaller than what is written to it.
+/// Stacks of several disks, whose caches are smaller than the data that is written.
 #[test]
 fn a_killed_stack_of_several_disks_has_kept_what_it_promised() {
     let first = seed("a_killed_stack_of_several_disks_has_kept_what_it_promised", 300);
@@ -140,13 +141,13 @@ fn a_killed_stack_of_several_disks_has_kept_what_it_promised() {
     }
 }
 
-/// The proof that the tests above can fail.
+/// Proof that the tests above can fail.
 #[test]
 fn writes_that_were_dropped_are_found_out() {
     for rule in ["write drop every=40", "write torn at=512 every=40", "write misdirect by=32KiB every=40"] {
         let folder = tempfile::tempdir().expect("a folder");
         let stack = format!("fault({}), \"{rule}\", seed=1)", file_in(folder.path()));
         let broken = live_three_times(&stack, folder.path(), &mut runtime::Random::new(1), DURABLE);
-        println!("{rule}: {}", broken.expect_err("what the disk lost is found"));
+        println!("{rule}: {}", broken.expect_err("the disk's lost writes are noticed"));
     }
 }

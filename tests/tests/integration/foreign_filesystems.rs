@@ -1,7 +1,7 @@
-//! File systems on an export: made, filled and checked by their own tools, through FUSE over NBD.
+//! File systems on an export: created, filled and checked by their own tools, through FUSE over NBD.
 //!
-//! `nbdfuse` shows the export as a file; with root, a loop device on this file lets the kernel's own ext4 and XFS
-//! write to it. The image behind the export is checked when the server has ended.
+//! `nbdfuse` shows the export as a file; with root, a loop device on this file lets the kernel's own ext4 and
+//! XFS write to it. The image below the export is checked once the server has ended.
 
 use siltstone_tests::foreign::{Fuse, Server, binary, can_mount_loop, has_fuse, random_file, run, run_shell};
 use siltstone_tests::{need, need_root};
@@ -21,7 +21,7 @@ impl Bench {
         Bench::on(|image| format!("file({image}, size={IMAGE_BYTES}) shards=2"))
     }
 
-    /// On the stack that is made of the image's path; `--format` makes what has a format.
+    /// Serves the stack that `stack` makes of the image's path; `--format` formats its parts.
     fn on(stack: impl Fn(&str) -> String) -> Bench {
         let folder = tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
@@ -47,7 +47,7 @@ impl Bench {
         self.path("disk.img")
     }
 
-    /// A tree of seeded files, many small ones and a large one, with its checksums in `sums`.
+    /// Writes a tree of seeded files, many small ones and a large one, with its checksums in `sums`.
     fn fill_tree(&self, seed: u64) {
         let tree = self.folder.path().join("tree");
         random_file(&tree.join("large"), 256, seed);
@@ -66,7 +66,7 @@ impl Bench {
         .ok();
     }
 
-    /// Ends nbdfuse, then the server: what remains is the image.
+    /// Ends nbdfuse, then the server, and leaves the image.
     fn close(&mut self) {
         self.fuse.take().expect("it is closed once").close();
         self.server.take().expect("it is closed once").stop();
@@ -76,7 +76,8 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if self.fuse.is_some() {
-            // After a failure; what isn't mounted any more only fails. What it lies on goes behind it.
+            // After a failure. Unmounting a folder that isn't mounted only fails. The devices below it are
+            // removed afterwards.
             run_shell(&format!("umount -l {} || true", self.path("mnt")));
         }
     }
@@ -100,7 +101,8 @@ fn ext4_made_with_its_files_in_it() {
     run_shell(&format!("cd {back}; sha256sum --quiet --check {}", bench.path("sums"))).ok();
 }
 
-/// The kernel's file system on a loop device on the export: filled, trimmed, emptied in part and filled again.
+/// The kernel's file system on a loop device on the export: filled, trimmed, emptied in part and filled
+/// again.
 fn in_the_kernel(make: &[&str], check: &[&str]) {
     let mut bench = Bench::new();
     bench.fill_tree(12);
@@ -149,8 +151,8 @@ fn xfs_of_the_kernel() {
     }
 }
 
-/// ext4 in a log that it fills to the last block, with the cleaner at work all the time: what fits is there, what doesn't
-/// is told, and the file system is whole.
+/// ext4 in a log that it fills to the last block, while the cleaner works all the time: data that fits is
+/// there, writes that don't fit fail, and the file system is intact.
 #[test]
 fn ext4_in_a_log_that_is_full() {
     need!("nbdfuse", "mkfs.ext4", "e2fsck", "fstrim");

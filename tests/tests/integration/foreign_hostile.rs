@@ -1,5 +1,5 @@
-//! Clients that mean harm, against the real server: after each of them the next one is served as if nothing had
-//! happened, and the server has neither grown nor kept anything open.
+//! Hostile clients against the real server: after each of them the next client is served as usual, and the
+//! server has neither grown nor kept a file or socket open.
 
 use siltstone_tests::foreign::{Command, RawClient, Server, option, request, run};
 use siltstone_tests::need;
@@ -11,12 +11,12 @@ use tempfile::{TempDir, tempdir};
 const EINVAL: u32 = 22;
 const OPTION_INFO: u32 = 6;
 const OPTION_GO: u32 = 7;
-/// More than a server with a file behind it may need when all is over.
+/// Limit in bytes on the memory of a server with a file after all clients.
 const MOST_BYTES: u64 = 64 << 20;
-/// What the server keeps for one client that takes no replies, and some room for the allocator.
+/// Limit in bytes on the memory for one client that reads no replies, with some space for the allocator.
 const MOST_OF_A_CLIENT: u64 = 80 << 20;
 
-/// A server, and what it held before anybody was hostile.
+/// A server, and its memory and open files before the hostile clients.
 struct Victim {
     folder: TempDir,
     server: Server,
@@ -46,7 +46,7 @@ impl Victim {
         RawClient::greet(self.socket()).expect("the server answers")
     }
 
-    /// A client with manners is served.
+    /// Checks that a well-behaved client is served.
     #[track_caller]
     fn serves_others(&mut self, after: &str) {
         let info = run("nbdinfo", &["--size", self.server.uri()]);
@@ -56,7 +56,8 @@ impl Victim {
         assert!(resident < MOST_BYTES, "after {after} the server has {resident} bytes of memory");
     }
 
-    /// As much is open as at the beginning, once what ended has been noticed.
+    /// Checks that as few files are open as at the beginning, once the server has noticed the ended
+    /// connections.
     #[track_caller]
     fn ends(mut self) {
         let at_most = self.open_files;
@@ -67,7 +68,7 @@ impl Victim {
     }
 }
 
-/// Sends bytes; the server may close before it has taken them all.
+/// Sends bytes; the server may close the connection before it has read all of them.
 fn push(client: &mut RawClient, bytes: &[u8]) {
     let _ = client.stream.write_all(bytes);
 }
@@ -118,18 +119,18 @@ fn wrong_requests_are_answered_and_the_session_goes_on() {
         ("zeroes whose end is beyond 2^64", Command::WriteZeroes, u64::MAX, 2),
     ];
     for (what, command, offset, length) in cases {
-        let error = client.call(command, offset, length, &[]).expect("the session goes on");
+        let error = client.call(command, offset, length, &[]).expect("the session continues");
         assert_ne!(error, 0, "{what} succeeded");
         if command == Command::Read {
             assert_eq!(error, EINVAL, "{what}");
         }
-        let read = client.read(0, 512).expect("the session goes on");
+        let read = client.read(0, 512).expect("the session continues");
         assert!(read.iter().all(|&byte| byte == 0), "{what} left something");
         victim.serves_others(what);
     }
-    let beyond = client.call(Command::Write, size - 512, 1024, &[7; 1024]).expect("the session goes on");
+    let beyond = client.call(Command::Write, size - 512, 1024, &[7; 1024]).expect("the session continues");
     assert_ne!(beyond, 0, "a write beyond the end succeeded");
-    assert!(client.read(size - 512, 512).expect("the session goes on").iter().all(|&byte| byte == 0));
+    assert!(client.read(size - 512, 512).expect("the session continues").iter().all(|&byte| byte == 0));
     drop(client);
     victim.ends();
 }
@@ -150,7 +151,7 @@ fn what_cannot_go_on_is_cut_off() {
     assert!(huge.is_closed_by_server(), "a write of 4 GiB stays");
     victim.serves_others("a write of 4 GiB");
 
-    // Nobody knows whether a payload follows it: it is answered, and nothing after it is taken.
+    // The server can't know whether a payload follows: it answers, and reads nothing after it.
     let mut unknown = victim.open();
     assert_eq!(unknown.call(Command::Unknown, 0, 0, &[]).expect("an answer"), EINVAL);
     assert!(unknown.is_closed_by_server(), "after an unknown command the connection stays");
@@ -175,7 +176,7 @@ fn silence_and_sudden_ends() {
     silent.push(RawClient::connect(victim.socket()).expect("it listens"));
     silent.push(victim.greet());
     victim.serves_others("silent clients");
-    // None of the writes was complete, so that nothing may be written.
+    // None of the writes was complete, so none of them may be written.
     let mut client = victim.open();
     assert!(
         client.read(0, 1 << 17).expect("read").iter().all(|&byte| byte == 0),
@@ -193,13 +194,13 @@ fn a_client_that_takes_no_replies() {
         .map(|_| {
             let mut client = victim.open();
             client.stream.set_nonblocking(true).expect("a socket");
-            // Until the server takes no more, which it must do early; it wants 64 GiB.
+            // Until the server reads no more requests, which must happen early; these ask for 64 GiB.
             for cookie in 0..65536 {
                 if client.send(Command::Read, cookie, 0, 1 << 20, &[]).is_err() {
                     return client;
                 }
             }
-            panic!("the server has taken 65536 requests of a MiB although nobody reads its replies");
+            panic!("the server has taken 65536 requests of a MiB although no reply is read");
         })
         .collect();
     let info = run("nbdinfo", &["--size", victim.server.uri()]);
@@ -228,11 +229,11 @@ fn thousands_of_connects() {
         }
     }
     victim.serves_others("3000 connects");
-    // More at the same time than it takes: the others are closed at once, and room is made when some leave.
+    // More connections than the server takes: the surplus ones are closed at once, until others end.
     let mut held: Vec<RawClient> = (0..400).filter_map(|_| RawClient::open(victim.socket()).ok()).collect();
     assert!((200..=256).contains(&held.len()), "{} clients at a time", held.len());
     for client in &mut held {
-        assert_eq!(client.call(Command::Flush, 0, 0, &[]).expect("who was let in is served"), 0);
+        assert_eq!(client.call(Command::Flush, 0, 0, &[]).expect("an accepted client is served"), 0);
     }
     held.clear();
     let at_most = victim.open_files;
@@ -248,7 +249,7 @@ fn seeded_garbage() {
     let mut random = runtime::Random::new(seed("seeded_garbage", 1));
     for round in 0..200 {
         let mut client = if round % 2 == 0 { victim.greet() } else { victim.open() };
-        // Behind a few bytes that are right, so that it is not only the first magic number that is looked at.
+        // After a few valid bytes, so that more than the first magic number is parsed.
         let mut bytes = match round % 4 {
             0 => option(random.below(12) as u32, random.below(64) as u32),
             1 => request(Command::Read, 1, random.below(1 << 27), random.below(1 << 16) as u32).to_vec(),

@@ -1,6 +1,6 @@
-//! The server dies by SIGKILL while real programs write through stacks of several disks: fio, which verifies what it wrote, and
-//! the kernel's ext4, of which everything is there that had been fsynced. `foreign_crash` does the same with a client that
-//! knows exactly what it was promised.
+//! The server dies by SIGKILL while real programs write through stacks of several disks: fio, which verifies
+//! its own writes, and the kernel's ext4, which must have every file that had been fsynced. `foreign_crash`
+//! does the same with a client that knows exactly which writes must survive.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use conformance::budget::Budget;
@@ -17,7 +17,7 @@ use tempfile::tempdir;
 
 const FIO_BYTES: u64 = 16 << 20;
 const EXT4_BYTES: u64 = 48 << 20;
-/// Different ones, each of so many bytes more than the one before.
+/// Number of files; each is different, and `STEP` bytes longer than the one before.
 const FILES: u64 = 40;
 const STEP: usize = 1733;
 
@@ -27,8 +27,9 @@ fn made(killed: &Killed, folder: &Path, bytes: u64) -> String {
     stack
 }
 
-/// fio writes all blocks, flushes, and then writes all of them again and again, each with the same checked contents but for the
-/// time in its header. So wherever the kill comes, each block is whole, in its place, and none is as it was before.
+/// fio writes all blocks, flushes, and then writes all of them again and again, each time with the same
+/// verifiable contents except for the time in its header. So after a kill at any time each block is whole and
+/// in its place, and none has its contents from before the first flush.
 #[test]
 fn fio_verifies_what_a_killed_server_kept() {
     let budget = Budget::of(3);
@@ -63,7 +64,7 @@ fn fio_verifies_what_a_killed_server_kept() {
     }
 }
 
-/// The proof that fio finds out what isn't there.
+/// Proof that fio notices missing writes.
 #[test]
 fn fio_finds_writes_that_were_dropped() {
     if !has_fio() {
@@ -88,7 +89,7 @@ fn has_fio() -> bool {
     has
 }
 
-/// A command that writes all blocks, in an order and with contents that the seed decides.
+/// fio's arguments for writing all blocks, in an order and with contents that the seed decides.
 fn job(server: &Server, seed: u64) -> String {
     format!(
         "fio --name=kill --ioengine=nbd --iodepth=16 --bs=4k --rw=randwrite --size={FIO_BYTES} --uri={} --randseed={seed} \
@@ -97,12 +98,13 @@ fn job(server: &Server, seed: u64) -> String {
     )
 }
 
-/// How often fio has ended well.
+/// Number of passes that fio has completed.
 fn passes(fio: &Background) -> usize {
     fio.out().lines().filter(|line| *line == "pass").count()
 }
 
-/// Copies files until the disk is gone; a line of `done` for each that was fsynced. Now and then one that isn't.
+/// Copies files until the disk fails; prints `done` for each that was fsynced. Now and then it copies one
+/// without fsync.
 const FILL: &str = "
     number=0
     while cp TREE/file$((number % FILES)) MOUNT/file$number && sync MOUNT/file$number; do
@@ -112,7 +114,7 @@ const FILL: &str = "
         if test $number -gt 60 -a $((number % 3)) = 0; then echo again > MOUNT/file1 && sync MOUNT/file1 || break; fi
     done";
 
-/// Each of them holds what was copied to it.
+/// Compares each file with its source.
 const COMPARE: &str = "
     while read number; do
         if test $number != 1; then cmp TREE/file$((number % FILES)) MOUNT/file$number; fi
@@ -178,7 +180,7 @@ fn ext4_on_a_killed_server_has_what_was_fsynced() {
     }
 }
 
-/// A file system that is mounted; what it lies on may be gone.
+/// A mounted file system, whose device may have disappeared.
 struct Mounted(String);
 
 impl Drop for Mounted {

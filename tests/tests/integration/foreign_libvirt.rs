@@ -1,4 +1,4 @@
-//! The domain of libvirt in the book is one that libvirt takes.
+//! The domain of libvirt in the book is valid by libvirt's schema.
 
 use siltstone_tests::foreign::{run, skip};
 use siltstone_tests::need;
@@ -23,6 +23,6 @@ fn the_domain_in_the_book_is_valid() {
         run("xmllint", &["--noout", "--relaxng", SCHEMA, path.to_str().expect("a path in UTF-8")])
     };
     validate(domain).ok();
-    // The schema is one that refuses.
+    // Proof that the schema can refuse a domain.
     validate(&domain.replace("type='vhostuser'", "type='vhost'")).refused();
 }

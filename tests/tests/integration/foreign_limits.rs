@@ -1,5 +1,5 @@
-//! What a server refuses, and what it does when the world gives out: read-only exports, files and sockets that are
-//! in use, a full file system, and a stop while clients write.
+//! Refusals of a server, and its behaviour when resources run out: read-only exports, files and sockets that
+//! are in use, a full file system, and a stop while clients write.
 
 use rustix::process::Signal;
 use siltstone_tests::foreign::{Background, Command, RawClient, Server, binary, run};
@@ -79,13 +79,13 @@ fn a_file_or_a_socket_in_use_is_refused() {
     let said = second("ram(1MiB)", "a_file");
     assert!(said.contains("a_file") && said.contains("regular file"), "{said}");
     assert_eq!(std::fs::read(folder.path().join("a_file")).expect("the file"), b"mine");
-    assert_eq!(open(&server).call(Command::Write, 0, 4, b"data").expect("the first one goes on"), 0);
+    assert_eq!(open(&server).call(Command::Write, 0, 4, b"data").expect("the first server continues"), 0);
     server.stop();
-    // What a stopped server held is free at once.
+    // The files and sockets of a stopped server are free at once.
     Server::start(folder.path(), &stack).stop();
 }
 
-/// A file with holes on a file system of 4 MiB that only the server sees, and that goes with it.
+/// A sparse file on a file system of 4 MiB that only the server sees, and that ends with it.
 #[test]
 fn a_full_file_system_is_reported_and_survived() {
     need!("unshare", "mount");
@@ -116,7 +116,7 @@ fn a_full_file_system_is_reported_and_survived() {
         let found = client.read(u64::from(index * CHUNK), CHUNK).expect("an answer");
         assert!(found == contents(index), "chunk {index} changed");
     }
-    // Deletes are possible when it is full, and make room.
+    // Discards succeed on a full file system, and free space.
     assert_eq!(client.call(Command::Trim, 0, 8 * CHUNK, &[]).expect("an answer"), 0);
     assert_eq!(write(&mut client, 100), 0, "after a discard there is room");
     assert!(
@@ -130,7 +130,7 @@ fn a_full_file_system_is_reported_and_survived() {
     server.stop();
 }
 
-/// All that was acknowledged is in the file after SIGTERM, although the client was in the middle of it.
+/// All acknowledged writes are in the file after SIGTERM, although the client was still writing.
 #[test]
 fn a_stop_in_the_middle_of_writes_keeps_what_was_acknowledged() {
     for round in 0..5_u64 {

@@ -1,9 +1,10 @@
-//! RAID10 under two caches, as in `examples/raid10.toml`: its server is killed in the middle of writes, one or two of its six files
-//! are gone, and it is opened again. What the head of the example says must be so: with a disk of each mirror nothing is lost, nor
-//! with the cache that writes through; with the write cache what had not been written back is, and the disks are then a state that
-//! an earlier power cut could have left.
+//! RAID10 under two caches, as in `examples/raid10.toml`: its server is killed in the middle of writes, one
+//! or two of its six files are lost, and it is opened again. The promises in the head of the example must
+//! hold: nothing is lost with one disk of each mirror, nor with the cache that writes through. With the write
+//! cache, writes that were not written back are lost, and the disks are then in a state that an earlier power
+//! cut could have left.
 //!
-//! The processes are real and so are the files; what a power cut leaves of them is the crash oracle's matter (`crash_tiers`).
+//! The processes and the files are real. Power cuts are tested by the crash oracle (`crash_tiers`).
 
 use siltstone_tests::foreign::{Promised, Server, binary, run};
 use siltstone_tests::oracle::seed;
@@ -11,15 +12,15 @@ use siltstone_tests::worlds::Stop;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// What the volume has, in blocks of 4096 bytes.
+/// Size of the volume, in blocks of 4096 bytes.
 const BLOCKS: u64 = 512;
-/// A server is killed after so many replies at most, and 200.
+/// A server is killed after 200 to 200 + `MOST` replies.
 const MOST: u64 = 1200;
 
-/// So often a proof is tried that depends on the clock.
+/// Attempts of a proof that depends on the clock.
 const ATTEMPTS: usize = 10;
 
-/// The example, with files that are small.
+/// The example, with small files.
 fn example() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/raid10.toml");
     let text = std::fs::read_to_string(path).expect("the example is there");
@@ -31,30 +32,30 @@ fn example() -> String {
         assert!(text.contains(size), "the example has no {size} any more");
         text.replace(size, &format!("\"{bytes}\""))
     });
-    // The tests have a door of their own.
+    // The tests use a door of their own.
     cut(&small, "[door.nbd]")
 }
 
-/// What stands before a section, which is one of the last.
+/// Text before a section, which is one of the last.
 fn cut(text: &str, section: &str) -> String {
     text.split_once(section).expect("the example has this section").0.to_owned()
 }
 
-/// With another line in every section of a kind.
+/// Adds a line to every section of a kind.
 fn with(text: &str, kind: &str, line: &str) -> String {
     let kind = format!("kind = \"{kind}\"");
     assert!(text.contains(&kind), "the example has no {kind}");
     text.replace(&kind, &format!("{kind}\n{line}"))
 }
 
-/// A folder with the stack, and what its client was promised.
+/// A folder with the stack, and the promises to its client.
 struct Volume {
     folder: TempDir,
     promised: Promised,
 }
 
 impl Volume {
-    /// Made anew, worked on, killed, opened again, worked on, and killed again.
+    /// Formats a stack, writes, kills the server, opens the stack again, writes, and kills again.
     fn killed(text: &str, random: &mut runtime::Random) -> Volume {
         let mut volume =
             Volume { folder: tempfile::tempdir().expect("a folder"), promised: Promised::new(BLOCKS) };
@@ -87,7 +88,7 @@ impl Volume {
         Server::restart(self.folder.path(), &self.stack(text))
     }
 
-    /// Runs the program on the stack; the files of a server that was killed are in use for a moment longer.
+    /// Runs the program on the stack. Files of a killed server stay in use for a moment.
     fn program(&self, verb: &str, text: &str, more: &[&str]) -> siltstone_tests::foreign::Finished {
         let stack = self.stack(text);
         loop {
@@ -103,7 +104,7 @@ impl Volume {
         self.program("format", text, parts).ok();
     }
 
-    /// The stack can't be opened, and it is said why.
+    /// Checks that opening the stack fails with these words.
     fn refuses(&self, text: &str, words: &str) {
         let said = self.program("status", text, &[]).refused();
         assert!(said.contains(words), "expected \"{words}\" in: {said}");
@@ -113,14 +114,14 @@ impl Volume {
         std::fs::remove_file(self.at(name)).expect("the file was there");
     }
 
-    /// Another, empty device takes the place of one that is gone.
+    /// Replaces a lost device with an empty one.
     fn replace(&self, name: &str) {
         let length = std::fs::metadata(self.at(name)).expect("the file is there").len();
         let file = std::fs::File::create(self.at(name)).expect("the file can be written");
         file.set_len(length).expect("the file can be written");
     }
 
-    /// Opens it, and compares.
+    /// Opens the stack, and compares its contents with the promises.
     fn holds(&mut self, text: &str, stop: Stop) -> Result<(), String> {
         let server = self.restart(text);
         let held = self.promised.check(&server, stop);
@@ -129,7 +130,7 @@ impl Volume {
     }
 }
 
-/// So many sources of chance.
+/// Random generators with `count` seeds.
 fn rounds(test: &str, usual_seed: u64, count: u64) -> impl Iterator<Item = runtime::Random> {
     let first = seed(test, usual_seed);
     (first..first + count).map(|round| {
@@ -149,7 +150,8 @@ fn a_disk_of_each_mirror_is_lost_and_nothing_with_it() {
         volume.refuses(&text, "of the mirror is missing");
         let degraded = with(&text, "mirror", "degraded = true");
         volume.holds(&degraded, Stop::Orderly).expect("nothing is lost with a leg");
-        // It goes on so, and whoever knows now that the legs are gone needn't be told.
+        // The stack continues without the legs; once it has noted their loss, `degraded` isn't needed any
+        // more.
         volume.live(&text, &mut random);
         volume.holds(&text, Stop::Orderly).expect("nothing is lost without a leg");
     }
@@ -161,7 +163,7 @@ fn a_disk_that_cannot_be_opened_is_one_that_is_lost() {
     let text = example();
     let mut volume = Volume::killed(&text, &mut random);
     volume.lose("d");
-    // Without a size no other file is made in its place.
+    // Without a size no other file is created in its place.
     let text = text.replace("raid10-d.img\"\nsize", "raid10-d.img\"\n# size");
     volume.refuses(&text, "of the mirror is missing");
     volume
@@ -182,7 +184,7 @@ fn the_cache_that_writes_through_is_lost_and_nothing_with_it() {
     }
 }
 
-/// Read without it: the stack below.
+/// The stack without the write cache is read.
 #[test]
 fn the_write_cache_is_lost_and_the_disks_are_an_older_state() {
     for mut random in rounds("the write cache", 30, 3) {
@@ -194,7 +196,7 @@ fn the_write_cache_is_lost_and_the_disks_are_an_older_state() {
     }
 }
 
-/// The proof that the tests above can fail.
+/// Proof that the tests above can fail.
 #[test]
 fn what_is_lost_is_missed() {
     let mut random = runtime::Random::new(seed("what is lost", 40));
@@ -202,7 +204,7 @@ fn what_is_lost_is_missed() {
         let broken = volume.holds(text, stop).expect_err(what);
         println!("{what}: {broken}");
     };
-    // A leg that was away while the other one went on, and is all that is left.
+    // A leg that missed writes while the other one was used alone, and is the only one left.
     let text = example();
     let degraded = with(&text, "mirror", "degraded = true");
     let mut volume = Volume::killed(&text, &mut random);
@@ -213,8 +215,8 @@ fn what_is_lost_is_missed() {
     volume.lose("a");
     std::fs::copy(&kept, volume.at("b")).expect("a copy");
     missed(&mut volume, &degraded, Stop::Orderly, "a leg of yesterday");
-    // What is in the cache alone, and what is written back in any order: how much of that there is when the server is killed
-    // depends on the clock, so some of these are missed and others aren't.
+    // Data that is in the cache alone, or is written back without order: its amount when the server is killed
+    // depends on the clock, so only some of these losses are noticed.
     let some_is_missed =
         |what: &str, random: &mut runtime::Random, lose: fn(&mut runtime::Random) -> Result<(), String>| {
             let broken = (0..ATTEMPTS).find_map(|_| lose(random).err());

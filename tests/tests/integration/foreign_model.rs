@@ -1,4 +1,4 @@
-//! Profiles of `model`, fitted to what fio says of a real file.
+//! Profiles of `model`, fitted to fio's results for a real file.
 
 use layers::model::profile::{Profile, WriteBuffer, parse};
 use siltstone_tests::foreign::{Finished, Server, binary, run};
@@ -19,7 +19,7 @@ fn a_profile_is_fitted_to_what_fio_says() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let (job, report, profiles) = (path("fit.fio"), path("fit.json"), path("profiles.toml"));
-    // Shorter, and buffered where the folder's file system knows no direct access.
+    // Shorter, and buffered because not every file system has direct access.
     let text_of_job = siltstone(&["model", "job"]).ok().replace("runtime=20", "runtime=300ms");
     let text_of_job = text_of_job.replace("ramp_time=2", "ramp_time=0").replace("direct=1", "direct=0");
     std::fs::write(&job, text_of_job).expect("a file");
@@ -38,12 +38,12 @@ fn a_profile_is_fitted_to_what_fio_says() {
     let refused = siltstone(&["model", "show", "mine"]).refused();
     assert!(refused.contains("expected one of as2280p4u, optane-900p"), "{refused}");
     a_write_buffer_is_found_again(folder.path(), &report);
-    // As one of a disk that turns, in JSON.
+    // Fitted as a rotating disk, in JSON.
     let turns = siltstone(&["model", "fit", text(&report), "--name", "mine", "--rpm", "7200", "--json"]).ok();
     assert!(turns.contains("\"toml\"") && turns.contains("rpm = 7200"), "{turns}");
 }
 
-/// fio fills the write buffer of a served model, and its size and speed come out of fio's log.
+/// fio fills the write buffer of a served model, and the buffer's size and speed are derived from fio's log.
 fn a_write_buffer_is_found_again(folder: &Path, report: &Path) {
     if !run("fio", &["--enghelp"]).ok().contains("nbd") {
         siltstone_tests::foreign::skip("this fio has no nbd engine: no write buffer is fitted");
@@ -60,7 +60,7 @@ fn a_write_buffer_is_found_again(folder: &Path, report: &Path) {
     let job = job.replace("runtime=600", "runtime=3").replace("log_avg_msec=250", "log_avg_msec=100");
     let job = job.replace("write_bw_log=fill", &format!("write_bw_log={}", text(&path("fill"))));
     let attempt = || {
-        // A new one has its buffer empty.
+        // A new server has an empty buffer.
         let server = Server::start(folder, &stack);
         let job = job.replace("ioengine=io_uring", &format!("ioengine=nbd\nuri={}", server.uri()));
         std::fs::write(path("fill.fio"), job).expect("a file");
@@ -77,7 +77,8 @@ fn a_write_buffer_is_found_again(folder: &Path, report: &Path) {
         let near = |found: u64, mebibytes: u64| found.abs_diff(mebibytes << 20) * 10 <= mebibytes << 20;
         near(found.size, 64) && near(found.drain, 24)
     };
-    // The speeds are far below what a busy machine manages; one that stands still for a while gets another try.
+    // The speeds are far below those of a busy machine; if the machine stalls for a while, the test tries
+    // again.
     let mut found = Vec::new();
     while !found.last().is_some_and(is_near) {
         assert!(found.len() < 3, "expected 64 MiB and 24 MiB a second, within 10 %: {found:?}");

@@ -1,4 +1,4 @@
-//! The NBD door as libnbd's tools, qemu's tools, nbdkit and fio see it.
+//! The NBD door with libnbd's tools, qemu's tools, nbdkit and fio.
 
 use serde_json::Value;
 use siltstone_tests::foreign::{PATTERN_CHUNK, Server, random_file, run, run_shell};
@@ -32,7 +32,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
-/// A path in a folder, as an argument.
+/// Path of a file in a folder, as an argument.
 fn path(folder: &TempDir, name: &str) -> String {
     folder.path().join(name).display().to_string()
 }
@@ -41,7 +41,7 @@ fn read(folder: &TempDir, name: &str) -> Vec<u8> {
     std::fs::read(folder.path().join(name)).expect("a file that was just written")
 }
 
-/// The same bytes; a failure names the first that differs instead of printing them all.
+/// Compares bytes; a failure shows the offset of the first difference instead of all bytes.
 #[track_caller]
 fn assert_same(left: &[u8], right: &[u8]) {
     let differs = left.iter().zip(right).position(|(one, other)| one != other);
@@ -142,7 +142,7 @@ fn nbdcopy_over_several_connections_and_shards() {
         copy(address, &path(&folder, "back"));
         assert_same(&read(&folder, "back"), &contents);
     }
-    // From one export to the other: the same server is a client's both ends.
+    // From one export to the other: the client has two connections to the same server.
     run("nbdcopy", &["--allocated", &path(&folder, "source"), &server.addresses[0]]).ok();
     copy(&server.addresses[0], &server.addresses[1]);
     server.stop();
@@ -196,7 +196,8 @@ fn qemu_io_writes_patterns_and_verifies_them() {
         let folder = folder();
         let stack = stack.replace("disk.img", &path(&folder, "disk.img"));
         let server = Server::start(folder.path(), &stack);
-        // Written in one session and verified in another, at every size from a sector to more than a socket's buffer.
+        // Written in one session and verified in another, at sizes from a sector to more than the buffer of a
+        // socket.
         let write = [
             "write -P 0x11 0 512",
             "write -P 0x22 512 4096",
@@ -251,7 +252,7 @@ fn qemu_img_converts_and_compares() {
     server.stop();
     let disk = read(&folder, "disk.img");
     assert_same(&disk[..8 << 20], &contents[..8 << 20]);
-    assert!(disk[8 << 20..][..512].iter().all(|&byte| byte == 0x99), "what qemu-io wrote is not in the file");
+    assert!(disk[8 << 20..][..512].iter().all(|&byte| byte == 0x99), "qemu-io's data is not in the file");
 }
 
 #[test]
@@ -280,8 +281,8 @@ fn fio_verifies_what_it_wrote() {
     }
 }
 
-/// A log that its writes go round many times, with the cleaner running: 512 MiB onto 64 MiB, or as many as
-/// `SILTSTONE_FIO_MIB` says onto a sixteenth of it, up to 1 GiB (20480 is the long run).
+/// A log whose space is used again many times, with the cleaner running: 512 MiB onto 64 MiB, or
+/// `SILTSTONE_FIO_MIB` MiB onto a sixteenth of that, at most 1 GiB (20480 is the long run).
 #[test]
 fn fio_verifies_what_it_wrote_to_a_log() {
     need!("fio");
@@ -295,7 +296,7 @@ fn fio_verifies_what_it_wrote_to_a_log() {
     let size = (written / 8).min(1024);
     for (distribution, ack) in [("random", "log"), ("zipf:1.1", "buffer")] {
         let folder = folder();
-        // The volume takes most of what the log has room for.
+        // The volume takes most of the capacity of the log.
         let disk = size + size / 4 + 16;
         let stack = format!(
             "log(file({}, size={disk}MiB), size={size}MiB, checkpoint_after=8MiB, ack={ack}) shards=2",
@@ -306,7 +307,7 @@ fn fio_verifies_what_it_wrote_to_a_log() {
         let (uri, size) = (format!("--uri={}", server.uri()), format!("--size={size}m"));
         let job = ["--name=verify", "--ioengine=nbd", "--iodepth=32", "--bsrange=4k-64k", "--randseed=7"];
         let how = [format!("--random_distribution={distribution}"), format!("--io_size={written}m")];
-        // Over and over, and then the whole volume once more, with what was written read back.
+        // Many random writes, and then the whole volume once more, which is read back.
         let churn = ["--rw=randwrite", "--fsync=256", &how[0], &how[1]];
         run("fio", &[job.as_slice(), &[&uri, &size], &churn].concat()).ok();
         let verify = ["--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"];
@@ -315,7 +316,7 @@ fn fio_verifies_what_it_wrote_to_a_log() {
     }
 }
 
-/// What only a client without manners sends, through libnbd with its own checks switched off.
+/// Invalid requests of a client, through libnbd with its own checks switched off.
 const UNALIGNED: &str = r#"
 h.set_strict_mode(0)
 model = bytearray(h.get_size())

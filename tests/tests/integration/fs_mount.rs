@@ -1,4 +1,5 @@
-//! The file system through the kernel: what programs do with it, what is left after a kill, and what the verbs refuse.
+//! The file system through the kernel: operations of programs, contents after a kill, and refusals of the
+//! verbs.
 //!
 //! Every test mounts an image of its own, as root or through `fusermount3`.
 
@@ -94,14 +95,14 @@ fn an_open_file_of_a_deleted_snapshot_never_shows_another_one() {
          test $(stat -c %i .snapshots/b/f) != $generation
          cat <&3 2>/dev/null || echo stale",
     );
-    // What the kernel has of the old one may still be shown.
+    // The kernel's cache of the old contents may still be shown.
     let of_new = shown.lines().take(2).collect::<Vec<_>>();
     assert_eq!(of_new, ["two-longer", "11"]);
     assert!(matches!(shown.lines().nth(2), Some("one" | "stale") | None), "{shown}");
     mount.unmounted();
 }
 
-/// A file that is new while space is short, and one that was opened before it was.
+/// A file that is created while space is short, and one that was opened before.
 #[test]
 fn a_full_file_system_fails_the_write_and_not_only_the_close() {
     if !has_fuse() {
@@ -111,13 +112,13 @@ fn a_full_file_system_fails_the_write_and_not_only_the_close() {
          grep -c 'error writing' ../dd.err || cat ../dd.err; exec 7>&-";
     let mount = Mount::formatted(&["--size", "128MiB"]);
     assert_eq!(mount.shell(&format!("exec 7> f; {dd}")), "1\n");
-    // All that the file has is data, and little is left.
+    // All of the file is data, and little space is left.
     let sizes = mount.shell("stat -c '%s %b' f; stat -fc %f .");
     let sizes: Vec<u64> = sizes.split_whitespace().map(|word| word.parse().unwrap()).collect();
     assert!(sizes[0] > 64 << 20 && sizes[1] * 512 >= sizes[0] && sizes[2] < 600, "{sizes:?}");
     mount.shell("rm f; sync; echo again > g; sync");
     mount.unmounted();
-    // It isn't empty, so the kernel caches its writes.
+    // The file isn't empty, so the kernel caches its writes.
     let mount = Mount::formatted(&["--size", "400MiB"]);
     assert_eq!(mount.shell(&format!("echo > f; sync; exec 7>> f; {dd}")), "1\n");
     assert_eq!(mount.shell("rm f; sync; echo again > g; sync; cat g"), "again\n");
@@ -185,14 +186,14 @@ fn a_copy_by_cp_takes_no_space_and_survives_a_kill() {
         return;
     }
     let mount = Mount::new(&[]);
-    // As much as the image takes twice at most.
+    // More than half of the free space, so that a copy with blocks of its own wouldn't fit.
     let bytes = free_blocks(&mount) * 4096 * 3 / 5 / 4096 * 4096 + 1234;
     mount.shell(&format!("head -c {bytes} /dev/urandom > a; sync a"));
     let before = free_blocks(&mount);
     mount.shell("cp a b; sync b; cmp a b; test $(stat -c %b a) = $(stat -c %b b)");
     let taken = before.saturating_sub(free_blocks(&mount));
     assert!(taken < bytes / 4096 / 50, "a copy of {bytes} bytes takes {taken} blocks");
-    // What is changed is copied.
+    // Only changed blocks are copied.
     mount.shell(
         "printf changed | dd of=b bs=1 seek=1000000 conv=notrunc 2>/dev/null
          test $(cmp -l a b | wc -l) -le 7
@@ -205,7 +206,7 @@ fn a_copy_by_cp_takes_no_space_and_survives_a_kill() {
         rustix::fs::copy_file_range(&b, Some(&mut from), &b, Some(&mut to), 8192)
     };
     assert_eq!(copy(4096, 0), Err(rustix::io::Errno::INVAL), "the ranges overlap");
-    // The kernel has this in its cache only.
+    // Only the kernel's cache has this.
     b.write_all_at(&[7; 8192], 4096).unwrap();
     assert_eq!(copy(4096, 1 << 20), Ok(8192));
     let mut found = [0; 8192];
@@ -265,7 +266,7 @@ fn files_without_names_live_as_long_as_they_are_open() {
     let mut bytes = [0; 6];
     file.read_exact_at(&mut bytes, 100_000).unwrap();
     assert_eq!(&bytes, b"second");
-    // A file that replaces an open one.
+    // A file replaces an open one.
     std::fs::write(mount.at("old"), b"old").unwrap();
     std::fs::write(mount.at("new"), b"new").unwrap();
     let mut old = File::open(mount.at("old")).unwrap();
@@ -305,7 +306,7 @@ fn a_directory_is_read_completely_while_others_change_it() {
         }
     }
     assert_eq!(seen.iter().filter(|name| name.starts_with("stays-")).count(), 3000);
-    // Entries that were read are removed while it is read.
+    // Entries that were listed are removed while the directory is read.
     for entry in std::fs::read_dir(&folder).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
     }
@@ -313,7 +314,7 @@ fn a_directory_is_read_completely_while_others_change_it() {
     mount.unmounted();
 }
 
-/// A file of the mounted file system, and what should be in it.
+/// Changes a file of the mounted file system at random, and compares it with a model.
 fn fsx(path: &Path, random: &mut runtime::Random, operations: u32, model: &mut Vec<u8>) {
     const MOST: u64 = 300_000;
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
@@ -404,7 +405,7 @@ fn what_was_fsynced_is_there_after_a_kill() {
         for number in 0..40 {
             let path = folder.join(format!("f{number}"));
             std::fs::write(&path, vec![life + 1; 1000 * number]).unwrap();
-            // It was closed, and is opened again.
+            // The file was closed, and is opened again.
             let file = File::open(&path).unwrap();
             file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(number as u64)).unwrap();
             file.sync_all().unwrap();

@@ -1,4 +1,5 @@
-//! A directory of many names in a mount, on several cores: it becomes striped while programs use it, and is killed.
+//! A directory with many names in a mount, on several cores: it becomes striped while programs use it, and
+//! its server is killed.
 
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
@@ -11,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// More than a directory has before it is striped.
+/// More names than a directory has before it is striped.
 const NAMES: u64 = 24_000;
 const THREADS: u64 = 4;
 
-/// The names of a directory; each is listed once.
+/// Lists a directory, and checks that each name is listed once.
 fn list(directory: &PathBuf) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -34,7 +35,7 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
     let big = mount.at("big");
     std::fs::create_dir(&big).unwrap();
     (0..500).for_each(|number| drop(File::create(big.join(format!("early{number}"))).unwrap()));
-    // Listings while the directory becomes striped have every name that stays, once.
+    // A listing while the directory becomes striped has every name that stays, once.
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let lister = scope.spawn(|| {
@@ -61,7 +62,7 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
         assert!(lister.join().unwrap() > 0);
     });
     assert_eq!(list(&big).len() as u64, NAMES + 500);
-    // New files are of the shards of all stripes, and so on all cores.
+    // New files belong to the shards of all stripes, and so to all cores.
     let mut shards = BTreeMap::new();
     for number in 0..300 {
         let file = File::create(big.join(format!("late{number}"))).unwrap();

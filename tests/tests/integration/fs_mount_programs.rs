@@ -5,7 +5,7 @@ use siltstone_tests::foreign::{Background, Mount, has_fuse, run, run_shell, skip
 use siltstone_tests::{need, need_root};
 use std::path::PathBuf;
 
-/// What is appended to a row of a database: it follows from the row's number.
+/// Payload of a row of a database: it follows from the row's number.
 const BLOB: &str = "replace(hex(zeroblob(50 + a * 37 % 900)), '00', char(97 + a % 26))";
 
 /// Runs transactions by the `sqlite3` shell, kills the server of the file system meanwhile, mounts again, and looks for each transaction that was
@@ -36,7 +36,8 @@ fn sqlite_over_kills(journal: &str) {
         let mut client = Background::start("sh", &["-c".to_owned(), shell]);
         let wanted = 5 + random.below(60) as usize;
         client.wait_until("transactions", |client| client.out().lines().count() >= wanted);
-        // It would live on, and SQLite takes a directory that it can't open, to sync it, for one that needs no sync.
+        // The shell would keep running. SQLite takes a directory that it can't open, to sync it, for one that
+        // needs no sync.
         client.stop();
         mount = mount.killed();
         client.signal(Signal::KILL);
@@ -79,7 +80,8 @@ fn sqlite_with_a_write_ahead_log_loses_no_transaction_over_kills() {
     }
 }
 
-/// The folder with the programs of the newest PostgreSQL that is installed; says why the test is skipped, if there is none.
+/// Folder with the programs of the newest PostgreSQL that is installed; if there is none, reports why the
+/// test is skipped.
 fn postgresql() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let folders = versions.map(|version| version.path().join("bin"));
@@ -110,15 +112,16 @@ fn postgresql_s_test_of_fsync_finds_no_failure() {
     for method in ["open_datasync", "fdatasync", "fsync", "open_sync", "Non-sync"] {
         assert!(said.contains(method), "{said}");
     }
-    // The only method that Linux doesn't have.
+    // `fsync_writethrough` is the only method that Linux doesn't have.
     let refused = said.lines().filter(|line| line.contains("n/a") && !line.contains("fsync_writethrough"));
     assert_eq!(refused.count(), 0, "{said}");
     mount.unmounted();
 }
 
-/// The processes of a PostgreSQL server, which end with this.
+/// Processes of a PostgreSQL server, which are killed when this is dropped.
 struct Processes {
-    /// File with the process id of the oldest one, outside of the file system: it is known where that has no server.
+    /// File with the process id of the oldest process, outside of the file system, so that it can be read
+    /// without the server.
     noted: PathBuf,
 }
 
@@ -132,18 +135,18 @@ struct Cluster {
 }
 
 impl Processes {
-    /// Kills all of them.
+    /// Kills all processes.
     fn kill(&self) {
         let Ok(pid) = std::fs::read_to_string(&self.noted) else { return };
         self.ended();
-        // Stopped first, so that it starts no others meanwhile.
+        // The oldest one is stopped first, so that it can't start others meanwhile.
         run_shell(&format!(
             "kill -STOP {pid} && kill -KILL $(ps -o pid= --ppid {pid}) {pid} 2>/dev/null || true"
         ))
         .ok();
     }
 
-    /// Notes that they have ended.
+    /// Notes that the processes have ended.
     fn ended(&self) {
         std::fs::remove_file(&self.noted).expect("a file");
     }
@@ -166,7 +169,7 @@ impl Cluster {
         self.mount.at("data")
     }
 
-    /// A program of PostgreSQL with these arguments as a line of shell.
+    /// A line of shell that runs a program of PostgreSQL with these arguments.
     fn line(&self, program: &str, arguments: &str) -> String {
         format!(
             "cd '{run}' && export PGDATA='{data}' PGHOST='{run}' && exec runuser -u postgres -- '{program}' {arguments}",
@@ -186,7 +189,8 @@ impl Cluster {
         self.program("psql", &format!("-qAtX -d postgres -c \"{text}\"")).trim().to_owned()
     }
 
-    /// Starts the server, which recovers first. It is refused as long as processes of one that was killed are ending.
+    /// Starts the server, which recovers first. It is refused while processes of a killed server are still
+    /// ending.
     #[track_caller]
     fn start(&self) {
         let log = self.beside.join("log");
@@ -202,7 +206,7 @@ impl Cluster {
         std::fs::write(&self.processes.noted, text.lines().next().expect("a line")).expect("a file");
     }
 
-    /// Runs transactions until they fail, and meanwhile `end`. Returns how many were acknowledged.
+    /// Runs transactions until they fail, and calls `end` meanwhile. Returns the number of acknowledged ones.
     fn transactions_until(&self, end: impl FnOnce()) -> u64 {
         let shell = self.line("pgbench", "-n -c 4 -T 60 postgres");
         let before = self.history();
@@ -236,7 +240,7 @@ impl Cluster {
         assert_eq!(sums, "t|t|t|100000");
         let found = self.history();
         println!("{acknowledged} transactions were acknowledged, {found} are there");
-        // Of each client one may have been committed and not acknowledged.
+        // Each client may have one transaction that was committed and not acknowledged.
         assert!(
             (acknowledged..=acknowledged + 4).contains(&found),
             "{acknowledged} acknowledged, {found} found"
@@ -261,7 +265,7 @@ fn postgresql_recovers_all_transactions_after_kills() {
     let mut cluster = Cluster::new(programs);
     cluster.start();
     cluster.program("pgbench", "-i -q -s 1 postgres");
-    // Killed itself, and then the file system below it.
+    // PostgreSQL is killed, and then the server of the file system below it.
     let acknowledged = cluster.transactions_until(|| cluster.processes.kill());
     cluster.start();
     cluster.check(acknowledged);
@@ -306,7 +310,7 @@ fn git_clones_and_the_compiler_builds_a_crate() {
          cp program moved && mv moved program && ./program",
     );
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // Its dependencies are on this machine, because the test itself was built.
+    // Its dependencies are on this machine, because this test itself was built.
     let build = format!(
         "cd clone && CARGO_TARGET_DIR=\"$PWD/target\" CARGO_INCREMENTAL=1 '{cargo}' build --offline -q -p siltstone-block 2>&1"
     );
@@ -320,7 +324,7 @@ fn git_clones_and_the_compiler_builds_a_crate() {
     mount.unmounted();
 }
 
-/// What editors and package managers do, and expect of a kill at any time.
+/// Editors and package managers replace files in this way, and rely on the result after a kill at any time.
 #[test]
 fn a_file_written_and_renamed_over_another_is_the_old_or_the_new_one_after_a_kill() {
     if !has_fuse() {
@@ -341,7 +345,7 @@ fn a_file_written_and_renamed_over_another_is_the_old_or_the_new_one_after_a_kil
         mount = mount.killed();
         drop(client);
         mount = mount.mounted();
-        // Without an fsync the first one may be missing.
+        // Without an fsync the first file may be missing.
         match std::fs::read(mount.at("file")) {
             Ok(found) => {
                 let first = found.first().copied();
@@ -380,7 +384,7 @@ fn a_full_mount_refuses_writes_and_lets_files_be_removed() {
     );
     let files: u64 = said.lines().last().and_then(|line| line.parse().ok()).expect("a number");
     assert!((20..90).contains(&files), "{files} files of 1 MB in 64 MiB: {said}");
-    // An allocation can't be had, changes of names that need space neither; what is there is right.
+    // An allocation is refused, and existing files stay intact.
     let refused = mount.shell("fallocate -l 60M more 2>&1 || true");
     assert!(refused.contains("No space left"), "{refused}");
     assert_eq!(mount.shell("sha256sum d/*"), sums);

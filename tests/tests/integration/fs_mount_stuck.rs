@@ -1,4 +1,5 @@
-//! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and mounts that were left.
+//! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and
+//! abandoned mounts.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::fs::SeekFrom;
@@ -12,16 +13,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest wait for anything here.
+/// Longest wait of these tests.
 const LIMIT: Duration = Duration::from_secs(40);
-/// Files at once: as many as a shard has workers.
+/// Files at a time: as many as a shard has workers.
 const FILES: usize = 64;
 
 fn program() -> String {
     binary().display().to_string()
 }
 
-/// Aborts the mounts below a directory when it is dropped, so that nothing of a test waits for them.
+/// Aborts the mounts below a directory when it is dropped, so that no process of a test waits for them.
 struct Guard(PathBuf);
 
 impl Drop for Guard {
@@ -35,7 +36,7 @@ impl Drop for Guard {
     }
 }
 
-/// Opens files, each with a hole and then cached writes at the last `bytes`. They stay open for writing.
+/// Opens files, each with a hole followed by cached writes of `bytes` bytes. They stay open for writing.
 fn dirty_files(mount: &Mount, bytes: usize) -> Vec<File> {
     let data = vec![7; bytes];
     let open = |number: usize| {
@@ -94,7 +95,7 @@ fn seeks_on_as_many_dirty_files_as_there_are_workers_end_and_find_the_data() {
         return;
     }
     within_limit(|mount| {
-        // Beside more seeks than workers a snapshot is taken, which makes the same call.
+        // While more seeks than workers are in progress, a snapshot is taken, which makes the same call.
         let mut files = dirty_files(&mount, 256 << 10);
         let again: Vec<_> = files.iter().map(|file| file.try_clone().expect("a descriptor")).collect();
         files.extend(again);
@@ -123,7 +124,7 @@ fn a_server_that_is_killed_during_seeks_ends_and_frees_its_image() {
         found.recv_timeout(LIMIT).expect("a seek ends").expect("it finds data");
         let begun = Instant::now();
         let mount = mount.killed();
-        // Nobody aborts the connection by hand.
+        // The test doesn't abort the connection itself.
         join(threads);
         assert!(found.iter().any(|found| found.is_err()), "the seeks had ended before the kill");
         let mount = mount.mounted();
@@ -141,7 +142,7 @@ fn a_server_that_is_killed_while_it_unmounts_ends_and_frees_its_image() {
     within_limit(|mount| {
         drop(dirty_files(&mount, 4096));
         let path = mount.at("large");
-        // It stays in the cache at the close of a mapping alone: unmounting writes it back.
+        // The close of a mapping alone leaves the data in the cache: unmounting writes it back.
         let mapped = run_shell(&format!(
             "python3 -c \"
 import mmap, os
@@ -170,7 +171,7 @@ fn a_mount_over_one_whose_server_does_not_answer_replaces_it_if_it_has_the_image
     let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
     std::fs::create_dir(&at).expect("a folder");
     run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
-    // A connection that nobody answers, as that of a server that can't end.
+    // A connection without a server to answer it, like that of a server that can't end.
     let script = format!(
         "import ctypes, os, time
 f = os.open('/dev/fuse', os.O_RDWR)
@@ -201,7 +202,7 @@ fn unmount_ends_when_the_image_is_closed() {
         std::fs::write(mount.at("f"), vec![7; 32 << 20]).expect("written");
         let said = run(&program(), &["fs", "unmount", &mount.at("").display().to_string()]).ok();
         assert!(said.contains("its server has ended"), "{said}");
-        // Nobody waits for the server here.
+        // Nothing here waits for the server.
         let status = run(&program(), &["fs", "status", &mount.image(), "--json"]).ok();
         assert!(status.contains("\"replayed_records\": 0"), "{status}");
     });
@@ -262,4 +263,79 @@ fn a_server_whose_only_door_was_unmounted_ends() {
         run("umount", &[&at]).ok();
         assert!(server.process.wait().success(), "{}", server.process.err());
     }
+}
+
+#[test]
+fn further_signals_end_a_server_whose_storage_does_not_answer() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let at = path_in(&folder, "mnt");
+    std::fs::create_dir(&at).expect("a folder");
+    let disk = Server::start(folder.path(), &format!("file({}, size=64MiB)", path_in(&folder, "disk")));
+    // Its own limit would end the wait.
+    let stack = path_in(&folder, "image.toml");
+    let address = format!("unix:{}", disk.socket.display());
+    let part = format!(
+        "[device.image]\nkind = \"nbd-client\"\naddress = \"{address}\"\nblock_size = 4096\ntimeout = \"24h\"\n"
+    );
+    std::fs::write(&stack, part).expect("a file");
+    run(&program(), &["fs", "format", &stack]).ok();
+    let mut server = Server::start_with(&["fs", "mount", &stack, &at], PathBuf::new());
+    let durable = File::create(Path::new(&at).join("durable")).expect("a file");
+    durable.write_all_at(b"data", 0).expect("written");
+    durable.sync_all().expect("durable");
+    disk.process.signal(Signal::STOP);
+    let lost = File::create(Path::new(&at).join("lost")).expect("a file");
+    // So near the end of space the write isn't cached, and waits for the disk itself.
+    let syncing =
+        std::thread::spawn(move || lost.write_all_at(&[7; 65536], 0).and_then(|()| lost.sync_all()));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!syncing.is_finished(), "fsync has returned although the disk doesn't answer");
+    let begun = Instant::now();
+    for _ in 0..3 {
+        server.process.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(server.process.wait().code(), Some(1), "{}", server.process.err());
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
+    let said = server.process.err();
+    assert!(said.contains("durable are lost") && said.contains("siltstone fs check"), "{said}");
+    assert!(syncing.join().expect("no panic").is_err(), "the data isn't durable");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!mounts.contains(&at), "the mount point is left");
+    disk.process.signal(Signal::CONT);
+    let said = run(&program(), &["fs", "check", &stack, "--data"]).ok();
+    assert!(said.ends_with("no damage\n"), "{said}");
+    let mut server = Server::restart_with(&["fs", "mount", &stack, &at], PathBuf::new());
+    assert_eq!(std::fs::read(Path::new(&at).join("durable")).expect("there"), b"data");
+    server.process.signal(Signal::TERM);
+    assert!(server.process.wait().success(), "{}", server.process.err());
+}
+
+#[test]
+fn an_aborted_mount_frees_files_that_were_removed_while_they_were_open() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
+    std::fs::create_dir(&at).expect("a folder");
+    run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
+    let mut server = Server::start_with(&["fs", "mount", &image, &at], PathBuf::new());
+    let path = Path::new(&at).join("removed");
+    let held = File::create(&path).expect("a file");
+    held.write_all_at(&[7; 65536], 0).expect("written");
+    held.sync_all().expect("durable");
+    std::fs::remove_file(&path).expect("removed");
+    run("umount", &["-f", "-l", &at]).ok();
+    server.process.wait();
+    // The check doesn't open the file system, which would remove it.
+    let checked = run(&program(), &["fs", "check", &image, "--json"]).ok();
+    let checked: serde_json::Value = serde_json::from_str(&checked).expect("JSON");
+    assert_eq!((&checked["sound"], &checked["orphans"]), (&true.into(), &0.into()), "{checked}");
+    drop(held);
 }

@@ -1,11 +1,13 @@
 //! SQLite on the mounted file system, over power cuts of the disk below.
 //!
-//! Promises: a run of transactions by the `sqlite3` shell is recorded at the disk. For the cut after every flush of the run, and for
-//! states between them, with writes reordered and torn at sectors of 512 bytes, the image is mounted and the database opened. It must be intact, and
-//! hold exactly the rows that the first N transactions make: at least those whose `commit` had returned before the cut, and none
-//! that hadn't begun. Their rows are known from the same transactions in memory. Versions that are broken on purpose are caught.
+//! Promises: a run of transactions by the `sqlite3` shell is recorded at the disk. For the cut after every
+//! flush of the run, and for states between them, with writes reordered and torn at sectors of 512 bytes, the
+//! image is mounted and the database opened. It must be intact, and hold exactly the rows that the first N
+//! transactions make: at least those whose `commit` had returned before the cut, and none that hadn't begun.
+//! The expected rows come from the same transactions in memory. Versions that are broken on purpose are
+//! caught.
 //!
-//! SQLite's own tests of crashes simulate the file system inside of its process, so they wouldn't test ours.
+//! SQLite's own crash tests simulate the file system inside of their process, so they wouldn't test ours.
 
 use conformance::budget::{Budget, is_left_out, is_long};
 use layers::record::Timeline;
@@ -28,16 +30,16 @@ const ACCOUNTS: u64 = 80;
 const SHARES: u32 = 6;
 const DISK: &str = "[device.disk]\nkind = \"file\"\npath = \"disk.img\"\nsize = \"64MiB\"\n\
                     [device.recorded]\nkind = \"record\"\non = \"disk\"\ntimeline = \"run.timeline\"\n";
-/// A disk that says it has flushed and hasn't, as soon as the rules are on.
+/// A disk that reports flushes as done without flushing, once the rules are on.
 const LIES: &str =
     "[device.lies]\nkind = \"fault\"\non = \"recorded\"\nrules = [\"flush lie\", \"write lie\"]\n";
 
-/// How SQLite makes its transactions atomic.
+/// Method by which SQLite makes its transactions atomic.
 struct Mode {
     journal: &'static str,
     synchronous: &'static str,
     page_size: u32,
-    /// Most transactions that a power cut may take although they had been acknowledged.
+    /// Largest number of acknowledged transactions that a power cut may take.
     may_lose: u64,
     transactions: u64,
 }
@@ -50,15 +52,15 @@ struct Run {
     history: Arc<History>,
     /// Cuts right after a flush.
     flushed: Vec<u64>,
-    /// Number of events when the database was there, without a transaction.
+    /// Number of events when the database existed, without a transaction.
     first: u64,
-    /// Of each transaction, from the first on, the numbers of events right before it began and after it was acknowledged.
+    /// Numbers of events right before each transaction began and after it was acknowledged.
     transactions: Vec<(u64, u64)>,
-    /// Digest of the database after so many transactions.
+    /// Digests of the database by number of transactions.
     digests: Vec<String>,
 }
 
-/// What a cut left of a run's transactions.
+/// Transactions of a run that a cut left.
 struct Found {
     transactions: u64,
     acknowledged: u64,
@@ -81,7 +83,7 @@ impl Shell {
         Shell { child, input, output: BufReader::new(output) }
     }
 
-    /// Returns what it says to these lines.
+    /// Returns the output of these lines.
     fn ask(&mut self, text: &str) -> String {
         writeln!(self.input, "{text}\n.print end").expect("sqlite3 runs on");
         let mut said = String::new();
@@ -124,7 +126,7 @@ impl Control {
         answer["answer"].clone()
     }
 
-    /// Number of events that were recorded so far.
+    /// Number of events recorded so far.
     fn events(&mut self) -> u64 {
         let status = self.ask("{\"verb\":\"status\"}");
         status["devices"]["recorded"]["events"].as_u64().expect("a number")
@@ -150,8 +152,8 @@ fn tables() -> String {
     text + "commit;"
 }
 
-/// The transaction with this number: an entry and the two accounts whose balances it changes, sometimes many more accounts, so
-/// that pages are written before the commit, and sometimes fewer entries.
+/// SQL of the transaction with this number: an entry and the two accounts whose balances it changes. Some
+/// change many more accounts, so that pages are written before the commit, and some delete entries.
 fn transaction(number: u64) -> String {
     let mut random = runtime::Random::new(number);
     let (debit, credit, amount) = (random.below(ACCOUNTS), random.below(ACCOUNTS), 1 + random.below(1000));
@@ -199,7 +201,7 @@ impl Run {
         let database = mount.at("t.db").display().to_string();
         let Mode { journal, synchronous, page_size, transactions: count, .. } = mode;
         let mut shell = Shell::start(&database);
-        // `full` doesn't sync the directory that has lost the journal.
+        // `full` doesn't sync the directory after the removal of the journal.
         let said = shell.ask(&format!(
             "pragma page_size = {page_size}; pragma journal_mode = {journal}; pragma synchronous = extra;\n{}",
             tables()
@@ -229,7 +231,7 @@ impl Run {
         Run { mode, _mount: mount, flushed: flushes(&timeline), history, first, transactions, digests }
     }
 
-    /// Every state right after a flush that has nothing else, from the first transaction on.
+    /// The state right after each flush, from the first transaction on, without any later write.
     fn after_flushes(&self) -> impl Iterator<Item = CrashState> + '_ {
         let search = Search { seed: 0, single: 0, subsets: 0, torn: 0, scattered: 0 };
         let states = self.states(search);
@@ -249,7 +251,7 @@ impl Run {
             state.cuts.start(),
             state.choice
         );
-        // Said before, for a state that can't be mounted.
+        // Printed before the mount, in case the state can't be mounted.
         println!("{name}");
         let mount = cut.take().unwrap_or_else(Mount::without_image);
         write(&state.image, &mount.image());
@@ -257,7 +259,7 @@ impl Run {
         let database = mount.at("t.db").display().to_string();
         let count = "select max(changed), sum(balance) from account;";
         let intact = "select group_concat(integrity_check, '; ') from pragma_integrity_check;";
-        // It must go on working.
+        // The database must work afterwards.
         let write = "update account set changed = 0 where id % 2 = 0;";
         let said = run("sqlite3", &["-batch", "-bail", &database, intact, count, ".sha3sum", write, intact]);
         *cut = Some(mount.unmounted());
@@ -267,7 +269,7 @@ impl Run {
 
     fn judge(&self, state: &CrashState, said: &str) -> Result<Found, String> {
         let begun = self.transactions.iter().filter(|(begun, _)| begun < state.cuts.start()).count() as u64;
-        // The image is that of all its cuts.
+        // The image is the same for all cuts of the state.
         let is_over = |(_, acknowledged): &&(u64, u64)| acknowledged <= state.cuts.end();
         let acknowledged = self.transactions.iter().filter(is_over).count() as u64;
         let [integrity, counts, digest, after] = said.lines().collect::<Vec<_>>()[..] else {
@@ -294,7 +296,7 @@ fn read(path: PathBuf) -> Timeline {
     read.expect("the runtime runs").expect("a recorded run")
 }
 
-/// The cuts right after flushes that succeeded.
+/// Cuts right after flushes that succeeded.
 fn flushes(timeline: &Timeline) -> Vec<u64> {
     let is_flush = |submitted: u64| {
         matches!(timeline.events[submitted as usize].what, EventKind::Submitted(Submission::Flush))
@@ -352,7 +354,7 @@ fn keeps_its_transactions(test: &str, mode: Mode, shares: u32) {
         run.transactions.len()
     );
     assert!(after_flushes > 20, "too little was flushed");
-    // The last image that was mounted, with what SQLite did there.
+    // The last image that was mounted, with the changes of SQLite.
     cut.expect("states were tried").is_sound();
 }
 
@@ -364,7 +366,8 @@ fn a_rollback_journal_keeps_all_transactions_over_power_cuts() {
     keeps_its_transactions("a_rollback_journal_keeps_all_transactions_over_power_cuts", mode, SHARES);
 }
 
-/// The directory isn't synced after the removal of the journal, with which a transaction commits: the last one can be lost.
+/// The directory isn't synced after the removal of the journal, which commits a transaction: the last one can
+/// be lost.
 #[test]
 fn a_rollback_journal_whose_removal_is_not_synced_loses_the_last_transaction_only() {
     if is_left_out() {
@@ -394,7 +397,8 @@ fn a_write_ahead_log_keeps_all_transactions_over_power_cuts() {
     keeps_its_transactions("a_write_ahead_log_keeps_all_transactions_over_power_cuts", mode, SHARES);
 }
 
-/// The log is synced only before it is copied into the database: the last transactions can be lost, and nothing else.
+/// The log is synced only before it is copied into the database: the last transactions can be lost, and
+/// nothing else.
 #[test]
 fn a_write_ahead_log_that_is_synced_rarely_stays_intact_over_power_cuts() {
     need!("sqlite3", "stdbuf");
@@ -407,7 +411,7 @@ fn a_write_ahead_log_that_is_synced_rarely_stays_intact_over_power_cuts() {
     );
 }
 
-/// The first of these states that breaks a promise.
+/// Finds the first of these states that breaks a promise.
 fn first_broken(run: &Run, states: impl Iterator<Item = CrashState>) -> String {
     let mut cut = None;
     let broken = states.map(|state| run.check(&state, &mut cut)).find_map(Result::err);
@@ -416,7 +420,7 @@ fn first_broken(run: &Run, states: impl Iterator<Item = CrashState>) -> String {
     broken
 }
 
-/// The proof that a lost transaction is noticed.
+/// Proof that a lost transaction is noticed.
 #[test]
 fn a_disk_that_lies_about_flushes_is_found_out_by_sqlite() {
     need!("sqlite3", "stdbuf");
@@ -426,7 +430,7 @@ fn a_disk_that_lies_about_flushes_is_found_out_by_sqlite() {
     for (journal, synchronous) in [("delete", "extra"), ("wal", "full")] {
         let mode = Mode { journal, synchronous, page_size: 4096, may_lose: 0, transactions: 2 };
         let run = Run::record(mode, true);
-        // All that was written since the rules are on is lost. Where only a part is, the file system may refuse to be mounted.
+        // All writes since the rules are on are lost. If only some were, mounting could fail.
         let acknowledged = run.transactions[0].1;
         let states = run.states(Search::brief(1));
         let states =
@@ -436,7 +440,7 @@ fn a_disk_that_lies_about_flushes_is_found_out_by_sqlite() {
     }
 }
 
-/// The proof that a half transaction is noticed: without a journal SQLite can't undo it.
+/// Proof that half of a transaction is noticed: without a journal SQLite can't undo it.
 #[test]
 fn a_database_without_a_journal_is_found_out() {
     need!("sqlite3", "stdbuf");

@@ -1,11 +1,11 @@
-//! The map at home where it belongs: in non-volatile memory, on file systems of a stock kernel with direct access.
+//! The map at home in non-volatile memory, on file systems of a stock kernel with direct access.
 //!
-//! The guest's server is killed, then the guest's power is cut, each in the middle of writes: what is there afterwards is
-//! what some prefix of the writes leaves, and all of it that had been flushed. The disk is a qcow2 image, which loses
-//! much of what was not flushed when QEMU is killed (its tables of clusters are QEMU's until then), and the memory loses
-//! nothing: so a transaction of the home that ran ahead of the log would be found out. That lines which were not flushed
-//! from the processor's caches are lost, no emulator shows; this is tested by cutting the home at every fence, in
-//! `crates/log/src/home/oracle_tests.rs`.
+//! The guest's server is killed, then the guest's power is cut, each in the middle of writes: afterwards the
+//! volume holds the result of a prefix of the writes, with all flushed ones. The disk is a qcow2 image, which
+//! loses much of its unflushed data when QEMU is killed (QEMU holds its tables of clusters until then), and
+//! the memory loses nothing: so a transaction of the home that is ahead of the log would be noticed. No
+//! emulator shows the loss of lines that were not flushed from the processor's caches;
+//! `crates/log/src/home/oracle_tests.rs` tests it by cutting the home at every fence.
 
 use serde_json::Value;
 use siltstone_tests::foreign::{binary, run};
@@ -14,22 +14,22 @@ use siltstone_tests::oracle::seed;
 use siltstone_tests::{need, need_guest};
 use std::path::PathBuf;
 
-/// Flushes come after so many writes.
+/// Number of writes between flushes.
 const FLUSH_EVERY: u64 = 7;
 const MAKE_EXT4: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
-// The file system makes nothing durable by itself meanwhile: its own metadata are there after the cut because MAP_SYNC saw
-// to it. Without that flag the home has no length then.
+// The file system makes nothing durable by itself meanwhile: its metadata are there after the cut because of
+// MAP_SYNC. Without that flag the home has no length then.
 const MOUNT_EXT4: &str = "mount -o dax=always,commit=3000 /dev/pmem0 /mnt";
 const MOUNT_XFS: &str = "
     modprobe xfs; echo 720000 >/proc/sys/fs/xfs/xfssyncd_centisecs
     mount -o dax=always /dev/pmem0 /mnt";
 const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
 
-/// What survives a guest: its disk, its memory, and what it gives to the test.
+/// State that survives a guest: its disk, its memory, and the folder that it shares with the test.
 struct Machine {
     guest: Guest,
     folder: tempfile::TempDir,
-    /// Mounts the file system, which `make` has made before.
+    /// Mounts the file system, which `make` has created before.
     mount: &'static str,
     stack: String,
 }
@@ -59,8 +59,8 @@ impl Machine {
         }
     }
 
-    /// Shell for the guest: functions, and the file system mounted after `before`. What a killed server held is let go a
-    /// moment after it is gone; until then another one is refused.
+    /// Shell for the guest: functions, and the file system mounted after `before`. The files of a killed
+    /// server are released a moment after its end; until then another server is refused.
     fn lines(&self, before: &str, then: &str) -> String {
         format!(
             "siltstone={}; client={CLIENT}; share={}; stack='{}'
@@ -86,7 +86,7 @@ impl Machine {
         )
     }
 
-    /// How many writes the copy that a guest made holds.
+    /// Number of writes in the copy that a guest made.
     fn counted(&self, copy: &str, seed: u64) -> Result<u64, String> {
         numbered::count(seed, &std::fs::read(self.path("share").join(copy)).expect("the guest's copy"))
     }
@@ -97,15 +97,15 @@ impl Machine {
     }
 }
 
-/// The number in the last line that begins so.
+/// Number in the last line that begins with `word`.
 fn number_after(word: &str, out: &str) -> Option<u64> {
-    // The last line may have come in part.
+    // The last line may be incomplete.
     let (whole, _) = out.rsplit_once('\n')?;
     whole.lines().rev().find_map(|line| line.strip_prefix(word)?.parse().ok())
 }
 
-/// Begins a log in a new guest, kills its server in the middle of writes, serves it again, goes on writing and loses power.
-/// Gives how many writes had been flushed by then.
+/// Formats a log in a new guest, kills its server in the middle of writes, serves it again, continues to
+/// write and cuts the power. Returns the number of writes that had been flushed by then.
 fn live_until_the_cut(machine: &Machine, make: &str, seed: u64) -> u64 {
     let lines = machine.lines(
         make,
@@ -135,7 +135,8 @@ fn live_until_the_cut(machine: &Machine, make: &str, seed: u64) -> u64 {
     number_after("flushed ", &out).expect("more was flushed")
 }
 
-/// The power is back: what the log's own check says, then what is there. The log is closed in good order and checked again.
+/// With the power back, checks the log and counts the writes that are there. Then closes and checks the log
+/// again.
 fn count_after_the_cut(machine: &Machine, seed: u64) -> Result<u64, String> {
     let lines = machine.lines(
         "",
@@ -150,7 +151,7 @@ fn count_after_the_cut(machine: &Machine, seed: u64) -> Result<u64, String> {
     }
 }
 
-/// A log on the disk, with its map in the memory; `disk` is what the log stands on.
+/// A log on the disk, with its map in the memory; `disk` is the part below the log.
 fn stack_on(disk: &str) -> String {
     format!("log({disk}, size=4MiB, zone_size=256KiB, map_home=\"pmem:/mnt/map\")")
 }
@@ -169,7 +170,7 @@ fn survives(guest: Guest, name: &str, memory: u64, make: &str, mount: &'static s
     }
 }
 
-/// The first value of this name, however deep.
+/// First value of this name, at any depth.
 fn find<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     match value {
         Value::Object(fields) => {
@@ -198,11 +199,11 @@ fn a_home_on_xfs_with_direct_access_keeps_what_was_flushed() {
     let guest = need_guest!();
     need!("qemu-img");
     let name = "a_home_on_xfs_with_direct_access_keeps_what_was_flushed";
-    // XFS wants 300 MiB.
+    // XFS needs at least 300 MiB.
     survives(guest, name, 384 << 20, "mkfs.xfs -q /dev/pmem0", MOUNT_XFS, "flush");
 }
 
-/// The proof that the tests above can fail: the memory keeps a map of what the disk has lost.
+/// Proof that the tests above can fail: the memory keeps a map of writes that the disk has lost.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
     if conformance::budget::is_left_out() {

@@ -1,18 +1,20 @@
-//! The device mapper's write cache and cache, md's RAID1, and our own parts with their roles, in a stock kernel: the same random
-//! sequence of writes, FUA writes, flushes, discards, zeroes and reads gets the same answers, block for block.
+//! The device mapper's write cache and cache, md's RAID1, and our own parts for the same purposes, in a stock
+//! kernel: the same random sequence of writes, FUA writes, flushes, discards, zeroes and reads gets the same
+//! answers, block by block.
 //!
-//! `siltstone-guest-sequence` runs it, in the guest on the kernel's device and on ours, which stand on disks of the same sizes,
-//! and on the host on a plain file: where two differ, the third one says who is wrong. Each is taken down in the middle and
-//! opened again. Caches are smaller than what is written, so that write-back runs, and the test sees from its counters that it
-//! did. In the end the disks themselves are compared on the host.
+//! `siltstone-guest-sequence` runs it in the guest on the kernel's device and on ours, on disks of the same
+//! sizes, and on the host on a plain file: if two differ, the third one shows which is wrong. Each is closed
+//! in the middle and opened again. Caches are smaller than the written data, so that write-back runs, which
+//! the test confirms by their counters. In the end the disks themselves are compared on the host.
 //!
-//! **Discards.** The kernel promises nothing about what is read after a discard (`BLKDISCARD`; zeros are `BLKZEROOUT`'s promise),
-//! our Device contract promises zeros. What was found here: QEMU's virtio disk reads as zeros after a discard, to the sector,
-//! if the drive has `discard=unmap` (without it a discard does nothing); dm-writecache drops what it had cached and passes the
-//! discard on, and md's RAID1 passes it to all legs, so that both answer zeros, as ours do. dm-cache passes it on too but keeps
-//! what it had cached, and goes on answering with that: there what is discarded is written at once, by the same sequence.
-//! `discard` of our `file` on a block device asks for zeros and never reaches the kernel as a discard; so the sequence sends
-//! the kernel's devices discards by ioctl.
+//! **Discards.** The kernel promises nothing about reads after a discard (`BLKDISCARD`; zeros are the promise
+//! of `BLKZEROOUT`), our Device contract promises zeros. Observed: QEMU's virtio disk reads as zeros after a
+//! discard, to the sector, if the drive has `discard=unmap` (without it a discard does nothing).
+//! dm-writecache drops the cached blocks and passes the discard on, and md's RAID1 passes it to all legs, so
+//! both read as zeros, as ours do. dm-cache passes it on as well but keeps its cached blocks, and continues
+//! to return them: so on dm-cache the sequence writes discarded blocks at once. `discard` of our `file` on a
+//! block device asks for zeros and never reaches the kernel as a discard; so the sequence sends the kernel's
+//! devices discards by ioctl.
 
 use siltstone_tests::foreign::run;
 use siltstone_tests::guest::{Guest, Options};
@@ -22,13 +24,13 @@ use std::path::{Path, PathBuf};
 
 const SEQUENCE: &str = env!("CARGO_BIN_EXE_siltstone-guest-sequence");
 const MIB: u64 = 1 << 20;
-/// What the sequence touches; the origins have just that.
+/// Bytes that the sequence uses; the origins have exactly this size.
 const BYTES: u64 = 4 * MIB;
-/// The operations before the devices are taken down in between, and all.
+/// Number of operations before the devices are closed and opened again, and of all.
 const HALF: u64 = 260;
 const ALL: u64 = 450;
 
-/// Disks and what was said, on the host.
+/// Disks and output files, on the host.
 struct Machine {
     guest: Guest,
     folder: tempfile::TempDir,
@@ -50,10 +52,10 @@ impl Machine {
         Machine { guest, folder, disks, seed }
     }
 
-    /// Runs lines in the guest, which may use `first NAME STACK DISCARD WORD...` and `second`, the two halves of the sequence
-    /// under one name: DISCARD is where discards go by ioctl, or `-`.
+    /// Runs lines in the guest, which may use `first NAME STACK DISCARD WORD...` and `second`, the two halves
+    /// of the sequence under one name: DISCARD is the block device for discards by ioctl, or `-`.
     fn run(&self, modules: Vec<&'static str>, lines: &str) {
-        // No power is cut here: a flush that reaches a disk need not wait for the host's.
+        // No power is cut here, so a flush need not wait for the host's disk.
         let disks = self.disks.iter().map(|disk| format!("{},discard=unmap,cache=unsafe", disk.display()));
         let share = self.folder.path().join("share");
         let options =
@@ -69,7 +71,7 @@ impl Machine {
              }}
              first() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 1 \"$stack\" $discard 1 {HALF} \"$@\"; }}
              second() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 2 \"$stack\" $discard {HALF} {ALL} \"$@\"; }}
-             # What a program had open is let go a moment after its end.
+             # Files that a program had open are released a moment after its end.
              soon() {{ for try in 1 2 3 4 5 6 7 8 9; do \"$@\" 2>/dev/null && return; sleep 0.2; done; \"$@\"; }}\n",
             share.display(),
             self.seed,
@@ -84,7 +86,7 @@ impl Machine {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// What a plain file answers, and holds at the end.
+    /// Answers and final contents of a plain file.
     fn expected(&self, block_size: u64, words: &[&str]) -> Expected {
         let path = self.folder.path().join(format!("plain{block_size}"));
         let stack = format!("file(\"{}\", size={BYTES}, block_size={block_size})", path.display());
@@ -103,7 +105,7 @@ impl Machine {
     }
 }
 
-/// What is right.
+/// Expected answers and contents.
 struct Expected {
     answers: [String; 2],
     disk: Vec<u8>,
@@ -111,7 +113,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// The answers of this name in both halves are the same.
+    /// Checks that the answers of this name are the expected ones in both halves.
     #[track_caller]
     fn answers(&self, machine: &Machine, name: &str) {
         for (half, expected) in self.answers.iter().enumerate() {
@@ -125,7 +127,7 @@ impl Expected {
         }
     }
 
-    /// A disk has what is right, from this byte on.
+    /// Checks that a disk has the expected contents from this byte on.
     #[track_caller]
     fn disk(&self, disk: &Path, offset: usize, name: &str) {
         let found = &std::fs::read(disk).expect("a disk")[offset..];
@@ -135,8 +137,8 @@ impl Expected {
     }
 }
 
-/// Tries again where the guest's kernel crashes. Linux 6.12.117 does in dm-writecache now and then (twice in some
-/// forty runs): `list_del corruption` in its `writecache_writeback`.
+/// Tries again if the guest's kernel crashes. Linux 6.12.117 does so in dm-writecache now and then (twice in
+/// some forty runs): `list_del corruption` in its `writecache_writeback`.
 fn unless_the_kernel_crashes<T>(attempt: impl Fn() -> T) -> T {
     for _ in 0..3 {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(&attempt)) {
@@ -150,7 +152,7 @@ fn unless_the_kernel_crashes<T>(attempt: impl Fn() -> T) -> T {
     attempt()
 }
 
-/// A number of what `dmsetup status` says, from 0 on behind the target's name.
+/// A number in the output of `dmsetup status`, counted from 0 after the target's name.
 #[track_caller]
 fn field(status: &str, number: usize) -> u64 {
     let word = status.split_whitespace().nth(3 + number).unwrap_or_default();
@@ -214,8 +216,9 @@ fn writecache_answers_as_dm_writecache() {
         for (name, origin) in [&kernel, &ours].into_iter().zip(origins) {
             expected.disk(&machine.disks[origin], 0, name);
         }
-        // Documentation/admin-guide/device-mapper/writecache.rst: errors, blocks, free ones, those under write-back,
-        // reads, their hits, writes, their hits (uncommitted, committed), writes around, and allocated ones.
+        // Documentation/admin-guide/device-mapper/writecache.rst: errors, blocks, free ones, those under
+        // write-back, reads, their hits, writes, their hits (uncommitted, committed), writes around, and
+        // allocated ones.
         let said = machine.shared(&format!("status{block_size}"));
         print!("dm-writecache, {block_size}: {said}");
         assert_eq!(field(&said, 0), 0, "errors: {said}");
@@ -241,7 +244,7 @@ fn mirror_answers_as_raid1() {
     let guest = need_guest!();
     let seed = seed("mirror_answers_as_raid1", 42);
     let machine = Machine::new(guest, &[16, 16, 8, 8], seed);
-    // With this version of the superblock the data lies at the beginning of the legs.
+    // With this version of the superblock the data is at the beginning of the legs.
     let lines = "
         mdadm --create /dev/md0 --run --assume-clean --metadata=1.0 --level=1 --raid-devices=2 --bitmap=internal \
             --bitmap-chunk=64K --write-behind=64 /dev/vda --write-mostly /dev/vdb 2>/dev/null
@@ -279,7 +282,7 @@ fn cache_answers_as_dm_cache() {
     }
     let guest = need_guest!();
     let seed = seed("cache_answers_as_dm_cache", 43);
-    // Of each mode the metadata, the cache and the origin of the kernel's, and the cache and the origin of ours.
+    // For each mode: metadata, cache and origin of the kernel's device, and cache and origin of ours.
     let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 4, 1, 4, 1, 4, 4, 1, 4, 1, 4], seed);
     let lines = |mode: &str, [metadata, cache, origin, our_cache, our_origin]: [&str; 5]| {
         format!(
@@ -316,8 +319,9 @@ fn cache_answers_as_dm_cache() {
             expected.answers(&machine, name);
             expected.disk(&machine.disks[origin], 0, name);
         }
-        // Documentation/admin-guide/device-mapper/cache.rst: the block size of the metadata, what is used of it, a block of
-        // the cache, what is used of it, hits and misses of reads, of writes, demotions, promotions, dirty blocks.
+        // Documentation/admin-guide/device-mapper/cache.rst: the block size of the metadata, its used and
+        // total blocks, the block size of the cache, its used and total blocks, hits and misses of reads, of
+        // writes, demotions, promotions, dirty blocks.
         let said = machine.shared(&format!("status-{mode}"));
         print!("dm-cache, {mode}: {said}");
         let (hits, promotions) = (field(&said, 4) + field(&said, 6), field(&said, 9));
@@ -325,7 +329,7 @@ fn cache_answers_as_dm_cache() {
         let [our_hits, our_promotions] = ["write_hits", "promotions"].map(|key| status(&our, key));
         println!("cache, {mode}: {our_hits} writes hit, {our_promotions} blocks were promoted");
         if mode == "passthrough" {
-            assert_eq!((promotions, our_promotions), (0, 0), "nothing comes in: {said}{our}");
+            assert_eq!((promotions, our_promotions), (0, 0), "something was promoted: {said}{our}");
             continue;
         }
         assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");
@@ -333,7 +337,7 @@ fn cache_answers_as_dm_cache() {
     }
 }
 
-/// The proof that answers can differ: a device that loses some of the writes.
+/// Proof that answers can differ: a device that loses some of the writes.
 #[test]
 fn lost_writes_are_found_out() {
     let seed = seed("lost_writes_are_found_out", 44);

@@ -1,4 +1,4 @@
-//! The guest machine itself: what tests with it rely on.
+//! Tests of the guest machine itself: the properties that other tests rely on.
 
 use siltstone_tests::guest::Options;
 use siltstone_tests::need_guest;
@@ -10,7 +10,7 @@ fn file(folder: &Path, name: &str, bytes: u64) -> String {
     path.display().to_string()
 }
 
-/// Its status and output are the command's own; a share is written to, the root isn't; a disk is the file.
+/// Status and output are those of the command; a share is writable, the root isn't; a disk is the file.
 #[test]
 fn passes_on_what_a_command_says_and_writes() {
     let guest = need_guest!();
@@ -36,7 +36,8 @@ fn passes_on_what_a_command_says_and_writes() {
     assert!(std::fs::read(&disk).expect("the disk")[3 * 512..].starts_with(b"written"));
 }
 
-/// What the host's kernel may lack is there: the device mapper, md, direct access to non-volatile memory.
+/// The guest has drivers that the host's kernel may lack: the device mapper, md, direct access to
+/// non-volatile memory.
 #[test]
 fn has_the_drivers_that_tests_come_for() {
     if conformance::budget::is_left_out() {
@@ -68,7 +69,8 @@ fn has_the_drivers_that_tests_come_for() {
     assert_eq!(said.next(), Some("dax=always"));
 }
 
-/// Guests side by side keep to themselves; one whose power is cut ends as it stands, and takes nothing along.
+/// Guests that run side by side are independent; cutting the power of one ends it at once and leaves the
+/// other alone.
 #[test]
 fn two_at_a_time_and_one_loses_its_power() {
     let guest = need_guest!();

@@ -1,4 +1,5 @@
-//! `siltstone attach` over the kernel's NBD client, in a stock kernel: a mounted file system carries on when the server is killed.
+//! `siltstone attach` over the kernel's NBD client, in a stock kernel: a mounted file system continues when
+//! the server is killed.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -62,7 +63,7 @@ fn a_mounted_node_over_nbd_survives_its_servers() {
          $siltstone detach vol; gone
          $siltstone list 2>&1 | grep -q 'nothing is attached'
 
-         # What was written is there on the next node.
+         # The next node has the written data.
          attach 'log(file(disk, size=96MiB), zone_size=1MiB)' --via nbd --sector-size 512
          grep -q 'via nbd: asked for' said
          [ $(cat /sys/block/${node#/dev/}/queue/logical_block_size) = 512 ]
@@ -72,8 +73,9 @@ fn a_mounted_node_over_nbd_survives_its_servers() {
          echo done");
 }
 
-/// One connection: requests of a killed server are sent again after five seconds, and requests that take longer are left alone. Several
-/// connections: such a request costs the server. A server that can't be replaced, and the loss of server and holder.
+/// One connection: requests of a killed server are sent again after five seconds, and slower requests have no
+/// time limit. Several connections: such a request ends the server. Then a server that can't be replaced, and
+/// the loss of server and holder.
 #[test]
 fn losses_of_an_attachment_over_nbd() {
     run("attach 'file(disk, size=16MiB)' --via nbd --recover-within 20s
@@ -85,7 +87,7 @@ fn losses_of_an_attachment_over_nbd() {
          kill -9 $(field server); wait $writer
          within 50 'is attached'; [ $(field lost_servers) = 1 ]
          cmp -n 4194304 first $node
-         # The stack can't be opened: requests fail when the time is over.
+         # The stack can't be opened: requests fail after the time limit.
          mv disk away; mkdir disk
          kill -9 $(field server); sleep 1; is recovering
          if $siltstone detach vol 2>refused; then exit 1; fi
@@ -102,7 +104,7 @@ fn losses_of_an_attachment_over_nbd() {
          grep -q 'open in bash' refused; exec 8<&-
          $siltstone detach vol; gone
 
-         # With several connections the kernel shuts down one that doesn't answer in time; its server ends and is replaced.
+         # With several connections the kernel closes one that doesn't answer in time; its server ends and is replaced.
          attach 'file(disk, size=16MiB) shards=2' --via nbd
          echo 2000 >/sys/block/${node#/dev/}/queue/io_timeout
          head -c 4M /dev/urandom >first
@@ -113,7 +115,7 @@ fn losses_of_an_attachment_over_nbd() {
          cmp -n 4194304 first $node
          $siltstone detach vol; gone
 
-         # The holder is gone, its server goes on; then both are gone, and requests fail after the time.
+         # The holder is killed, its server continues; then both are killed, and requests fail after the time limit.
          attach 'file(disk, size=16MiB)' --via nbd --recover-within 2s
          kill -9 $(field holder); sleep 0.5; $siltstone list | grep -q lost
          cmp -n 4194304 first $node
@@ -127,7 +129,7 @@ fn losses_of_an_attachment_over_nbd() {
          $siltstone detach vol; gone
          if wait $writer; then exit 1; fi
 
-         # What fails leaves nothing.
+         # A failed attachment leaves no node and no link.
          mkdir /dev/siltstone/vol
          if $siltstone attach 'ram(size=16MiB)' --name vol --via nbd 2>refused; then exit 1; fi
          grep -q 'expected a link' refused; rmdir /dev/siltstone/vol; gone

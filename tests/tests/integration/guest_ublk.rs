@@ -1,5 +1,6 @@
-//! The ublk door in a stock kernel: a file system on the block device carries on when the server is killed in the middle of its writes
-//! and another one takes over, and a stop in good order loses nothing and leaves nothing.
+//! The ublk door in a stock kernel: a file system on the block device continues when the server is killed in
+//! the middle of its writes and another one takes over, and a clean stop loses nothing and removes the
+//! device.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -57,7 +58,7 @@ fn a_mounted_block_device_survives_its_servers() {
          umount /mnt
          e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
 
-         # What is in the page cache at the stop is written back.
+         # The page cache is written back at the stop.
          mount $node /mnt; rm /mnt/round*; cp first /mnt/again; sync -f /mnt; umount /mnt
          dd if=first of=$node bs=1M count=1 seek=95 status=none
          stop; gone
@@ -71,7 +72,7 @@ fn a_mounted_block_device_survives_its_servers() {
          umount /mnt || true
          until gone; do sleep 0.1; done
 
-         # A device that its servers leave in good order, in the middle of writes.
+         # Servers that are stopped cleanly in the middle of writes, and leave the device.
          rm -f line; mkfifo line; head -c 8M /dev/urandom >last
          hold() {{ rm -f addresses; {CLIENT} hold disk 5 $1 <line >addresses & server=$!; exec 7>line; until [ -s addresses ]; do kill -0 $server; sleep 0.1; done; }}
          leave() {{ exec 7>&-; wait $server; }}
@@ -93,7 +94,7 @@ fn a_mounted_block_device_survives_its_servers() {
     finished.ok();
 }
 
-/// `siltstone attach` uses ublk where the kernel has it; the mount carries on while its servers are killed.
+/// `siltstone attach` uses ublk if the kernel has it; the mount continues while its servers are killed.
 #[test]
 fn an_attached_stack_is_a_ublk_device() {
     if conformance::budget::is_left_out() {
@@ -123,7 +124,7 @@ fn an_attached_stack_is_a_ublk_device() {
          umount /mnt; e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
          $siltstone detach vol; [ ! -e $node ]; [ ! -e siltstone/vol ]; [ ! -e /dev/siltstone/vol ]
 
-         # Server and holder are killed: what is left is removed.
+         # Server and holder are killed: the remains are removed.
          $siltstone attach 'file(other, size=16MiB)' --name vol 2>/dev/null
          node=$(readlink /dev/siltstone/vol)
          kill -9 $(grep -o '\"holder\": [0-9]*' siltstone/vol/attachment.json | grep -o '[0-9]*') $(server); sleep 1
@@ -138,8 +139,8 @@ fn an_attached_stack_is_a_ublk_device() {
     finished.ok();
 }
 
-/// LVM takes an attached node as a physical volume: a logical volume is made, extended and mounted while the server is killed, and is
-/// found again when the stack is attached again.
+/// LVM uses an attached node as a physical volume: a logical volume is created, extended and mounted while
+/// the server is killed, and is found again when the stack is attached again.
 #[test]
 fn lvm_stands_on_an_attached_node() {
     need!("lvm");

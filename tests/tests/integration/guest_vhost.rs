@@ -1,5 +1,6 @@
-//! The vhost-user-blk door under QEMU and a stock kernel: what the guest syncs is flushed, and the guest goes on when the server is
-//! stopped or killed in the middle of its writes, without an error and without a lost write.
+//! The vhost-user-blk door under QEMU and a stock kernel: data that the guest syncs is flushed, and the guest
+//! continues when the server is stopped or killed in the middle of its writes, without an error and without a
+//! lost write.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use layers::record::Timeline;
@@ -13,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
-/// What each of the four writers of a round writes.
+/// Bytes that each of the four writers of a round writes.
 const WRITTEN: u64 = 4 * MIB;
 
 /// Order of the writes of the two blocks, and of the flushes, in a recorded run.
@@ -68,7 +69,7 @@ fn a_guest_flushes_and_survives_its_servers() {
     );
     let mut running = guest.start(&lines, &options);
     running.wait_until("its first flushes", |out| out.contains("flushed"));
-    // In good order, and then by kills, each in the middle of a round.
+    // One clean stop, and then kills, each in the middle of a round.
     server.stop();
     let plain = line(&format!("file({})", path("disk")));
     let mut server = Server::restart_with(&["--log", "info", "serve", &plain], socket.clone());
@@ -76,7 +77,8 @@ fn a_guest_flushes_and_survives_its_servers() {
     let written = || std::fs::metadata(&disk).expect("the disk").blocks() * 512;
     for round in 0..3 {
         let before = written();
-        // QEMU 7.2 never connects again if its server ends in the middle of its first messages, so the round's writes must have come.
+        // QEMU 7.2 never connects again if its server ends during its first messages, so this waits for the
+        // round's writes.
         running.wait_until("a round of writes", |out| {
             let is_over = written() >= (round + 1) * 4 * WRITTEN;
             out.contains(&format!("writing {round}")) && (written() > before || is_over)

@@ -1,9 +1,10 @@
-//! What a guest has flushed through the vhost-user-blk door survives every power cut of the host: a recorded run is cut, and each
-//! state that a cut could have left is checked for what the guest had flushed before.
+//! Data that a guest has flushed through the vhost-user-blk door survives every power cut of the host: a
+//! recorded run is cut, and each state that a cut could have left must hold the data that the guest had
+//! flushed before.
 //!
-//! The guest says in the recorded run itself what it had flushed: after a flush it writes a mark, past everything else, whose
-//! submission is an event of the timeline. So in every cut after that event the flushed data is on the disk, whatever choice the
-//! disk made among the writes that weren't flushed.
+//! The recorded run itself shows what the guest had flushed: after a flush the guest writes a mark, beyond
+//! all other data, whose submission is an event of the timeline. So in every cut after that event the flushed
+//! data is on the disk, with any selection of the unflushed writes.
 
 use conformance::budget::Budget;
 use layers::record::Timeline;
@@ -98,7 +99,8 @@ fn check_files(run: &Run, cut: u64, choice: Choice, folder: &Path) {
     });
     written.expect("the runtime runs").expect("an image");
     let image = path.to_str().expect("a path in UTF-8");
-    // The first run replays the journal and ends with 1 if that changed anything; the second one finds nothing wrong.
+    // The first run replays the journal and returns 1 if that changed anything; the second one must find no
+    // error.
     let replayed = run_program("e2fsck", &["-fp", image]);
     assert!(replayed.code.is_some_and(|code| code <= 1), "cut {cut}, {choice}: {replayed:#?}");
     run_program("e2fsck", &["-fn", image]).ok();
@@ -128,7 +130,7 @@ fn what_a_guest_flushed_is_in_every_cut() {
     );
     let server = Server::start_with(&["serve", &recorded], socket.clone());
     let options = Options { vhost_user_disks: vec![socket.clone()], ..Options::default() };
-    // A page is written back by fsync, and by nothing else that soon. The writer beside never flushes.
+    // Only fsync writes back a page this soon. The concurrent writer never flushes.
     let lines = format!(
         "mark() {{ dd if=/dev/zero of=/dev/vda bs={BLOCK} seek=$(({MARKS_AT} / {BLOCK} + $1)) count=1 oflag=direct conv=notrunc status=none; }}
          stamp() {{ yes $(printf '%08d' $1) | head -n $2; }}
@@ -165,7 +167,7 @@ fn what_a_guest_flushed_is_in_every_cut() {
     let expected: Vec<u64> = (1..=WRITES).chain(FILE_MARKS..=FILE_MARKS + FILES).collect();
     assert_eq!(marks, expected, "each mark is written once, in order");
 
-    // Every cut up to the file system, each with several choices; the time limits the rest.
+    // Every cut up to the file system, each with several choices; the rest is limited by time.
     let end = run.marks[WRITES as usize - 1].0 + 1;
     let mut cursor = Cursor::new(run.history.clone());
     let mut states = 0;
@@ -189,7 +191,8 @@ fn what_a_guest_flushed_is_in_every_cut() {
     let events = run.history.events();
     let budget = Budget::of(2);
     let mut random = runtime::Random::new(11);
-    // Cuts soon after a mark are those at which least else holds the flushed data; others are drawn.
+    // Cuts soon after a mark are those where the least other copies hold the flushed data; the others are
+    // random.
     let mut cuts: Vec<u64> = run.marks[WRITES as usize..].iter().map(|(event, _)| event + 1).collect();
     cuts.extend((0..FILES).map(|_| begin + random.below(events - begin)));
     let count = cuts.len() as u64;
@@ -204,7 +207,7 @@ fn what_a_guest_flushed_is_in_every_cut() {
     println!("{checked} of {count} cuts of a file system");
 }
 
-/// The check finds a write that the guest has flushed and that isn't there.
+/// Proof that the check notices a flushed write that is missing.
 #[test]
 fn a_missing_flushed_write_is_found() {
     let block = |number: u64| format!("{number:08}\n").repeat(456).into_bytes();

@@ -1,9 +1,9 @@
-//! `siltstone warm --file` where people use it: a file system on a block device that the kernel has from our server, `/dev/nbd0`,
-//! and on a partition of one.
+//! `siltstone warm --file` in its usual place: a file system on the block device `/dev/nbd0`, which the
+//! kernel has from our server, and on a partition of it.
 //!
-//! The host made the file systems, so it knows where a file's bytes lie on the disk: where it finds them. The guest has the
-//! cache on that disk served, mounts it through its own NBD client, and brings one file in. What the cache says that it
-//! holds then is all of that file, and nothing of the one that nobody asked for.
+//! The host made the file systems, so it can find the bytes of a file on the disk. The guest serves the cache
+//! on that disk, mounts it through its own NBD client, and warms one file. The cache must then report all of
+//! that file as cached, and nothing of the other file.
 
 use siltstone_tests::foreign::{binary, run};
 use siltstone_tests::guest::Options;
@@ -12,16 +12,16 @@ use std::ops::Range;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
-/// Where the partition begins.
+/// First byte of the partition.
 const START: u64 = 2 * MIB;
-/// A disk.
+/// Bytes of a disk.
 const BYTES: u64 = 48 * MIB;
-/// A file; no multiple of anything.
+/// Bytes of a file; not a multiple of any block size.
 const FILE: usize = 5 * MIB as usize + 12_345;
-/// A block of the cache.
+/// Bytes of a block of the cache.
 const BLOCK: u64 = 64 << 10;
 
-/// A disk with an ext4 on it from this byte on, which has two files; where these are on the disk.
+/// Creates a disk with an ext4 from this byte on, with two files. Returns their ranges on the disk.
 fn make_disk(folder: &Path, name: &str, start: u64) -> [Range<u64>; 2] {
     let (disk, files) = (folder.join(name), folder.join(format!("{name}.files")));
     std::fs::create_dir(&files).expect("a folder");
@@ -41,7 +41,7 @@ fn make_disk(folder: &Path, name: &str, start: u64) -> [Range<u64>; 2] {
     .ok();
     let mut bytes = std::fs::read(&disk).expect("the disk");
     if start > 0 {
-        // A master boot record with one partition: sectors in 32 bits each, the kind of Linux.
+        // A master boot record with one partition: sectors in 32 bits each, the type for Linux.
         let entry = &mut bytes[446..462];
         entry[4] = 0x83;
         entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
@@ -58,7 +58,7 @@ fn make_disk(folder: &Path, name: &str, start: u64) -> [Range<u64>; 2] {
     })
 }
 
-/// What a saved list says that the cache holds.
+/// Cached ranges by a saved list.
 fn saved(share: &Path, name: &str) -> Vec<Range<u64>> {
     let text = std::fs::read_to_string(share.join(name)).expect("what was saved");
     let range = |line: &str| {
@@ -69,7 +69,7 @@ fn saved(share: &Path, name: &str) -> Vec<Range<u64>> {
     text.lines().filter_map(range).collect()
 }
 
-/// How many of these bytes are there.
+/// Number of these bytes that are cached.
 fn held(ranges: &[Range<u64>], bytes: &Range<u64>) -> u64 {
     ranges.iter().map(|range| range.end.min(bytes.end).saturating_sub(range.start.max(bytes.start))).sum()
 }
@@ -121,7 +121,7 @@ fn a_file_on_a_device_of_the_kernels_and_on_a_partition_of_one() {
     for ((name, _), [wanted, other]) in starts.iter().zip(&files) {
         let fetched = saved(&share, &format!("{name}.fetched"));
         assert_eq!(held(&fetched, wanted), FILE as u64, "{name}: {wanted:?} of {fetched:?}");
-        // But for what shares a block of the cache with something else.
+        // Except for blocks of the cache that the file shares with others.
         assert!(held(&fetched, other) <= 2 * BLOCK, "{name}: {other:?} of {fetched:?}");
         let evicted = saved(&share, &format!("{name}.evicted"));
         assert_eq!(held(&evicted, wanted), 0, "{name}: {wanted:?} of {evicted:?}");

@@ -1,5 +1,5 @@
-//! Zones in a stock kernel: the ublk door serves them as a host-managed zoned block device, on which the programs and file systems
-//! for such devices work.
+//! Zones in a stock kernel: the ublk door serves them as a host-managed zoned block device, which the
+//! programs and file systems for such devices can use.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -12,11 +12,11 @@ fn run(modules: Vec<&'static str>, script: &str) {
     let lines = format!(
         "siltstone={}; cd /run
          set -E; trap 'echo \"failed: $BASH_COMMAND\" >&2' ERR
-         # Attaches a stack by a name of its own.
+         # Attaches a stack under its own name.
          attach() {{ $siltstone attach \"$2\" --name $1 ${{@:3}} 2>said >path || {{ cat said >&2; exit 1; }}; }}
-         # A number of the status of an attached stack's door.
+         # A number in the status of an attached stack's door.
          door() {{ $siltstone status \"$1\" --json | jq .doors.attached.$2; }}
-         # Conditions of the zones from the first on, as blkzone abbreviates them.
+         # Conditions of the zones, beginning with the first, as blkzone abbreviates them.
          conditions() {{ blkzone report -c $2 $1 | grep -o 'zcond:[ 0-9]*([a-z]*' | grep -o '[a-z]*$' | tr '\\n' ' '; }}
          server() {{ grep -o '\"server\": [0-9]*' siltstone/$1/attachment.json | grep -o '[0-9]*'; }}
          {script}
@@ -29,8 +29,8 @@ fn run(modules: Vec<&'static str>, script: &str) {
     finished.ok();
 }
 
-/// An emulated drive is attached without more ado. blkzone sees the states, fio verifies what it writes, and btrfs finds its files again
-/// when the drive is attached again.
+/// An emulated drive is attached without options. blkzone sees the states, fio verifies its writes, and btrfs
+/// finds its files again when the drive is attached again.
 #[test]
 fn a_drive_is_a_zoned_block_device() {
     need!("blkzone");
@@ -107,7 +107,7 @@ fn f2fs_has_its_data_on_zones() {
          mount -t f2fs /dev/siltstone/meta /mnt; cmp first /mnt/first; [ $(cat /mnt/100) = 100 ]
          echo again
 
-         # The server is killed: writes fail from then on, and the next server's zones that were open are full.
+         # The server is killed: writes fail, and zones that were open are full on the next server.
          cp first /mnt/third; sync -f /mnt; cp first /mnt/fourth
          kill -9 $(server zns); sync -f /mnt || true; umount /mnt
          $siltstone list --json | jq -e '.[] | select(.name == \"zns\") | .state == \"failed\"' >/dev/null
@@ -120,8 +120,8 @@ fn f2fs_has_its_data_on_zones() {
     );
 }
 
-/// Zones of a file whose size isn't a power of two, by the door of a stack: limits, several writers, servers that are killed and stopped, and
-/// a door that is read-only.
+/// Zones of a file whose size isn't a power of two, by the door of a stack: limits, several writers, servers
+/// that are killed and stopped, and a read-only door.
 #[test]
 fn zones_of_a_file_are_served_by_one_server_after_the_other() {
     if conformance::budget::is_left_out() {
@@ -156,7 +156,7 @@ fn zones_of_a_file_are_served_by_one_server_after_the_other() {
          # After a failed write the kernel learns the write pointer from a report.
          blkzone report $node >report; write 12
          [ \"$(conditions $node 4)\" = 'fu cl cl oi ' ]
-         # The file keeps what a clean stop has left.
+         # The file has the zones of the clean stop.
          stop; [ ! -e $node ]
          serve \"zones($disk, zone_size=3MiB)\"
          [ \"$(conditions $node 5)\" = 'fu cl cl cl em ' ]; cmp -n 4096 data $node

@@ -1,8 +1,10 @@
-//! The state machine of the emulated drive against others: QEMU's zoned NVMe namespace, of whose answers the NVMe status codes are
-//! compared, and through the block layer the kernel's null_blk, and the emulated drive itself behind a ublk door.
+//! The state machine of the emulated drive against others: QEMU's zoned NVMe namespace, with its NVMe status
+//! codes; and through the block layer, the kernel's null_blk and the emulated drive itself behind a ublk
+//! door.
 //!
-//! The comparison runs in the guest (`guest/zones/main.rs`), which ends at the first difference that isn't listed in
-//! `zoned/differences.rs`, or no longer there. Here it is seen to that all classes of answers and all listed differences were met.
+//! The comparison runs in the guest (`guest/zones/main.rs`), and ends at the first difference that
+//! `zoned/differences.rs` doesn't list, or at a listed one that no longer occurs. These tests check that all
+//! classes of answers and all listed differences occurred.
 
 use serde_json::Value;
 use siltstone_tests::foreign::binary;

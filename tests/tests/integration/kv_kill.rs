@@ -1,4 +1,5 @@
-//! The server of a key-value store dies by SIGKILL while redis clients write to it: every write that was acknowledged is there when it is opened again.
+//! The server of a key-value store dies by SIGKILL while redis clients write to it: all acknowledged writes
+//! are there when it is opened again.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::process::Signal;
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Clients, each with keys of its own.
+/// Clients, each with its own keys.
 const CLIENTS: u64 = 4;
 /// Keys of a client.
 const KEYS: usize = 200;
@@ -19,7 +20,8 @@ const PIPELINED: usize = 16;
 /// Kills of a test.
 const KILLS: u64 = 3;
 
-/// What a client knows of a key: numbers of its writes, of which even ones set it and odd ones delete it.
+/// State of a key for its client: the numbers of its writes, of which even ones set it and odd ones delete
+/// it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     acknowledged: u64,
@@ -52,7 +54,7 @@ fn line(stream: &mut UnixStream) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Writes until the server is gone.
+/// Writes until the connection to the server is lost.
 fn write(socket: &Path, client: u64, seed: u64, mut known: Vec<Known>) -> Vec<Known> {
     let mut random = runtime::Random::new(seed);
     let mut stream = UnixStream::connect(socket).unwrap();
@@ -63,7 +65,7 @@ fn write(socket: &Path, client: u64, seed: u64, mut known: Vec<Known>) -> Vec<Kn
         for _ in 0..=random.below(PIPELINED as u64) {
             let number = random.below(KEYS as u64) as usize;
             let of_key = &mut known[number];
-            // Mostly settings.
+            // Most commands set a key.
             of_key.sent += if of_key.sent.is_multiple_of(2) && random.below(4) > 0 { 2 } else { 1 };
             numbers.push((number, of_key.sent));
             let (name, text) = (key(client, number), value(of_key.sent));
@@ -83,7 +85,7 @@ fn write(socket: &Path, client: u64, seed: u64, mut known: Vec<Known>) -> Vec<Kn
     }
 }
 
-/// Reads all keys of a client, and compares them with what was acknowledged.
+/// Reads all keys of a client, and compares them with the acknowledged writes.
 fn check(socket: &Path, client: u64, known: &mut [Known]) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -95,9 +97,9 @@ fn check(socket: &Path, client: u64, known: &mut [Known]) {
             header.trim_start_matches('$').trim().parse().unwrap_or_else(|_| panic!("{name}: {header}"));
         let Known { acknowledged, sent } = *of_key;
         if length < 0 {
-            // It was never set, or one of the last deletions has taken effect.
+            // The key was never set, or one of the last deletions has taken effect.
             let is_deleted = acknowledged == 0 || (acknowledged..=sent).any(|write| write % 2 == 1);
-            assert!(is_deleted, "{name} is gone: {of_key:?}");
+            assert!(is_deleted, "{name} is lost: {of_key:?}");
             *of_key = Known { acknowledged: sent + 1 + sent % 2, sent: sent + 1 + sent % 2 };
             continue;
         }
@@ -146,7 +148,7 @@ fn survives(name: &str, parts: &str) {
     run(&binary().display().to_string(), &["kv", "check", &stack]).ok();
 }
 
-/// What the kernel has been given survives the end of the process.
+/// Data that was passed to the kernel survives the end of the process.
 #[test]
 fn written_to_a_file_survives_a_kill() {
     survives(
@@ -156,7 +158,7 @@ fn written_to_a_file_survives_a_kill() {
     );
 }
 
-/// The drive ends with the process: as after a power cut it has what was flushed.
+/// The drive ends with the process: as after a power cut, it has only flushed data.
 #[test]
 fn flushed_to_an_emulated_drive_survives_a_kill() {
     survives(

@@ -1,4 +1,5 @@
-//! `siltstone kv` as programs use it: a store that is served, the same one when it isn't, damage, copies, and redis's own clients.
+//! `siltstone kv` as programs use it: a store while it is served and while it isn't, damage, copies, and
+//! redis's own clients.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use serde_json::Value;
@@ -56,7 +57,7 @@ impl Store {
     }
 }
 
-/// What the verbs do, whether the store is served or not.
+/// Uses all verbs, whether the store is served or not.
 fn session(store: &Store, is_served: bool) {
     let told = store.verb("put", &["name", "value"]);
     assert_eq!(told.err.starts_with("live: answered by its server"), is_served, "{told:#?}");
@@ -199,7 +200,8 @@ fn a_check_names_the_table_of_a_flipped_byte_and_other_keys_stay_readable() {
     assert!(error.code == Some(1) && error.err.contains("checksum"), "{error:#?}");
     assert_eq!(store.ok("get", &["key1"]), "1".repeat(3000) + "\n");
 
-    // A backup doesn't leave keys out unasked; to salvage the store, it copies the others, and says what is missing.
+    // A backup doesn't leave out damaged keys, unless the store is salvaged: then it copies the others and
+    // reports the missing ones.
     let copy = Store::new("compression = \"none\"");
     let refused = store.verb("backup", &[&copy.stack]);
     assert!(refused.code == Some(1) && refused.err.contains("checksum"), "{refused:#?}");
@@ -237,7 +239,7 @@ fn a_backup_has_all_keys_with_their_expiry_and_replaces_nothing_unasked() {
     store.ok("backup", &[&copy.stack, "--format"]);
     assert_eq!(same(&store), same(&copy));
     server.stop();
-    // Of a store that isn't served; the copy is one that can be checked.
+    // A store that isn't served, and a copy that can be checked.
     store.ok("delete", &["key08"]);
     store.ok("backup", &[&copy.stack, "--format"]);
     assert_eq!(same(&store), same(&copy));

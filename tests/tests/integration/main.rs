@@ -1,4 +1,4 @@
-//! What crosses crates: the crash oracle, simulated worlds, foreign programs, the guest machine.
+//! Tests that cross crates: the crash oracle, simulated worlds, foreign programs, the guest machine.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod close;

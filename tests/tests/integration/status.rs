@@ -1,4 +1,4 @@
-//! What parts whose state belongs to one shard say about themselves on another one: the same as at home.
+//! A part whose state belongs to one shard has the same status on other shards as at home.
 
 use block::Status;
 use runtime::{Config, ShardIndex};
@@ -21,7 +21,7 @@ fn registry() -> Registry {
     ])
 }
 
-/// The keys of a status and of all objects in it, each with the path to it.
+/// Collects the keys of a status and of all objects in it, each with its path.
 fn keys(path: &str, status: &Status, all: &mut BTreeSet<String>) {
     for (key, value) in status {
         let path = format!("{path}/{key}");
@@ -32,7 +32,7 @@ fn keys(path: &str, status: &Status, all: &mut BTreeSet<String>) {
     }
 }
 
-/// The keys of all parts.
+/// Keys of the status of all parts.
 async fn told(built: &BuiltStack) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     keys("", built.status().await.as_object().expect("an object"), &mut all);
@@ -41,7 +41,7 @@ async fn told(built: &BuiltStack) -> BTreeSet<String> {
 
 #[test]
 fn every_shard_tells_the_same() {
-    // Under simulation all shards share a thread, and with it what lives there.
+    // Under simulation all shards share a thread, and with it the thread-locals.
     let main = || async {
         let stack = Stack::from_line("line", STACK, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
         let built = stack.check(true).unwrap_or_else(|wrong| panic!("{wrong}")).build().await.unwrap();
@@ -54,7 +54,7 @@ fn every_shard_tells_the_same() {
         let told = runtime::spawn_on(ShardIndex(1), move || async move { told(&asking).await });
         assert_eq!(told.await.unwrap(), at_home);
         built.close().await.unwrap();
-        // What is left of a part that is closed.
+        // Status of a closed part.
         let status = runtime::spawn_on(ShardIndex(1), move || async move { built.status().await });
         assert_eq!(status.await.unwrap()["devices"]["log1"]["error"], "it is closed (closed)");
     };

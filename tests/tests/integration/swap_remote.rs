@@ -1,5 +1,5 @@
-//! Swap on memory nodes, for real: a program with more memory than its control group permits, whose pages are all checked, while servers and a
-//! node are killed, or a node needs its memory for another program.
+//! Real swap on memory nodes: a program with more memory than its control group permits, whose pages are all
+//! checked, while servers and a node are killed, or a node needs its memory for another program.
 
 use rustix::process::Signal;
 use siltstone_tests::foreign::{Attached, Background, binary, can_attach, lock_swap, run, run_shell, skip};
@@ -9,10 +9,12 @@ use tempfile::tempdir;
 
 const PAGES: &str = env!("CARGO_BIN_EXE_siltstone-guest-pages");
 
-/// Nodes on the machine of their borrower see its waits for swapped pages as pressure, and would reclaim memory because of them.
+/// A node on the machine of its borrower sees waits for swapped pages as pressure, and would reclaim memory
+/// because of them.
 const ANY_PRESSURE: [&str; 2] = ["--pressure-limit", "100"];
 
-/// Fills pages, half of each with numbers that can't be compressed; reads and changes them at random, and checks every one.
+/// Fills pages, half of each with numbers that can't be compressed; reads and changes them at random, and
+/// checks every page.
 const PROGRAM: &str = r#"
 import random, sys, time
 pages = 128 << 8
@@ -121,7 +123,7 @@ fn every_page_comes_back_though_servers_and_a_node_are_killed() {
 struct Groups([PathBuf; 2]);
 
 impl Groups {
-    /// Creates groups with these limits. Their memory isn't swapped out unless it is the second one's.
+    /// Creates groups with these limits. Only memory of the second group is swapped out.
     fn create(&self, first: &str, second: &str) {
         for (group, limit) in self.0.iter().zip([first, second]) {
             std::fs::create_dir(group).expect("a control group");
@@ -138,7 +140,7 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         for group in &self.0 {
-            // It may not have been created.
+            // The group may not have been created.
             let _removed = std::fs::remove_dir(group);
         }
     }
@@ -162,12 +164,13 @@ struct TakenMemory(String);
 
 impl Drop for TakenMemory {
     fn drop(&mut self) {
-        // It may not have been created.
+        // The file may not have been created.
         let _removed = std::fs::remove_file(&self.0);
     }
 }
 
-/// Two nodes; each page is on one of them. The first one is in a control group with another program, which takes its memory.
+/// Two nodes; each page is on one of them. The first one is in a control group with another program, which
+/// takes its memory.
 #[test]
 fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     need!("mkswap", "swapon", "jq", "losetup");
@@ -212,7 +215,7 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     let swap = SwapSpace(name.clone());
     let over = folder.path().join("over");
     let mut program = enter(&groups.0[1], &format!("exec {PAGES} 192 {}", over.display()));
-    // All nodes of the status, by their place in the stack; and what the node itself tells.
+    // All nodes in the status, by their position in the stack; and the status of the node itself.
     let status = || -> serde_json::Value {
         let all = siltstone(&["swap", "status", "--json"]).ok();
         let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
@@ -228,7 +231,8 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     };
     program.wait_until("the first node lends 40 MiB", |_| lent() >= 40 << 20);
     let before = (lent(), used(&status()));
-    // 140 MiB at about 15 MiB/s: more than the group has beside the lent memory. It is memory that can't be reclaimed without swapping.
+    // 140 MiB at about 15 MiB/s: more than the group has besides the lent memory. This memory can't be
+    // reclaimed without swapping.
     let taken = format!("/dev/shm/siltstone-{name}");
     let file = TakenMemory(taken.clone());
     let mut taker = enter(
@@ -260,7 +264,7 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     assert!(at_end["zones_copied"].as_u64() > Some(0), "{at_end}");
 }
 
-/// The kernel gives the node of an attachment that has lost its holder to another one.
+/// The kernel gives the node of an attachment that has lost its holder to another attachment.
 #[test]
 fn a_lost_attachment_has_no_part_in_the_swap_space_of_another_one() {
     need!("mkswap", "swapon", "jq", "losetup");
@@ -288,7 +292,7 @@ fn a_lost_attachment_has_no_part_in_the_swap_space_of_another_one() {
     let said = siltstone(&["swap", "off", lost.name()]);
     assert!(said.err.contains("isn't used as swap space"), "{said:?}");
     said.ok();
-    // It is detached; its node is another one's.
+    // The attachment is detached; its node belongs to another one.
     std::mem::forget(lost);
     assert_eq!(names(), [name.as_str()]);
     siltstone(&["swap", "off", &name]).ok();

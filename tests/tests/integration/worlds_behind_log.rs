@@ -1,5 +1,6 @@
-//! A mirror whose slow leg stands behind a write cache on the fast device (`examples/mirror-behind-log.toml`), in simulated worlds:
-//! clients, slow disks, power cuts at any time, either device lost; checked against a model. `worlds` says what a seed is.
+//! A mirror whose slow leg is behind a write cache on the fast device (`examples/mirror-behind-log.toml`), in
+//! simulated worlds: clients, slow disks, power cuts at any time, either device lost; checked against a
+//! model. `worlds` explains seeds.
 //!
 //! ```text
 //!            ┌ leg ───────────┐
@@ -7,10 +8,11 @@
 //!            └ writecache ─┬──┘
 //!                          └ the slow device
 //! ```
-//! With the slow device nothing is lost; with the fast one what is behind, and what is left is what an earlier power cut could have
-//! left, with two exceptions. Until everything that the mirror was made with has been written back once, the slow device is no
-//! whole leg; before the first write-back it is as it was, and holds no mirror. And while the legs may differ after a stop, the slow
-//! one is being made equal, and only the mirror with both is worth something.
+//! Without the slow device nothing is lost. Without the fast one, writes that the slow one lacks are lost,
+//! and the rest is a state that an earlier power cut could have left, with two exceptions. The slow device is
+//! a whole leg only once all initial contents of the mirror have been written back to it; before the first
+//! write-back it has its old contents, and holds no mirror. And while the legs may differ after a stop, the
+//! slow one is being resynced, and the mirror needs both.
 #![allow(clippy::unwrap_used)] // What fails here is the test.
 
 use block::{
@@ -32,7 +34,7 @@ use std::time::Duration;
 
 /// As many as take less than twenty seconds on two busy cores.
 const USUAL_SEEDS: u64 = 200;
-/// By their places in the list of files.
+/// Positions in the list of files.
 const FAST: usize = 0;
 const SLOW: usize = 1;
 /// Superblocks and bitmap of a leg, in blocks of 4096 bytes.
@@ -40,28 +42,28 @@ const OWN: u64 = 3;
 
 type World<const ORDERED: bool> = worlds::World<Setup<ORDERED>>;
 
-/// What stays the same over all lives. Without order it is broken on purpose.
+/// Setup, constant over all lives of a seed. Without order it is broken on purpose.
 #[derive(Debug, Clone)]
 struct Setup<const ORDERED: bool> {
-    /// What clients see, and what the log has, in blocks of 4096 bytes.
+    /// Sizes of the device that clients see, and of the log, in blocks of 4096 bytes.
     blocks: u64,
     log: u64,
-    /// Of the slow device.
+    /// Sector size of the slow device, in bytes.
     sector: u64,
     shards: usize,
     chunk: u64,
     bitmap_delay: Duration,
     is_avoided: bool,
-    /// The slow device follows at once.
+    /// Whether the write cache writes everything back at once.
     follows: bool,
 }
 
-/// What is known when a life ends.
+/// Facts about the legs at the end of a life.
 #[derive(Debug, Default)]
 struct Legs {
-    /// The slow device has had all that the mirror was made with.
+    /// Whether the slow device has had all initial contents of the mirror.
     is_whole: bool,
-    /// They were equal since the last stop, so that each is one by itself.
+    /// Whether the legs were equal at some time since the last stop, so that each can be used alone.
     are_equal: bool,
 }
 
@@ -101,7 +103,7 @@ impl<const ORDERED: bool> Setup<ORDERED> {
         options
     }
 
-    /// The leg and the log on the fast device.
+    /// Opens the leg and the log on the fast device.
     async fn fast(&self, disks: &Disks) -> Result<(Arc<dyn DevicePart>, Arc<dyn DevicePart>)> {
         let disk = disks.open(FAST).await?;
         let log = part_of(disk.clone(), BlockRange::new(self.leg() * 8, self.log * 8))?;
@@ -150,7 +152,7 @@ impl<const ORDERED: bool> Subject for Setup<ORDERED> {
         format!("; {:?}", self.options(life))
     }
 
-    /// A mirror that is made takes what one of its legs has, whatever that is worth.
+    /// A mirror that is formatted takes the contents of one of its legs, which are arbitrary.
     fn format_leaves(&self) -> Option<Stop> {
         Some(Stop::Unknown)
     }
@@ -159,7 +161,7 @@ impl<const ORDERED: bool> Subject for Setup<ORDERED> {
         true
     }
 
-    /// Disks are slow, and don't fail: what a mirror does when they do is `worlds_mirror`'s matter.
+    /// Disks are slow, and don't fail: `worlds_mirror` tests a mirror with failing disks.
     fn prepare(&self, memory: &mut Legs, life: &mut Life) {
         let random = &mut Random::new(life.seed ^ 0x1E65);
         memory.are_equal = false;
@@ -202,9 +204,9 @@ impl<const ORDERED: bool> Subject for Setup<ORDERED> {
         Ok((Arc::new(self.mirror(vec![leg], false).await?), stop))
     }
 
-    /// All of it was read, and so the slow leg has it, too, or will have before anything else is written. The slow device holds
-    /// something else, from before the mirror was made, until all of that has been written back once: it need not be in the life that
-    /// made the mirror.
+    /// The whole device was read, so the slow leg has the same contents, or will have them before anything
+    /// else is written. The slow device has older contents, from before the mirror was formatted, until all
+    /// of that has been written back once, possibly in a later life than the one that formatted the mirror.
     async fn was_read(world: &World<ORDERED>, part: &Stacked) -> Result<(), String> {
         while part.status().await["chunks_to_copy"] != 0 {
             runtime::sleep(Duration::from_micros(100)).await;
@@ -222,7 +224,7 @@ fn a_mirror_behind_a_log_keeps_its_promises_in_simulated_worlds() {
     keeps_its_promises::<Setup<true>>(3, USUAL_SEEDS);
 }
 
-/// The proof that it can fail: a log without order, whose slow device alone is no older state.
+/// Proof that the check can fail: the slow device of a log without order isn't an older state.
 #[test]
 fn a_log_without_order_is_found_out() {
     let found = (1..=300).find_map(|seed| Some((seed, try_seed::<Setup<false>>(seed, false).err()?)));
@@ -237,14 +239,14 @@ fn a_mirror_whose_first_life_was_cut_short_is_written_back_in_the_next() {
     try_seed::<Setup<true>>(20144, false).unwrap_or_else(|broken| panic!("{broken}"));
 }
 
-/// Waits until all legs have the same.
+/// Waits until all legs are equal.
 async fn copied(part: &MirrorPart) {
     while part.status().await["chunks_to_copy"] != 0 {
         runtime::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Then it holds the mirror, with all that was flushed before.
+/// After the first write-back it holds the mirror, with all data that was flushed before.
 #[test]
 fn the_slow_device_is_as_it_was_until_the_first_write_back() {
     let main = || async {
@@ -260,7 +262,7 @@ fn the_slow_device_is_as_it_was_until_the_first_write_back() {
             }))
         };
         let (fast, log, slow) = (disk(setup.leg()), disk(400), disk(setup.leg()));
-        // Nothing is written back before it has to be.
+        // Nothing is written back before the cache is full or flushed by a message.
         let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
         let behind = Arc::new(WriteCachePart::open(slow.clone(), log, options).await.unwrap());
         let part = setup.mirror(vec![("fast", fast), ("behind", behind.clone())], true).await.unwrap();

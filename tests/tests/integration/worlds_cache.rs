@@ -1,5 +1,6 @@
-//! The cache in simulated worlds: small caches in all modes, clients, an operator who can't decide, faults on either device,
-//! power cuts at any time, the fast device lost or its table rotten; checked against a model. `worlds` says what a seed is.
+//! The cache in simulated worlds: small caches in all modes, clients, an operator who keeps changing the
+//! mode, faults on either device, power cuts at any time, the fast device lost or its table damaged; checked
+//! against a model. `worlds` explains seeds.
 
 use block::{DevicePart, Error, Part, Result};
 use layers::cache::{CachePart, Mode, Options};
@@ -13,15 +14,15 @@ use std::time::Duration;
 
 /// As many as take less than twenty seconds on two busy cores.
 const USUAL_SEEDS: u64 = 300;
-/// By their places in the list of files.
+/// Positions in the list of files.
 const SLOW: usize = 0;
 const FAST: usize = 1;
-/// What an operator may ask for.
+/// Modes that an operator sets.
 const MODES: [Mode; 4] = [Mode::Writeback, Mode::Writeback, Mode::Writethrough, Mode::Passthrough];
 
 type World = worlds::World<Setup>;
 
-/// What stays the same over all lives of a cache.
+/// Setup of a cache, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     slow_bytes: u64,
@@ -30,24 +31,25 @@ struct Setup {
     fast_block: u64,
     cache_block: u64,
     shards: usize,
-    /// It never has what the origin hasn't.
+    /// Whether the cache never has data that the origin lacks.
     writes_through: bool,
-    /// Messages are sent meanwhile.
+    /// Whether messages are sent meanwhile.
     is_operated: bool,
 }
 
 impl Setup {
-    /// Other ones in each life.
+    /// Options, which differ from life to life.
     fn options(&self, life: &Life) -> Options {
         cache_options(life, if self.writes_through { &MODES[2..] } else { &MODES }, self.cache_block)
     }
 
-    /// What may be on the origin alone after such a stop.
+    /// State of the origin alone after such a stop.
     fn without_cache(&self, stop: Stop) -> Stop {
         if self.writes_through { stop } else { Stop::Mixed }
     }
 
-    /// Two superblocks and the journal: the bytes behind them hold data, too, which nothing is known of.
+    /// Two superblocks and the journal. The bytes after them can be data as well, for which no loss is
+    /// modelled.
     fn table_bytes(&self) -> u64 {
         18 * self.fast_block.max(self.slow_block).max(4096)
     }
@@ -84,7 +86,7 @@ impl Subject for Setup {
     async fn open(&self, disks: &Disks, life: &Life) -> Result<Arc<CachePart>> {
         let (slow, fast) = (disks.open(SLOW).await?, disks.open(FAST).await?);
         let mut options = self.options(life);
-        // Where nothing was lost with it, a new one takes its place.
+        // If nothing was lost with the device, an empty one replaces it.
         options.format |= life.lost.is_some_and(|loss| loss.finds == Finds::Everything);
         Ok(Arc::new(CachePart::open(slow, fast, "slow", &options).await?))
     }
@@ -102,7 +104,7 @@ impl Subject for Setup {
     }
 
     fn survives_kill(&self, _life: &Life) -> bool {
-        // The table hears of what is in the cache alone at leisure.
+        // The table of blocks that only the cache has is updated lazily.
         self.writes_through
     }
 
@@ -160,7 +162,7 @@ impl Subject for Setup {
     }
 }
 
-/// Somebody who warms and cools it all the time.
+/// Promotes and evicts blocks all the time.
 async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x3A3A);
     let bytes = part.status().await["bytes"].as_u64().unwrap();
@@ -180,7 +182,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
         }
         let answer = match part.message(&message).await {
             Ok(answer) => answer,
-            // It may be detached, or in passthrough, at the moment.
+            // The cache may be detached, or in passthrough, at the moment.
             Err(Error::Invalid(text)) if text.contains("the cache admits no blocks") => continue,
             Err(error) => {
                 world.judge(&message, error, false)?;
@@ -189,7 +191,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
         };
         let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
         let is_known = answer["failed"].as_u64().is_none_or(|failed| failed == 0) || world.life.may_fail();
-        // The origin is so small that one step is all of it.
+        // The origin is so small that one step covers all of it.
         if answer["done"] != wanted || !is_known {
             return Err(format!("{message}: {answer}"));
         }
@@ -199,7 +201,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends messages until the clients have done what they had to.
+/// Sends messages until the clients have begun all their operations.
 async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0xABCD);
     let slots = part.status().await["total_blocks"].as_u64().unwrap();
@@ -224,7 +226,8 @@ async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> 
     part.message("cancel").await.map_err(|error| error.to_string()).map(drop)
 }
 
-/// The table has failed, the mode is writeback for a while, and then it isn't any more: a flush knows what only the cache has.
+/// The table has failed, and the mode is writeback for a while and then another: a flush covers data that
+/// only the cache has.
 #[test]
 fn what_was_written_to_a_cache_that_failed_is_no_durable_write() {
     try_seed::<Setup>(564, false).unwrap_or_else(|broken| panic!("{broken}"));
@@ -235,7 +238,8 @@ fn a_cache_keeps_its_promises_in_simulated_worlds() {
     keeps_its_promises::<Setup>(4, USUAL_SEEDS);
 }
 
-/// The newer superblock rots, and the older one says something else: blocks read as others, or as older ones.
+/// The newer superblock is damaged, and the older one differs: blocks would be read as others, or as older
+/// versions.
 #[test]
 fn an_older_superblock_is_not_taken_for_the_newest() {
     for seed in [1229, 1593, 1598] {
@@ -243,7 +247,7 @@ fn an_older_superblock_is_not_taken_for_the_newest() {
     }
 }
 
-/// Of two writes to one part, of different bytes, one fails, and the other one is acknowledged.
+/// Two writes to different bytes of one part: one fails, and the other one is acknowledged.
 #[test]
 fn a_write_that_fails_takes_no_other_with_it() {
     try_seed::<Setup>(14848, false).unwrap_or_else(|broken| panic!("{broken}"));

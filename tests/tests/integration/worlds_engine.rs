@@ -1,5 +1,5 @@
-//! The counters of `engine`, the smallest owner of a log, in simulated worlds: several clients, faults, power cuts at any time
-//! (also while they are opened, formatted or closed), checked against a model.
+//! The counters of `engine`, the smallest owner of a log, in simulated worlds: several clients, faults, power
+//! cuts at any time (also while they are opened, formatted or closed), checked against a model.
 
 use block::Result;
 use runtime::Random;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const USUAL_SEEDS: u64 = 400;
 const STAMP: Stamp = Stamp { offset: 8, contents: |block, number| stamped(4096, block, 1, number) };
 
-/// What stays the same over all lives of the counters.
+/// Setup of the counters, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     disk_bytes: u64,

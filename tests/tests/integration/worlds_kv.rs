@@ -14,7 +14,7 @@ use std::time::Duration;
 const USUAL_SEEDS: u64 = 300;
 const STAMP: Stamp = Stamp { offset: 8, contents: |block, number| stamped(4096, block, 1, number) };
 
-/// What stays the same over all lives of the store.
+/// Setup of the store, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     disk_bytes: u64,
@@ -54,17 +54,17 @@ impl Subject for Setup {
             "saturation" if has_deadline => Settings { compaction: "zap".to_owned(), ..settings },
             _ => settings,
         };
-        // A write of several records is of one shard.
+        // A write of several records must belong to one shard.
         let longest = if settings.shards == Some(1) { 10_000 } else { 3000 };
         let value_bytes = pick(random, &[8, 200, 3000, longest]);
-        // All writes in flight have space.
+        // There is space for all writes in flight.
         let disk_bytes = if value_bytes > 3000 { 4 << 20 } else { pick(random, &[2 << 20, 4 << 20]) };
         Setup {
             disk_bytes,
             sector: pick(random, &[512, 4096]),
             zone_size: pick(random, &[48 << 10, 64 << 10]),
             shards: pick(random, &[1, 2]),
-            // Merges need space beside what is live.
+            // Merges need space besides the live data.
             keys: pick(random, &[4, 40, 400]).min(disk_bytes / 16 / value_bytes as u64),
             value_bytes,
             settings,

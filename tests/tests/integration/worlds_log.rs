@@ -1,5 +1,6 @@
-//! The whole log in simulated worlds: several clients, an operator, cleaning, checkpoints, faults, power cuts at any time (also
-//! while it is opened, formatted or closed), checked against a model. `worlds` says what a seed is.
+//! The whole log in simulated worlds: several clients, an operator, cleaning, checkpoints, faults, power cuts
+//! at any time (also while it is opened, formatted or closed), checked against a model. `worlds` explains
+//! seeds.
 
 mod operator;
 
@@ -17,10 +18,10 @@ use std::sync::Arc;
 /// As many as take about a minute on two quiet cores.
 const USUAL_SEEDS: u64 = 1500;
 const BLOCK: usize = 4096;
-/// The class of zones with checkpoints, whose blocks no map has.
+/// Class of zones with checkpoints, whose blocks are in no map.
 const CHECKPOINT_CLASS: u8 = 0xFF;
 
-/// What stays the same over all lives of a log.
+/// Setup of a log, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     disk_bytes: u64,
@@ -28,7 +29,7 @@ struct Setup {
     options: Options,
     shards: usize,
     is_thin: bool,
-    /// Snapshots and clones are made, written and deleted meanwhile, and the volume grows.
+    /// Whether an operator creates, writes and deletes snapshots and clones meanwhile, and grows the volume.
     is_operated: bool,
 }
 
@@ -42,7 +43,7 @@ impl Subject for Setup {
         let is_thin = pick(&[0, 0, 0, 1]) == 1;
         let size = match is_thin {
             true => Some(2 * disk_bytes),
-            // Of the disk; without a size, as large as it can be.
+            // A part of the disk. Without a size the volume is as large as possible.
             false => Some(disk_bytes / pick(&[4, 8, 16, 1 << 40]) / BLOCK as u64 * BLOCK as u64),
         };
         let cleaning =
@@ -51,7 +52,7 @@ impl Subject for Setup {
         let options = Options {
             size: size.filter(|size| *size > 0),
             map: map.to_owned(),
-            // On 1 MiB there would be too few of the larger ones.
+            // A disk of 1 MiB would have too few of the larger zones.
             zone_size: Some(pick(if disk_bytes < 2 << 20 {
                 &[32 << 10]
             } else {
@@ -94,7 +95,7 @@ impl Subject for Setup {
         }
         let options = Options { format: true, ..self.options.clone() };
         match open(disk.clone(), &options).await {
-            // The reserve is large on so small a disk.
+            // The reserve is large on such a small disk.
             Err(Error::Invalid(_)) if options.size.is_some() => {
                 Ok(Arc::new(open(disk, &Options { size: None, ..options }).await?))
             }
@@ -111,12 +112,13 @@ impl Subject for Setup {
     }
 
     fn survives_kill(&self, _life: &Life) -> bool {
-        // What is acknowledged from memory dies with the process.
+        // Writes that are acknowledged from memory are lost with the process.
         self.options.acknowledge == Acknowledge::Log
     }
 
     fn may_refuse(&self, error: &Error, is_write: bool) -> bool {
-        // What only snapshots have takes room beyond the volume's own, and so does what it has grown by.
+        // Blocks that only snapshots hold take space beyond the volume's own, and so do blocks by which it
+        // has grown.
         matches!(error, Error::NoSpace(_)) && (self.is_thin || self.is_operated) && is_write
     }
 
@@ -154,7 +156,8 @@ impl Subject for Setup {
     }
 }
 
-/// Counts what is live in each zone, and compares it with what the log counts as it goes: it resets zones by that.
+/// Counts the live blocks of each zone, and compares them with the log's running count, by which it resets
+/// zones.
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
     let Ok(core) = part.home.get() else { return Ok(()) };
     let mut live = BTreeSet::new();

@@ -1,5 +1,6 @@
-//! Mirrors of two and three legs in simulated worlds: clients, legs that fail, lag, rot, are away for a life and come back, an
-//! operator's messages, power cuts at any time; checked against a model. `worlds` says what a seed is.
+//! Mirrors of two and three legs in simulated worlds: clients, legs that fail, lag, have damaged blocks, are
+//! absent for a life and come back, an operator's messages, power cuts at any time; checked against a model.
+//! `worlds` explains seeds.
 
 use block::{Device, DevicePart, Error, Part, Result};
 use layers::mirror::{Mask, MirrorPart, Permissions, Plan, Settings};
@@ -15,35 +16,35 @@ use std::time::Duration;
 const USUAL_SEEDS: u64 = 300;
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
-/// Superblocks and bitmap, in bytes.
+/// Superblocks and bitmap of a leg, in bytes.
 const OWN: u64 = 3 * 4096;
 
 type World = worlds::World<Setup>;
 
-/// What stays the same over all lives of a mirror.
+/// Setup of a mirror, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     blocks: u64,
-    /// Of each leg, its sectors.
+    /// Sector sizes of the legs, in bytes.
     sectors: Vec<u64>,
     shards: usize,
     settings: Settings,
     chunk: u64,
-    /// Messages are sent meanwhile.
+    /// Whether messages are sent meanwhile.
     is_operated: bool,
 }
 
-/// What is known of the legs, whenever a life ends.
+/// Facts about the legs at the end of a life.
 #[derive(Debug, Default)]
 struct Legs {
-    /// Legs that surely have everything.
+    /// Legs that surely have all data.
     whole: Mask,
-    /// The leg from which others may still have to copy what was read before the power was cut: that it is lost then, too, isn't
-    /// promised to go well.
+    /// The leg from which others may still have to copy data that was read before the power was cut. The loss
+    /// of this leg as well isn't covered by the promises.
     source: Option<usize>,
-    /// What goes wrong may hit the last leg.
+    /// Whether faults may hit the last leg.
     may_fail: bool,
-    /// Any leg may go wrong.
+    /// Whether faults may hit any leg.
     all_may_fail: bool,
 }
 
@@ -60,18 +61,18 @@ impl Setup {
         ((1 << self.legs()) - 1) & !self.settings.write_mostly
     }
 
-    /// What is left where only these legs surely are; none if that is everything.
+    /// State of the mirror if only these legs surely have all data; `None` if nothing can be missing.
     fn leaves(&self, legs: Mask) -> Option<Stop> {
         let may_lag = self.settings.write_behind > 0 && legs & self.fast() == 0;
         may_lag.then_some(if self.settings.fast_flush { Stop::Mixed } else { Stop::PowerCut })
     }
 
-    /// Whether all that was flushed is on these legs.
+    /// Whether all flushed data is on these legs.
     fn have_what_was_flushed(&self, legs: Mask) -> bool {
         legs != 0 && self.leaves(legs) != Some(Stop::Mixed)
     }
 
-    /// Legs that aren't there in this life.
+    /// Legs that are absent in this life.
     fn away(life: &Life) -> Mask {
         match life.lost {
             Some(Loss { change: Change::Gone | Change::Away, file, .. }) => 1 << file,
@@ -80,7 +81,7 @@ impl Setup {
     }
 
     fn plan(&self, life: &Life, rebuild: Mask, legs: Vec<(usize, Arc<dyn DevicePart>)>) -> Plan {
-        // By the numbers that they have in this life.
+        // Legs are numbered without the absent ones in this life.
         let renumbered = |mask: Mask| -> Mask {
             let there = legs.iter().enumerate().filter(|(_, (leg, _))| mask & 1 << leg != 0);
             there.map(|(number, _)| 1 << number).sum()
@@ -90,7 +91,7 @@ impl Setup {
         if settings.write_mostly == 0 {
             (settings.write_behind, settings.fast_flush) = (0, false);
         }
-        // Where any leg may be the one that can't be read, nobody may say that it isn't needed.
+        // If any leg may be unreadable, the operator can't permit that one is missing.
         let faults = &life.faults;
         let is_one = life.rules.iter().filter(|rules| !rules.is_empty()).count() == 1
             && faults.read_error + faults.sync_error + faults.write_error == 0.0;
@@ -109,13 +110,13 @@ impl Setup {
         self.is_operated && life.seed.is_multiple_of(4)
     }
 
-    /// Whether a leg is taken out when all is over, and the others are compared with it.
+    /// Whether a leg is taken out at the end, and the others are compared with it.
     fn compares(&self, life: &Life) -> bool {
         life.seed % 4 == 1
     }
 }
 
-/// What the mirror says of its legs: those that have everything, the source, and how much is to be copied.
+/// Status of the mirror: legs that have all data, the source, and the number of chunks to copy.
 async fn status(part: &MirrorPart) -> (Mask, usize, u64) {
     let status = part.status().await;
     let (mut active, mut source) = (0, 0);
@@ -177,8 +178,8 @@ impl Subject for Setup {
         }
         let plan = self.plan(life, 0, legs.clone());
         let opened = match (MirrorPart::open(plan).await, life.lost) {
-            // It was alone once, and lags since, or only the lost one knew in which leg another one went on: somebody has to
-            // say that the one that is named first may go.
+            // The leg was used alone once and lags since, or only the lost leg had recorded that another one
+            // was used without it: an operator has to permit that the leg that is named first is overwritten.
             (Err(Error::Invalid(detail)), Some(loss)) if detail.contains("each used without the other") => {
                 let named = NAMES.iter().position(|name| detail.starts_with(&format!("\"{name}\"")));
                 let may_go =
@@ -190,7 +191,7 @@ impl Subject for Setup {
         opened.map(Arc::new)
     }
 
-    /// A mirror that is made takes what one of its legs has, whatever that is worth.
+    /// A mirror that is formatted takes the contents of one of its legs, which are arbitrary.
     fn format_leaves(&self) -> Option<Stop> {
         Some(Stop::Unknown)
     }
@@ -199,7 +200,7 @@ impl Subject for Setup {
         true
     }
 
-    /// What is behind is gone with the process, where the leg that had it is.
+    /// Writes that are still behind are lost with the process if the leg that had them is lost.
     fn survives_kill(&self, life: &Life) -> bool {
         !life.may_fail() && !self.takes_out(life) && !self.compares(life)
     }
@@ -215,7 +216,8 @@ impl Subject for Setup {
             life.faults = SimulatedFaults { slow: life.faults.slow, ..SimulatedFaults::default() };
             life.rules.iter_mut().for_each(Vec::clear);
         }
-        // Where any leg may have gone wrong, what is on them may be told by none: two of them may each have left the other behind.
+        // If faults may have hit any leg, no leg may know which one has the data: two of them may each have
+        // recorded that the other one is out of date.
         (memory.all_may_fail, memory.may_fail) = (life.may_fail(), !life.format && memory.whole == 0);
         if memory.all_may_fail {
             others = 0;
@@ -240,7 +242,7 @@ impl Subject for Setup {
         memory.whole = others;
     }
 
-    /// A leg that goes wrong is no error of the mirror, unless it is the last one; but it may not be there to open it.
+    /// The failure of a leg is no error of the mirror, except for the last leg; but opening may need the leg.
     fn may_fail(world: &World) -> bool {
         let memory = world.memory();
         memory.all_may_fail || memory.may_fail
@@ -314,7 +316,7 @@ impl Subject for Setup {
     }
 }
 
-/// A message; one that can't be now, in these words, is none.
+/// Sends a message. Returns false if it was refused with one of the texts `unless`.
 async fn send(world: &World, part: &MirrorPart, message: &str, unless: &[&str]) -> Result<bool, String> {
     match part.message(message).await {
         Ok(_) => Ok(true),
@@ -323,7 +325,7 @@ async fn send(world: &World, part: &MirrorPart, message: &str, unless: &[&str]) 
     }
 }
 
-/// Legs come back, by what they lack or with everything; others go.
+/// Adds legs back, by resync or by a full copy, and removes others.
 async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x0B5E);
     let (setup, life) = (&world.subject, &world.life);
@@ -376,7 +378,7 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
     Ok(())
 }
 
-/// When all is copied, the mirror is as it was whichever leg is lost.
+/// Once everything is copied, the contents don't change when any one leg is lost.
 async fn compare(world: &World, part: &MirrorPart, device: &dyn Device) -> Result<(), String> {
     let others = |leg: usize| world.memory().whole & !(1 << leg);
     let leg = world.life.seed as usize / 4 % world.subject.legs();
@@ -394,7 +396,7 @@ async fn compare(world: &World, part: &MirrorPart, device: &dyn Device) -> Resul
     send(world, part, &format!("fail {}", NAMES[leg]), &[]).await?;
     match (before, read_all(device).await) {
         (Ok(before), Ok(after)) => {
-            // What nobody waits for any more may come to an end meanwhile.
+            // Operations whose client has stopped waiting may complete meanwhile.
             let is_other = |unit: &usize| before[*unit] != after[*unit];
             let other = world
                 .model(|model| (0..before.len()).filter(is_other).find(|unit| !model.is_open(*unit as u64)));
@@ -416,25 +418,26 @@ fn all_hold(seeds: &[u64]) {
     }
 }
 
-/// With flush = "fast", FUA on a leg that is all that is left.
+/// With flush = "fast", FUA on a leg that is the only one left.
 #[test]
 fn the_last_leg_does_not_lag() {
     all_hold(&[1115]);
 }
 
-/// What was copied to other legs because it was read, and then the source failed, and then the power did.
+/// Data is copied to other legs because it was read; then the source fails, and then the power.
 #[test]
 fn what_was_read_is_kept_when_the_source_fails_before_the_power() {
     all_hold(&[1278, 1771]);
 }
 
-/// A note that only a leg has that lags: the others must not be overwritten with what it has.
+/// Only a lagging leg has a note about the others: they must not be overwritten with its data.
 #[test]
 fn a_leg_that_lags_is_not_the_better_one_because_of_a_note() {
     all_hold(&[2052]);
 }
 
-/// Legs that left each other behind at different times: what one has went on in another one.
+/// Legs that recorded each other as out of date at different times, where each state continues the one
+/// before.
 #[test]
 fn legs_with_one_line_are_no_fork() {
     all_hold(&[1013, 1297, 1519, 2283]);

@@ -1,5 +1,6 @@
-//! Simulated worlds on a plain file, which keeps a device's promises; on layers that keep nothing for themselves (`linear`, `stripe`,
-//! `model`) over such files; and on files and layers that don't keep them, which must be found out.
+//! Simulated worlds on a plain file, which keeps a device's promises; on layers without state (`linear`,
+//! `stripe`, `model`) over such files; and on files and layers that break the promises, which must be
+//! noticed.
 
 use block::{BlockRange, DevicePart, Result};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -15,7 +16,7 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// What is wrong with a file.
+/// A defect of a file.
 trait Defect: Debug + Clone + Send + Sync + 'static {
     const RULES: &[&str] = &[];
     const LOSS: Option<(Change, Finds)> = None;
@@ -38,8 +39,8 @@ impl<D: Defect> Subject for Plain<D> {
     }
 
     fn files(&self) -> Vec<File> {
-        // A write that `fault` tears inside a larger block writes the rest of it as it was read before, over what another
-        // request may have written meanwhile.
+        // `fault` tears a write inside a larger block by writing the rest of the block as it was read before,
+        // over data that another request may have written meanwhile.
         vec![File { path: "/disk", bytes: self.bytes, sector: 512 }]
     }
 
@@ -53,7 +54,7 @@ impl<D: Defect> Subject for Plain<D> {
         Ok(Arc::new(FaultDevicePart::new(disks.open(0).await?, rules, life.seed)?))
     }
 
-    /// Nothing makes a file anew.
+    /// Nothing formats a file.
     fn format_leaves(&self) -> Option<Stop> {
         Some(Stop::Orderly)
     }
@@ -91,9 +92,9 @@ defects! {
     Rots { const RULES: &[&str] = &["read corrupt probability=0.02"]; }
     Lags { const LOSS: Option<(Change, Finds)> = Some((Change::Lags, Finds::Everything)); }
     Zeros { const LOSS: Option<(Change, Finds)> = Some((Change::Zeros, Finds::Everything)); }
-    /// It doesn't notice.
+    /// The file doesn't notice the damage, so opening and reading succeed.
     RotsBetween { const LOSS: Option<(Change, Finds)> = Some((Change::Rots { places: 9, below: u64::MAX }, Finds::ErrorOrTruth(Stop::PowerCut))); }
-    /// It doesn't fail.
+    /// Opening the file doesn't fail.
     Opens { const LOSS: Option<(Change, Finds)> = Some((Change::Zeros, Finds::Nothing("lost"))); }
 }
 
@@ -120,9 +121,9 @@ fn defects_are_found_out() {
     is_found_out::<Opens>();
 }
 
-/// A layer over files, which stays the same over all lives.
+/// A layer over files, constant over all lives of a seed.
 trait Layer: Debug + Clone + Send + Sync + 'static {
-    /// With how many files, of how many blocks each.
+    /// Draws a layer and the sizes of its files, in blocks.
     fn draw(random: &mut Random) -> (Self, Vec<u64>);
 
     fn over(&self, files: Vec<Arc<dyn DevicePart>>, life: &Life) -> Result<Arc<dyn DevicePart>>;
@@ -164,13 +165,13 @@ impl<L: Layer> Subject for Layered<L> {
         Ok(Arc::new(Stacked::new(self.layer.over(files, life)?, Vec::new())))
     }
 
-    /// Nothing makes files anew.
+    /// Nothing formats the files.
     fn format_leaves(&self) -> Option<Stop> {
         Some(Stop::Orderly)
     }
 }
 
-/// The files one behind the other; of the first one the beginning is left out, perhaps.
+/// The files one after the other; `left_out` blocks at the beginning of the first one aren't used.
 #[derive(Debug, Clone)]
 struct Linear {
     left_out: u64,
@@ -192,7 +193,7 @@ impl Layer for Linear {
 #[derive(Debug, Clone)]
 struct Stripe {
     chunk_size: u64,
-    /// Broken on purpose: after the first life the files are taken in another order.
+    /// Broken on purpose: after the first life the order of the files is another.
     turns: bool,
 }
 
@@ -225,7 +226,7 @@ impl Layer for Turned {
     }
 }
 
-/// A device that takes its time, with and without moving parts: another one in each life.
+/// A device model, with and without moving parts; a different one in each life.
 #[derive(Debug, Clone)]
 struct Model;
 

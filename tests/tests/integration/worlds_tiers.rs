@@ -1,5 +1,5 @@
-//! Three tiers in simulated worlds: a write cache before a cache before a slow device; clients, faults on any of them, power cuts
-//! at any time, either cache lost; checked against a model. `worlds` says what a seed is.
+//! Three tiers in simulated worlds: a write cache above a cache above a slow device; clients, faults on any
+//! of them, power cuts at any time, either cache lost; checked against a model. `worlds` explains seeds.
 
 use block::{DevicePart, Result};
 use layers::cache::{CachePart, Mode, Options};
@@ -14,27 +14,27 @@ use std::sync::Arc;
 
 /// As many as take less than twenty seconds on two busy cores.
 const USUAL_SEEDS: u64 = 150;
-/// By their places in the list of files.
+/// Positions in the list of files.
 const SLOW: usize = 0;
 const FAST: usize = 1;
 const FIRST: usize = 2;
 
-/// What stays the same over all lives of a stack.
+/// Setup of a stack, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Tiers {
     slow_bytes: u64,
     fast_bytes: u64,
     first_bytes: u64,
-    /// Of each device, its sectors.
+    /// Sector sizes of the devices, in bytes.
     sectors: [u64; 3],
     shards: usize,
     order: Order,
-    /// The cache in the middle never has what the slow device hasn't.
+    /// Whether the cache in the middle never has data that the slow device lacks.
     writes_through: bool,
 }
 
 impl Tiers {
-    /// Other ones in each life.
+    /// Options of the cache in the middle, which differ from life to life.
     fn middle(&self, life: &Life) -> Options {
         let modes: &[Mode] = match self.writes_through {
             true => &[Mode::Writethrough, Mode::Writethrough, Mode::Passthrough],
@@ -43,7 +43,7 @@ impl Tiers {
         cache_options(life, modes, 32 << 10)
     }
 
-    /// What may be behind the write cache.
+    /// State of the tiers below the write cache, alone.
     fn behind(&self) -> Stop {
         match self.order {
             Order::Flushes => Stop::Older,
@@ -51,7 +51,7 @@ impl Tiers {
         }
     }
 
-    /// What may be on the slow device alone.
+    /// State of the slow device alone.
     fn on_slow(&self) -> Stop {
         if self.writes_through { self.behind() } else { Stop::Mixed }
     }
@@ -95,7 +95,7 @@ impl Subject for Tiers {
 
     async fn open(&self, disks: &Disks, life: &Life) -> Result<Arc<Stacked>> {
         let mut options = self.middle(life);
-        // Where nothing was lost with it, a new one takes its place.
+        // If nothing was lost with the device, an empty one replaces it.
         options.format |= matches!(life.lost, Some(Loss { file: FAST, finds: Finds::Everything, .. }));
         let middle = self.open_middle(disks, &options).await?;
         let first = disks.open(FIRST).await?;
@@ -120,7 +120,8 @@ impl Subject for Tiers {
         !write_cache_options(life, self.order).cleaner
     }
 
-    /// What waits in the write cache is there, but what has gone on is only where a flush was; and so is what `cleaner` lets by.
+    /// Writes in the write cache survive. Writes that were written back, or that `cleaner` passed through,
+    /// survive in a write-back cache only if they were flushed.
     fn survives_kill(&self, life: &Life) -> bool {
         self.writes_through || !write_cache_options(life, self.order).cleaner
     }

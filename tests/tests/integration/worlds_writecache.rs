@@ -1,5 +1,6 @@
-//! The write cache in simulated worlds: small caches of all kinds, clients, messages, faults on either device, power cuts at any
-//! time, the cache lost or rotten; checked against a model. `worlds` says what a seed is.
+//! The write cache in simulated worlds: small caches of all kinds, clients, messages, faults on either
+//! device, power cuts at any time, the cache lost or damaged; checked against a model. `worlds` explains
+//! seeds.
 
 use block::{BlockRange, Device, DevicePart, Error, ExtentState, Part, Result};
 use layers::writecache::{Options, Order, WriteCachePart};
@@ -14,13 +15,13 @@ use std::time::Duration;
 
 /// As many as take less than half a minute on two quiet cores.
 const USUAL_SEEDS: u64 = 500;
-/// By their places in the list of files.
+/// Positions in the list of files.
 const ORIGIN: usize = 0;
 const CACHE: usize = 1;
 
 type World = worlds::World<Setup>;
 
-/// What stays the same over all lives of a cache.
+/// Setup of a cache, constant over all lives of a seed.
 #[derive(Debug, Clone)]
 struct Setup {
     origin_bytes: u64,
@@ -29,19 +30,19 @@ struct Setup {
     cache_sector: u64,
     shards: usize,
     order: Order,
-    /// Messages are sent meanwhile.
+    /// Whether messages are sent meanwhile.
     is_operated: bool,
 }
 
-/// What is known of a cache that is open.
+/// Facts about an open cache.
 #[derive(Debug, Default)]
 struct Asked {
-    /// Everything is to be written back before it is closed.
+    /// Whether everything is written back before it is closed.
     flushes_on_suspend: bool,
 }
 
 impl Setup {
-    /// What may be on the origin alone.
+    /// State of the origin alone.
     fn behind(&self) -> Stop {
         match self.order {
             Order::Flushes => Stop::Older,
@@ -49,7 +50,7 @@ impl Setup {
         }
     }
 
-    /// Other ones in each life.
+    /// Options, which differ from life to life.
     fn options(&self, life: &Life) -> Options {
         write_cache_options(life, self.order)
     }
@@ -133,7 +134,7 @@ impl Subject for Setup {
         Ok((disks.open(ORIGIN).await?, self.behind()))
     }
 
-    /// Older versions, which go to the origin before newer ones do.
+    /// Older versions are written back to the origin before newer ones.
     async fn search(part: &WriteCachePart) -> Result<()> {
         part.message("flush").await.map(drop)
     }
@@ -164,7 +165,7 @@ impl Subject for Setup {
     }
 }
 
-/// Sends messages until the clients have done what they had to.
+/// Sends messages until the clients have begun all their operations.
 async fn operate(world: Arc<World>, part: Arc<WriteCachePart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x0B5E);
     let device = part.open().await.map_err(|error| error.to_string())?;
@@ -179,7 +180,7 @@ async fn operate(world: Arc<World>, part: Arc<WriteCachePart>) -> Result<(), Str
                 world.memory().flushes_on_suspend = true;
             }
             76..80 => {
-                // What goes around the cache has no order.
+                // Writes that bypass the cache have no order.
                 world.model(|model| model.set_ordered(false));
                 part.message("cleaner").await.map_err(|error| error.to_string())?;
             }
@@ -214,7 +215,7 @@ async fn flush(world: &World, part: &WriteCachePart, random: &mut Random) -> Res
     }
 }
 
-/// What is said to be zeros without reading it is.
+/// Checks that extents which are reported as zeros read as zeros.
 async fn check_extents(world: &World, device: &dyn Device, random: &mut Random) -> Result<(), String> {
     let (blocks, per_block) = (device.geometry().blocks.0, units_per_block(device.geometry()));
     let start = random.below(blocks);

@@ -1,5 +1,5 @@
-//! The emulated drive behind its handle against its own state machine: what is done beside the state machine (openings of empty zones, erases,
-//! waiting for programs) changes no answer.
+//! The emulated drive behind its handle against its own state machine: the handle's additions (openings of
+//! empty zones, erases, waiting for programs) change no answer.
 
 use block::{Buffer, Data, EraseGuarantee, Error, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use zns::{Settings, Zns};
 
 const SHAPE: Shape = Shape { zones: 10, size: 64, capacity: 48, max_open: 3, max_active: 5 };
 
-/// Answers that must be met.
+/// Answers that must occur.
 const ANSWERS: [&str; 28] = [
     "Append 1B8h",
     "Append 1B9h",
@@ -145,7 +145,7 @@ impl Subject for Drive {
     }
 }
 
-/// Compares one drive; returns what was compared.
+/// Compares one drive. Returns a summary.
 async fn compare(seed: u64, profile: &'static str, encrypted: bool) -> Value {
     let draw = Draw { appends: true, nvme: false, crossing: true, failures: &BEFORE_FAILURES, longest: 16 };
     let mut drive = Drive::new(profile, encrypted).await;

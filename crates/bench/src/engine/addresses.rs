@@ -1,9 +1,9 @@
 //! Addresses of operations.
 //!
-//! - Sequential: each direction from the region's start on, and over again.
-//! - Uniform: every block once before any is repeated, by a permutation that needs no memory (a Feistel network over
-//!   the next power of four, walked until it falls inside: Black and Rogaway, "Ciphers with arbitrary finite domains",
-//!   2002); or with `norandommap` independently.
+//! - Sequential: each direction goes through the region from its start, repeatedly.
+//! - Uniform: every block once before any is repeated, by a permutation that needs no memory (a Feistel
+//!   network over the next power of four, walked until it falls inside: Black and Rogaway, "Ciphers with
+//!   arbitrary finite domains", 2002); with `norandommap`, independent draws.
 //! - Zipf: ranks by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
 //!   monotone discrete distributions", 1996); the rank of each block is given by such a permutation.
 
@@ -32,7 +32,7 @@ pub struct Request {
     pub length: u64,
 }
 
-/// Generator of requests: the same seed draws the same ones.
+/// Generator of requests, determined by its seed.
 pub struct Addresses {
     random: Random,
     region: Region,
@@ -136,7 +136,7 @@ impl Addresses {
             AccessPattern::Independent { unit, count } => random.below(*count) * *unit,
             AccessPattern::Zipf { unit, ranks, order } => order.at(ranks.draw(random)) * *unit,
         };
-        // A long request near the end begins earlier, so that it fits.
+        // A long request near the end is moved back, so that it fits.
         let offset = offset.min(region.length - length.min(region.length));
         Request { direction, offset: region.offset + offset, length: length.min(region.length) }
     }
@@ -203,7 +203,7 @@ impl Zipf {
         x.powf(-self.theta)
     }
 
-    /// Integral of the density from 1 on; the logarithm close to theta = 1.
+    /// Integral of the density, starting at 1; the logarithm close to theta = 1.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         let exponent = (1.0 - self.theta) * log;

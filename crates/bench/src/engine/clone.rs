@@ -63,7 +63,7 @@ pub(super) struct Clone {
     /// Operations in flight, and waiters for their end.
     started: Cell<u32>,
     idle: Notify,
-    /// Bytes that may still be requested.
+    /// Bytes that haven't been requested.
     remaining: Cell<u64>,
     next_check: Cell<usize>,
     measure_from: Cell<Instant>,
@@ -74,7 +74,7 @@ pub(super) struct Clone {
     writes: Cell<u64>,
     /// Log that is replayed.
     source: Option<Rc<Source>>,
-    /// Log that is written, and its start.
+    /// Log that is written, and its start time.
     log: Option<Writer>,
     log_began: Cell<Instant>,
     flush_action: Action,
@@ -143,7 +143,7 @@ impl Clone {
         })
     }
 
-    /// Opens the logs that it replays and writes.
+    /// Opens the logs that the clone replays and writes.
     pub(super) async fn with_logs(mut self, job: &Job, number: u32) -> Result<Clone> {
         if let Some(log) = job.log_of(number) {
             self.source = Some(Rc::new(Source::open(log, &job.replay).await?));
@@ -199,8 +199,8 @@ impl Clone {
             })
         });
         let workers: Vec<_> = workers.collect();
-        // A device that stands still must not keep a run that is over from ending; its operations end in
-        // tasks of their own.
+        // A stalled device must not keep a run from ending after its time: its operations end in tasks of
+        // their own.
         let all = runtime::join_all(workers);
         let mut all = std::pin::pin!(all);
         let stopped = self.stop.stopped();
@@ -224,7 +224,7 @@ impl Clone {
         }
     }
 
-    /// Records the writes of a run without making them.
+    /// Records the writes of a run without executing them.
     fn pretend(&self) {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
@@ -254,7 +254,7 @@ impl Clone {
     }
 
     async fn work(&self) {
-        // Kept from one operation to the next.
+        // Buffer that is kept from one operation to the next.
         let mut spare: Option<Buffer> = None;
         let thinks = !self.thinktime.is_zero();
         let waits = self.paced || thinks;
@@ -313,8 +313,8 @@ impl Clone {
         }
     }
 
-    /// Pauses after the configured number of operations; false if the clone has ended by then. As in fio, operations in
-    /// flight end first.
+    /// Pauses after the configured number of operations. Returns false if the clone has ended. As in fio,
+    /// operations in flight end first.
     async fn think(&self) -> bool {
         const LOOK: Duration = Duration::from_millis(50);
         if self.since_thought.get() < self.thinktime_blocks {
@@ -338,12 +338,12 @@ impl Clone {
         !self.ended.get()
     }
 
-    /// Waits until an operation of a clone with a rate may start; false if the clone is done by then.
+    /// Waits until an operation of a clone with a rate may start. Returns false if the clone has ended.
     ///
-    /// As in fio (`io_submit_mode=inline`): if the next start is in the future, operations in flight end first, and
-    /// then the time is waited out that was left when the wait began; a clone that is late by then starts the next
-    /// operations at once. As in fio, the last part of the wait is a busy loop, so that starts are punctual and the
-    /// processor is as warm as under load.
+    /// As in fio (`io_submit_mode=inline`): if the next start is in the future, operations in flight end
+    /// first, and then the clone waits for the time that was left when the wait began. A clone that is then
+    /// late starts the next operations at once. As in fio, the last part of the wait is a busy loop, so that
+    /// starts are punctual and the processor is as warm as under load.
     async fn wait_for_start(&self, direction: Direction) -> bool {
         const AWAKE: Duration = Duration::from_micros(60);
         let due = self.pace.borrow_mut().next(direction, runtime::now);
@@ -356,7 +356,7 @@ impl Clone {
             self.idle.notified().await;
         }
         let start = runtime::now() + (due - begin);
-        // A clone that is past its time must not wait for the next start.
+        // A clone whose time is over must not wait for the next start.
         if start >= self.deadline.get() {
             self.ended.set(true);
             return false;
@@ -370,7 +370,7 @@ impl Clone {
         !self.ended.get()
     }
 
-    /// Counts an operation; false if the clone has ended.
+    /// Counts an operation. Returns false if the clone has ended.
     #[inline]
     pub(super) fn account(&self, request: &Request, started: Instant, ended: Instant) -> bool {
         let (count, bytes) = self.untold.get();
@@ -379,7 +379,7 @@ impl Clone {
             self.tell();
         }
         if ended >= self.measure_from.get() {
-            self.tally.borrow_mut().record(started, ended, request.length);
+            self.tally.borrow_mut().record(request.direction, started, ended, request.length);
         }
         if ended >= self.deadline.get() || self.stop.is_stopped() {
             self.ended.set(true);
@@ -451,7 +451,7 @@ impl Clone {
         buffer.into()
     }
 
-    /// Waits for overlapping requests, if blocks are verified: with two in flight at the same time, the contents would
+    /// Waits for overlapping requests, if blocks are verified: the contents after two concurrent ones would
     /// be unknown.
     async fn wait_for_overlap(&self, request: &Request) {
         loop {
@@ -475,7 +475,7 @@ impl Clone {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return Ok(()) };
         match (request.direction, buffer) {
-            // A job that only reads was written by one before it.
+            // The blocks of a job that only reads were written by an earlier job.
             (Direction::Read, Some(buffer)) => {
                 ledger.check(buffer.filled(), request.offset, self.addresses.borrow().only_reads())
             }
@@ -499,7 +499,7 @@ impl Clone {
         self.flush().await;
     }
 
-    /// Flushes; false if the clone has ended.
+    /// Flushes. Returns false if the clone has ended.
     async fn flush(&self) -> bool {
         match self.device.flush().await {
             Ok(()) => true,
@@ -522,7 +522,7 @@ impl Clone {
         }
     }
 
-    /// Flushes for a replayed log; false if the clone has ended.
+    /// Flushes for a replayed log. Returns false if the clone has ended.
     pub(super) async fn replay_flush(&self) -> bool {
         self.flush().await && self.goes_on(runtime::now())
     }
@@ -583,7 +583,7 @@ impl Clone {
     }
 }
 
-/// Submits an operation to the kernel at once: one with a start time must not wait for a batch.
+/// Submits an operation to the kernel at once: operations with a start time must not wait for a batch.
 pub(super) async fn promptly<F: Future>(operation: F) -> F::Output {
     let mut operation = std::pin::pin!(operation);
     let mut begun = false;

@@ -1,4 +1,5 @@
-//! Start times of operations: a fixed rate, each operation at its own time, and at once if the clone is late.
+//! Start times of operations: a fixed rate, where each operation has its own time; late operations start at
+//! once.
 
 use super::addresses::Direction;
 use crate::job::Job;
@@ -13,7 +14,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Schedule from `begin` on.
+    /// Creates a schedule that starts at `begin`.
     pub fn new(job: &Job, begin: Instant) -> Pace {
         let rate = &job.rate_iops;
         let interval =
@@ -21,8 +22,8 @@ impl Pace {
         Pace { intervals: [rate.read, rate.write, rate.trim].map(interval), started: [0.0; 3], begin }
     }
 
-    /// Start time of the next operation; `None` is at once. A delay of more than a second is forgotten, so that a
-    /// stalled device isn't hit with all missed operations.
+    /// Start time of the next operation; `None` is at once. A delay of more than a second is dropped, so that
+    /// a stalled device isn't hit with all missed operations.
     #[inline]
     pub fn next(&mut self, direction: Direction, now: impl FnOnce() -> Instant) -> Option<Instant> {
         const MOST_LATE: f64 = 1e9;

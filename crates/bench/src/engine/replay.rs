@@ -1,7 +1,7 @@
 //! Replay of a log: its requests in their order, with the job's depth, at their times or at once.
 //!
-//! A request starts when those before it have started, its time has come, and one of the `iodepth` tasks is free; a
-//! late request delays later ones. A flush doesn't wait for the writes before it, as in fio.
+//! A request starts when earlier ones have started, its time has come, and one of the `iodepth` tasks is
+//! free; a late request delays later ones. A flush doesn't wait for the writes before it, as in fio.
 
 use super::addresses::{Direction, Request};
 use super::clone::{Clone, promptly};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Log of a clone.
 pub(super) struct Source {
-    /// `None` while a task reads from it; one task at a time does.
+    /// `None` while the reading task owns it.
     reader: RefCell<Option<Reader>>,
     /// Nanoseconds of the run per microsecond of the log; `None`: as fast as possible.
     scale: Option<f64>,
@@ -38,7 +38,7 @@ impl Source {
         self.reader.borrow_mut().as_mut().and_then(Reader::take)
     }
 
-    /// Returns the next request, and reads on if necessary. Only for the task whose turn it is.
+    /// Returns the next request, and reads more if necessary. Only for the task whose turn it is.
     async fn next(&self) -> Result<Option<Entry>> {
         if let Some(entry) = self.take() {
             return Ok(Some(entry));
@@ -58,7 +58,7 @@ impl Source {
 impl Clone {
     /// Body of each task of a replay.
     pub(super) async fn replay_log(&self, source: &Source) {
-        // Kept from one operation to the next.
+        // Buffer that is kept from one operation to the next.
         let mut spare: Option<Buffer> = None;
         loop {
             if self.ended() {
@@ -119,10 +119,10 @@ impl Clone {
         }
     }
 
-    /// Waits until a time; false if the clone has ended by then.
+    /// Waits until a time. Returns false if the clone has ended.
     async fn wait_until(&self, due: Instant) -> bool {
         const LOOK: Duration = Duration::from_millis(50);
-        // The last stretch is spent awake, so that starts are punctual.
+        // The end of the wait is a busy loop, so that starts are punctual.
         const AWAKE: Duration = Duration::from_micros(60);
         while !self.ended() {
             let now = runtime::now();

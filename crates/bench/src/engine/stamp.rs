@@ -1,9 +1,9 @@
 //! Contents of the blocks of a verified job, and the record of its writes.
 //!
-//! The first 40 bytes of a block (the smallest request size of the job) are a magic number, the byte offset of the
-//! block, the sequence number of the write, the seed of the job, and a CRC over the whole block. The rest is generated
-//! from these. So a block is detected that is torn, damaged, misplaced, from another job, or older than the last
-//! acknowledged write.
+//! The first 40 bytes of a block (the smallest request size of the job) are a magic number, the byte offset
+//! of the block, the sequence number of the write, the seed of the job, and a CRC over the whole block. The
+//! rest is generated from these. The check detects blocks that are torn, damaged, misplaced, from another
+//! job, or older than the last acknowledged write.
 
 use crate::job::Job;
 use block::{Error, Result};
@@ -36,7 +36,7 @@ pub struct Ledger {
     seed: u64,
     start: u64,
     unit: u64,
-    /// Per block: the sequence number of the last write; 0 is none.
+    /// Sequence number of the last write of each block; 0 for unwritten blocks.
     sequences: Vec<u32>,
     last: u32,
 }
@@ -71,7 +71,7 @@ impl Ledger {
         self.sequences.iter().filter(|sequence| **sequence > 0).count()
     }
 
-    /// First written block from number `from` on: its number and its offset in bytes.
+    /// First written block at or after number `from`: its number and its offset in bytes.
     pub fn next_written(&self, from: usize) -> Option<(usize, u64)> {
         let found =
             self.sequences[from.min(self.sequences.len())..].iter().position(|sequence| *sequence > 0)?;
@@ -91,11 +91,11 @@ impl Ledger {
         }
     }
 
-    /// Compares bytes read at this offset with the expected ones. Blocks that this job hasn't written are checked only
-    /// if `all` tells that they must have been written.
+    /// Compares bytes that were read at `offset` with the expected ones. With `all`, blocks that this job
+    /// hasn't written are also checked.
     ///
     /// # Errors
-    /// The problem of the first bad block.
+    /// Description of the first bad block.
     pub fn check(&self, bytes: &[u8], offset: u64, all: bool) -> std::result::Result<(), String> {
         let expected = &self.sequences[self.blocks(offset, bytes.len() as u64)];
         for (index, block) in bytes.chunks_exact(self.unit as usize).enumerate() {
@@ -136,7 +136,7 @@ impl Ledger {
     }
 }
 
-/// CRC32C over everything but the checksum's own field, in 64 bits with the length.
+/// CRC32C over the block without the checksum's own field, in 64 bits with the length.
 fn checksum(block: &[u8]) -> u64 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     digest.update(&block[..32]);
@@ -162,7 +162,7 @@ mod tests {
         assert!(error(&ledger, &torn, 8192 + 512).contains("block at byte 9216: wrong checksum"));
         assert!(error(&ledger, &[0; 512], 8192).contains("all zeros"));
         assert!(error(&ledger, &[1; 512], 8192).contains("no stamp"));
-        assert_eq!(ledger.check(&[1; 512], 8192, false), Ok(()), "nobody wrote that one");
+        assert_eq!(ledger.check(&[1; 512], 8192, false), Ok(()), "it wasn't written");
         let other = Ledger::new(8, 8192, 16 * 512, 512);
         assert!(error(&other, &bytes, 8192 + 512).contains("another job"));
         ledger.begin_write(8192 + 512, 512);

@@ -1,8 +1,8 @@
 //! Incremental parser of logs.
 //!
-//! It keeps at most a part of a line ([`LONGEST_LINE`]) and the names of files. It never panics for any bytes. Each
-//! wrong line is one problem, and the lines after it are parsed nevertheless, unless the first one shows that this is
-//! no log.
+//! Keeps at most a part of a line ([`LONGEST_LINE`]) and the names of files. Doesn't panic for any input.
+//! Each invalid line is one problem, and later lines are still parsed, unless the first line shows that the
+//! file isn't a log.
 
 use super::{Action, Entry, Settings};
 use stack::{Problem, did_you_mean};
@@ -38,25 +38,25 @@ pub struct Parser {
     version: Option<Version>,
     /// Number of the current line, from 1.
     line: u64,
-    /// Its bytes so far.
+    /// Bytes of the current line so far.
     begun: Vec<u8>,
-    /// Whether the rest of the line is skipped, because it is too long.
+    /// Whether the rest of the line is skipped because it is too long.
     skips: bool,
-    /// Whether this is no log.
+    /// Whether the file isn't a log.
     is_foreign: bool,
     files: Vec<NamedFile>,
-    /// File of the line before.
+    /// File of the previous line.
     current: usize,
     first_time: Option<u64>,
     /// Time until which later requests wait, in microseconds.
     waits_until: u64,
 }
 
-/// Problem, and the field that it is about.
+/// Field with a problem, and its description.
 type Wrong<'a> = (&'a [u8], String);
 
 impl Parser {
-    /// Parser at the start of a log.
+    /// Creates a parser at the start of a log.
     pub fn new(name: &str, settings: &Settings) -> Parser {
         Parser {
             name: name.to_owned(),
@@ -146,7 +146,7 @@ impl Parser {
             Ok(None) => {}
             Ok(Some(entry)) => found(Ok(entry)),
             Err((field, message)) => {
-                // The field is a part of the line, or of nothing.
+                // The field is a part of the line, or an empty text.
                 let before = (field.as_ptr() as usize).checked_sub(line.as_ptr() as usize);
                 let column = before.filter(|before| *before <= line.len()).map_or(1, |before| before + 1);
                 found(Err(self.problem(column, message)));
@@ -173,7 +173,7 @@ impl Parser {
                     let expected = "expected the time of the request in microseconds";
                     (fields[0], format!("{}: {expected}", text(fields[0])))
                 });
-                // A second log after the first is a better message than that its first word isn't a number.
+                // A second log after the first gets a message of its own, not one about a number.
                 if fields[0] == b"fio" { (None, &fields[..count]) } else { (Some(time?), &fields[1..count]) }
             }
         };
@@ -217,7 +217,7 @@ impl Parser {
                         text(name),
                         text(&first.name)
                     );
-                    // Its requests aren't wrong once more.
+                    // The file is added, so that its requests aren't reported as well.
                     self.files.push(NamedFile { name: name.into(), is_open: true });
                     return Err((name, message));
                 }

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What a log of these bytes gives, fed in pieces of this length.
+/// Entries of a log with these bytes, fed in pieces of this length.
 fn read(bytes: &[u8], piece: usize, settings: &Settings) -> Vec<Result<Entry, String>> {
     let mut parser = Parser::new("t.log", settings);
     let mut all = Vec::new();
@@ -116,7 +116,7 @@ fn several_files_are_one_where_they_are_redirected() {
 }
 
 proptest! {
-    /// In pieces or at once, a log is the same, and nothing makes the parser panic.
+    /// The size of the pieces makes no difference, and the parser never panics.
     #[test]
     fn pieces_make_no_difference(
         version in 1..4_u8,

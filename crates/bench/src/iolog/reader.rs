@@ -1,6 +1,6 @@
-//! Requests of a log during a run: read one piece ahead, so that a replay seldom waits for the file.
+//! Requests of a log during a run, read one piece ahead, so that a replay seldom waits for the file.
 //!
-//! Everything was checked before the run ([`survey`](super::survey)); a line that has become wrong since ends the
+//! The log was checked before the run ([`survey`](super::survey)); a line that is invalid now ends the
 //! replay.
 
 use super::parser::Parser;
@@ -10,7 +10,7 @@ use runtime::JoinHandle;
 use runtime::file::{File, OpenOptions};
 use std::collections::VecDeque;
 
-/// Number of bytes of the file that are read at once: its lines are parsed between two requests.
+/// Bytes of one read of the file, whose lines are parsed between two requests.
 const PIECE: usize = 32 << 10;
 
 /// Log that is being replayed.
@@ -27,7 +27,7 @@ impl Reader {
     /// Opens the log on this shard.
     ///
     /// # Errors
-    /// Those of opening.
+    /// Errors of opening the file.
     pub async fn open(log: &Log, settings: &Settings) -> Result<Reader> {
         let file = File::open(&log.path, OpenOptions::default()).await?;
         let mut reader = Reader {
@@ -46,16 +46,16 @@ impl Reader {
         self.ahead = Some(runtime::spawn(async move { file.read_at(offset, buffer).await }));
     }
 
-    /// Takes the next request of those that were read.
+    /// Removes the next request of those that were read.
     #[inline]
     pub fn take(&mut self) -> Option<Entry> {
         self.requests.pop_front()
     }
 
-    /// Reads on until there are requests; returns false at the end of the log.
+    /// Reads until there are requests. Returns false at the end of the log.
     ///
     /// # Errors
-    /// Those of reading, and [`Error::Invalid`] for a wrong line.
+    /// Errors of reading, and [`Error::Invalid`] for an invalid line.
     pub async fn read_on(&mut self) -> Result<bool> {
         while self.requests.is_empty() {
             let Some(ahead) = self.ahead.take() else { return Ok(false) };

@@ -1,7 +1,7 @@
-//! Summary of a log before it is replayed: number of requests, the end of the furthest, their alignment.
+//! Summary of a log before its replay: number of requests, their furthest end, their alignment.
 //!
-//! The log is read once, from start to end, a piece at a time, which blocks. The check against a device names the line
-//! that doesn't fit.
+//! The log is read once, from start to end, a piece at a time, which blocks. The check against a device names
+//! the line that doesn't fit.
 
 use super::parser::Parser;
 use super::{Action, Entry, Log, Settings};
@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of bytes of a file that are read at once.
+/// Bytes of one read of a file.
 const PIECE: usize = 1 << 18;
 
 /// Number of block sizes of devices: from 512 bytes by powers of two.
@@ -23,19 +23,19 @@ const BLOCK_SIZES: usize = 12;
 pub struct Survey {
     /// Number of requests.
     pub operations: PerDirection<u64>,
-    /// Number of their bytes.
+    /// Bytes of the requests.
     pub bytes: PerDirection<u64>,
     /// Number of flushes.
     pub flushes: u64,
     /// Longest requests, in bytes.
     pub longest: PerDirection<u64>,
-    /// Time of the last request, after the first line.
+    /// Time of the last request since the first line.
     pub duration: Duration,
-    /// Files that it names.
+    /// Files that the log names.
     pub files: Vec<String>,
     /// Request with the furthest end.
     furthest: Option<Entry>,
-    /// For each block size: the first request that isn't whole blocks.
+    /// For each block size, the first request that isn't made of whole blocks.
     uneven: [Option<Entry>; BLOCK_SIZES],
 }
 
@@ -43,7 +43,7 @@ impl Survey {
     /// Surveys a log.
     ///
     /// # Errors
-    /// Its first problems, or that it can't be read.
+    /// The first problems of the log, or the error of reading it.
     pub fn read(name: &str, path: &Path, settings: &Settings) -> Result<Survey, Problems> {
         let alone = |message: String| Problems::from(Problem::without_place(name, message));
         let unreadable = |error: std::io::Error| alone(format!("reading this log: {error}"));
@@ -95,7 +95,7 @@ impl Survey {
         if self.furthest.is_none_or(|furthest| end(&furthest) < end(entry)) {
             self.furthest = Some(*entry);
         }
-        // What isn't whole blocks of one size isn't whole blocks of any larger one.
+        // A request that isn't whole blocks of one size isn't whole blocks of any larger one.
         for uneven in &mut self.uneven[whole_sizes(entry)..] {
             if uneven.is_some() {
                 break;
@@ -104,18 +104,18 @@ impl Survey {
         }
     }
 
-    /// End of its furthest request, in bytes of the device.
+    /// End of the furthest request, in bytes of the device.
     pub fn end(&self) -> u64 {
         self.furthest.as_ref().map_or(0, end)
     }
 
-    /// Number of bytes of its requests, of all directions.
+    /// Bytes of all requests.
     pub fn transfer(&self) -> u64 {
         let PerDirection { read, write, trim } = self.bytes;
         read.saturating_add(write).saturating_add(trim)
     }
 
-    /// Whether all requests are whole blocks of this size, a power of two from 512 bytes on.
+    /// Whether all requests are whole blocks of this size, a power of two of at least 512 bytes.
     pub fn is_whole(&self, block_size: u64) -> bool {
         self.uneven_request(block_size).is_none()
     }
@@ -125,7 +125,7 @@ impl Survey {
         self.uneven[size.min(BLOCK_SIZES - 1)].as_ref()
     }
 
-    /// Checks whether it fits a device; `name` is the log's.
+    /// Checks that the log fits a device; `name` is the log's.
     ///
     /// # Errors
     /// A request beyond `capacity` bytes, or one that isn't whole blocks of `block_size` bytes.
@@ -164,7 +164,7 @@ fn end(entry: &Entry) -> u64 {
     entry.offset.saturating_add(entry.length)
 }
 
-/// Number of block sizes of which it is whole blocks.
+/// Number of block sizes for which the request is whole blocks.
 #[inline]
 fn whole_sizes(entry: &Entry) -> usize {
     let zeros = (entry.offset | entry.length).trailing_zeros() as usize;

@@ -1,8 +1,8 @@
 //! Writer of logs of version 3, with the requests of a clone, as fio's `write_iolog`.
 //!
-//! Requests are buffered in memory; the task that records the last one of a batch writes it out, and so is delayed if
-//! the file is slow. An existing log is replaced (fio would append to it, which gives a log that can't be replayed);
-//! any other existing file is an error.
+//! Requests are buffered in memory. The task that records the last one of a batch writes it out, and is
+//! delayed if the file is slow. An existing log is replaced (fio would append to it, which makes a log that
+//! can't be replayed); any other existing file is an error.
 
 use super::{Action, Entry};
 use block::{Data, Durability, Error, Result};
@@ -14,13 +14,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Number of requests that are buffered before they are written.
+/// Number of requests of a batch.
 const MANY: usize = 4096;
 
-/// First line.
+/// First line of a log.
 pub const HEADER: &str = "fio version 3 iolog\n";
 
-/// First time stamp: fio waits only from the first nonzero one on.
+/// First time stamp, which isn't 0: fio waits only after the first nonzero one.
 const FIRST_TIME: u64 = 1;
 
 /// File of a log, and the device name in its lines.
@@ -33,17 +33,17 @@ pub struct Target {
 }
 
 impl Target {
-    /// Name of the device in requests: fio takes no spaces.
+    /// Name of the device in requests, without spaces, which fio doesn't accept.
     fn device_name(&self) -> String {
         let name = self.device.as_ref().and_then(|path| path.to_str());
         name.filter(|name| !name.contains(char::is_whitespace)).unwrap_or("device").to_owned()
     }
 }
 
-/// Refuses a path with a file that is no log.
+/// Refuses a path of an existing file that isn't a log.
 ///
 /// # Errors
-/// In words.
+/// Description of the problem.
 pub fn check(path: &Path) -> Result<(), String> {
     let Ok(mut file) = std::fs::File::open(path) else { return Ok(()) };
     let mut start = [0; 11];
@@ -84,7 +84,7 @@ impl Writer {
     /// Creates the log.
     ///
     /// # Errors
-    /// Those of creating the file, and [`Error::Invalid`] if another file is there.
+    /// Errors of creating the file, and [`Error::Invalid`] if the path has another file.
     pub async fn create(target: &Target) -> Result<Writer> {
         check(&target.path).map_err(Error::invalid)?;
         let options = OpenOptions { create: true, truncate: true, ..OpenOptions::read_write() };
@@ -101,7 +101,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Records a request made `nanoseconds` after the start; returns whether the batch is to be written out.
+    /// Records a request made `nanoseconds` after the start. Returns whether the batch must be written out.
     #[inline]
     pub fn note(&self, nanoseconds: u64, action: Action, offset: u64, length: u64) -> bool {
         let mut noted = self.noted.borrow_mut();
@@ -112,7 +112,7 @@ impl Writer {
     /// Writes out the recorded requests.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub async fn write_out(&self) -> Result<()> {
         let turn = self.turn.acquire(1).await;
         let noted = self.noted.take();
@@ -124,10 +124,10 @@ impl Writer {
         written
     }
 
-    /// Ends the log.
+    /// Writes the rest of the log.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub async fn end(&self) -> Result<()> {
         self.write_out().await?;
         self.append(format!("{} {} close\n", self.last.get(), self.name)).await

@@ -45,7 +45,7 @@ pub fn bytes(text: &str, units: Units) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("{text}: more than 2^64 bytes"))
 }
 
-/// Whether fio reads this as powers of 1000 although its suffix means 1024.
+/// Whether fio interprets this as powers of 1000 although its suffix means 1024.
 pub fn is_decimal_to_fio(text: &str) -> bool {
     let (_, suffix) = split(text.trim());
     let suffix = suffix.to_ascii_lowercase();

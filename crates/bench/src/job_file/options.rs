@@ -6,15 +6,15 @@ use crate::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite,
 use stack::did_you_mean;
 use std::collections::BTreeSet;
 
-/// Sets an option; an error is the expected value.
+/// Sets an option. The error is the expected value.
 type Apply = fn(&mut Job, &str, Units) -> Result<(), String>;
 
-/// An option: its name, other names for it, whether it may omit its value (a boolean that is then true), and its
+/// An option: its name, its aliases, whether its value may be omitted (a boolean that is then true), and its
 /// effect.
 pub struct JobOption {
-    /// Name in fio.
+    /// fio's name.
     pub name: &'static str,
-    /// Other names in fio.
+    /// fio's aliases.
     pub aliases: &'static [&'static str],
     /// Whether the value may be omitted.
     pub bare: bool,
@@ -79,7 +79,7 @@ pub const OPTIONS: &[JobOption] = &[
     switch("randrepeat", &[], |job, text, _| boolean(text).map(|value| job.randrepeat = value)),
     option("rate_iops", &[], rate),
     option("thinktime", &[], |job, text, _| {
-        // A number alone is microseconds, as in fio.
+        // A number without a unit is in microseconds, as in fio.
         let is_number = text.bytes().all(|letter| letter.is_ascii_digit());
         let time = number::time(&if is_number { format!("{text}us") } else { text.to_owned() });
         time.map(|time| job.thinktime = time)
@@ -165,7 +165,7 @@ impl JobOption {
     }
 }
 
-/// Checks combinations of options; each problem has the option to point at.
+/// Checks combinations of options. Each problem has its option.
 pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
     let mut refuse = |is_wrong: bool, option, message: &str| {
@@ -226,7 +226,7 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
     problems
 }
 
-/// Options of drawn requests, which a replay doesn't have.
+/// Options of drawn requests, which a replay doesn't support.
 const DRAWN_BY: &[&str] = &[
     "rw",
     "bs",
@@ -252,7 +252,7 @@ fn read_iolog(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     if text == "-" {
         return Err("-: a log is read twice, so it must be a file".into());
     }
-    // What no name has stands for a colon of a name meanwhile.
+    // NUL, which no name contains, temporarily replaces an escaped colon.
     let names = text.replace("\\:", "\0");
     let names: Vec<String> = names.split(':').map(|name| name.replace('\0', ":")).collect();
     if names.iter().any(String::is_empty) {
@@ -309,8 +309,8 @@ fn read_write(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     Ok(())
 }
 
-/// fio's comma form: one value is for all; of two, the second is for writes and discards; an empty one keeps the
-/// previous value.
+/// Parses fio's comma form: a single value applies to all directions; of two, the second applies to writes
+/// and discards; an empty one keeps the previous value.
 fn comma<T>(
     text: &str,
     into: &mut PerDirection<T>,
@@ -382,7 +382,7 @@ fn distribution(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     Ok(())
 }
 
-/// Longest pattern that fio takes, in bytes.
+/// Longest pattern that fio accepts, in bytes.
 const LONGEST_PATTERN: usize = 512;
 
 /// Parses fio's pattern: hexadecimal digits, byte by byte in order, and texts in quotes, one after the other.
@@ -404,7 +404,7 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
         let digits = rest.strip_prefix("0x").or_else(|| rest.strip_prefix("0X")).ok_or_else(expected)?;
         let end = digits.find(|letter: char| !letter.is_ascii_hexdigit()).unwrap_or(digits.len());
         let (digits, tail) = digits.split_at(end);
-        // A zero goes before an odd number of digits.
+        // An odd number of digits gets a leading zero.
         let digits = if end % 2 == 1 { format!("0{digits}") } else { digits.to_owned() };
         let pairs = (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16));
         bytes.extend(pairs.collect::<Result<Vec<u8>, _>>().map_err(|_| expected())?);
@@ -435,7 +435,7 @@ fn verify(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
 
 fn with_verify(job: &mut Job, set: impl FnOnce(&mut Verify) -> Result<(), String>) -> Result<(), String> {
     set(&mut job.verify_settings)?;
-    // Before `verify` they only prepare it; what is switched off stays off.
+    // Before `verify`, these options only prepare it; a verification that is switched off remains off.
     job.verify = job.verify.map(|_| job.verify_settings);
     Ok(())
 }
@@ -456,7 +456,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("end_fsync", "not supported: use fsync=N"),
 ];
 
-/// Names of fio's options, so that a refusal can distinguish them from misspellings.
+/// Names of fio's options, which distinguish a refusal from a misspelling.
 const KNOWN_TO_FIO: &str = "allow_file_create allow_mounted_write allrandrepeat atomic ba blockalign \
     block_error_percentiles bs_unaligned blocksize_unaligned buffer_compress_chunk \
     buffer_compress_percentage bwavgtime cgroup cgroup_nodelete cgroup_weight clat_percentiles \

@@ -109,7 +109,7 @@ fn refusals() {
     }
 }
 
-/// What fio 3.33 writes for the same patterns.
+/// Patterns as fio 3.33 writes them.
 #[test]
 fn patterns_and_times_to_think_as_fio_reads_them() {
     let job = |option: &str| parse(&format!("[a]\nrw=write\n{option}")).unwrap().jobs.remove(0);
@@ -136,7 +136,7 @@ fn companions_of_verify_in_any_order() {
         parse("[a]\nverify_fatal=1\nverify=meta\n[b]\nverify=0\ndo_verify=1\n[c]\nverify=meta\nverify_only")
             .unwrap();
     assert!(file.jobs[0].verify.unwrap().fatal);
-    assert!(file.jobs[1].verify.is_none(), "off stays off");
+    assert!(file.jobs[1].verify.is_none(), "it is off");
     assert!(file.jobs[2].verify.unwrap().only && !file.jobs[2].verify.unwrap().fatal);
 }
 
@@ -159,7 +159,7 @@ fn variables_and_engines() {
     assert_eq!(file.notes.len(), 3, "{:?}", file.notes);
 }
 
-/// What `Job::options` says, read again, is the same job.
+/// Parsing the output of `Job::options` gives the same job.
 #[test]
 fn options_say_the_job_again() {
     let text = "[a]\nrw=randrw\nbsrange=4k-8k,16k-16k\niodepth=3\nnumjobs=2\nruntime=1500ms\ntime_based\n\

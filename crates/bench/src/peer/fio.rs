@@ -10,8 +10,8 @@ use std::path::Path;
 /// Device and engine of fio.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fio {
-    /// File or block device, relative to the plan's folder. Engines with an address of their own (nbd's `uri`) have
-    /// none.
+    /// File or block device, relative to the plan's folder; `None` for engines with an address of their own
+    /// (nbd's `uri`).
     pub filename: Option<String>,
     /// fio's engine.
     pub ioengine: String,
@@ -28,9 +28,9 @@ impl Fio {
         let mut push = |key: &str, value: &str| arguments.push(format!("--{key}={value}"));
         push("ioengine", &self.ioengine);
         if let Some(filename) = &self.filename {
-            // fio takes a colon for the end of a name.
+            // An unescaped colon would end the name for fio.
             let path = directory.join(filename).display().to_string().replace(':', "\\:");
-            // And of a replay the files that its log names, unless they are redirected.
+            // For a replay, this replaces the files that the log names.
             push(if job.is_replay() { "replay_redirect" } else { "filename" }, &path);
             push("direct", if self.direct { "1" } else { "0" });
         }
@@ -41,15 +41,15 @@ impl Fio {
     }
 }
 
-/// Arguments of fio for a job, and for a report that [`measurement`] parses; without the device.
+/// Arguments of fio for a job and for a report that [`measurement`] parses, without the device.
 pub fn job_arguments(job: &Job) -> Vec<String> {
     let name = job.name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     let mut arguments = vec![format!("--name={name}")];
-    // The log of a peer would be another one; where a log is replayed is not the job's to say.
+    // A peer must not overwrite the job's log; the peer's device determines where a log is replayed.
     let is_its = |key: &str| !["write_iolog", "replay_redirect"].contains(&key);
     let options = job.options().into_iter().filter(|(key, _)| is_its(key));
     arguments.extend(options.map(|(key, value)| format!("--{key}={value}")));
-    // Total latency is what our engine measures too. Reads and writes of a mix are one distribution.
+    // The engine also measures total latency. Reads and writes of a mix are one distribution.
     let percentiles: Vec<String> = CURVE.iter().map(f64::to_string).collect();
     arguments.push(format!("--percentile_list={}", percentiles.join(":")));
     for report in
@@ -88,7 +88,7 @@ pub fn measurement(text: &str) -> Result<Measurement> {
         directions.into_iter().flatten().filter(|direction| number(direction, "total_ios") > 0.0).collect();
     let sum = |key: &str| used.iter().map(|direction| number(direction, key)).sum::<f64>();
     let longest = used.iter().map(|direction| number(direction, "runtime")).fold(0.0, f64::max);
-    // The sum over fio's processes, as is the job's runtime that it is a share of.
+    // CPU time and runtime are both sums over fio's processes, so their ratio is that of the job.
     let cpu_percent = number(job, "usr_cpu") + number(job, "sys_cpu");
     let mut measurement = Measurement {
         operations: sum("total_ios") as u64,
@@ -133,7 +133,7 @@ fn number(value: &Value, key: &str) -> f64 {
     value.get(key).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-/// Total latencies; completion latencies if a command has kept fio's defaults.
+/// Total latencies; completion latencies if a command uses fio's defaults.
 fn latencies(direction: &Value) -> Option<&Value> {
     let has_percentiles = |found: &&Value| found.get("percentile").is_some();
     ["lat_ns", "clat_ns"].iter().filter_map(|key| direction.get(key)).find(has_percentiles)

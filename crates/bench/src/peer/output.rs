@@ -1,4 +1,5 @@
-//! What a command of a plan has to print, for programs that measure: fio's JSON, as far as [`measurement`](super::fio::measurement) reads it.
+//! Output of a plan's command that measures: the fields of fio's JSON that
+//! [`measurement`](super::fio::measurement) reads.
 
 use crate::latency::CURVE;
 use runtime::histogram::Histogram;
@@ -8,7 +9,7 @@ use std::time::Duration;
 /// One measurement of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Output<'a, const PRECISION: u32> {
-    /// Name of the program and of what it did.
+    /// Name of the program and of its workload.
     pub name: &'a str,
     /// Whether the operations were writes.
     pub writes: bool,
@@ -16,7 +17,7 @@ pub struct Output<'a, const PRECISION: u32> {
     pub latencies: &'a Histogram<PRECISION>,
     /// Bytes that all operations transferred.
     pub bytes: u64,
-    /// Time that was measured.
+    /// Measured time.
     pub time: Duration,
     /// Processor time of the program during `wall`.
     pub cpu: Duration,
@@ -26,7 +27,7 @@ pub struct Output<'a, const PRECISION: u32> {
     pub failed: bool,
 }
 
-/// Latencies as fio has them.
+/// Latencies in fio's form.
 pub fn latencies<const PRECISION: u32>(latencies: &Histogram<PRECISION>) -> Value {
     let percentiles: Map<String, Value> = CURVE
         .iter()
@@ -41,7 +42,7 @@ pub fn latencies<const PRECISION: u32>(latencies: &Histogram<PRECISION>) -> Valu
 }
 
 impl<const PRECISION: u32> Output<'_, PRECISION> {
-    /// fio's object for a job, to which a program may add what it knows beside that.
+    /// fio's object for a job, to which a program may add further fields.
     pub fn job(&self) -> Value {
         let (count, seconds) = (self.latencies.count(), self.time.as_secs_f64().max(1e-9));
         let wall = self.wall.as_secs_f64().max(1e-9);

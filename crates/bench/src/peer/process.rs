@@ -1,8 +1,8 @@
-//! Processes that are waited for with a limit, and killed at it, with their descendants.
+//! Child processes with a time limit, at which they are killed with their descendants.
 //!
-//! Their output goes into memory without a pipe, so that no reader is needed while they run and a program with much
-//! output never blocks. Waiting is done on a pidfd in slices: no clock is read, and a stop from outside is noticed
-//! within [`SLICE`].
+//! Their output goes into memory without a pipe, so that no reader is needed while they run and a program
+//! with much output never blocks. Waiting is done on a pidfd in slices: no clock is read, and the stop flag
+//! is checked every [`SLICE`].
 
 use block::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Length of a wait between two checks of the stop flag.
 pub const SLICE: Duration = Duration::from_millis(20);
 
-/// Limit of the output of a program that is read, in bytes.
+/// Most bytes of a program's output that are read.
 const LARGEST_OUTPUT: u64 = 64 << 20;
 
-/// Limit of a wait.
+/// Limits of a wait.
 #[derive(Debug)]
 pub struct Limit<'a> {
     /// Time limit.
@@ -53,8 +53,8 @@ impl Output {
 /// Runs a command to its end.
 ///
 /// # Errors
-/// [`Error::NotFound`] if there is no such program, [`Error::Io`] with its standard error if it failed,
-/// [`Error::TimedOut`] and [`Error::Cancelled`] at the limit; it has been killed then.
+/// [`Error::NotFound`] if the program doesn't exist, [`Error::Io`] with its standard error if it failed,
+/// [`Error::TimedOut`] and [`Error::Cancelled`] at the limit, after killing it.
 pub fn run(command: &[String], directory: &Path, limit: &Limit<'_>) -> Result<Output> {
     let mut process = Process::start(command, directory)?;
     let status = process.wait(limit)?;
@@ -102,7 +102,7 @@ impl Process {
         match pidfd_open(pid_of(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Process { name: program.clone(), child, reaped: false, pidfd, stdout, stderr }),
             Err(error) => {
-                // Nobody else would: this child has no owner yet that kills it when dropped.
+                // The child doesn't have an owner yet that kills it when dropped.
                 let _ = child.kill();
                 let _ = child.wait();
                 Err(Error::from_errno(error.raw_os_error(), doing()))
@@ -110,7 +110,7 @@ impl Process {
         }
     }
 
-    /// Waits for a slice; returns whether it has ended.
+    /// Waits for a slice. Returns whether the process has ended.
     fn has_ended_after(&self, slice: Duration) -> bool {
         let timeout = Timespec { tv_sec: slice.as_secs() as i64, tv_nsec: i64::from(slice.subsec_nanos()) };
         let mut watched = [PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -133,8 +133,8 @@ impl Process {
         status.map_err(|error| Error::from_io(&error, &format!("waiting for {}", self.name)))
     }
 
-    /// Kills it and its descendants, which may have outlived it. Only before it is reaped: until then its number isn't
-    /// reused. An error means that no process is left.
+    /// Kills the process and its descendants, which may have outlived it. Must be called before the process
+    /// is reaped, so that its number isn't reused. An error means that no process is left.
     fn kill_group(&self) {
         let _ = kill_process_group(pid_of(&self.child), Signal::KILL);
     }
@@ -172,7 +172,7 @@ fn memory_file() -> Result<File> {
         .map_err(|error| Error::from_errno(error.raw_os_error(), "making a file in memory"))
 }
 
-/// Returns `HOST:PORT` if it is one, and not a path.
+/// Returns a text of the form `HOST:PORT`; `None` for a path.
 pub(super) fn tcp_address(socket: &str) -> Option<&str> {
     let (host, port) = socket.rsplit_once(':')?;
     (!host.contains('/') && port.parse::<u16>().is_ok()).then_some(socket)
@@ -185,7 +185,7 @@ pub struct RunningServer {
 }
 
 impl RunningServer {
-    /// Starts it and waits until it accepts a connection at `socket`.
+    /// Starts the server and waits until it accepts a connection at `socket`.
     pub fn start(command: &[String], directory: &Path, socket: &str, limit: &Limit<'_>) -> Result<Self> {
         remove_socket(socket);
         let mut server =
@@ -220,10 +220,11 @@ impl RunningServer {
         }
     }
 
-    /// CPU time that it and its ended children have used so far, in seconds, from proc_pid_stat(5); resolution 10 ms.
+    /// CPU time of the process and its ended children so far, in seconds, from proc_pid_stat(5); resolution
+    /// 10 ms.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] if it has ended.
+    /// [`Error::Disconnected`] if the process has ended.
     pub fn cpu_seconds(&self) -> Result<f64> {
         let pid = self.process.child.id();
         let path = format!("/proc/{pid}/stat");
@@ -254,7 +255,7 @@ fn remove_socket(socket: &str) {
 
 /// State of the process, and the sum of user and system time, its own and its ended children's.
 pub(super) fn state_and_ticks(stat: &str) -> Option<(&str, u64)> {
-    // The name in parentheses may hold anything, parentheses too.
+    // The name in parentheses may contain any characters, including parentheses.
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;

@@ -20,7 +20,7 @@ fn fio_on(filename: &str) -> Peer {
     peer(PeerKind::Fio(fio))
 }
 
-/// Whether a program is here; says so where it is not.
+/// Whether a program is installed; prints a note if it isn't.
 fn installed(program: &str) -> bool {
     let found = find_program(program).is_some();
     if !found {

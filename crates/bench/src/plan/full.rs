@@ -1,8 +1,8 @@
-//! `[full]`: changes of a plan for a full run, as in the source of its figures, instead of a quick one.
+//! `[full]`: changes of a plan for a full run with the settings of the figures' source.
 //!
-//! It has the plan's own sections and, in them, only the keys that change: `[full.workload.randwrite] runtime = "5m"`.
-//! It is always parsed and checked, even if it isn't used. Names that the plan doesn't have are refused: a full run
-//! only changes runs that the plan has.
+//! It has the plan's own sections and, in them, only the keys that change: `[full.workload.randwrite] runtime
+//! = "5m"`. It is always parsed and checked, even if it isn't used. Names that the plan doesn't have are
+//! refused: a full run only changes runs of the plan.
 
 use super::reader::{Entry, Reader, find};
 use stack::{At, RawValue, did_you_mean};

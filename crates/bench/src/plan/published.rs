@@ -1,4 +1,4 @@
-//! `[published.NAME]`: figures that others have published about a subject, shown beside the measurements.
+//! `[published.NAME]`: published figures of others about a subject, shown beside the measurements.
 
 use super::reader::{Entry, Reader, find, option_of};
 use crate::job_file::number::{self, Units};
@@ -11,7 +11,7 @@ pub struct Published {
     pub subject: String,
     /// Workload, or the section of a matrix; `None`: every workload of the subject.
     pub workload: Option<String>,
-    /// Figures: per second, bytes per second, nanoseconds.
+    /// Figures: operations per second, bytes per second, nanoseconds.
     pub figures: Vec<(Figure, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Getters for the keys of a plan, which collect problems and go on.
+//! Getters for the keys of a plan, which collect problems and continue.
 
 use crate::job_file::number;
 use stack::{Collector, RawSetting, RawValue, Source, Span, did_you_mean};
@@ -27,7 +27,7 @@ impl Reader {
         self.problems.add(|| self.source.problem(span.clone(), message));
     }
 
-    /// Refuses every key that isn't one of these.
+    /// Refuses every key that isn't in `known`.
     pub fn check_keys(&mut self, what: &str, entries: &[Entry], known: &[&str]) {
         for Entry { key, .. } in entries.iter().filter(|entry| !known.contains(&entry.key.value.as_str())) {
             let near = did_you_mean(&key.value, known.iter().copied());
@@ -130,7 +130,7 @@ pub(super) fn option_of(value: &RawValue) -> Option<String> {
     }
 }
 
-/// Returns the elements of a list, if it is one and `take` accepts all of them.
+/// Returns the elements of a list; `None` if the value isn't a list or `take` refuses an element.
 pub(super) fn list_of<T>(value: &RawValue, take: impl Fn(&RawValue) -> Option<T>) -> Option<Vec<T>> {
     match value {
         RawValue::List(items) => items.iter().map(|item| take(&item.value)).collect(),

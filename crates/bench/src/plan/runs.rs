@@ -1,8 +1,9 @@
 //! Ordered list of the runs of a plan.
 //!
-//! Repetitions are interleaved: within one, all subjects run a workload right after each other, so that a pair meets
-//! the machine in the same state. The order of the subjects rotates from one repetition to the next, so that no subject
-//! is always the first. If a matrix has one setup, each subject runs all of its points before the next subject begins.
+//! Repetitions are interleaved: within a repetition, all subjects run a workload one right after the other,
+//! so that the state of the machine is the same for a pair. The order of the subjects rotates from one
+//! repetition to the next, so that each one is first. If a matrix has one setup, each subject runs all of its
+//! points before the next subject begins.
 
 use super::{Filling, Plan, RateShare, StackSubject, Workload};
 use crate::job::{Amount, BlockSizes, Job, PerDirection, ReadWrite};
@@ -22,7 +23,7 @@ pub enum Role {
 /// Subject of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Subject<'a> {
-    /// A stack, run by our engine.
+    /// A stack, run by the engine.
     Stack(&'a StackSubject),
     /// A peer.
     Peer(&'a Peer),
@@ -37,7 +38,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Whether the measured program isn't ours.
+    /// Whether the measured program isn't part of Siltstone.
     pub fn is_peer(&self) -> bool {
         match self {
             Subject::Stack(stack) => !stack.ours,
@@ -57,9 +58,9 @@ pub struct Run<'a> {
     pub workload: String,
     /// Job to run. With `rate_share`, [`RateShare::apply`] returns the actual job.
     pub job: Job,
-    /// Number of the repetition, from 1; 0 if nothing is measured.
+    /// Number of the repetition, from 1; 0 for runs without a measurement.
     pub repetition: u32,
-    /// Whether it uses the stack that the run before it has built.
+    /// Whether the run uses the stack that the previous run has built.
     pub continues: bool,
     /// Share of the rate that the [`Role::Calibration`] run of the same workload has measured.
     pub rate_share: Option<RateShare>,

@@ -1,7 +1,7 @@
 //! `[table.NAME]`: a command that prints a table, run once, before the measurements.
 //!
-//! The command prints JSON that [`Table`](crate::results::Table) describes: columns with titles and units, and rows.
-//! The plan may add rows, such as figures that others have published.
+//! The command prints JSON that [`Table`](crate::results::Table) describes: columns with titles and units,
+//! and rows. The plan may add rows, such as published figures of others.
 
 use super::reader::{Entry, Reader, find, list_of, option_of, place, table_of};
 use super::{check_placeholders, required_command};
@@ -25,7 +25,7 @@ pub struct TableCommand {
 }
 
 impl TableCommand {
-    /// Programs that must be installed for it.
+    /// Programs that must be installed for the command.
     pub fn programs(&self) -> Vec<&str> {
         crate::peer::needed(self.command.first().map(String::as_str), &self.requires)
     }

@@ -311,7 +311,7 @@ fn a_plan_in_full() {
         let said = problems(&FULL.replacen(from, to, 1));
         assert!(said.contains(expected), "{expected}: {said}");
     }
-    // What is wrong with both is said once.
+    // A problem of both plans is reported once.
     let said = problems(&FULL.replacen("rw = \"randwrite\"", "rw = \"randwriet\"", 1));
     assert_eq!(said.matches("rw=randwriet").count(), 1, "{said}");
 }
@@ -348,7 +348,7 @@ fn a_shorter_plan_to_try() {
     assert!(plan.workloads.iter().all(|it| it.repetitions == 1));
 }
 
-/// What the plans of the repository are spread out to.
+/// Expansion of the repository's plans.
 #[test]
 fn the_plans_of_the_log() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
@@ -467,7 +467,7 @@ proptest! {
         let _ = Plan::parse("p.toml", &text);
     }
 
-    /// A good plan with something cut out of it or put into it.
+    /// A valid plan, from which a part is removed or to which text is added.
     #[test]
     fn damaged_plans_never_panic(from in 0..NBD.len(), length in 0..40usize, put in "\\PC{0,6}", which in 0..3usize) {
         let source = [NBD, FILE, MAPS][which];

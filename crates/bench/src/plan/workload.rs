@@ -9,7 +9,7 @@ use stack::{At, RawValue, Span};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Limit of the points of a matrix: more are probably a mistake.
+/// Most points of a matrix: more are probably a mistake.
 const MOST_POINTS: usize = 1000;
 
 /// Options of the device, which belong to a stack or a peer.
@@ -20,7 +20,7 @@ const ELSEWHERE: &[&str] = &["filename", "ioengine", "direct", "buffered", "grou
 struct Choice<'a> {
     entry: &'a Entry,
     value: &'a At<RawValue>,
-    /// Whether it is one of several and so belongs to the point's name.
+    /// Whether the option has several values, so that this one is part of the point's name.
     is_named: bool,
 }
 
@@ -142,8 +142,8 @@ fn share(text: &str, span: &Span) -> Option<RateShare> {
 }
 
 impl RateShare {
-    /// Returns the job at this share of a measured rate: of `iops` in all, divided over its clones and, in a mix, over
-    /// its directions.
+    /// Returns the job at this share of a measured rate: `iops` in total, divided over its clones and, in a
+    /// mix, over its directions.
     pub fn apply(&self, job: &Job, iops: f64) -> Job {
         let each = iops * self.percent / 100.0 / f64::from(job.numjobs.max(1));
         let part = |share: f64| Some(((each * share).round() as u64).max(1));

@@ -1,5 +1,5 @@
-//! Measurements beside figures that others have published: a card for each figure, on a logarithmic scale, because the
-//! published figures of one table may differ by orders of magnitude.
+//! Measurements beside published figures of others: a card for each figure, on a logarithmic scale, because
+//! published figures may differ by orders of magnitude.
 
 use super::Palette;
 use super::charts::{WIDTH, class, short};

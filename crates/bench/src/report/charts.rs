@@ -1,7 +1,7 @@
 //! Charts of a workload: bars, latency curves, and the ratios to a baseline.
 //!
-//! Every card is as wide as a phone's screen and is placed beside others if there is space. Lines and bars are labelled
-//! directly; peers are dashed, so that colour is never the only difference.
+//! Every card is as wide as a phone's screen and is placed beside others if there is space. Lines and bars
+//! are labelled directly; peers are dashed, so that they don't differ only by colour.
 
 use super::Palette;
 use super::svg::{Anchor, Scale, Svg, spread_out};
@@ -12,7 +12,7 @@ use crate::units;
 
 pub(super) const WIDTH: f64 = 360.0;
 pub(super) const HEIGHT: f64 = 232.0;
-/// Plotting area of charts with axes; the labels of the lines are at its right.
+/// Plotting area of charts with axes. The labels of the lines are at its right.
 pub(super) const LEFT: f64 = 54.0;
 pub(super) const RIGHT: f64 = WIDTH - 76.0;
 pub(super) const TOP: f64 = 16.0;
@@ -80,7 +80,7 @@ pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure:
     Some(svg.finish())
 }
 
-/// Position of a percentile: each nine takes as much width as the one before.
+/// Position of a percentile: each nine has the same width.
 fn nines(percent: f64) -> f64 {
     -(1.0 - percent / 100.0).max(1e-9).log10()
 }
@@ -179,7 +179,7 @@ pub(super) fn ratios(comparison: &Comparison) -> String {
     let all = comparison.ratios.iter().flat_map(|(figure, ratios)| {
         ratios.pairs.iter().chain([&ratios.median]).map(|ratio| advantage(*figure, *ratio))
     });
-    // The same room on both sides of 1, and never so little that noise looks large.
+    // The same distance on both sides of 1, with a minimum, so that noise doesn't look large.
     let limit = all.map(|it| it.ln().abs()).filter(|it| it.is_finite()).fold(1.12_f64.ln(), f64::max) * 1.06;
     let x = Scale::linear((-limit, limit), (FROM, TO));
     let label = format!("{} compared with {}", comparison.subject, comparison.baseline);

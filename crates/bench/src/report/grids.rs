@@ -1,7 +1,8 @@
 //! Large matrices: bars of the corners, grids of every point, and a table of all figures.
 //!
-//! A grid has a cell for each point: its text is the figure, and the strength of its colour the ratio to the best
-//! subject at the same point. A subject that is only a baseline has no colour, and doesn't count as the best.
+//! A grid has a cell for each point: its text is the figure, and the strength of its colour the ratio to the
+//! best subject at the same point. A subject that is only a baseline has no colour, and isn't considered for
+//! the best.
 
 use super::Palette;
 use super::charts::{WIDTH, class, short};
@@ -22,7 +23,7 @@ pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> 
     html.push_str(&corners(results, matrix, palette));
     html.push_str(LEGEND);
     let panels = matrix.panel_axes();
-    // The first list makes groups, the others the grids of a group; alone it makes the grids.
+    // The first list makes groups, the others the grids of a group; a single list makes the grids.
     let (first, rest) = panels.split_at(usize::from(panels.len() > 1));
     for chosen in matrix.combinations(first) {
         let title = matrix.words(first, &chosen);
@@ -115,7 +116,7 @@ fn grouped_bars(
     Some(svg.finish())
 }
 
-/// Draws a small grid for each subject, of one panel.
+/// Draws a small grid of one panel for each subject.
 fn grid(
     results: &Results,
     matrix: &Matrix,
@@ -279,7 +280,7 @@ mod tests {
         }
         assert!(!page.contains("<h2>every rw="), "no section for a single point");
         assert!(!page.contains("ram, numjobs=8 iodepth=32: IOPS 1.03 M, 100"), "a baseline is no rival");
-        // The sample's own cards, three for the corners, a grid per group and size for two figures.
+        // The sample's own cards, three for the corners, and a grid per group and size for two figures.
         assert_eq!(page.matches("<svg").count(), 2 + 2 * 5 + 3 + 2 * 3 * 2);
         assert!(!page.contains("radix compared with ram"), "no card for each point");
     }

@@ -6,7 +6,8 @@ use super::svg::{Anchor, Scale, Svg, spread_out};
 use crate::results::{Column, Table};
 use serde_json::Value;
 
-/// Draws the columns that the table names in `lines`; `None` without any, or without numbers in them. Rows without a number leave a line as it is.
+/// Draws the columns that the table names in `lines`; `None` without any, or without numbers in them. Lines
+/// skip rows without a number.
 pub(super) fn chart(table: &Table) -> Option<String> {
     let over = table.columns.first()?;
     let lines: Vec<(&Column, Vec<(f64, f64)>)> = table

@@ -28,8 +28,8 @@ fn over_seconds(results: &Results, workload: &str, what: &str) -> Option<(Svg, S
     Some((svg, x))
 }
 
-/// Draws operations per second over the time of a run, a line for every repetition; the mean for runs without a time
-/// series.
+/// Draws operations per second over the time of a run, one line for each repetition; runs without a time
+/// series are drawn with their mean.
 pub(super) fn rates(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
     let subjects = results.subjects(workload);
     let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
@@ -81,10 +81,11 @@ pub(super) fn rates(results: &Results, workload: &str, palette: &Palette) -> Opt
     Some(svg.finish())
 }
 
-/// Draws latency over the time of a run, on a logarithmic scale: the median as a strong line, the 99th percentile as a
-/// weak one, the longest as dots, with gaps where no operation ended. `None` without time series of latencies.
+/// Draws latency over the time of a run, on a logarithmic scale: the median as a strong line, the 99th
+/// percentile as a weak one, the longest as dots, with gaps where no operation ended. `None` without time
+/// series of latencies.
 pub(super) fn latency_over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
-    // Lines bridge this many intervals without ended operations.
+    // Most intervals without ended operations that a line bridges.
     const PAUSE: f64 = 5.0;
     let moments = |run: &RunResult| run.measurement.series.as_ref().map(Series::moments).unwrap_or_default();
     let of_workload = results.runs.iter().filter(|run| run.workload.name == workload);
@@ -105,7 +106,7 @@ pub(super) fn latency_over_time(results: &Results, workload: &str, palette: &Pal
             let interval = run.measurement.series.as_ref().map_or(0.0, Series::interval);
             let moments = moments(run);
             let place = |moment: &Moment, ns: u64| (x.at(moment.seconds), y.at(ns as f64));
-            // Dots first: lines must not be hidden.
+            // Dots first, so that they don't hide lines.
             for moment in moments.iter().step_by((moments.len() / 200).max(1)) {
                 svg.circle(&class("worst", palette, &subject), place(moment, moment.max), 1.0, "");
             }

@@ -12,7 +12,7 @@ pub(super) fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Browsers refuse the others in any notation.
+            // Browsers refuse the other control characters in any notation.
             letter if letter.is_control() && !letter.is_whitespace() => escaped.push('\u{fffd}'),
             letter => escaped.push(letter),
         }
@@ -168,7 +168,7 @@ impl Scale {
 
     fn log_ticks(&self, wanted: usize) -> Vec<f64> {
         let mut best: Vec<f64> = Vec::new();
-        // Denser sets as long as they are not too many.
+        // Denser sets, up to the wanted number.
         for mantissas in [&[1.0][..], &[1.0, 3.0], &[1.0, 2.0, 5.0], &[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]] {
             let decades = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
             let all = decades.flat_map(|decade| mantissas.iter().map(move |it| it * 10f64.powi(decade)));
@@ -188,7 +188,8 @@ pub(super) fn nice_step(raw: f64) -> f64 {
     step.unwrap_or(10.0) * power
 }
 
-/// Moves labels apart so that none is nearer than `distance` to another, keeping their order; returns their positions.
+/// Moves labels apart so that they are at least `distance` apart, keeping their order. Returns their
+/// positions.
 pub(super) fn spread_out(places: &[f64], distance: f64, (low, high): (f64, f64)) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|a, b| places[*a].total_cmp(&places[*b]));

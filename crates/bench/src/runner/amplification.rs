@@ -1,13 +1,14 @@
 //! Write amplification from the status of layers.
 //!
-//! A layer that moves blocks or adds metadata has `write_amplification` in its status, with counters since it was
-//! opened: `user_blocks`, `moved_blocks` and `metadata_blocks`. The writes during a measurement are the difference.
+//! A layer that moves blocks or adds metadata has `write_amplification` in its status, with counters since it
+//! was opened: `user_blocks`, `moved_blocks` and `metadata_blocks`. The writes during a measurement are the
+//! difference.
 
 use crate::results::WriteAmplification;
 use serde_json::{Map, Value};
 
-/// Write amplification between two states of a stack's layers; `None` if no layer counts it, or nothing was written
-/// through it.
+/// Write amplification between two states of a stack's layers; `None` if no layer counts it, or no block was
+/// written through it.
 pub(super) fn between(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<WriteAmplification> {
     after.iter().find_map(|(name, status)| {
         status.get("write_amplification")?;

@@ -1,4 +1,5 @@
-//! Runs of our own engine: builds the stacks in a runtime of their own, runs jobs on them, closes them.
+//! Runs of this program's engine: builds the stacks in a runtime of their own, runs jobs on them, closes
+//! them.
 
 use super::{Observer, Step, amplification, has_measured, hits};
 use crate::engine::{self, Assignment, Progress};
@@ -21,17 +22,17 @@ pub(super) enum Fill {
     Only,
     /// Before the jobs run.
     First,
-    /// Before the jobs run, if it has lost the filling: memory does.
+    /// Before the jobs run, if the stack has lost its contents, as memory does.
     IfForgotten,
 }
 
-/// Stack, and its device that is driven.
+/// Stack, and the device in it that is driven.
 pub(super) struct Target {
     pub stack: stack::Plan,
     /// Name of the device; `None` is the top.
     pub device: Option<String>,
     pub fill: Fill,
-    /// Whether filling also overwrites it in random order.
+    /// Whether filling also overwrites the device in random order.
     pub fill_at_random: bool,
 }
 
@@ -39,13 +40,14 @@ pub(super) struct Target {
 pub(super) struct Work {
     pub shards: usize,
     pub targets: Vec<Target>,
-    /// Rounds, one after the other; each has jobs that run at the same time, with the numbers of their targets.
+    /// Rounds, one after the other; each has jobs that run at the same time, with the numbers of their
+    /// targets.
     pub rounds: Vec<Vec<(usize, Job)>>,
-    /// Server that the stacks use, whose CPU time is measured, too.
+    /// Server that the stacks use, whose CPU time is also measured.
     pub server: Option<Arc<RunningServer>>,
 }
 
-/// Reports steps to an observer: one for each round; one for filling, if there are no rounds.
+/// Reports steps to an observer: one for each round, or one for filling without rounds.
 pub(super) struct Watch {
     pub observer: Arc<dyn Observer>,
     pub steps: Vec<Step>,
@@ -71,10 +73,12 @@ impl Watch {
 /// Result of a round: a measurement for each job.
 pub(super) type Round = Result<Vec<Measurement>>;
 
-/// Carries the work out, and returns the result of each round: none if only filling was to be done, fewer after a stop.
+/// Executes the work and returns the result of each round: none if the work was only filling, fewer after a
+/// stop.
 ///
 /// # Errors
-/// Those of building, filling and closing; an error of a round is in its result, and the next one begins nevertheless.
+/// Errors of building, filling and closing. The error of a round is in its result, and the next one still
+/// begins.
 pub(super) fn drive(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
     let config = runtime::Config::default().with_shards(work.shards);
     runtime::run(config, move || run(work, watch, stop))?
@@ -104,7 +108,7 @@ async fn run(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
         Ok(rounds) => *rounds = measure_all(&work, &built, &parts, (progress, &watch), &stop).await,
         Err(error) => watch.end(0, &Err(error.clone())),
     }
-    // The reason for the end is more than what closing says about it.
+    // An earlier error has precedence over those of closing.
     for stack in built.iter().rev() {
         outcome = match (outcome, stack.close().await) {
             (Ok(_), Err(error)) => Err(error),
@@ -133,13 +137,13 @@ async fn prepare(
             Fill::IfForgotten => has_forgotten(&part).await?,
         };
         if is_due {
-            // The bar of a run that is only preceded by it is the run's.
+            // If a run follows, the progress bar shows only the run.
             let shown = || if target.fill == Fill::Only { progress.clone() } else { Arc::default() };
             engine::fill(&part, shown(), stop.clone()).await?;
             if target.fill_at_random {
                 engine::overwrite_at_random(&part, shown(), stop.clone()).await?;
             }
-            // What was counted by then isn't the run's. Most parts count nothing, and say so.
+            // Earlier counts aren't part of the run. Most parts have no counters and refuse the message.
             for part in stack.parts() {
                 let _ = part.built.part().message("clear_stats").await;
             }
@@ -190,7 +194,7 @@ async fn measure(
     let mut measured = measured?;
     for (measurement, (target, job)) in measured.iter_mut().zip(jobs) {
         if let (Some(server), Some(before)) = (&work.server, before) {
-            // As for peers: the server also worked during the ramp, whose operations weren't counted.
+            // As for peers, the server also worked during the ramp, whose operations aren't counted.
             let share = measurement.seconds / (measurement.seconds + job.ramp_time.as_secs_f64());
             let seconds = (server.cpu_seconds()? - before) * share;
             measurement.server_cpu_seconds = Some(seconds).filter(|seconds| seconds.is_finite());
@@ -204,7 +208,8 @@ async fn measure(
     Ok(measured)
 }
 
-/// Waits for a future, and calls `look` once after the time `after`; sooner if the future ends before.
+/// Waits for a future, and calls `look` once: after the time `after`, or when the future ends if that is
+/// sooner.
 async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: impl AsyncFn() -> L) -> (T, L) {
     if after.is_zero() {
         let seen = look().await;
@@ -245,7 +250,7 @@ async fn layers(stack: &BuiltStack) -> serde_json::Map<String, serde_json::Value
 /// Number of blocks that are sampled for data.
 const SAMPLES: u64 = 64;
 
-/// Whether any of some sampled blocks, including the first and the last, is all zeros.
+/// Whether any of the sampled blocks, including the first and the last, is all zeros.
 async fn has_forgotten(part: &Arc<dyn DevicePart>) -> Result<bool> {
     let device = part.open().await?;
     let (blocks, block_size) = (device.geometry().blocks.0, device.geometry().block_size.bytes() as usize);

@@ -1,7 +1,7 @@
 //! Jobs of a job file on its files, or on one stack.
 //!
-//! Each file becomes a stack with one `file` part. A missing file is created with the size that its jobs need, and
-//! written once if they read, as in fio; an existing one is never truncated or extended.
+//! Each file becomes a stack with one `file` part. A missing file is created with the size that its jobs
+//! need, and written once if they read, as in fio; an existing one is never truncated or extended.
 
 use super::drive::{Fill, Target, Work};
 use super::{GUESS, On, Setting, stacks, traces};
@@ -17,10 +17,10 @@ use std::time::Duration;
 struct JobDevice {
     /// Name as given by the user: a file, or a stack.
     name: String,
-    /// Text from which [`Stack::load`] makes the stack.
+    /// Text from which [`Stack::load`] creates the stack.
     text: String,
     stack: stack::Plan,
-    /// Whether it is written before the jobs run.
+    /// Whether the device is written before the jobs run.
     fill: bool,
 }
 
@@ -28,9 +28,9 @@ struct JobDevice {
 pub(super) struct Files {
     pub name: String,
     places: Vec<JobDevice>,
-    /// Jobs with the number of their device; no two have the same name.
+    /// Jobs with the number of their device; their names are unique.
     jobs: Vec<(usize, Job)>,
-    /// Whether the device is a stack of the user's, and is formatted.
+    /// Whether the user's stack is formatted; `None` for files.
     pub(super) on_stack: Option<bool>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Files {
 pub(super) struct Group {
     pub name: String,
     pub expected: Duration,
-    /// Their numbers.
+    /// Numbers of the jobs.
     pub jobs: Vec<usize>,
 }
 
@@ -132,14 +132,14 @@ impl Files {
     /// Work of these jobs.
     ///
     /// # Errors
-    /// A file that has changed since the job file was checked.
+    /// A file that has changed since the check of the job file.
     pub fn work(&self, jobs: &[usize], setting: Setting<'_>) -> Result<Work> {
         let mut used: Vec<usize> = Vec::new();
         let mut assigned = Vec::new();
         for index in jobs {
             let (place, job) = &self.jobs[*index];
             let mut job = job.clone();
-            // Logs that a group before this one has written.
+            // Also surveys logs that an earlier group has written.
             job.prepare(setting.directory).map_err(Error::invalid)?;
             let target = used.iter().position(|known| known == place).unwrap_or_else(|| {
                 used.push(*place);
@@ -153,7 +153,7 @@ impl Files {
             let is_first = !self.jobs[..jobs[0]].iter().any(|(earlier, _)| *earlier == number);
             let stack = match is_first {
                 true => place.stack.clone(),
-                // What the stack stands on was made by then.
+                // Files below the stack exist by now, so the stack is loaded again.
                 false => load(&place.text, self.on_stack, setting).map_err(Error::invalid)?,
             };
             let fill = if place.fill && is_first { Fill::First } else { Fill::No };
@@ -257,7 +257,7 @@ fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
     if !job.is_replay() || job.replay.redirect.is_some() || job.logs.is_empty() {
         return job.replay.redirect.clone().or_else(|| job.filename.clone()).ok_or_else(missing);
     }
-    // As to fio, a log says itself where its requests go.
+    // As in fio, a log names the files of its requests.
     let mut named = job.logs.iter().flat_map(|log| &log.survey.files);
     let first = named.next().cloned().ok_or_else(missing)?;
     let is_another = |other: &String| directory.join(other) != directory.join(&first);
@@ -293,7 +293,7 @@ fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
 
 const DEFAULT_BLOCK_SIZE: u64 = 4096;
 
-/// Largest block size that divides all requests and offsets, from a sector up to the default.
+/// Largest block size that divides all requests and offsets, from a sector to the default.
 fn block_size(jobs: &[&Job]) -> u64 {
     let fits = |block: u64| {
         jobs.iter().all(|job| {
@@ -322,7 +322,7 @@ fn another_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     found
 }
 
-/// Adds notes on reporting that differs from fio: clones are reported as one and jobs one by one.
+/// Adds notes on differences from fio's reports: clones are reported as one and jobs one by one.
 fn note_reports(jobs: &[Job], notes: &mut Vec<String>) {
     let merges = |job: &Job| {
         job.group_reporting

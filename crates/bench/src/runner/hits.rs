@@ -7,7 +7,7 @@ use crate::results::HitRatio;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Hit ratios between two states of a stack's layers, by the names of those that count hits; without those that had no
+/// Hit ratios between two states of a stack's layers, by the names of the layers that count hits and had
 /// requests.
 pub(super) fn between(before: &Map<String, Value>, after: &Map<String, Value>) -> BTreeMap<String, HitRatio> {
     let ratio = |(name, status): (&String, &Value)| {

@@ -1,4 +1,4 @@
-//! The stacks of a benchmark: read, checked against the workloads, described.
+//! The stacks of a benchmark: parsing, checks against the workloads, description.
 
 use super::{Setting, What};
 use crate::environment::Environment;
@@ -66,8 +66,8 @@ pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Pla
     Ok(plan)
 }
 
-/// Reads a stack of the plan and checks that its parts fit together. Placeholders such as `{socket}` in its line are
-/// replaced for this job.
+/// Parses a stack of the plan and checks that its parts fit together. Placeholders such as `{socket}` in its
+/// line are replaced for this job.
 pub(super) fn plan_subject(
     subject: &StackSubject,
     (job, server): (&Job, Option<&Server>),
@@ -173,7 +173,7 @@ pub(super) fn formatted(what: &What, setting: Setting<'_>) -> Vec<Stack> {
     }
 }
 
-/// Adds the versions of the programs that take part, and the file systems of the files.
+/// Adds the versions of the programs that are used, and the file systems of the files.
 pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Environment) {
     let mut add_files = |stack: &Stack| {
         for part in stack.parts().filter(|part| part.kind().contract == Contract::Device) {

@@ -1,7 +1,7 @@
 use super::*;
 use std::sync::Mutex;
 
-/// Writes down what it sees, and stops the benchmark where it is asked to.
+/// Records the steps, and stops the benchmark at a given one.
 #[derive(Default)]
 struct Watcher {
     steps: Mutex<Vec<String>>,
@@ -35,7 +35,7 @@ fn registry() -> Registry {
     Registry::new(vec![&disks::file::KIND, &disks::ram::KIND, &disks::null::KIND, &layers::stats::KIND])
 }
 
-/// Runs something in a folder of its own.
+/// Calls `work` with a folder of its own.
 fn within<T>(work: impl FnOnce(Setting<'_>) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry();
@@ -68,7 +68,7 @@ repetitions = 1
 #[test]
 fn fills_calibrates_and_measures() {
     within(|setting| {
-        // Created anew before its first run, and only then: the file is larger than the plan says.
+        // Created from scratch before its first run, and only then: the file is larger than the plan demands.
         std::fs::write(setting.directory.join("x.img"), vec![1; 2 << 20]).unwrap();
         let plan = Plan::parse("p.toml", RATES).unwrap();
         let (watcher, observer) = watched(Watcher::default());
@@ -189,7 +189,7 @@ fn a_matrix_on_one_setup_builds_and_fills_once() {
         let runs = &outcome.results.runs;
         let count =
             |run: &RunResult, what: &str| run.measurement.layers["top"][what]["operations"].as_u64().unwrap();
-        // The same stack: it counts on. What filling it wrote was forgotten before.
+        // The runs share the stack, so its counters continue. The writes of the filling were cleared before.
         assert_eq!((count(&runs[1], "read"), count(&runs[1], "write")), (256 + 128, 0));
         assert_eq!(count(&runs[3], "write"), 256 + 128);
         assert_eq!(count(&runs[12], "read"), 256, "the next repetition has another one");

@@ -3,8 +3,9 @@
 use crate::job::Job;
 use std::path::Path;
 
-/// Surveys the logs of jobs, in the order in which they run. A log that an earlier job writes doesn't exist yet, or is
-/// an older one, and is surveyed when its job runs. Returns all problems, each with the number of its job.
+/// Surveys the logs of jobs, in the order in which they run. A log that an earlier job writes doesn't exist
+/// yet, or is an older one, and is surveyed when its job runs. Returns all problems, each with the number of
+/// its job.
 pub(super) fn prepare<'j>(
     jobs: impl IntoIterator<Item = &'j mut Job>,
     directory: &Path,

@@ -1,4 +1,4 @@
-//! The engine on real devices: it does what the job says, counts what it did, and finds bad blocks.
+//! The engine on real devices: it follows the job, counts its operations, and detects bad blocks.
 
 use bench::engine::{self, Assignment, Progress};
 use bench::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite, Verify};
@@ -47,13 +47,27 @@ fn a_job_without_a_time_does_its_size_once() {
 }
 
 #[test]
+fn reads_and_writes_of_a_mixed_job_are_counted_apart() {
+    let mut mixed = job(ReadWrite::RandMixed);
+    mixed.rwmixread = 75;
+    let measured = measure(ram(4 << 20), vec![mixed, job(ReadWrite::Read)]);
+    let (reads, writes) = (measured[0].reads.expect("reads"), measured[0].writes.expect("writes"));
+    assert_eq!(reads.operations + writes.operations, measured[0].operations);
+    assert_eq!(reads.bytes + writes.bytes, measured[0].bytes);
+    assert!(reads.operations > writes.operations * 2 && writes.operations > 0, "{reads:?} {writes:?}");
+    assert!(reads.latency_ns.is_some() && writes.latency_ns.is_some());
+    assert!((reads.iops + writes.iops - measured[0].iops).abs() < 1.0);
+    assert_eq!((measured[1].reads, measured[1].writes), (None, None), "a job of one direction has one row");
+}
+
+#[test]
 fn time_rate_and_ramp_are_kept() {
     let mut paced = job(ReadWrite::RandRead);
     (paced.iodepth, paced.time_based) = (4, true);
     (paced.runtime, paced.ramp_time) = (Some(Duration::from_millis(400)), Duration::from_millis(100));
     paced.rate_iops = PerDirection::all(Some(1000));
     let measured = measure(Arc::new(NullPart::new(1 << 30, BlockSize::default())), vec![paced]);
-    // 400 in 0.4 s; a machine that stands still for a moment catches up.
+    // 400 operations in 0.4 s; after a pause of the machine the engine catches up.
     assert!((380..=420).contains(&measured[0].operations), "{}", measured[0].operations);
     assert!((0.35..0.5).contains(&measured[0].seconds), "{}", measured[0].seconds);
 }
@@ -155,7 +169,7 @@ fn jobs_that_cannot_run_are_refused() {
     assert!(refused(large).contains("the device has only"));
 }
 
-/// What is in a device of 64 KiB.
+/// Contents of a device of 64 KiB.
 fn contents(part: &Arc<dyn DevicePart>) -> Vec<u8> {
     let part = part.clone();
     let read = move || async move {
@@ -194,7 +208,8 @@ fn a_job_waits_after_so_many_operations() {
     bursts.runtime = Some(Duration::from_millis(900));
     (bursts.thinktime, bursts.thinktime_blocks) = (Duration::from_millis(400), 1000);
     let measured = measure(Arc::new(NullPart::new(1 << 30, BlockSize::default())), vec![bursts]).remove(0);
-    // Bursts at 0, 0.4 and 0.8 s, the last of them ended by the clock; each may run on by what is in flight.
+    // Bursts at 0, 0.4 and 0.8 s, the last one ended by the clock; each may be exceeded by the operations in
+    // flight.
     assert!((1000..=3 * 1008).contains(&measured.operations), "{}", measured.operations);
     let series = measured.series.expect("there were operations");
     let busy = series.rates().iter().filter(|(_, rate)| *rate > 0.0).count();

@@ -1,4 +1,4 @@
-//! Logs of fio: what is in them is what a device is asked for, and fio understands ours.
+//! fio's logs: a device gets exactly their requests, and fio accepts the logs that this program writes.
 
 use bench::job_file::JobFile;
 use bench::peer::fio::Fio;
@@ -18,7 +18,7 @@ impl Observer for Nobody {
     fn end(&self, _: &Step, _: &block::Result<Option<Measurement>>) {}
 }
 
-/// A folder, and what runs in it.
+/// A folder, and the runs in it.
 struct World {
     folder: tempfile::TempDir,
     registry: Registry,
@@ -55,7 +55,7 @@ impl World {
         Ok(Benchmark::of_job_file("j.fio", jobs, on, self.setting())?.run(&observer, &Stop::new()))
     }
 
-    /// The measurements of a job file's jobs.
+    /// Measurements of a job file's jobs.
     fn jobs(&self, text: &str, on: Option<&str>) -> Vec<Measurement> {
         let outcome = self.try_jobs(text, on).expect("it can be run");
         assert_eq!((outcome.failures, &outcome.results.notes), (0, &usual_notes(&outcome.results)));
@@ -72,7 +72,7 @@ impl World {
         Benchmark::of_plan(plan, self.setting()).expect("it can be run").run(&observer, &Stop::new())
     }
 
-    /// What fio says of the same job, on this file.
+    /// fio's measurement of the same job, on this file.
     fn fio(&self, text: &str, filename: &str) -> Measurement {
         let mut job = JobFile::parse("j.fio", text, &|_| None).expect("the job file is right").jobs.remove(0);
         job.prepare(self.folder.path()).expect("its logs are right");
@@ -95,7 +95,7 @@ impl World {
         peer.run(&job, None, &context).expect("fio runs")
     }
 
-    /// Runs fio itself, in the folder.
+    /// Runs fio in the folder.
     fn run_fio(&self, arguments: &[&str]) {
         let output = std::process::Command::new("fio")
             .args(arguments)
@@ -107,7 +107,7 @@ impl World {
     }
 }
 
-/// That our engine stands in, and that a file was made.
+/// Notes that the engine replaces fio's and that a file was created.
 fn usual_notes(results: &Results) -> Vec<String> {
     results
         .notes
@@ -160,7 +160,7 @@ fn what_fio_wrote_is_replayed_as_fio_replays_it() {
     let fio = world.fio(REPLAY, "x.img");
     assert_eq!((ours.operations, ours.errors), (count, 0));
     assert_eq!((ours.operations, ours.bytes), (fio.operations, fio.bytes));
-    // At their times, which are some milliseconds: as many.
+    // At their times, which take some milliseconds: the same number.
     let timed = world.jobs(&REPLAY.replace("replay_no_stall=1", "replay_time_scale=400"), None).remove(0);
     assert_eq!((timed.operations, timed.bytes), (fio.operations, fio.bytes));
 }
@@ -210,7 +210,7 @@ fn fio_replays_what_we_wrote() {
     assert_eq!((fio.operations, fio.bytes), (written.operations, written.bytes));
     let ours = world.jobs(REPLAY, None).remove(0);
     assert_eq!((ours.operations, ours.bytes), (written.operations, written.bytes));
-    // Without a redirection a log says itself where it goes.
+    // Without a redirection, the log names the files.
     let named = world.jobs("[replay]\nread_iolog=trace.log\niodepth=8\n", None).remove(0);
     assert_eq!((named.operations, named.bytes), (written.operations, written.bytes));
 }
@@ -229,12 +229,12 @@ fn times_are_kept_and_scaled() {
     };
     let (plain, fast) = (seconds("iodepth=4"), seconds("replay_time_scale=200\n"));
     assert!(plain >= 0.299 && fast >= 0.149 && fast < plain, "{plain} {fast}");
-    // An hour takes no time where nobody waits, and a job's time is the end of it.
+    // Without stalls an hour takes no time; with them, the job's runtime ends the wait.
     world.write("trace.log", &log.replace("300010", "3600000000"));
     assert!(seconds("replay_no_stall\n") < 60.0);
     let cut = world.jobs("[r]\nread_iolog=trace.log\nruntime=400ms\n", Some("ram(1MiB)")).remove(0);
     assert_eq!(cut.operations, 2);
-    // Version 2 waits until milliseconds after the start.
+    // In version 2, `wait` ends some milliseconds after the start.
     world
         .write("trace.log", &version_2("/d read 0 4096\n/d wait 120 0\n/d read 0 4096\n/d read 4096 4096\n"));
     assert!(seconds("") >= 0.119);
@@ -252,7 +252,7 @@ fn a_large_log_is_streamed_through_many_in_flight() {
     let job = "[r]\nread_iolog=trace.log\nreplay_no_stall\niodepth=32\nnumjobs=2\ngroup_reporting\n";
     let measured = world.jobs(job, Some("stats(null(size=2GiB))")).remove(0);
     assert_eq!(measured.operations, 400_000);
-    // 0, 3, 6… are reads of 4 KiB, 1, 4… writes of 8, the rest trims of 16.
+    // Requests 0, 3, 6… are reads of 4 KiB, 1, 4… writes of 8 KiB, the rest trims of 16 KiB.
     let counted = |what: &str| measured.layers["top"][what]["operations"].as_u64().expect("a number");
     assert_eq!((counted("read"), counted("write"), counted("discard")), (133_334, 133_334, 133_332));
     assert_eq!(measured.bytes, 133_334 * 4096 + 133_334 * 8192 + 133_332 * 16_384);
@@ -266,7 +266,7 @@ fn clones_take_a_log_each() {
     let job = "[r]\nread_iolog=a.log:b.log\nnumjobs=3\nreplay_no_stall\ngroup_reporting\n";
     let measured = world.jobs(job, Some("ram(1MiB)")).remove(0);
     assert_eq!((measured.operations, measured.bytes), (2 + 1 + 2, 2 * 8192 + 8192));
-    // On a stack that has to be made first.
+    // On a stack that has to be formatted first.
     let cached = world.jobs(job, Some("cache(ram(8MiB), ram(4MiB))")).remove(0);
     assert_eq!((cached.operations, cached.hit_ratios.len()), (5, 1));
 }
@@ -304,7 +304,7 @@ fn what_does_not_fit_is_refused_before_anything_runs() {
     assert!(error.contains("the file is no log") && world.read("precious.txt") == "precious", "{error}");
 }
 
-/// The first workload writes the log that the second replays; an older one of the name doesn't matter.
+/// The first workload writes the log that the second replays; an older one with the name is ignored.
 const PLAN: &str = r#"
 [plan]
 repetitions = 2

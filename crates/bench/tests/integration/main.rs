@@ -1,4 +1,4 @@
-//! What the benchmark promises: jobs on real devices, logs of requests.
+//! Promises of the benchmark: jobs on real devices, logs of requests.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod engine;

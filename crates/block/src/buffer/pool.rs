@@ -1,8 +1,8 @@
 //! Memory of buffers: one pool per thread with free lists by size. Memory that another thread drops returns through a
 //! mailbox.
 //!
-//! A ring can have one region of a pool's memory registered ([`adopt_region`]): buffers are carved from it first, and
-//! report it ([`Buffer::is_registered_here`](super::Buffer::is_registered_here)).
+//! A ring can have one region of a pool's memory registered ([`adopt_region`]). Buffers are carved from it
+//! first, and report it ([`Buffer::is_registered_here`](super::Buffer::is_registered_here)).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::UnsafeCell;
@@ -12,15 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ALIGNMENT;
 
-/// Size classes are powers of two from 4 KiB on; class 0 is 4 KiB.
+/// Size classes are powers of two, starting with 4 KiB; class 0 is 4 KiB.
 const SMALLEST_SHIFT: u32 = ALIGNMENT.trailing_zeros();
 /// Number of size classes: 4 KiB to 2 GiB.
 const CLASSES: usize = 20;
 /// Size and alignment of a huge page, in bytes. Memory inside one huge page is one segment to a disk, whereas each
 /// small page is one: a transfer of 1 MiB in small pages has more segments than many disks accept at once.
 const HUGE_PAGE: usize = 2 << 20;
-/// Smallest buffer that is carved from huge pages, in bytes. Smaller ones have few segments, and many are hardly
-/// touched: a connection's receive buffer has 256 KiB.
+/// Smallest buffer that is carved from huge pages, in bytes. Smaller ones have few segments, and many are
+/// hardly touched: a connection's receive buffer has 256 KiB.
 const SMALLEST_IN_HUGE_PAGES: usize = 512 << 10;
 /// Limit of huge-page memory per thread, in bytes. It isn't freed before the thread ends.
 const MOST_IN_HUGE_PAGES: usize = 64 << 20;
@@ -31,21 +31,21 @@ const KEPT_BYTES: usize = 64 << 20;
 pub(super) struct Block {
     references: AtomicU32,
     class: u8,
-    /// Carved from a region, which is freed as a whole.
+    /// Whether the memory was carved from a region, which is freed as a whole.
     from_region: bool,
-    /// The region is the one that may be registered.
+    /// Whether the region is the one that may be registered.
     registrable: bool,
     memory: NonNull<u8>,
     home: Arc<Home>,
 }
 
-/// State that outlives the thread of a pool while one of its blocks does.
+/// State of a pool that outlives its thread while one of its blocks lives.
 struct Home {
-    /// Blocks that other threads dropped. The lock is taken only when a buffer crosses threads, and is
-    /// held for a push or a swap.
+    /// Blocks that other threads dropped. The lock is taken only when a buffer crosses threads, and is held
+    /// for a push or a swap.
     returned: Mutex<Vec<ReturnedBlock>>,
     has_returned: AtomicBool,
-    /// The thread has ended; blocks are freed instead of returned.
+    /// Whether the thread has ended: blocks are then freed instead of returned.
     closed: AtomicBool,
     region: Mutex<Option<Region>>,
     huge_pages: Mutex<Vec<Region>>,
@@ -61,11 +61,11 @@ pub struct Region {
     layout: Layout,
 }
 
-// SAFETY: the region is plain memory that is handed out in blocks with an owner each.
+// SAFETY: the region is plain memory, which is divided into blocks with one owner each.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Allocates `bytes` bytes, rounded up to whole pages; to huge pages from their size on.
+    /// Allocates `bytes` bytes, rounded up to whole pages, or to whole huge pages if it is at least one.
     pub fn new(bytes: usize) -> Self {
         let page = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
         let bytes = bytes.max(1).next_multiple_of(page);
@@ -73,7 +73,8 @@ impl Region {
         // SAFETY: the layout's size isn't zero.
         let memory = unsafe { alloc(layout) };
         if page == HUGE_PAGE {
-            // SAFETY: our own memory, whole pages of it. It's advice: a kernel without huge pages ignores it.
+            // SAFETY: whole pages of the memory allocated above. It's advice, which a kernel without huge
+            // pages ignores.
             unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
         }
         Region { memory: NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout)), layout }
@@ -105,12 +106,12 @@ impl Drop for Region {
 struct Pool {
     home: Arc<Home>,
     free: [Vec<NonNull<Block>>; CLASSES],
-    /// Rest of the region that isn't carved yet: address and bytes.
+    /// Rest of the region that hasn't been carved: address and bytes.
     uncarved: Option<(NonNull<u8>, usize)>,
     /// Rest of the last huge pages, and the bytes of all huge pages.
     huge: Option<(NonNull<u8>, usize)>,
     huge_total: usize,
-    /// Whether the ring of this thread knows the region.
+    /// Whether the region is registered with this thread's ring.
     registered: bool,
 }
 
@@ -160,7 +161,7 @@ impl Pool {
 
     #[inline]
     fn keep(&mut self, block: NonNull<Block>) {
-        // SAFETY: the block's last user has just given it back.
+        // SAFETY: the block's last user has just released it.
         let (class, from_region) = unsafe { (block.as_ref().class as usize, block.as_ref().from_region) };
         if from_region || self.free[class].len() < (KEPT_BYTES >> (class as u32 + SMALLEST_SHIFT)).max(1) {
             self.free[class].push(block);
@@ -206,11 +207,11 @@ impl Pool {
     }
 }
 
-/// Takes `bytes` bytes off the front of `rest`; `None` if it has fewer.
+/// Takes `bytes` bytes from the front of `rest`; `None` if it has fewer.
 fn carve(rest: &mut Option<(NonNull<u8>, usize)>, bytes: usize) -> Option<NonNull<u8>> {
     let (start, left) = rest.as_mut().filter(|(_, left)| *left >= bytes)?;
     let memory = *start;
-    // SAFETY: `left` bytes from `start` on belong to a region and aren't handed out yet.
+    // SAFETY: the `left` bytes after `start` belong to a region and aren't in use.
     *start = unsafe { start.add(bytes) };
     *left -= bytes;
     Some(memory)
@@ -219,7 +220,7 @@ fn carve(rest: &mut Option<(NonNull<u8>, usize)>, bytes: usize) -> Option<NonNul
 impl Drop for Pool {
     fn drop(&mut self) {
         self.home.closed.store(true, Ordering::SeqCst);
-        // After `closed`, so that the thread that returns a block from now on frees it.
+        // After `closed`, so that other threads free the blocks that they drop later.
         let returned = std::mem::take(&mut *lock(&self.home.returned));
         returned.into_iter().for_each(|ReturnedBlock(block)| destroy(block));
         self.free.iter_mut().flat_map(|list| list.drain(..)).for_each(destroy);
@@ -258,21 +259,21 @@ thread_local! {
 #[inline]
 pub(super) fn take(length: usize) -> NonNull<Block> {
     let class = length.max(1).next_power_of_two().trailing_zeros().saturating_sub(SMALLEST_SHIFT) as usize;
-    // SAFETY: the cell is of this thread alone, and nothing in `take` comes back here.
+    // SAFETY: the cell belongs to this thread, and `take` isn't reentered.
     let from_pool = POOL.try_with(|pool| unsafe { (*pool.get()).take(class) });
-    // While the thread ends its pool may be gone already; a pool of its own then serves one block.
+    // The pool of an ending thread may already be destroyed; a temporary one then serves one block.
     from_pool.unwrap_or_else(|_| Pool::new().take(class))
 }
 
-/// Gives the thread's pool a region to carve buffers from, which its ring has registered as a whole. A region that was
-/// adopted before stays in use, but no longer counts as registered.
+/// Sets the region from which the thread's pool carves buffers, and which its ring has registered as a whole.
+/// Does nothing if the pool has a region already.
 pub fn adopt_region(region: Region) {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe {
         let pool = &mut *pool.get();
         let mut held = lock(&pool.home.region);
         if held.is_some() {
-            // Buffers of the first region may still be out; it can't be swapped. Run without.
+            // Buffers of the first region may be in use, so it can't be replaced.
             return;
         }
         pool.uncarved = Some((region.memory, region.len()));
@@ -281,7 +282,7 @@ pub fn adopt_region(region: Region) {
     });
 }
 
-/// Region that this thread's pool adopted before, for a new ring to register again: address and bytes.
+/// Region that this thread's pool adopted before, so that a new ring can register it: address and bytes.
 pub fn adopted_region() -> Option<(*mut u8, usize)> {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe {
@@ -291,7 +292,7 @@ pub fn adopted_region() -> Option<(*mut u8, usize)> {
     })
 }
 
-/// Sets whether this thread's ring has the region registered. The ring sets `false` before it is dropped.
+/// Sets whether this thread's ring has registered the region. The ring sets `false` before it is dropped.
 pub fn set_registered(registered: bool) {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe { (*pool.get()).registered = registered });
@@ -308,7 +309,7 @@ impl Block {
     pub(super) fn is_registered_here(block: NonNull<Block>) -> bool {
         // SAFETY: the caller is a user of the block, so it is alive.
         let block = unsafe { block.as_ref() };
-        // SAFETY: the cell is of this thread alone.
+        // SAFETY: the cell belongs to this thread.
         block.registrable
             && POOL.with(|pool| unsafe {
                 let pool = &*pool.get();
@@ -327,7 +328,7 @@ impl Block {
     pub(super) fn release(block: NonNull<Block>) {
         // SAFETY: the caller is a user of the block, so it is alive.
         let references = &unsafe { block.as_ref() }.references;
-        // The only user needs no atomic decrement: no other thread can add one.
+        // A single user needs no atomic decrement: no other thread can add one.
         if references.load(Ordering::Acquire) != 1 {
             if references.fetch_sub(1, Ordering::Release) != 1 {
                 return;
@@ -335,7 +336,7 @@ impl Block {
             fence(Ordering::Acquire);
         }
         let kept = POOL.try_with(|pool| {
-            // SAFETY: as in `take`; the block has no user any more.
+            // SAFETY: as in `take`; the block has no users left.
             unsafe {
                 let pool = &mut *pool.get();
                 let ours = Arc::ptr_eq(&pool.home, &block.as_ref().home);
@@ -352,7 +353,7 @@ impl Block {
 
     #[cold]
     fn send_home(block: NonNull<Block>) {
-        // SAFETY: the block has no user but us.
+        // SAFETY: this is the block's only user.
         let home = unsafe { block.as_ref() }.home.clone();
         let mut returned = lock(&home.returned);
         if home.closed.load(Ordering::SeqCst) {

@@ -9,12 +9,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many calls a round has at most.
+/// Most calls of a round.
 const WIDEST: u64 = 8;
-/// How often, and how long apart, we look whether a call that was dropped has taken effect.
+/// Number of reads that look for the effect of a dropped call, and the time between two.
 const LOOKS: u32 = 2000;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
-/// Number of consecutive looks that have to see a dropped write. A device with several copies shows it in one of them first.
+/// Number of consecutive looks that have to see a dropped write. A device with several copies may show it in
+/// one of them first.
 const LOOKS_IN_A_ROW: u32 = 3;
 /// Number of writes that are dropped.
 const DROPPED_WRITES: u64 = 12;
@@ -30,7 +31,7 @@ async fn in_turn(device: Rc<dyn Device>, calls: Calls, seed: u64) -> Check<Vec<(
     Ok(answers)
 }
 
-/// As [`in_turn`], on another shard. Its future can't be named here, so it comes boxed.
+/// Does the same as [`in_turn`] on another shard. The future is boxed because its type can't be named here.
 async fn on_shard(
     part: Arc<dyn DevicePart>,
     shard: usize,
@@ -63,8 +64,8 @@ impl Suite {
     }
 }
 
-/// What one handle has written, every other one sees, on every shard; and all shards at once keep to the
-/// promises about overlapping calls.
+/// Checks that a write through one handle is visible through every other one, on every shard, and that calls
+/// of all shards at once keep the promises about overlapping calls.
 pub(super) async fn handles(suite: &mut Suite) -> Check {
     let seed = suite.model.seed;
     for _ in 0..20 {
@@ -80,7 +81,7 @@ pub(super) async fn handles(suite: &mut Suite) -> Check {
         if shard == here {
             continue;
         }
-        // There and back again.
+        // Another shard writes and this one reads, then the reverse.
         let range = suite.model.any_range(&mut suite.random);
         let write = Operation::Write(range, Durability::Visible, suite.model.number());
         suite.model.step(&*suite.device, write, suite.random.next_u64()).await?;
@@ -111,14 +112,14 @@ pub(super) async fn handles(suite: &mut Suite) -> Check {
     suite.model.check_all(&*suite.device).await
 }
 
-/// A call that was dropped after it had begun takes effect all the same, and memory that is used again is not
-/// touched by it.
+/// Checks that a call that was dropped after it had begun still takes effect, and that it doesn't touch
+/// memory that is reused.
 ///
-/// Nothing tells the caller that a dropped write has ended, not even a read that sees it: a layer with two copies may have
-/// changed the one that was read and not yet the other one, which a later read shows. Until the write has ended, every read of
-/// its blocks overlaps it and may return old bytes. The model therefore treats it as in flight until the close, where a layer
-/// that changes several places waits for the calls that go on. No two of these writes overlap: which one of them remains
-/// wouldn't be defined.
+/// The caller can't observe the end of a dropped write, not even by a read that returns its bytes: a layer
+/// with two copies may have changed only the one that was read. Until the write has ended, every read of its
+/// blocks overlaps it and may return old bytes. The model therefore treats it as in flight until the close,
+/// where a layer that changes several places waits for outstanding calls. No two of these writes overlap,
+/// since their order would be undefined.
 pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
     let (device, seed) = (suite.device.clone(), suite.model.seed);
     let block = device.geometry().block_size.bytes();
@@ -131,7 +132,8 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
         let payload = crate::stamp::sectors_payload(&mut suite.random, seed, number, first, count);
         let write = Operation::Write(range, Durability::Visible, number);
         let ended = begin_and_drop(device.write(range.start, payload, Durability::Visible)).await;
-        // Whoever gets the payload's memory back too early shows it by these bytes.
+        // If the payload's memory was freed too early, these buffers reuse it, and the device shows their
+        // bytes.
         let length = (range.count.0 * block) as usize;
         let pieces = ((8 << 20) / length).clamp(2, 64);
         let litter: Vec<Buffer> = (0..pieces).map(|_| Buffer::copy_of(&vec![0x66; length])).collect();
@@ -163,14 +165,14 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
         for _ in 0..4 {
             runtime::sleep(BETWEEN_LOOKS).await;
             ensure(reused.iter().all(|buffer| buffer.filled().iter().all(|byte| *byte == 0x66)), || {
-                format!("a read of block {at} whose call was dropped wrote into memory of somebody else")
+                format!("a read of block {at} whose call was dropped wrote into reused memory")
             })?;
         }
     }
     suite.model.check_all(&*device).await
 }
 
-/// Many writes and reads of the same few blocks at once: every byte is one of theirs.
+/// Many concurrent writes and reads of the same few blocks: every byte read is from one of the writes.
 pub(super) async fn overlapping(suite: &mut Suite) -> Check {
     for _ in 0..60 {
         let start = suite.random.below(suite.model.blocks.min(8));
@@ -187,7 +189,7 @@ pub(super) async fn overlapping(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Random calls, up to [`WIDEST`] at a time, against the model.
+/// Compares random calls, up to [`WIDEST`] at a time, with the model.
 pub(super) async fn random(suite: &mut Suite, operations: usize) -> Check {
     let mut made = 0;
     while made < operations {

@@ -1,4 +1,4 @@
-//! What may be in each sector, and the operations that change it.
+//! The permitted contents of each sector, and the operations that change them.
 
 use crate::stamp::{SECTOR, ZEROES, describe, is_mixture, is_stamp, sectors_payload};
 use crate::suite::{Check, ensure, fails, invalid, succeeds};
@@ -7,14 +7,14 @@ use block::{
 };
 use runtime::Random;
 
-/// How many blocks an operation takes at most.
+/// Most blocks of an operation.
 const LONGEST: u64 = 24;
 
 /// One call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Operation {
     Read(BlockRange),
-    /// With the number that stamps the data.
+    /// The number stamps the data.
     Write(BlockRange, Durability, u64),
     Discard(BlockRange),
     WriteZeroes(BlockRange, ZeroMode, Durability),
@@ -23,7 +23,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// The blocks that it changes, and what it puts there.
+    /// Blocks that the operation changes, and the number of their new contents.
     pub(super) fn change(&self) -> Option<(BlockRange, u64)> {
         match *self {
             Operation::Write(range, _, number) => Some((range, number)),
@@ -33,14 +33,14 @@ impl Operation {
     }
 }
 
-/// What a call returned.
+/// Successful result of a call.
 pub(super) enum Answer {
     Done,
     Bytes(Buffer),
     Extents(Vec<Extent>),
 }
 
-/// Makes the call. It has to succeed.
+/// Makes the call, which has to succeed.
 pub(super) async fn perform(
     device: &dyn Device,
     operation: Operation,
@@ -51,7 +51,7 @@ pub(super) async fn perform(
     let what = || format!("{operation:?}");
     match operation {
         Operation::Read(range) => {
-            // One read in two gets a buffer that was used before.
+            // Half of the reads get a reused buffer.
             let length = (range.count.0 * block) as usize;
             let buffer =
                 if chance & 1 == 0 { Buffer::new(length) } else { Buffer::copy_of(&vec![0x77; length]) };
@@ -81,7 +81,7 @@ pub(super) async fn perform(
     }
 }
 
-/// Extents cover a beginning of the range, or all of it, in order, without gap or overlap.
+/// Checks that the extents cover the range, or a prefix of it, in order, without gap or overlap.
 pub(super) fn check_cover(range: BlockRange, extents: &[Extent]) -> Check {
     let mut next = range.start;
     for extent in extents {
@@ -94,16 +94,16 @@ pub(super) fn check_cover(range: BlockRange, extents: &[Extent]) -> Check {
     ensure(range.is_empty() || next > range.start, || format!("extents of {range}: none at all"))
 }
 
-/// The sectors of the window, each with all that may be there.
+/// Sectors of the window, each with all its permitted contents.
 pub(super) struct Model {
     pub(super) seed: u64,
     geometry: DeviceGeometry,
-    /// How many blocks the window has.
+    /// Blocks of the window.
     pub(super) blocks: u64,
-    /// Empty where nothing is known.
+    /// Permitted contents of each sector, by operation number. Empty: unknown, anything is permitted.
     sectors: Vec<Vec<u64>>,
-    /// Writes whose calls were dropped, with their numbers. They may be in flight until the device is closed. They don't overlap
-    /// each other.
+    /// Writes whose calls were dropped, with their numbers: in flight until the device is closed. They don't
+    /// overlap each other.
     dropped: Vec<(BlockRange, u64)>,
     /// All changes so far, for messages.
     history: Vec<(u64, Operation)>,
@@ -138,7 +138,7 @@ impl Model {
         range.start.0 * self.per_block()..range.end().0 * self.per_block()
     }
 
-    /// Blocks of the window, often in the same corner, so that operations overlap.
+    /// Random blocks of the window. Half of them are among the first 40, so that operations overlap.
     pub(super) fn any_range(&self, random: &mut Random) -> BlockRange {
         let area = if random.below(2) == 0 { self.blocks } else { self.blocks.min(40) };
         let start = random.below(area);
@@ -146,7 +146,7 @@ impl Model {
         BlockRange::new(start, count)
     }
 
-    /// Blocks of stretch `index` of `count` of the window, which don't overlap.
+    /// Random blocks of part `index` of `count` equal parts of the window, which don't overlap.
     pub(super) fn range_in_stretch(&self, random: &mut Random, index: u64, count: u64) -> BlockRange {
         let (from, to) = (self.blocks * index / count, self.blocks * (index + 1) / count);
         let start = from + random.below(to - from);
@@ -167,7 +167,8 @@ impl Model {
         }
     }
 
-    /// Judges the answers to operations that were in flight at the same time, and takes over their changes.
+    /// Judges the answers to operations that were in flight at the same time, and adds their changes to the
+    /// model.
     pub(super) fn judge(&mut self, answers: &[(Operation, Answer)]) -> Check {
         let changes: Vec<(BlockRange, u64)> = answers.iter().filter_map(|(call, _)| call.change()).collect();
         self.history
@@ -202,13 +203,13 @@ impl Model {
         }
     }
 
-    /// Notes a write whose call was dropped: from now on it may take effect, and its end is unknown.
+    /// Records a write whose call was dropped: it may take effect until the close.
     pub(super) fn dropped(&mut self, write: Operation) {
         let Some((range, number)) = write.change() else { return };
         self.history.push((number, write));
         for sector in self.sectors_of(range) {
             let numbers = &mut self.sectors[sector as usize];
-            // Where nothing is known, any contents are permitted.
+            // Unknown contents remain unknown.
             if !numbers.is_empty() {
                 numbers.push(number);
             }
@@ -216,7 +217,7 @@ impl Model {
         self.dropped.push((range, number));
     }
 
-    /// Notes that the device was closed, which ends the dropped writes: what their blocks held before them is gone.
+    /// Records a close of the device. It ends the dropped writes: older contents are no longer permitted.
     pub(super) fn closed(&mut self) {
         for (range, number) in std::mem::take(&mut self.dropped) {
             for sector in self.sectors_of(range) {
@@ -232,7 +233,7 @@ impl Model {
         self.dropped.iter().find(|(range, _)| range.contains(block)).map(|(_, number)| *number)
     }
 
-    /// Reads the blocks of a write. Returns whether all of them hold it.
+    /// Reads the blocks of a write. Returns whether all of them hold its data.
     pub(super) async fn sees(&mut self, device: &dyn Device, write: Operation) -> Check<bool> {
         let Some((range, number)) = write.change() else { return Ok(true) };
         let Answer::Bytes(buffer) = perform(device, Operation::Read(range), self.seed, 0).await? else {
@@ -243,7 +244,7 @@ impl Model {
         Ok(sectors.all(|(sector, found)| is_stamp(found, self.seed, number, sector)))
     }
 
-    /// What a sector may hold while these changes are in flight.
+    /// Contents that a sector may have while `changes` are in flight.
     fn candidates<'a>(
         &'a self,
         sector: u64,
@@ -255,7 +256,8 @@ impl Model {
         self.sectors[sector as usize].iter().copied().chain(concurrent)
     }
 
-    /// Compares what was read with what may be there, and remembers it where nothing was in flight.
+    /// Compares the bytes of a read with the permitted contents. Without writes in flight, the contents that
+    /// were read become the only permitted ones.
     fn check_bytes(&mut self, range: BlockRange, bytes: &[u8], changes: &[(BlockRange, u64)]) -> Check {
         for (sector, found) in self.sectors_of(range).zip(bytes.chunks(SECTOR)) {
             if self.sectors[sector as usize].is_empty() {
@@ -264,8 +266,8 @@ impl Model {
             let matching =
                 self.candidates(sector, changes).find(|number| is_stamp(found, self.seed, *number, sector));
             let Some(number) = matching else {
-                // Overlapping requests may leave a mixture: then every byte is one of theirs, and what the
-                // sector holds stays open until it is written again.
+                // Overlapping requests may leave a mixture, where every byte is from one of them. The
+                // sector's contents then remain undecided until the next write.
                 let candidates = self.candidates(sector, changes);
                 if is_mixture(found, self.seed, candidates, sector) {
                     continue;
@@ -303,7 +305,7 @@ impl Model {
         }
     }
 
-    /// What is said to be a hole or zeros can be zeros.
+    /// Checks that extents reported as holes or zeros may hold zeros.
     fn check_extents(&self, extents: &[Extent], changes: &[(BlockRange, u64)]) -> Check {
         for extent in extents.iter().filter(|extent| extent.state != ExtentState::Data) {
             for sector in self.sectors_of(extent.range).filter(|sector| *sector < self.sectors.len() as u64) {
@@ -323,7 +325,7 @@ impl Model {
         self.judge(&[(operation, answer)])
     }
 
-    /// Reads the window and compares it; and reads what extents say is zero.
+    /// Reads the window and the extents that are reported as zeros, and compares them.
     pub(super) async fn check_all(&mut self, device: &dyn Device) -> Check {
         let mut start = 0;
         while start < self.blocks {
@@ -336,7 +338,7 @@ impl Model {
     }
 }
 
-/// A read that has to be refused, with nothing shown.
+/// Checks that a read is refused and returns no bytes.
 pub(super) async fn refused_read(device: &dyn Device, at: u64, length: usize) -> Check {
     let what = format!("a read of {length} bytes at block {at}");
     let buffer = Buffer::copy_of(&vec![0x77; length]);

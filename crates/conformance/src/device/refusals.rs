@@ -1,4 +1,4 @@
-//! Calls that have to be refused, and change nothing; and calls about nothing, which succeed.
+//! Calls that have to be refused without an effect, and calls with an empty range, which succeed.
 
 use super::Suite;
 use super::model::{Operation, refused_read};
@@ -9,7 +9,7 @@ fn junk(length: usize) -> Payload {
     Data::copy_of(&vec![0x99; length]).into()
 }
 
-/// Ranges that aren't inside a device of so many blocks.
+/// Ranges that aren't inside a device of `blocks` blocks.
 fn outside(blocks: u64) -> Vec<(u64, u64)> {
     vec![(blocks, 1), (blocks - 1, 2), (blocks + 1, 1), (u64::MAX, 1), (u64::MAX - 1, 3), (0, blocks + 1)]
 }
@@ -21,11 +21,11 @@ async fn last_block(device: &dyn Device) -> Check<Buffer> {
     succeeds(outcome, format!("a read of the last block, {at}")).map(|()| buffer)
 }
 
-/// Out of range or not a whole number of blocks: refused, nothing changed.
+/// Checks that ranges that are out of bounds, or no whole number of blocks, are refused without a change.
 pub(super) async fn refusals(suite: &mut Suite) -> Check {
     let device = suite.device.clone();
     let (block, blocks) = (device.geometry().block_size.bytes() as usize, device.geometry().blocks.0);
-    // The last block has to hold something, and may be outside of the window.
+    // The last block is written first, since it may be outside of the window.
     let last = BlockRange::new(blocks - 1, 1);
     if blocks == suite.model.blocks {
         let write = Operation::Write(last, Durability::Visible, suite.model.number());
@@ -67,7 +67,7 @@ pub(super) async fn refusals(suite: &mut Suite) -> Check {
     unchanged.map_err(|broken| format!("a call that was refused has changed something: {broken}"))
 }
 
-/// An empty range succeeds and does nothing.
+/// Checks that an empty range succeeds and changes nothing.
 pub(super) async fn empty_ranges(suite: &mut Suite) -> Check {
     let device = suite.device.clone();
     for start in [0, 1, device.geometry().blocks.0] {
@@ -89,7 +89,7 @@ pub(super) async fn empty_ranges(suite: &mut Suite) -> Check {
     suite.model.check_all(&*device).await
 }
 
-/// A read-only device refuses every change, changes nothing, and reads.
+/// Checks that a read-only device serves reads, and refuses every change.
 pub(super) async fn read_only_device(device: &dyn Device) -> Check {
     let block = device.geometry().block_size.bytes() as usize;
     let (at, range) = (BlockIndex(0), BlockRange::new(0, 1));

@@ -5,7 +5,7 @@ use super::model::{Operation, check_cover};
 use crate::suite::{Check, ensure, succeeds};
 use block::{BlockIndex, BlockRange, Buffer, Durability, ExtentState, ZeroMode};
 
-/// Writes the whole window, then reads it: contents are known from then on.
+/// Writes the whole window, then reads it: its contents are known afterwards.
 pub(super) async fn fill(suite: &mut Suite) -> Check {
     let mut start = 0;
     while start < suite.model.blocks {
@@ -17,7 +17,8 @@ pub(super) async fn fill(suite: &mut Suite) -> Check {
     suite.model.check_all(&*suite.device).await
 }
 
-/// Writes of every length and place, with and without FUA, are read back at once, and not torn by a flush.
+/// Checks that writes of every length and place, with and without FUA, are read back at once, and that a
+/// flush doesn't tear them.
 pub(super) async fn writes_and_reads(suite: &mut Suite) -> Check {
     for round in 0..60 {
         let range = suite.model.any_range(&mut suite.random);
@@ -34,7 +35,8 @@ pub(super) async fn writes_and_reads(suite: &mut Suite) -> Check {
     suite.model.check_all(&*suite.device).await
 }
 
-/// Discarded and zeroed blocks read as zeros, their neighbours as before, and what is written on them later stays.
+/// Checks that discarded and zeroed blocks read as zeros, that their neighbours are unchanged, and that later
+/// writes to them persist.
 pub(super) async fn zeroes(suite: &mut Suite) -> Check {
     for _ in 0..12 {
         for kind in 0..5 {
@@ -47,7 +49,8 @@ pub(super) async fn zeroes(suite: &mut Suite) -> Check {
                 3 => Operation::WriteZeroes(range, ZeroMode::MayDeallocate, Durability::Durable),
                 _ => Operation::WriteZeroes(range, ZeroMode::KeepAllocated, Durability::Durable),
             };
-            // Written first, so that zeros can't be there by chance; read with the blocks around.
+            // The blocks are written first, so that old zeros can't pass; they are read with their
+            // neighbours.
             let around = BlockRange::new(
                 range.start.0.saturating_sub(1),
                 (range.count.0 + 2).min(suite.model.blocks - range.start.0.saturating_sub(1)),
@@ -67,8 +70,8 @@ pub(super) async fn zeroes(suite: &mut Suite) -> Check {
     suite.model.check_all(&*suite.device).await
 }
 
-/// A read fills the buffer that it is given, in the memory that it has, also if the buffer was used before or
-/// is a piece of a larger one.
+/// Checks that a read fills the caller's buffer in place, also if the buffer was used before or is a slice of
+/// a larger one.
 pub(super) async fn buffers(suite: &mut Suite) -> Check {
     let block = suite.device.geometry().block_size.bytes() as usize;
     for (at, used) in [(0, false), (1, true)] {
@@ -92,15 +95,15 @@ pub(super) async fn buffers(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Extents of the whole device: asked for again from where the answer ends, they cover it, and where they
-/// promise zeros the first and the last block of each read as zeros.
+/// Checks that repeated queries, each from the end of the last answer, cover the whole device with extents,
+/// and that the first and the last block of each extent that is reported as zeros read as zeros.
 pub(super) async fn all_extents(suite: &mut Suite) -> Check {
     let device = suite.device.clone();
     let whole = device.geometry().whole();
     let block = device.geometry().block_size.bytes() as usize;
     let mut start = whole.start;
     let mut answers = 0;
-    // A device may answer in small portions; some hundred of them show what there is to see.
+    // A device may answer in small portions: 500 of them are enough.
     while start < whole.end() && answers < 500 {
         let range = BlockRange { start, count: whole.end() - start };
         let extents = succeeds(device.extents(range).await, format!("extents of {range}"))?;

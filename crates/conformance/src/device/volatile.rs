@@ -1,4 +1,5 @@
-//! A disk in memory with a volatile cache, whose power can be cut: the worst that a disk may do when it is.
+//! A disk in memory with a volatile cache. A power cut loses everything that isn't durable: the worst case
+//! that a disk may show.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -8,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// See the module's head. Clones are the same disk.
+/// A disk in memory with a volatile cache; clones are the same disk.
 #[derive(Debug, Clone)]
 pub struct VolatileDisk {
     geometry: DeviceGeometry,
@@ -17,14 +18,14 @@ pub struct VolatileDisk {
 
 #[derive(Debug)]
 struct Contents {
-    /// What reads see.
+    /// Contents that reads return.
     seen: Vec<u8>,
-    /// What a power cut leaves.
+    /// Contents after a power cut.
     durable: Vec<u8>,
 }
 
 impl VolatileDisk {
-    /// So many blocks of this size, all zeros.
+    /// Creates a disk with `blocks` zeroed blocks of `block_size`.
     pub fn new(blocks: u64, block_size: BlockSize) -> Self {
         let geometry = DeviceGeometry {
             block_size,

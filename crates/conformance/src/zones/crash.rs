@@ -5,17 +5,17 @@ use super::model::{Known, Suite};
 use crate::suite::{Check, begin_and_drop, ensure, fails, invalid, succeeds};
 use block::{Data, Durable, ZoneAddress, ZoneIndex, ZoneReport, ZoneState};
 
-/// What was promised about a zone before the cut.
+/// Guarantees for a zone before the cut.
 struct Before {
     state: ZoneState,
     generation: u64,
-    /// Appends that have to be there.
+    /// Appends that must survive.
     durable: Vec<Known>,
-    /// Whether the zone was appended to, or may have been, since its reset.
+    /// Whether the zone was, or may have been, appended to since its reset.
     touched: bool,
 }
 
-/// Uses some zones, cuts the power with calls in flight, and checks every zone; leaves them reset.
+/// Uses some zones, cuts the power with calls in flight, checks every zone, and resets them.
 pub(super) async fn cut_and_check(suite: &mut Suite, crash: &Crash) -> Check {
     suite.empty_all().await?;
     let mut before = use_zones(suite).await?;
@@ -32,7 +32,7 @@ pub(super) async fn cut_and_check(suite: &mut Suite, crash: &Crash) -> Check {
     suite.empty_all().await
 }
 
-/// Appends, and then finishes some zones, flushes some, resets some.
+/// Appends to zones, then finishes some, flushes some and resets some.
 async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
     let mut all = Vec::new();
     let zones: Vec<u32> = suite.all_zones().collect();
@@ -49,7 +49,7 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
             }
             2 => {
                 append_some(suite, zone).await?;
-                // A zone that was filled may be full by itself.
+                // A zone that was filled may already be full.
                 if suite.report_of(zone).await?.state.is_open() {
                     suite.close_zone(zone).await?;
                 }
@@ -70,7 +70,7 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
     }
     let mut asked: Vec<ZoneIndex> = suite.all_zones().map(ZoneIndex).collect();
     asked.retain(|_| suite.random.below(2) == 0);
-    // One time in three nothing is flushed, so that what a finish promises isn't kept by a flush.
+    // In a third of the cases nothing is flushed: the promises of a finish mustn't depend on a flush.
     if suite.random.below(3) == 0 {
         asked.clear();
     } else {
@@ -94,7 +94,7 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
     Ok(all)
 }
 
-/// Appends to some zones again after the flush, and finishes some: what was durable stays so.
+/// Appends to some zones again after the flush, and finishes some: durable data remains so.
 async fn use_again(suite: &mut Suite, zone: u32, before: &mut Before) -> Check {
     let takes_more = before.state.is_active() && suite.report_of(zone).await?.state.is_active();
     if !takes_more || suite.random.below(2) == 0 {
@@ -143,7 +143,7 @@ async fn begin_more(suite: &mut Suite, before: &mut [Before]) {
     }
 }
 
-/// What was durable is there, and the zone says so.
+/// Checks that durable data survived, and that the zone's report agrees.
 async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> Check {
     let zone = report.zone.0;
     ensure(report.generation == before.generation, || {
@@ -155,7 +155,7 @@ async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> 
     let expected: &[ZoneState] = match (before.state, before.touched) {
         (ZoneState::Full, _) => &[ZoneState::Full],
         (ZoneState::Empty, false) => &[ZoneState::Empty],
-        // Whatever was in flight may have reached the medium or not.
+        // Appends in flight may have reached the medium or not.
         (ZoneState::Empty, true) => &[ZoneState::Empty, ZoneState::Interrupted],
         _ if before.durable.is_empty() => &[ZoneState::Empty, ZoneState::Interrupted, ZoneState::Full],
         _ => &[ZoneState::Interrupted, ZoneState::Full],
@@ -181,7 +181,8 @@ async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> 
     Ok(())
 }
 
-/// An interrupted zone is never continued; it can be finished, keeps what was durable, and reset.
+/// Checks that an interrupted zone refuses appends, that a finish keeps its durable data, and that a reset
+/// empties it.
 async fn end_of_zone(suite: &mut Suite, zone: u32, before: &Before) -> Check {
     let report = suite.report_of(zone).await?;
     if report.state == ZoneState::Interrupted {

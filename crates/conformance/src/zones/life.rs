@@ -1,4 +1,4 @@
-//! The life of a zone, one promise after the other.
+//! The life of a zone from empty to full and through resets.
 
 use super::model::{Suite, check_append};
 use crate::stamp::append_bytes;
@@ -6,7 +6,8 @@ use crate::suite::{Check, ensure, fails, invalid, succeeds, unsupported};
 use block::{Data, Durable, EraseGuarantee, Error, ZoneAddress, ZoneIndex, ZoneState};
 use runtime::ShardIndex;
 
-/// Appends of all lengths are contiguous, stay apart, and can be read at once, whole and in part.
+/// Checks that appends of all lengths are contiguous, don't overlap, and can be read at once, whole and in
+/// part.
 pub(super) async fn appends(suite: &mut Suite) -> Check {
     let zones = suite.limit().min(3);
     for zone in 0..zones {
@@ -26,7 +27,7 @@ pub(super) async fn appends(suite: &mut Suite) -> Check {
     suite.check_all().await
 }
 
-/// Reads begin and end at any multiple of the read granularity.
+/// Checks reads that begin and end at any multiple of the read granularity.
 async fn read_in_parts(suite: &mut Suite, zone: u32) -> Check {
     let unit = u64::from(suite.geometry.read_granularity);
     for known in suite.zones[zone as usize].appends.clone() {
@@ -46,7 +47,7 @@ async fn read_in_parts(suite: &mut Suite, zone: u32) -> Check {
     Ok(())
 }
 
-/// Appends in flight at the same time, through both handles, land somewhere each, without overlap.
+/// Checks that concurrent appends through both handles don't overlap.
 pub(super) async fn concurrent_appends(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let zones = suite.limit().min(3);
@@ -72,7 +73,8 @@ pub(super) async fn concurrent_appends(suite: &mut Suite) -> Check {
     suite.check_all().await
 }
 
-/// Every shard appends to the same zone at the same time; every shard reads what any of them has appended.
+/// Checks that all shards can append to one zone at the same time, and that each reads the appends of the
+/// others.
 pub(super) async fn several_shards(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
@@ -117,7 +119,7 @@ pub(super) async fn several_shards(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// A zone takes its capacity and not a byte more; a full zone takes nothing and keeps what it has.
+/// Checks that a zone takes exactly its capacity, and that a full zone takes nothing and keeps its data.
 pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = u64::from(suite.geometry.append_granularity);
@@ -127,7 +129,7 @@ pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
         if room == 0 {
             break;
         }
-        // An append that is too large for the rest is refused, and doesn't end the zone.
+        // An append that exceeds the remaining capacity is refused, and the zone remains open.
         let too_much = room + unit;
         if too_much <= suite.geometry.max_append {
             let (_, payload) = suite.payload(too_much as usize);
@@ -152,7 +154,7 @@ pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
     suite.check_zone(0).await?;
     suite.finish(0).await?;
     suite.check_zone(0).await?;
-    // A zone that has room left, and one that never had anything.
+    // One zone that is partly written, and one that is empty.
     suite.append(1, unit as usize).await?;
     for zone in [1, 2] {
         suite.finish(zone).await?;
@@ -170,7 +172,8 @@ pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// A reset empties, raises the generation, and keeps to the guarantee or is refused and does nothing.
+/// Checks that a reset empties the zone and raises its generation. One whose guarantee isn't supported is
+/// refused without an effect.
 pub(super) async fn resets(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let all =
@@ -197,12 +200,12 @@ pub(super) async fn resets(suite: &mut Suite) -> Check {
             erased_is_gone(suite, erase, length).await?;
         }
     }
-    // Empty zones, too.
+    // Empty zones can also be reset.
     suite.reset(1, EraseGuarantee::None).await?;
     suite.check_all().await
 }
 
-/// What was erased can't be read any more, before or after the zone is used again.
+/// Checks that erased data can't be read, before and after the zone is used again.
 async fn erased_is_gone(suite: &mut Suite, erase: EraseGuarantee, length: usize) -> Check {
     if erase == EraseGuarantee::None || erase > suite.geometry.erase {
         return Ok(());
@@ -210,7 +213,7 @@ async fn erased_is_gone(suite: &mut Suite, erase: EraseGuarantee, length: usize)
     let last_id = suite.payload(0).0 - 1;
     let (old, unit) = (append_bytes(suite.seed, last_id, length), suite.geometry.append_granularity as usize);
     if unit < 16 {
-        return Ok(()); // So few bytes can be the same by chance.
+        return Ok(()); // So few bytes may match by accident.
     }
     let handle = suite.any_handle();
     if let Ok(buffer) = super::model::read(&*handle, ZoneAddress::new(0, 0), length, false).await? {
@@ -220,7 +223,8 @@ async fn erased_is_gone(suite: &mut Suite, erase: EraseGuarantee, length: usize)
     Ok(())
 }
 
-/// A flush of zones succeeds, keeps everything, and finishes zones that are durable only so.
+/// Checks that a flush of zones succeeds, keeps everything, and finishes zones that become durable only by a
+/// finish.
 pub(super) async fn flushes(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let zones = suite.limit().min(2);
@@ -239,7 +243,7 @@ pub(super) async fn flushes(suite: &mut Suite) -> Check {
     }
     let wrong = ZoneIndex(suite.geometry.zones);
     fails(suite.first().flush(&[wrong]).await, &invalid(), "a flush of a zone that doesn't exist")?;
-    // Zones that need no flush stand it.
+    // A flush also takes zones that don't need it.
     let all: Vec<ZoneIndex> = suite.all_zones().map(ZoneIndex).collect();
     succeeds(suite.any_handle().flush(&all).await, "a flush of all zones")?;
     for zone in 0..zones {
@@ -251,8 +255,8 @@ pub(super) async fn flushes(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Leaves zones of every state behind, for a close: 0 full, 1 open, 2 reset, 3 full and never appended to; where limits allow
-/// it 4 closed and 5 explicitly open.
+/// Leaves zones of every state for a close: 0 full, 1 open, 2 reset, 3 full without an append; 4 closed and 5
+/// explicitly open if the limits allow it.
 pub(super) async fn leave_traces(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     for zone in [0, 2] {
@@ -277,7 +281,8 @@ pub(super) async fn leave_traces(suite: &mut Suite) -> Check {
     suite.check_all().await
 }
 
-/// After a close everything is there. Begun zones are closed, and go on where they ended; or finished.
+/// Checks that a close keeps all data. Partly written zones are closed and continue at their write pointer,
+/// or are full.
 pub(super) async fn check_traces(suite: &mut Suite) -> Check {
     let begun: Vec<u32> =
         suite.all_zones().filter(|zone| suite.zones[*zone as usize].state.is_active()).collect();

@@ -1,4 +1,4 @@
-//! What is known about every zone, and the calls that change it.
+//! The expected state of every zone, and the calls that change it.
 
 use super::open_handles;
 use crate::stamp::{append_bytes, scattered};
@@ -19,23 +19,23 @@ pub(super) struct Known {
     pub(super) length: usize,
 }
 
-/// What is known about a zone.
+/// Expected state of a zone.
 #[derive(Debug, Clone)]
 pub(super) struct ZoneModel {
-    /// Any that a zone has without a failure.
+    /// State without failures: never interrupted, read-only or offline.
     pub(super) state: ZoneState,
     pub(super) generation: u64,
     pub(super) appends: Vec<Known>,
 }
 
 impl ZoneModel {
-    /// Where the last known append ends, in bytes.
+    /// End of the last known append, in bytes.
     pub(super) fn end(&self) -> u64 {
         self.appends.iter().map(|known| known.offset + known.length as u64).max().unwrap_or(0)
     }
 }
 
-/// What the sections share. Handles are gone while the part is closed.
+/// State that the sections share. It has no handles while the part is closed.
 pub(super) struct Suite {
     part: Option<Arc<dyn ZonesPart>>,
     handles: Vec<Rc<dyn Zones>>,
@@ -74,7 +74,7 @@ impl Suite {
         succeeds(part.close().await, "closing the part")
     }
 
-    /// Gives the part away with all handles dropped.
+    /// Drops all handles and returns the part.
     pub(super) fn take_part(&mut self) -> Arc<dyn ZonesPart> {
         self.handles.clear();
         self.part.take().expect("a part is taken once")
@@ -90,13 +90,13 @@ impl Suite {
         0..self.zones.len() as u32
     }
 
-    /// How many zones may be open at a time.
+    /// Most zones that may be open at a time.
     pub(super) fn limit(&self) -> u32 {
         let limits = [self.geometry.max_open, self.geometry.max_active];
         limits.into_iter().filter(|limit| *limit != 0).min().unwrap_or(u32::MAX)
     }
 
-    /// A guarantee that these zones give.
+    /// Random guarantee that these zones support.
     pub(super) fn any_guarantee(&mut self) -> EraseGuarantee {
         let all =
             [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
@@ -104,7 +104,7 @@ impl Suite {
         given[self.random.below(given.len() as u64) as usize]
     }
 
-    /// A length that a zone with `room` bytes left takes, often a small one.
+    /// Random length that fits into `room` bytes, often a small one.
     pub(super) fn any_length(&mut self, room: u64) -> usize {
         let unit = u64::from(self.geometry.append_granularity);
         let most = self.geometry.max_append.min(room) / unit;
@@ -112,7 +112,7 @@ impl Suite {
         ((1 + self.random.below(most.max(1))) * unit) as usize
     }
 
-    /// A number for an append, and its bytes.
+    /// Number and bytes of a new append.
     pub(super) fn payload(&mut self, length: usize) -> (u64, Payload) {
         let id = self.next_id;
         self.next_id += 1;
@@ -144,7 +144,7 @@ impl Suite {
         }
     }
 
-    /// What no zone can be.
+    /// Checks the invariants of a report that hold for every zone.
     fn check_report(&self, report: &ZoneReport) -> Check {
         let ZoneReport { zone, state, write_pointer, .. } = *report;
         ensure(write_pointer <= self.geometry.zone_capacity, || {
@@ -155,7 +155,7 @@ impl Suite {
         })
     }
 
-    /// Resets every zone that isn't empty, also those that the suite doesn't use: they count against limits.
+    /// Resets every zone that isn't empty, also unused ones: they count against limits.
     pub(super) async fn empty_all(&mut self) -> Check {
         for report in self.report().await? {
             if report.state != ZoneState::Empty {
@@ -182,7 +182,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Appends so many bytes; it has to succeed.
+    /// Appends `length` bytes, which has to succeed.
     pub(super) async fn append(&mut self, zone: u32, length: usize) -> Check<Known> {
         let (id, payload) = self.payload(length);
         let outcome = self.any_handle().append(ZoneIndex(zone), payload).await;
@@ -190,7 +190,7 @@ impl Suite {
         self.landed(zone, id, length, at)
     }
 
-    /// Takes over an append that completed: where it says that it is nothing else may be.
+    /// Adds a completed append to the model. It must not overlap another one.
     pub(super) fn landed(&mut self, zone: u32, id: u64, length: usize, at: ZoneAddress) -> Check<Known> {
         let known = Known { id, offset: at.offset.0, length };
         let end = known.offset.checked_add(length as u64);
@@ -217,7 +217,7 @@ impl Suite {
         Ok(known)
     }
 
-    /// Appends so many bytes at this byte; it has to succeed.
+    /// Appends `length` bytes at `offset`, which has to succeed.
     pub(super) async fn append_at(&mut self, zone: u32, offset: u64, length: usize) -> Check<Known> {
         let (id, payload) = self.payload(length);
         let at = ZoneAddress::new(zone, offset);
@@ -298,7 +298,7 @@ impl Suite {
     }
 }
 
-/// Reads bytes of a zone; a failure shows nothing.
+/// Reads bytes of a zone; a failed read must return none.
 pub(super) async fn read(
     handle: &dyn Zones,
     at: ZoneAddress,

@@ -1,4 +1,4 @@
-//! Calls in flight at the same time, in any order.
+//! Concurrent calls in random order.
 
 use super::model::{Known, Suite, check_append, read};
 use crate::stamp::append_bytes;
@@ -8,10 +8,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-/// What becomes of one zone in a round.
+/// Result of one call of a round.
 enum Event {
     Appended(u64, usize, Result<ZoneAddress>),
-    /// With the write pointer as soon as the finish had returned.
+    /// With the write pointer just after the finish returned.
     Finished(Result<()>, u64),
     Reset(Result<u64>),
     Opened(Result<()>),
@@ -89,7 +89,7 @@ async fn one_round(suite: &mut Suite) -> Check {
     for zone in zones {
         let appends = suite.zones[zone as usize].appends.clone();
         let what = suite.random.below(14);
-        // Nobody may read a zone that is being reset.
+        // Zones that are being reset aren't read.
         if what != 0 && !appends.is_empty() {
             for _ in 0..suite.random.below(3) {
                 let known = appends[suite.random.below(appends.len() as u64) as usize];
@@ -103,7 +103,7 @@ async fn one_round(suite: &mut Suite) -> Check {
                 for _ in 0..1 + suite.random.below(4) {
                     let length = suite.any_length(suite.geometry.zone_capacity);
                     asked[zone as usize] += length as u64;
-                    // Some at places where the others may let them land.
+                    // Some appends name a place that they reach in some orders.
                     let end = suite.zones[zone as usize].end() + asked[zone as usize] - length as u64;
                     if end <= suite.geometry.zone_capacity && suite.random.below(4) == 0 {
                         running.push(append_at_call(suite, zone, end, length));
@@ -154,12 +154,12 @@ async fn one_round(suite: &mut Suite) -> Check {
             Event::Checked(outcome) => outcome?,
         }
     }
-    // A zone without room may be full by itself.
+    // A zone whose capacity is used up may already be full.
     let reports = suite.report().await?;
     for (model, report) in suite.zones.iter_mut().zip(reports) {
         let filled_up =
             report.state == ZoneState::Full && report.write_pointer == suite.geometry.zone_capacity;
-        // Where nothing fitted, the zone may be open all the same.
+        // A zone may also be open if all its appends were refused.
         let opened = report.state == ZoneState::ImplicitlyOpen
             && matches!(model.state, ZoneState::Empty | ZoneState::Closed)
             && asked[report.zone.0 as usize] > 0;
@@ -176,7 +176,7 @@ async fn one_round(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Judges an append of a round. Returns whether it was refused for want of room.
+/// Judges an append of a round. Returns whether it was refused for lack of space.
 fn appended(
     suite: &mut Suite,
     zone: u32,
@@ -190,15 +190,15 @@ fn appended(
         (Ok(at), _) => suite.landed(zone, id, length, at).map(|_| false),
         (Err(Error::Invalid(_)), ZoneState::Full) => Ok(false),
         (Err(Error::Misplaced(_)), before) if before != ZoneState::Full => Ok(false),
-        // A zone that the others have filled may be full by itself.
+        // A zone that other appends filled may already be full.
         (Err(Error::NoSpace(_) | Error::Invalid(_)), before) if before != ZoneState::Full => Ok(true),
         (Err(Error::Busy(_)), ZoneState::Empty | ZoneState::Closed) if suite.limit() != u32::MAX => Ok(false),
         (Err(error), _) => Err(format!("{what}: {error}")),
     }
 }
 
-/// Appends beside a finish or a reset of their zone: each lands before it, or after it, or is refused; none is
-/// half there, and none comes back to life.
+/// Checks appends beside a finish or a reset of their zone: each lands before or after it, or is refused.
+/// None lands partly, and none reappears after the reset.
 pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     for round in 0..30 {
@@ -237,7 +237,8 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
             }
         }
         if reset {
-            // Which of them came before the reset, nobody knows; what is appended now stands on firm ground.
+            // The order of these appends and the reset is unknown. The zone's contents are known again from
+            // here.
             let report = suite.report_of(0).await?;
             ensure(report.state == ZoneState::Empty || report.state.is_open(), || {
                 format!("zone 0 is {:?} after a reset under appends", report.state)
@@ -275,7 +276,8 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Whether the zone has this append's bytes where it landed. So few that they may be there by chance don't count.
+/// Whether the zone has this append's bytes where it landed. Appends of less than 16 bytes are ignored: they
+/// may match by accident.
 async fn is_there(suite: &Suite, id: u64, length: usize, at: ZoneAddress, written: u64) -> Check<bool> {
     if length < 16 || at.offset.0 + length as u64 > written {
         return Ok(false);
@@ -284,7 +286,8 @@ async fn is_there(suite: &Suite, id: u64, length: usize, at: ZoneAddress, writte
     Ok(found.is_ok_and(|buffer| buffer.filled() == append_bytes(suite.seed, id, length)))
 }
 
-/// An append whose call was dropped after it had begun lands all the same; a finish waits for it.
+/// Checks that an append whose call was dropped after it had begun still lands, and that a finish waits for
+/// it.
 pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
@@ -293,7 +296,7 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
         return Ok(());
     }
     for round in 0..16 {
-        // Dropped as the first append of the zone, or behind another one.
+        // The dropped call is the zone's first append, or follows another one.
         if round % 2 == 0 {
             suite.append(0, length).await?;
         }
@@ -306,7 +309,8 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
             }
             None => {
                 let wanted = append_bytes(suite.seed, id, length);
-                // A first append may not have opened the zone when the finish comes: let it begin.
+                // A finish could overtake a first append before it opens the zone, so the append begins
+                // first.
                 wait_until_open(suite).await?;
                 suite.finish(0).await?;
                 let found = find(suite, &wanted).await?;
@@ -336,7 +340,7 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
     Ok(())
 }
 
-/// Waits until the dropped append has its place, which shows in the zone's write pointer.
+/// Waits until the dropped append has its place: the zone's write pointer shows it.
 async fn wait_until_open(suite: &Suite) -> Check {
     let end = suite.zones[0].end();
     for _ in 0..1000 {
@@ -348,7 +352,7 @@ async fn wait_until_open(suite: &Suite) -> Check {
     Err("an append whose call was dropped never took effect in zone 0".into())
 }
 
-/// Looks for these bytes in zone 0.
+/// Whether zone 0 has these bytes.
 async fn find(suite: &Suite, wanted: &[u8]) -> Check<bool> {
     let report = suite.report_of(0).await?;
     let unit = u64::from(suite.geometry.append_granularity);

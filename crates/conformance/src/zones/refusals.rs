@@ -1,4 +1,4 @@
-//! Calls that have to be refused, and change nothing.
+//! Calls that have to be refused without an effect.
 
 use super::model::{Suite, read};
 use crate::suite::{Check, ensure, fails, invalid, succeeds};
@@ -8,7 +8,7 @@ fn junk(length: u64) -> Payload {
     Data::copy_of(&vec![0x99; length as usize]).into()
 }
 
-/// What doesn't fit the geometry is invalid.
+/// Checks that calls that don't fit the geometry fail with [`block::Error::Invalid`].
 pub(super) async fn refusals(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     suite.append(0, suite.geometry.append_granularity as usize).await?;
@@ -44,7 +44,7 @@ pub(super) async fn refusals(suite: &mut Suite) -> Check {
     suite.check_all().await
 }
 
-/// Reads that aren't multiples of the granularity, or leave the zone.
+/// Checks reads that aren't multiples of the granularity, or that leave the zone.
 async fn refused_reads(suite: &Suite) -> Check {
     let handle = suite.first();
     let (unit, capacity) = (u64::from(suite.geometry.read_granularity), suite.geometry.zone_capacity);
@@ -62,7 +62,8 @@ async fn refused_reads(suite: &Suite) -> Check {
     Ok(())
 }
 
-/// As many zones as are allowed can be open; one more is refused and stays empty, until one is finished or reset.
+/// Checks that as many zones as the limit permits can be open. One more is refused and remains empty until
+/// another one is finished or reset.
 pub(super) async fn limits(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
@@ -82,7 +83,7 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
         ensure(report.state == ZoneState::Empty, || {
             format!("zone {most} was refused and is {:?}", report.state)
         })?;
-        // Open zones go on.
+        // Open zones still take appends.
         suite.append(0, unit).await?;
         if attempt == 0 {
             suite.finish(0).await?;
@@ -95,7 +96,7 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
         suite.reset(0, EraseGuarantee::None).await?;
         suite.append(0, unit).await?;
     }
-    // Of several first appends at once at most as many succeed as there is room for.
+    // Concurrent first appends succeed at most up to the limit.
     suite.empty_all().await?;
     let handle = suite.first();
     let appends = (0..suite.zones.len() as u32).map(|zone| handle.append(ZoneIndex(zone), junk(unit as u64)));

@@ -1,4 +1,4 @@
-//! Opening and closing zones, what counts against limits, and appends at a place.
+//! Opening and closing zones, their limits, and appends at a place.
 
 use super::model::Suite;
 use crate::stamp::append_bytes;
@@ -17,7 +17,7 @@ fn busy() -> Error {
     Error::busy("Error::Busy")
 }
 
-/// An append elsewhere is refused with the write pointer; the zone is as it was.
+/// Checks that an append elsewhere is refused with the write pointer, and leaves the zone unchanged.
 async fn is_misplaced(suite: &mut Suite, zone: u32, offset: u64, length: u64) -> Check {
     let before = suite.report_of(zone).await?;
     let at = ZoneAddress::new(zone, offset);
@@ -32,7 +32,8 @@ async fn is_misplaced(suite: &mut Suite, zone: u32, offset: u64, length: u64) ->
     ensure(before == after, || format!("{what}: {before:?} became {after:?}"))
 }
 
-/// An append at the write pointer lands there; one elsewhere is refused and changes nothing.
+/// Checks that an append at the write pointer lands there, and that one elsewhere is refused without a
+/// change.
 pub(super) async fn appends_at_a_place(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let (unit, capacity) = (u64::from(suite.geometry.append_granularity), suite.geometry.zone_capacity);
@@ -79,8 +80,8 @@ pub(super) async fn appends_at_a_place(suite: &mut Suite) -> Check {
     suite.check_all().await
 }
 
-/// Appends at places beside others: whoever succeeds has the place that it named, and the write pointer is behind the
-/// places of all appends in flight.
+/// Checks concurrent appends at a place: each that succeeds has the place that it named, and the write
+/// pointer is after the places of all appends in flight.
 pub(super) async fn races_for_a_place(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = u64::from(suite.geometry.append_granularity);
@@ -93,7 +94,7 @@ pub(super) async fn races_for_a_place(suite: &mut Suite) -> Check {
         for number in 0..8_u64 {
             let (id, payload) = suite.payload(unit as usize);
             let handle = suite.any_handle();
-            // All of them for one place, or for places in a row, with appends anywhere between.
+            // All name the same place, or consecutive ones, with plain appends between them.
             let place = if round % 2 == 0 { start } else { start + number / 2 * unit };
             let at = (round % 3 == 0 || number % 2 == 0).then(|| ZoneAddress::new(0, place));
             running.push(async move {
@@ -123,7 +124,7 @@ pub(super) async fn races_for_a_place(suite: &mut Suite) -> Check {
         suite.check_zone(0).await?;
     }
     suite.reset(0, EraseGuarantee::None).await?;
-    // An append in flight has a place, whether its call was dropped or not.
+    // An append in flight has its place even if its call was dropped.
     for _ in 0..8 {
         let old = suite.zones[0].end();
         let (id, payload) = suite.payload(unit as usize);
@@ -138,7 +139,7 @@ pub(super) async fn races_for_a_place(suite: &mut Suite) -> Check {
         }
         is_misplaced(suite, 0, old, unit).await?;
         suite.append_at(0, old + unit, unit as usize).await?;
-        // The dropped one may still be in flight: it can be read once the zone is finished.
+        // The dropped append may still be in flight: it can be read once the zone is finished.
         let at = ZoneAddress::new(0, old);
         suite.landed(0, id, unit as usize, at)?;
     }
@@ -146,7 +147,7 @@ pub(super) async fn races_for_a_place(suite: &mut Suite) -> Check {
     suite.check_zone(0).await
 }
 
-/// Every shard appends at the write pointer that it sees, again and again: each place is taken once.
+/// Every shard repeatedly appends at the write pointer that it reads: each place is taken once.
 pub(super) async fn compare_and_append(suite: &mut Suite) -> Check {
     const EACH: usize = 8;
     suite.empty_all().await?;
@@ -191,7 +192,7 @@ pub(super) async fn compare_and_append(suite: &mut Suite) -> Check {
     suite.check_zone(0).await
 }
 
-/// A zone opens, closes, goes on, ends, from every state that allows it.
+/// Checks that a zone opens, closes, continues and is finished from every state that permits it.
 pub(super) async fn open_and_close(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
@@ -221,7 +222,7 @@ pub(super) async fn open_and_close(suite: &mut Suite) -> Check {
         suite.close_zone(0).await?;
         suite.check_zone(0).await?;
     }
-    // An append opens it implicitly, and goes on at the write pointer; so does one at a place.
+    // An append opens the zone implicitly and continues at the write pointer; so does one at a place.
     let end = suite.report_of(0).await?.write_pointer;
     let known = suite.append(0, unit).await?;
     ensure(known.offset == end, || {
@@ -245,7 +246,7 @@ pub(super) async fn open_and_close(suite: &mut Suite) -> Check {
     end_from_each_state(suite).await
 }
 
-/// A finish and a reset, of a zone in each state.
+/// Checks a finish and a reset from each state.
 async fn end_from_each_state(suite: &mut Suite) -> Check {
     let unit = suite.geometry.append_granularity as usize;
     for finishes in [true, false] {
@@ -277,7 +278,7 @@ async fn end_from_each_state(suite: &mut Suite) -> Check {
     suite.empty_all().await
 }
 
-/// What one call of [`races`] does to a zone.
+/// Result of one call of [`races`].
 enum Outcome {
     Appended(u64, Result<ZoneAddress>),
     Opened(Result<()>),
@@ -286,8 +287,7 @@ enum Outcome {
 
 type Running = Pin<Box<dyn Future<Output = (u32, Outcome)>>>;
 
-/// Opens, closes and appends at the same time: each happens as a whole, and nothing is counted twice or left over
-/// (what follows counts).
+/// Checks concurrent opens, closes and appends: each is atomic, and the limits count every zone exactly once.
 pub(super) async fn races(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
@@ -350,7 +350,7 @@ pub(super) async fn races(suite: &mut Suite) -> Check {
     suite.empty_all().await
 }
 
-/// A zone that is refused for a limit stays as it is, and so do all others.
+/// Checks that a zone that is refused for a limit remains as it is, and so do all others.
 async fn is_refused(suite: &mut Suite, zone: u32) -> Check {
     let unit = u64::from(suite.geometry.append_granularity);
     let before = suite.report().await?;
@@ -363,13 +363,14 @@ async fn is_refused(suite: &mut Suite, zone: u32) -> Check {
     ensure(before == after, || format!("{before:?} became {after:?} while zone {zone} was refused"))
 }
 
-/// `max_open` and `max_active`, for zones that are opened and closed.
+/// Checks `max_open` and `max_active` with zones that are opened and closed.
 pub(super) async fn limits(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
     let unit = suite.geometry.append_granularity as usize;
     let (max_open, max_active) = (suite.geometry.max_open, suite.geometry.max_active);
     let zones = suite.zones.len() as u32;
-    // Open zones, half of them explicitly: another one can't be opened before one is closed, which keeps its data.
+    // At the limit of open zones, half of them explicitly, another one can be opened only after one is
+    // closed. The closed zone keeps its data.
     if max_open != 0 && max_open < zones && (max_active == 0 || max_active > max_open) {
         for zone in 0..max_open {
             if zone % 2 == 0 {
@@ -397,7 +398,7 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
         }
         suite.check_all().await?;
     }
-    // Closed zones count as active, until they are finished or reset.
+    // Closed zones count as active until they are finished or reset.
     suite.empty_all().await?;
     if max_active != 0 && max_active < zones {
         for zone in 0..max_active {
@@ -410,7 +411,7 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
         }
         for zone in 0..max_active {
             is_refused(suite, max_active).await?;
-            // What is active opens all the same.
+            // An active zone can still be opened.
             suite.append(zone, unit).await?;
             if zone % 2 == 0 {
                 suite.close_zone(zone).await?;

@@ -1,4 +1,5 @@
-//! The suite judges a device that keeps two copies: a dropped write may be seen in one copy before the other one has it.
+//! The suite accepts a device with two copies, where a dropped write may be visible in one copy before the
+//! other one.
 
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Part,
@@ -23,7 +24,7 @@ struct Copies {
     reads: Arc<AtomicU64>,
     /// Number of changes in flight, for which a close waits.
     in_flight: Arc<AtomicU64>,
-    /// Whether a dropped change goes on.
+    /// Whether a dropped change still reaches the second copy.
     carries: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The suite for devices passes a right device and catches every wrong one.
+//! The suite for devices accepts a correct device and rejects every faulty one.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-/// What is wrong with a device.
+/// Injected fault of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -165,7 +165,7 @@ impl Handle {
     }
 }
 
-/// A turn now and then, so that calls mix.
+/// Yields a few times, depending on the number, so that calls interleave.
 async fn turns(number: u64) {
     for _ in 0..number % 4 {
         runtime::yield_now().await;
@@ -194,7 +194,7 @@ async fn apply(medium: Arc<Mutex<Medium>>, at: usize, bytes: Vec<u8>, fault: Fau
     let piece = if fault == Fault::TearsSectors { SECTOR / 2 } else { SECTOR };
     let pieces = bytes.len().div_ceil(piece);
     for (index, sector) in bytes.chunks(piece).enumerate() {
-        // The last half of a sector is left as it was.
+        // The second half of the last sector isn't written.
         if fault == Fault::TearsSectors && index + 1 == pieces && number.is_multiple_of(3) {
             continue;
         }
@@ -403,7 +403,7 @@ fn a_right_device_passes() {
 #[test]
 fn every_wrong_device_is_caught() {
     for fault in ALL {
-        // One run may miss a fault that shows only where requests happen to meet.
+        // A single run may miss a fault that depends on how requests interleave.
         let caught = (1..=5).find_map(|seed| judge_seed(fault, false, 2, Some(seed)).err());
         let broken = caught.unwrap_or_else(|| panic!("{fault:?} must be caught"));
         println!("{fault:?}: {broken}");
@@ -417,7 +417,7 @@ fn a_read_only_device_that_accepts_writes_is_caught() {
     assert!(broken.contains("Error::ReadOnly"), "{broken}");
 }
 
-/// A part whose close reaches nothing below it.
+/// A part whose close doesn't close the disk below it.
 struct LeftOpen(VolatileDisk);
 
 impl Part for LeftOpen {

@@ -1,4 +1,4 @@
-//! The suite for zones passes right zones and catches every wrong one.
+//! The suite for zones accepts correct zones and rejects every faulty set.
 
 use block::{
     Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress,
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What is wrong with a set of zones.
+/// Injected fault of a set of zones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -141,7 +141,7 @@ struct Zone {
     generation: u64,
     bytes: Vec<u8>,
     pointer: usize,
-    /// How much of it a flush has made durable.
+    /// Bytes that a flush has made durable.
     durable: usize,
     durable_generation: u64,
     in_flight: u32,
@@ -167,15 +167,15 @@ impl Zone {
 
 struct Medium {
     zones: Vec<Zone>,
-    /// Zones that were opened and, wrongly, not counted back.
+    /// Number of zones that a faulty count still treats as open.
     leaked: u32,
     appends: u64,
-    /// Closed, and not opened again since.
+    /// Whether the part is closed.
     stopped: bool,
 }
 
 impl Medium {
-    /// Opens a zone, or says which limit is reached.
+    /// Opens a zone. The error names the limit that is reached.
     fn open(&mut self, zone: ZoneIndex, to: ZoneState, fault: Fault) -> Result<()> {
         let count =
             |counts: fn(ZoneState) -> bool| self.zones.iter().filter(|zone| counts(zone.state)).count();
@@ -238,7 +238,7 @@ impl TestPart {
         TestPart::with(Medium { zones, leaked: 0, appends: 0, stopped: false }, fault)
     }
 
-    /// What a power cut leaves.
+    /// Part after a power cut.
     fn crash(&self) -> TestPart {
         self.alive.store(false, Ordering::Release);
         let medium = self.medium.lock().unwrap();
@@ -322,7 +322,7 @@ struct Core {
 struct Handle(Core);
 
 impl Core {
-    /// Waits for a condition by going through the run queue: plain, and right for a test.
+    /// Waits for a condition by polling it on each turn of the run queue.
     async fn wait(&self, zone: ZoneIndex, ready: impl Fn(&Zone) -> bool) {
         while self.alive.load(Ordering::Acquire)
             && !ready(&self.medium.lock().unwrap().zones[zone.0 as usize])
@@ -331,7 +331,7 @@ impl Core {
         }
     }
 
-    /// Does something once nobody owns the zone.
+    /// Runs `work` once the zone has no owner.
     async fn when_unowned<T>(&self, zone: ZoneIndex, work: impl Fn(&mut Medium) -> T) -> T {
         loop {
             self.wait(zone, |zone| !zone.owned).await;
@@ -364,7 +364,7 @@ impl Core {
         Ok(number)
     }
 
-    /// Lets all appends in flight land first, so that the write pointer is behind them.
+    /// Waits for all appends in flight, so that the write pointer is after them.
     async fn append_at(self, at: ZoneAddress, bytes: Vec<u8>) -> Result<()> {
         if self.fault == F::PlaceIgnored {
             return self.append(at.zone, bytes).await.map(drop);
@@ -477,7 +477,7 @@ impl Core {
         if waits {
             self.wait(zone, |zone| zone.in_flight == 0).await;
         }
-        // Takes its time.
+        // The call takes at least one turn.
         runtime::yield_now().await;
     }
 
@@ -690,7 +690,7 @@ fn right_zones_pass() {
 #[test]
 fn all_wrong_zones_are_caught() {
     for fault in ALL {
-        // One run may miss a fault that shows only where requests happen to meet.
+        // A single run may miss a fault that depends on how requests interleave.
         let caught = (1..=5).find_map(|seed| judge_seed(fault, 2, Some(seed)).err());
         let broken = caught.unwrap_or_else(|| panic!("{fault:?} must be caught"));
         println!("{fault:?}: {broken}");

@@ -2,15 +2,16 @@
 //!
 //! # Promises
 //! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is built again.
-//!   Linux drops the data that failed write-back didn't write, and reports the error once per open file description
-//!   (errseq). So a later sync that succeeds doesn't show that this data is durable.
-//! - One sync runs at a time, on a file description that all shards share and that is used for nothing else. It is opened
-//!   with the part, so it reports an error of write-back for every write of the part, and no durable write can consume
-//!   that error.
-//! - A flush that arrives while a sync runs waits for the next sync, and shares it with the other flushes that wait.
+//! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is
+//!   built again. Linux drops the data that failed write-back didn't write, and reports the error once per
+//!   open file description (errseq). So a later sync that succeeds doesn't show that this data is durable.
+//! - One sync runs at a time, on a file description that all shards share and that has no other use. It is
+//!   opened with the part, so it reports an error of write-back for every write of the part, and a durable
+//!   write can't consume that error.
+//! - A flush during a sync waits for the next sync, and shares it with the other waiting flushes.
 //!
-//! A caller that must not abandon a sync carries it to its end ([`runtime::carry`]); a sync that is torn down with its
-//! shard counts as failed.
+//! A caller that must not abandon a sync carries it to its end ([`runtime::carry`]). A sync that is dropped
+//! with its shard is treated as failed.
 
 use block::{Error, Result};
 use runtime::file::File;
@@ -30,13 +31,13 @@ pub(super) struct FileDurability {
 struct Syncs {
     /// Number of syncs that have begun.
     begun: u64,
-    /// Number of syncs that have ended: one less than `begun` while one runs.
+    /// Number of syncs that have ended: one less than `begun` during a sync.
     ended: u64,
     /// Wakers of the flushes that wait for the sync in flight.
     waiting: Vec<Waker>,
 }
 
-/// The sync in flight. If it is dropped before its result is known, it counts as failed.
+/// The sync in flight. If it is dropped before its result is known, it is treated as failed.
 struct Running<'a> {
     durability: &'a FileDurability,
     succeeded: bool,
@@ -75,18 +76,21 @@ impl FileDurability {
         Ok(())
     }
 
-    /// Makes every write durable that ended before this call. `file` is a descriptor of the part's file description for syncs.
+    /// Makes every write durable that ended before this call. `file` is a descriptor of the part's file
+    /// description for syncs.
     pub(super) async fn sync(&self, file: &File) -> Result<()> {
         self.check(file.name())?;
         let Some(mut running) = self.begin_or_share().await else { return self.check(file.name()) };
         let result = file.sync_data().await;
         running.succeeded = result.is_ok();
         drop(running);
-        // A durable write may have failed meanwhile, with an error that the kernel reported to that write alone.
+        // A durable write may have failed meanwhile; the kernel has then reported the error only to that
+        // write.
         result.and_then(|()| self.check(file.name()))
     }
 
-    /// Begins a sync as soon as none is in flight. `None` if a sync of another caller began after this call and has ended.
+    /// Begins a sync as soon as none is in flight. `None` if another caller's sync began after this call and
+    /// has ended.
     async fn begin_or_share(&self) -> Option<Running<'_>> {
         let arrival = self.lock().begun;
         poll_fn(|context| {

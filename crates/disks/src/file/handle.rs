@@ -10,20 +10,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Limit of the extents that one call returns.
+/// Most extents that one call returns.
 const MOST_EXTENTS: usize = 256;
-/// Number of zeros that are written at a time if the file system can't zero a range, in bytes.
+/// Bytes of zeros in one write if the file system can't zero a range.
 const ZEROS: usize = 1 << 20;
 
-/// State shared with calls that go on when their caller drops them.
+/// State that is shared with calls that continue when their callers drop them.
 pub(super) struct FileHandle(pub(super) Rc<Inner>);
 
 pub(super) struct Inner {
-    /// File description of this handle, for everything but syncs.
+    /// File description of this handle, for all operations except syncs.
     pub(super) file: File,
     /// Descriptor of the part's file description, for syncs only.
     pub(super) syncs: File,
-    /// Memory alignment that O_DIRECT needs, in bytes; 1 is none.
+    /// Memory alignment that O_DIRECT needs, in bytes; 1: none.
     pub(super) memory_alignment: usize,
     pub(super) knows_holes: bool,
     /// Whether the file was opened with O_DIRECT.
@@ -71,11 +71,11 @@ impl Inner {
         result
     }
 
-    /// Whether this error of a durable write says nothing about earlier writes. It may come from the write or from its sync, and
-    /// only lack of space around the page cache can be told apart: the kernel allocates when such a write is submitted, and then
-    /// syncs nothing. Lack of space that write-back finds in pages of the cache is also an error of the file, which the next sync
-    /// reports. In the page cache a write may reserve space that its write-back then can't allocate, and that drops other
-    /// data of the same pages.
+    /// Whether this error of a durable write has no significance for earlier writes. The error may come from
+    /// the write or from its sync. Only lack of space with O_DIRECT can be identified: the kernel allocates
+    /// when such a write is submitted, and then syncs nothing. Lack of space during write-back of cached
+    /// pages is also an error of the file, which the next sync reports. In the page cache a write may reserve
+    /// space that its write-back then can't allocate, and other data of the same pages is lost.
     fn was_refused(&self, error: &Error) -> bool {
         self.direct && matches!(error, Error::NoSpace(_))
     }
@@ -85,7 +85,7 @@ impl Inner {
         if buffer.address() as usize & (self.memory_alignment - 1) == 0 {
             return self.file.read_exact_at(offset, buffer).await;
         }
-        // A piece of a buffer that was split at an odd place.
+        // The buffer is a piece of another one, split at an unaligned offset.
         let mut buffer = buffer;
         let (result, aligned) = self.file.read_exact_at(offset, Buffer::new(buffer.len())).await;
         if result.is_ok() {
@@ -136,7 +136,7 @@ impl Inner {
         self.shared.durability.sync(&self.syncs).await
     }
 
-    /// Extents that the file system reports, in whole blocks: a block that is partly data is data.
+    /// Extents of the file system, in whole blocks: a block that is partly data is data.
     fn find_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         let block_size = self.geometry().block_size;
         let mut extents: Vec<Extent> = Vec::new();
@@ -186,7 +186,7 @@ impl Device for FileHandle {
             Durability::Visible => {
                 Call::new(async move { self.0.write_bytes(offset, payload, Durability::Visible).await })
             }
-            // The kernel reports an error once: it must be recorded even if the caller dropped the call.
+            // The kernel reports an error once: it must be recorded even if the caller has dropped the call.
             Durability::Durable => {
                 let handle = self.0.clone();
                 runtime::carry(async move { handle.write_durably(offset, payload).await })

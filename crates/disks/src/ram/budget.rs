@@ -1,40 +1,41 @@
-//! Budget of the memory of a `ram`: its limit, and a reserve that is left to the machine.
+//! Memory budget of a `ram`: its limit, and a reserve for the machine.
 //!
-//! A request that is refused takes nothing. The machine's available memory is read once for every [`STRIDE`] that is
-//! taken, and more often when little is left, so several devices and other programs may together use a part of the
-//! reserve. Limits of control groups aren't seen: inside one, set `limit`. Where several devices share a [`Pool`], it decides
-//! instead.
+//! A refused request takes no memory. The machine's available memory is read once for every [`STRIDE`] that
+//! is taken, and more often when little is left, so several devices and other programs may together use a
+//! part of the reserve. Limits of control groups aren't considered: inside one, set `limit`. Devices that
+//! share a [`Pool`] use its decision instead.
 
 use block::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that several devices take from. Called on every shard, for each page that is taken or given back.
+/// Memory that several devices allocate from. Called on every shard, for each page that is allocated or
+/// returned.
 pub trait Pool: Send + Sync {
     /// Takes this many bytes.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if there is no memory for them; nothing is taken then.
+    /// [`Error::NoSpace`] if there is no memory for them; then no byte is taken.
     fn take(&self, bytes: u64) -> Result<()>;
 
-    /// Counts bytes that are in use already.
+    /// Adds bytes that are already in use.
     fn add(&self, bytes: u64);
 
-    /// Gives back this many bytes.
+    /// Returns this many bytes.
     fn give_back(&self, bytes: u64);
 }
 
 /// Limit of the memory that is taken between two readings of the machine's available memory, in bytes.
 const STRIDE: u64 = 64 << 20;
 
-/// Reserve for other programs, as a divisor of the machine's memory.
+/// Reserve for other programs: the machine's memory divided by this.
 const SPARED: u64 = 32;
 
 /// Counts the memory taken, in bytes. Shared by all shards.
 pub(super) struct Budget {
     limit: Option<u64>,
     taken: AtomicU64,
-    /// Memory taken at which the machine's available memory is read again, in bytes.
+    /// Memory in use at which the machine's available memory is read again, in bytes.
     look_at: AtomicU64,
     pool: Option<Arc<dyn Pool>>,
 }
@@ -48,7 +49,7 @@ impl Drop for Budget {
 }
 
 impl Budget {
-    /// Budget of at most `limit` bytes, if there is a limit.
+    /// Budget of at most `limit` bytes; `None`: no limit.
     pub fn new(limit: Option<u64>) -> Self {
         Self::with(limit, None)
     }
@@ -62,12 +63,12 @@ impl Budget {
         Budget { limit, taken: AtomicU64::new(0), look_at: AtomicU64::new(0), pool }
     }
 
-    /// Whether other devices take from the same memory: each page counts, then.
+    /// Whether other devices use the same memory, so that each page has to be counted.
     pub fn is_shared(&self) -> bool {
         self.pool.is_some()
     }
 
-    /// Memory taken, in bytes.
+    /// Memory in use, in bytes.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
@@ -87,7 +88,7 @@ impl Budget {
         if taken <= self.look_at.load(Ordering::Relaxed) { Ok(()) } else { self.look(bytes, taken) }
     }
 
-    /// Counts bytes that are in use already.
+    /// Adds bytes that are already in use.
     pub fn add(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
         if let Some(pool) = &self.pool {
@@ -102,11 +103,11 @@ impl Budget {
         }
     }
 
-    /// Checks that a device of `bytes` bytes fits, where memory is locked: its process isn't ended when memory is short, and none of its
-    /// pages can be paged out. A limit or a pool decides for itself.
+    /// Checks that a device of `bytes` bytes fits where memory is locked: its process isn't ended when memory
+    /// is short, and its pages can't be paged out. A limit or a pool makes its own decision.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with what is available.
+    /// [`Error::OutOfMemory`] with the available memory.
     pub fn check_locked(&self, bytes: u64, is_locked: bool) -> Result<()> {
         let Some((available, total)) = machine() else { return Ok(()) };
         let most = available.saturating_sub(total / SPARED);
@@ -142,7 +143,7 @@ impl Budget {
                 }
                 room => room,
             },
-            // Where it can't be known, only the limit counts.
+            // If the machine's memory is unknown, only the limit applies.
             None => STRIDE,
         };
         self.look_at.store(limit.min(taken.saturating_add(STRIDE.min(room / 4))), Ordering::Relaxed);

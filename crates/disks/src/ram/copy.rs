@@ -1,27 +1,27 @@
 //! Copies that bypass the processor's caches.
 //!
-//! A plain store to a line that is in no cache first reads the line from memory, and later writes it back. Non-temporal
-//! stores fill whole lines and send them to memory without reading them (Intel 64 and IA-32 Architectures Optimization
-//! Reference Manual, "Non-temporal Store Bus Traffic"): two thirds of the traffic for scattered blocks in a device that
-//! no cache holds. For sequential writes, plain copies are as fast, since the processor prefetches the lines, and the
-//! written data can still be in a cache when it is read.
+//! A plain store to an uncached line first reads the line from memory, and later writes it back. Non-temporal
+//! stores fill whole lines and send them to memory without reading them (Intel 64 and IA-32 Architectures
+//! Optimization Reference Manual, "Non-temporal Store Bus Traffic"): two thirds of the traffic for scattered
+//! blocks of an uncached device. For sequential writes, plain copies are as fast, since the processor
+//! prefetches the lines, and the written data can still be cached when it is read.
 #![allow(unsafe_code)] // Such stores exist only as the processor's instructions, and they take addresses.
 
-/// Shortest copy that is worth the fence, in bytes.
+/// Length in bytes at and above which a copy is worth the fence.
 const SHORTEST: usize = 1024;
 const LINE: usize = 64;
 
-/// Copies `length` bytes; afterwards they are visible to other threads as after a plain copy.
+/// Copies `length` bytes, which are then visible to other threads as after a plain copy.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[inline]
 pub(super) unsafe fn copy_past_caches(source: *const u8, target: *mut u8, length: usize) {
     let lines = if length < SHORTEST || !target.addr().is_multiple_of(LINE) { 0 } else { length / LINE };
-    // SAFETY: this many whole lines are inside both, and the target is aligned to one.
+    // SAFETY: this many whole lines are inside both, and the target is aligned to a line.
     unsafe { stream(source, target, lines) };
     let done = lines * LINE;
-    // SAFETY: the rest of what the caller has promised.
+    // SAFETY: the remaining bytes are inside both, as the caller guarantees.
     unsafe { std::ptr::copy_nonoverlapping(source.add(done), target.add(done), length - done) };
 }
 
@@ -45,7 +45,7 @@ unsafe fn stream(source: *const u8, target: *mut u8, lines: usize) {
             (0..WORDS).for_each(|word| _mm_stream_si128(to.add(word), words[word]));
         }
     }
-    // SAFETY: as above. Such stores are ordered with others by a fence only.
+    // SAFETY: as above. Only a fence orders such stores with others.
     unsafe { _mm_sfence() };
 }
 
@@ -54,7 +54,7 @@ unsafe fn stream(source: *const u8, target: *mut u8, lines: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 unsafe fn stream(source: *const u8, target: *mut u8, lines: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's guarantee.
     unsafe { std::ptr::copy_nonoverlapping(source, target, lines * LINE) };
 }
 

@@ -1,11 +1,12 @@
 //! Memory of a `ram`: address space for all of it, pages for the written parts.
 //!
-//! A page (4 KiB) that holds only zeros takes no memory until something else is written to it, even if zeros are
-//! written to it; reading it takes none either, not even in the kernel's page tables. So a device may be far larger
-//! than the machine's memory. A write without memory for it fails with "no space", and may have been done in part.
+//! A page (4 KiB) of zeros uses no memory until other bytes are written to it; writing zeros to it and
+//! reading it use none either, not even for the kernel's page tables. So a device may be far larger than the
+//! machine's memory. A write without memory for it fails with "no space", and may have been done in part.
 //!
-//! A bit per page tells whether it was written. It is set after the page's bytes are, and cleared before they are
-//! freed: at any time, a page with anything but zeros has its bit set, so that writing zeros is never skipped for it.
+//! A bit per page records whether it was written. It is set after the page's bytes are written, and cleared
+//! before they are freed: a page with any byte that isn't zero always has its bit set, so that a write of
+//! zeros is never skipped for it.
 #![allow(unsafe_code)] // The blocks are memory that all shards share, as those of a disk are.
 
 use super::budget::{Budget, machine};
@@ -21,33 +22,33 @@ const PAGE: u64 = 4096;
 /// Unit of extents, in bytes: the pages of one word of bits.
 pub(super) const CHUNK: u64 = PAGE * u16::BITS as u64;
 
-/// Bytes of memory that a step of a discard gives back: the kernel takes some 100 us for them.
+/// Bytes of memory that one step of a discard returns, which takes the kernel some 100 µs.
 const DISCARDED_AT_ONCE: u64 = 4 << 20;
 
-/// Chunks that a step of a discard looks at: 8 GiB, whose bits are read in some 100 us.
+/// Chunks that one step of a discard checks: 8 GiB, whose bits are read in some 100 µs.
 const LOOKS_AT_ONCE: u64 = 1 << 17;
 
 /// Method of writing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copying {
-    /// For memory that was probably used just before, or that the processor prefetches.
+    /// For memory that was probably just used, or that the processor prefetches.
     Plain,
-    /// For memory that is probably in no cache.
+    /// For memory that is probably not cached.
     PastCaches,
 }
 
-/// Zeroed pages that are allocated when something else is first written to them.
+/// Zeroed pages that are allocated at the first write of other bytes.
 pub(super) struct Memory {
     start: NonNull<u8>,
     bytes: usize,
-    /// Per [`CHUNK`], a bit for each page that may hold anything but zeros.
+    /// A bit for each page that may have bytes that aren't zero, by [`CHUNK`].
     written: Box<[AtomicU16]>,
     budget: Budget,
 }
 
 // SAFETY: the pages are raw memory that is only ever copied from and to. Requests that overlap in time and
-// place may mix their bytes, as the Device contract says of every device; nothing is ever made of the bytes
-// in place.
+// place may mix their bytes, as the Device contract permits for every device; no references to the bytes
+// exist.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -68,23 +69,23 @@ impl Memory {
         })?;
         let is_scattered = budget.is_shared() || machine().is_some_and(|(_, total)| bytes > total / 2);
         if is_scattered {
-            // Where the kernel gives huge pages unasked, each page that is written here and there would take 2 MiB.
-            // SAFETY: advice about our own mapping. Kernels without huge pages refuse it, which changes nothing.
+            // Where the kernel uses huge pages by default, each scattered written page would take 2 MiB.
+            // SAFETY: advice about this mapping. Kernels without huge pages refuse it, which has no effect.
             unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_NOHUGEPAGE) };
         }
-        // Taken zeroed from the kernel, as it is used: the bits of a device may be many megabytes.
+        // The kernel allocates zeroed memory at its first use: the bits of a device may be many megabytes.
         let bits = vec![0_u16; bytes.div_ceil(CHUNK) as usize].into_boxed_slice();
         // SAFETY: an atomic number has the size, alignment and values of the plain one.
         let written = unsafe { Box::from_raw(Box::into_raw(bits) as *mut [AtomicU16]) };
         Ok(Memory { start, bytes: length, written, budget })
     }
 
-    /// Memory taken, in bytes.
+    /// Memory in use, in bytes.
     pub fn taken(&self) -> u64 {
         self.budget.taken()
     }
 
-    /// Whether this [`CHUNK`], by its number, may hold anything but zeros.
+    /// Whether [`CHUNK`] number `chunk` may have bytes that aren't zero.
     pub fn may_hold_data(&self, chunk: u64) -> bool {
         self.written[chunk as usize].load(Ordering::Acquire) != 0
     }
@@ -109,7 +110,8 @@ impl Memory {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Number of bytes from `offset` on, up to `length`, whose pages were all written or all not; and which of the two.
+    /// Number of bytes at `offset`, at most `length`, whose pages were all written or all not, and which of
+    /// the two.
     #[inline]
     fn run(&self, offset: u64, length: u64) -> (u64, bool) {
         let end = offset + length;
@@ -129,8 +131,8 @@ impl Memory {
         while left > 0 {
             let (bytes, is_written) = self.run(offset, left);
             let length = bytes as usize;
-            // SAFETY: the source lies inside the mapping, the target is the buffer's own, and they are apart; all bytes up
-            // to `add_filled` were put there.
+            // SAFETY: the source is inside the mapping, the target belongs to the buffer, and they don't
+            // overlap; all bytes up to `add_filled` were written.
             unsafe {
                 match is_written {
                     true => std::ptr::copy_nonoverlapping(self.at(offset, length), target, length),
@@ -152,7 +154,7 @@ impl Memory {
             let mut rest = &data[..];
             while !rest.is_empty() {
                 let (bytes, is_written) = self.run(offset, rest.len() as u64);
-                // What is new is looked at, and taken, page by page.
+                // New pages are checked and allocated one by one.
                 let bytes = if is_written { bytes } else { bytes.min(PAGE - offset % PAGE) };
                 let (piece, after) = rest.split_at(bytes as usize);
                 if is_written || !is_zero(piece) {
@@ -164,22 +166,22 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes to pages all of which were written, or to a single one that wasn't.
+    /// Copies bytes to pages that all were written, or to a single page that wasn't.
     #[inline]
     fn put(&self, offset: u64, piece: &[u8], is_written: bool, copying: Copying) -> Result<()> {
         if !is_written {
             self.budget.take(PAGE)?;
         }
         let target = self.at(offset, piece.len());
-        // SAFETY: the target lies inside the mapping and apart from the data.
+        // SAFETY: the target is inside the mapping and doesn't overlap the data.
         unsafe {
             match copying {
-                // The kernel has just cleared a page that is new.
+                // A new page is cached, since the kernel has just cleared it.
                 Copying::PastCaches if is_written => copy_past_caches(piece.as_ptr(), target, piece.len()),
                 _ => std::ptr::copy_nonoverlapping(piece.as_ptr(), target, piece.len()),
             }
         }
-        // Also pages that had their bits: a discard may have cleared them since.
+        // Also for pages that had their bits: a discard may have cleared them since.
         for page in offset / PAGE..=(offset + piece.len() as u64 - 1) / PAGE {
             match (is_written, self.is_written(page)) {
                 (true, true) => {}
@@ -196,14 +198,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Sets a page's bit, and returns whether it wasn't set.
+    /// Sets a page's bit. Returns whether it was clear.
     fn mark(&self, page: u64) -> bool {
         let (word, bit) = self.bit(page);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Zeroes the start of a range and returns the number of bytes zeroed. Bounded: at most [`DISCARDED_AT_ONCE`] of allocated memory
-    /// and [`LOOKS_AT_ONCE`] unallocated chunks per call.
+    /// Zeroes the start of a range and returns the number of bytes zeroed: at most [`DISCARDED_AT_ONCE`] of
+    /// allocated memory and [`LOOKS_AT_ONCE`] unallocated chunks per call.
     pub fn discard_some(&self, offset: u64, length: u64) -> u64 {
         let end = offset + length;
         let (mut at, mut looks, mut taken) = (offset, 0, 0);
@@ -231,10 +233,10 @@ impl Memory {
         if given_back > 0 {
             let bytes = (last_page - first_page) as usize;
             let pages = self.at(first_page, bytes);
-            // SAFETY: whole pages of our own private mapping, which read as zeros afterwards.
+            // SAFETY: whole pages of this private mapping, which read as zeros afterwards.
             let advised = unsafe { libc::madvise(pages.cast(), bytes, libc::MADV_DONTNEED) };
             if advised != 0 {
-                // They stay, and so do their bits.
+                // The pages and their bits remain.
                 self.fill_with_zeros(first_page, last_page - first_page);
                 let stay = (first_page / PAGE..last_page / PAGE).filter(|page| self.mark(*page)).count();
                 self.budget.add(stay as u64 * PAGE);
@@ -243,7 +245,7 @@ impl Memory {
         self.zero_written(last_page, end - last_page);
     }
 
-    /// Clears the bits of these pages, and returns the number of set ones.
+    /// Clears the bits of these pages. Returns the number of bits that were set.
     fn clear(&self, first: u64, end: u64) -> u64 {
         let width = u64::from(u16::BITS);
         let (mut page, mut cleared) = (first, 0);
@@ -275,7 +277,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Zeroes those pages that hold anything else.
+    /// Zeroes the pages that have other bytes.
     fn zero_written(&self, offset: u64, length: u64) {
         let (mut offset, mut left) = (offset, length);
         while left > 0 {
@@ -296,12 +298,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nothing uses it any more.
+        // SAFETY: the mapping belongs to this value, and there are no references to it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Whether all bytes are zero. Others are mostly found by the first bytes.
+/// Whether all bytes are zero. In other data, one of the first bytes usually isn't.
 #[inline]
 fn is_zero(bytes: &[u8]) -> bool {
     const STEP: usize = 64;

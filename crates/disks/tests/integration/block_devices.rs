@@ -1,4 +1,4 @@
-//! Block devices and file systems of their own, which need root and loop devices.
+//! Block devices and mounted file systems, which need root and loop devices.
 
 use block::{BlockIndex, Buffer, DevicePart, Durability, Error};
 use stack::{Registry, Stack};
@@ -16,13 +16,14 @@ fn run<T: Send + 'static, Fut: Future<Output = T> + 'static>(main: impl FnOnce()
     runtime::run(runtime::Config::default(), main).expect("the runtime starts")
 }
 
-/// What a program prints, if it succeeds.
+/// Output of a program; `None` if it fails.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// A loop device with an empty file system, and a folder to mount it on; both go with this.
+/// A loop device with an empty file system, and a folder to mount it on; both are removed when this is
+/// dropped.
 struct Loop {
     folder: tempfile::TempDir,
     device: String,
@@ -108,7 +109,7 @@ fn a_mounted_block_device_is_refused_and_an_open_one_is_not_mounted() {
     assert!(device.mount(), "it is free again");
 }
 
-/// Lack of space is told from lost data: the write is refused, and nothing that was written before is in doubt.
+/// Lack of space is distinguished from lost data: the write is refused, and earlier writes aren't in doubt.
 #[test]
 fn a_durable_write_without_space_leaves_flushes_as_they_were() {
     let Some(device) = Loop::new(4 << 20).filter(Loop::mount) else {

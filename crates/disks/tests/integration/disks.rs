@@ -1,4 +1,5 @@
-//! The leaves against the conformance suite, on the real ring and in simulated worlds, and what is theirs alone.
+//! The leaves with the conformance suite, on the real ring and in simulated worlds, and tests of single
+//! leaves.
 
 use block::{BlockIndex, BlockRange, BlockSize, Buffer, DevicePart, Durability, ExtentState, Part, ZeroMode};
 use conformance::device::Options;
@@ -61,7 +62,7 @@ fn ram_has_a_limit_and_takes_nothing_for_zeros() {
     });
 }
 
-/// A look at what a large disk holds takes a bounded time, and the next one goes on from there.
+/// A query of a large disk's extents takes a bounded time, and the next one continues after it.
 #[test]
 fn ram_tells_of_a_bounded_part_at_a_time() {
     run(|| async {
@@ -83,7 +84,7 @@ fn ram_tells_of_a_bounded_part_at_a_time() {
     });
 }
 
-/// Directories on different file systems: the temporary one, and memory if there is some.
+/// Folders on different file systems: the temporary one, and one in memory if there is one.
 fn places() -> Vec<PathBuf> {
     let mut seen = Vec::new();
     [std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from("/dev/shm")]
@@ -116,7 +117,8 @@ fn file_conforms_on_every_file_system_here() {
     }
 }
 
-/// Zeroes this many bytes of a `ram` of which the first half was written, and counts how often another task of the shard runs meanwhile.
+/// Zeroes this many bytes of a `ram` of which the first half was written. Returns how often another task of
+/// the shard ran meanwhile.
 async fn turns_while_zeroing(bytes: u64, zero: impl AsyncFnOnce(&dyn block::Device, BlockRange)) -> u32 {
     let part = RamPart::new(bytes, BlockSize::new(4096).expect("valid")).expect("memory");
     let device = part.open().await.expect("it opens");
@@ -154,7 +156,7 @@ fn zeroing_ram_lets_other_tasks_run() {
         };
         (discard.await, zero(ZeroMode::MayDeallocate).await, zero(ZeroMode::KeepAllocated).await)
     });
-    // A piece is at most 4 MiB that are given back, or 1 MiB that is zeroed and kept.
+    // A step returns at most 4 MiB of memory, or zeroes 1 MiB and keeps it.
     assert!(discard >= 3 && deallocate >= 3, "{discard} and {deallocate} turns");
     assert!(keep >= 31, "{keep} turns");
 }
@@ -265,7 +267,7 @@ fn files_that_do_not_fit_are_refused_with_what_to_do() {
         assert!(error.contains(expected), "{shown}: {error}");
     }
     assert!(!Path::new(&path("new")).exists(), "nothing was made");
-    // Formatting may cut a file, and only then.
+    // Only formatting may truncate a file.
     let line = format!("file({}, size=4KiB)", path("even"));
     run(move || async move { build(&line, true).await.map(drop) }).expect("it builds");
     assert_eq!(std::fs::metadata(path("even")).expect("it is there").len(), 4096);
@@ -332,7 +334,7 @@ fn after_a_failed_flush_nothing_is_called_durable_any_more() {
             assert_eq!(durable.is_ok(), results.iter().all(|ok| *ok));
             Ok::<Vec<bool>, block::Error>(results)
         });
-        // Formatting syncs too, and may fail by itself.
+        // Formatting also syncs, and may fail itself.
         let Ok(results) = simulated.expect("it ends").value else { continue };
         let first_failure = results.iter().position(|ok| !ok).unwrap_or(results.len());
         assert!(results[first_failure..].iter().all(|ok| !ok), "seed {seed}: {results:?}");
@@ -341,7 +343,7 @@ fn after_a_failed_flush_nothing_is_called_durable_any_more() {
     assert!(failed > 5, "{failed} of 20 seeds had a failed flush");
 }
 
-/// Nothing was flushed: closing does that.
+/// Writes without a flush: the close makes them durable.
 #[test]
 fn a_closed_file_has_lost_nothing_after_a_power_cut() {
     for seed in 1..=10 {

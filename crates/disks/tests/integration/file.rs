@@ -1,5 +1,5 @@
-//! What a file promises beyond the contract: no flush succeeds once data may be lost, the file that was locked is the one that is
-//! written, and it is locked before any file of the stack changes.
+//! Promises of a file beyond the contract: no flush succeeds once data may be lost, writes go to the file
+//! that was locked, and the file is locked before any file of the stack changes.
 
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, Payload, ZeroMode};
 use disks::file::FilePart;
@@ -48,7 +48,7 @@ async fn open() -> (Arc<FilePart>, Rc<dyn Device>) {
     (part, device)
 }
 
-/// Whether a power cut now leaves this block.
+/// Whether this block would survive a power cut with these contents.
 fn survives(block: usize, byte: u8) -> bool {
     let (_, contents) = runtime::power_cut().remove(0);
     contents[block * 4096..][..4096] == [byte; 4096]
@@ -117,7 +117,7 @@ fn a_flush_beside_one_that_fails_does_not_lie() {
     assert!(failed > 20 && shared > 10, "{failed} of 200 seeds had a failed flush, {shared} only such");
 }
 
-/// The sync that a waiter shares has to begin after the flush was called.
+/// A sync that a waiting flush shares has to begin after the flush was called.
 #[test]
 fn a_flush_covers_writes_that_were_acknowledged_while_another_flush_ran() {
     for seed in 0..100 {
@@ -172,7 +172,7 @@ fn the_error_of_an_abandoned_flush_or_durable_write_is_not_forgotten() {
     assert!(failed > 20, "{failed} of 100 seeds had a failure");
 }
 
-/// A server of a file that was renamed away must not write to the file that replaced it.
+/// A server of a file that was moved must not write to the file that replaced it.
 #[test]
 fn the_file_that_was_locked_is_written_whatever_its_path_leads_to() {
     for direct in ["auto", "off"] {
@@ -221,11 +221,11 @@ fn no_file_of_a_stack_is_changed_before_all_are_locked() {
         std::fs::write(path(name), vec![7; 1 << 20]).expect("it writes");
     }
     let taken = std::fs::File::open(path("b")).expect("it opens");
-    taken.try_lock().expect("nobody has it");
+    taken.try_lock().expect("it is free");
     let device = |name: &str| {
         format!("[device.{name}]\nkind = \"file\"\npath = \"{}\"\nsize = \"2MiB\"\n", path(name).display())
     };
-    // A file that isn't there yet is not made, either.
+    // A missing file isn't created either.
     let text = ["new", "a", "b", "c"].map(device).join("\n");
     let refused = text.clone();
     let error =

@@ -2,9 +2,10 @@
 //!
 //! # Promises
 //! - The mount point is a regular file. One that doesn't exist is created, and removed at the stop.
-//! - A mount that a killed server left is replaced; any other mount at the path stays and is an error.
-//! - [`FuseDoor::stop`] unmounts, unless another process [holds](FuseDoor::held) the mount. While the file is in use it tries again for [`STOP_LIMIT`]; then the users get I/O errors, the
-//!   mount is removed lazily, and the stop returns an error that says so.
+//! - A mount that a killed server left is replaced; any other mount at the path remains and is an error.
+//! - [`FuseDoor::stop`] unmounts, unless another process [holds](FuseDoor::held) the mount. While the file is
+//!   in use it retries for [`STOP_LIMIT`]. Then the users get I/O errors, the mount is removed lazily, and
+//!   the stop returns an error that says so.
 
 use super::file::{DeviceFile, FilePart};
 use block::{Call, DevicePart, Error, Part, Result, Status};
@@ -40,16 +41,16 @@ pub struct FuseDoor {
     config: FuseConfig,
     /// Whether another process keeps the mount when the door stops.
     is_held: bool,
-    /// Connection of an earlier server, to be adopted at the start.
+    /// Connection of an earlier server, adopted at the start.
     left: Mutex<Option<LeftConnection>>,
     running: Mutex<Option<Running>>,
 }
 
-/// A connection whose server is gone, kept by the process that holds the mount.
+/// A connection whose server has ended, kept by the process that holds the mount.
 pub struct LeftConnection {
     /// All [devices](Session::descriptors) of the session.
     pub devices: Vec<OwnedFd>,
-    /// Result of its negotiation.
+    /// Result of the session's negotiation.
     pub negotiated: Negotiated,
 }
 
@@ -57,7 +58,7 @@ pub struct LeftConnection {
 struct Running {
     session: Arc<Session>,
     file: Arc<DeviceFile>,
-    /// Whether the mount point is to be removed at the end.
+    /// Whether the mount point is removed at the stop.
     created: bool,
 }
 
@@ -67,8 +68,8 @@ impl FuseDoor {
         FuseDoor { config, is_held: false, left: Mutex::new(None), running: Mutex::new(None) }
     }
 
-    /// Returns a door whose mount another process holds: it is left mounted at the stop. With `left`, it is mounted already,
-    /// and the requests that its server didn't answer are carried out again.
+    /// Returns a door whose mount another process holds: it remains mounted at the stop. With `left`, it is
+    /// mounted already, and the requests that its server didn't answer are carried out again.
     pub fn held(config: FuseConfig, left: Option<LeftConnection>) -> FuseDoor {
         FuseDoor { is_held: true, left: Mutex::new(left), ..FuseDoor::new(config) }
     }
@@ -139,7 +140,7 @@ fn prepare(path: &Path) -> Result<bool> {
         Err(error) => return Err(Error::from_io(&error, &format!("creating mount point {shown}"))),
     }
     let metadata = match std::fs::metadata(path) {
-        // Left by a killed server; mounting replaces it.
+        // A killed server's mount; mounting replaces it.
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => return Ok(false),
         other => other.map_err(|error| Error::from_io(&error, &format!("mount point {shown}")))?,
     };
@@ -162,7 +163,7 @@ async fn remove_mount_point(path: &Path, created: bool) {
     if created {
         let path = path.to_owned();
         let removed = runtime::blocking(move || match std::fs::metadata(&path) {
-            // Written to by another program in the meantime, or not ours: it stays.
+            // Not a file that the door created, or another program has written to it: it remains.
             Ok(metadata) if !metadata.is_file() || metadata.len() > 0 => Ok(()),
             _ => std::fs::remove_file(&path),
         });

@@ -1,8 +1,8 @@
 //! A file system whose root is one regular file: a device.
 //!
 //! # Promises
-//! - Any offset and length can be read and written. A read is short only at the end of the device, a write too; a write that begins
-//!   there fails with ENOSPC.
+//! - Any offset and length can be read and written. Reads and writes are short only at the end of the device;
+//!   a write that begins there fails with ENOSPC.
 //! - A write of part of a block excludes every other write to the block, across open files and shards, so no acknowledged write is
 //!   lost.
 //! - The size never changes.
@@ -28,7 +28,7 @@ use std::time::Duration;
 
 /// Time for which the kernel may cache the attributes; only the kernel itself changes them.
 const ATTRIBUTES_TIME: Duration = Duration::from_secs(3600);
-/// Number of extents calls of one seek after which other tasks run.
+/// Calls of `extents` by one seek after which other tasks run.
 const EXTENTS_PER_TURN: usize = 64;
 
 /// A device as a file, shared by all shards.
@@ -42,7 +42,7 @@ pub(super) struct DeviceFile {
 }
 
 impl DeviceFile {
-    /// Returns the file of a device, for its user and group alone.
+    /// Returns the file of a device, accessible only to its user and group.
     pub(super) fn new(device: &Arc<dyn DevicePart>, read_only: bool, shards: usize) -> Self {
         let export = Export::new(device, read_only, shards);
         let since = runtime::wall_clock();
@@ -138,7 +138,7 @@ fn errno(number: i32, text: &'static str) -> Error {
 }
 
 impl OpenFile {
-    /// Carries an operation out and counts it.
+    /// Executes an operation and counts it.
     async fn carry_out(
         &self,
         range: ByteRange,
@@ -276,7 +276,7 @@ impl FileSystem for OpenFile {
     }
 
     fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
-        // The block size is also what the loop driver takes for the granularity of discards.
+        // The block size: the loop driver also uses it as the granularity of discards.
         let geometry = self.file.export.geometry();
         Call::ready(Ok(Statistics {
             block_size: geometry.block_size.bytes() as u32,

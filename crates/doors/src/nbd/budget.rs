@@ -1,14 +1,14 @@
 //! Memory for the data of open requests: one budget for all connections of a server, on all shards.
 //!
 //! # Promises
-//! - A connection has [`OWN_BYTES`] of its own, which cost neither an atomic operation nor a lock. Bytes beyond these are
-//!   taken from the server's budget, which is never exceeded.
-//! - If too few bytes are free, connections wait in order of arrival; a small claim doesn't overtake a large one. A
-//!   waiting connection still gives back the bytes that it holds: its open requests end, and their replies are sent or
+//! - A connection has [`OWN_BYTES`] of its own, which need neither an atomic operation nor a lock. Further
+//!   bytes are taken from the server's budget, which is never exceeded.
+//! - If too few bytes are free, connections wait in order of arrival; small claims don't overtake a large
+//!   one. A waiting connection still returns its bytes: its open requests end, and their replies are sent or
 //!   the connection is ended. So every claim is met.
-//! - A share that is dropped gives back its bytes and leaves the queue.
+//! - A share that is dropped returns its bytes and leaves the queue.
 //!
-//! Left to others: the number of bytes that a request counts for, and ending connections whose client receives nothing,
+//! The connection computes the bytes of a request. The server ends connections whose client receives nothing,
 //! or too slowly while others wait.
 
 use std::collections::VecDeque;
@@ -51,7 +51,7 @@ impl Budget {
         self.bytes - self.free.load(Ordering::Relaxed)
     }
 
-    /// Number of connections that wait.
+    /// Number of waiting connections.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -69,8 +69,8 @@ impl Budget {
 
     fn give_back(&self, bytes: u64) {
         self.free.fetch_add(bytes, Ordering::SeqCst);
-        // A connection that joins the line reads `free` after it has raised `waiting`. So either it sees these bytes, or it is
-        // seen here.
+        // A connection that joins the line reads `free` after it has raised `waiting`: either it finds these
+        // bytes, or its wait is found here.
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.wake_first(self.line());
         }
@@ -99,9 +99,9 @@ impl Share {
         Share { budget, taken: 0, ticket: None }
     }
 
-    /// Makes the share cover `bytes`; more than the whole budget is covered by all of it. Returns false if too few
-    /// bytes are free: the share is in the queue then, and the task is woken when it is the first there and bytes have
-    /// become free.
+    /// Makes the share cover `bytes`; more than the whole budget is covered by all of it. Returns false if
+    /// too few bytes are free: the share is then in the queue, and the task is woken when it is the first
+    /// there and bytes have become free.
     #[inline]
     pub(super) fn cover(&mut self, bytes: u64, context: &Context<'_>) -> bool {
         if bytes <= OWN_BYTES + self.taken {
@@ -137,7 +137,7 @@ impl Share {
         if is_first && budget.try_take(bytes) {
             drop(line);
             self.taken += bytes;
-            // There may be enough for the next one, too.
+            // The free bytes may also suffice for the next one.
             self.leave();
             return true;
         }
@@ -147,7 +147,7 @@ impl Share {
         false
     }
 
-    /// Gives back the bytes that aren't needed to cover `bytes`.
+    /// Returns the bytes that aren't needed to cover `bytes`.
     #[inline]
     pub(super) fn shrink_to(&mut self, bytes: u64) {
         if self.taken > 0 {
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(budget.taken(), 0);
     }
 
-    /// Threads take and give back more than there is for all; each one waits for its wake-up.
+    /// Threads take and return more bytes in total than the budget has; each one waits for its wake-up.
     #[test]
     fn no_wake_up_is_lost_between_threads() {
         struct Unpark(std::thread::Thread);

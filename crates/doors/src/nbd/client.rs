@@ -1,10 +1,11 @@
 //! NBD client as a device: it measures servers, and is the leaf for disks of other machines.
 //!
-//! Requests that are made in one turn of a shard are sent in one vectored send; large reads are received directly into
-//! the caller's buffer; a request whose caller was dropped still ends. `discard` guarantees zeros (it is sent as
-//! WRITE_ZEROES that may deallocate: TRIM guarantees nothing). When the server closes the connection, requests in
-//! flight and later ones fail with [`Error::Disconnected`]; none is sent again. When the server doesn't answer a request within the
-//! time limit, the connection is closed, and they fail with [`Error::TimedOut`]. The close waits as long at most.
+//! Requests of one turn of a shard are sent in one vectored send; large reads are received directly into the
+//! caller's buffer; a request whose caller was dropped still ends. `discard` guarantees zeros (it is sent as
+//! WRITE_ZEROES that may deallocate: TRIM guarantees nothing). When the server closes the connection,
+//! requests in flight and later ones fail with [`Error::Disconnected`]; none is resent. When the server
+//! doesn't answer a request within the time limit, the connection is closed, and they fail with
+//! [`Error::TimedOut`]. A close waits for at most the time limit.
 //!
 //! Modules: `handshake` negotiates with the server, `link` is one connection, `device` translates a device's calls to
 //! requests.
@@ -39,7 +40,7 @@ pub struct ClientConfig {
     pub connections: usize,
     /// Block size in bytes; by default the server's preferred one if the export is a multiple of it.
     pub block_size: Option<u64>,
-    /// Time within which the server has to answer a request.
+    /// Time limit of the server's answer to a request.
     pub timeout: Duration,
 }
 
@@ -73,7 +74,7 @@ impl NbdClient {
         let geometry = DeviceGeometry {
             block_size,
             blocks: BlockCount(remote.size >> block_size.shift()),
-            // All that a disk promises; the protocol has no word for more.
+            // The guarantee of every disk; the protocol can't express more.
             atomic_write: BlockSize::SMALLEST,
             volatile_cache: remote.can_flush(),
             read_only: remote.is_read_only(),
@@ -129,8 +130,8 @@ impl Part for NbdClient {
             if !self.unflushed.load(Ordering::Acquire) {
                 return Ok(());
             }
-            // The connections of the handles are gone. A server that allows several makes durable what came over others; one
-            // that allows a single one needs no exclusion.
+            // The connections of the handles are closed. A server that allows several connections makes the
+            // writes of all of them durable; one that allows a single connection needs no exclusion.
             let flushed = async { self.open_here().await?.flush_now().await };
             let limited = runtime::timeout(self.config.timeout, flushed).await;
             limited
@@ -145,8 +146,9 @@ impl DevicePart for NbdClient {
         &self.geometry
     }
 
-    /// The server has all acknowledged writes. But it may still carry out a request of a process that was killed after requests of
-    /// the next one: nothing tells the next process when the requests of the old connection have ended.
+    /// Returns false. The server has all acknowledged writes, but it may carry out a request of a killed
+    /// process after requests of its successor, which can't find out when the requests of the old connection
+    /// have ended.
     fn keeps_acknowledged(&self) -> bool {
         false
     }

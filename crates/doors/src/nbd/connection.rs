@@ -4,16 +4,15 @@
 //! - All requests of a receive are started before the task waits; all ready replies are sent in one vectored send,
 //!   directly from the buffers that the device filled. There is no task per request and, in steady state, no
 //!   allocation.
-//! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or answered and
-//!   not sent), and no more than the server's [`budget`](super::budget) has; at the limit nothing more is received
-//!   until some replies have been sent.
-//! - A client is disconnected if it breaks the protocol, is silent in the middle of a request or of the handshake,
-//!   receives no byte of its replies, or holds memory for which others wait and is slower than 64 KiB/s; other clients
-//!   aren't affected. However the connection ends, started requests end first; after a DISC or a stop they are
-//!   answered, too.
+//! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or
+//!   answered and not sent), and no more than the server's [`budget`](super::budget) has; at the limit
+//!   nothing more is received until some replies have been sent.
+//! - A client is disconnected if it breaks the protocol, is silent in the middle of a request or of the
+//!   handshake, receives no byte of its replies, or holds memory for which others wait and is slower than 64
+//!   KiB/s; other clients aren't affected. However the connection ends, started requests end first; after a
+//!   DISC or a stop they are also answered.
 //!
-//! Left to others: admission of clients ([`server`](super::server)), and the meaning of requests
-//! ([`request`](super::request), `work`).
+//! [`server`](super::server) admits clients; [`request`](super::request) and `work` interpret requests.
 
 use super::budget::{Budget, Share};
 use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
@@ -43,10 +42,10 @@ pub(super) const MOST_BYTES: u64 = 64 << 20;
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Time limit of the handshake.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for a client to be silent in the middle of a request.
+/// Time limit for a client that is silent in the middle of a request.
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for a client to receive no byte of a reply. It begins with a step of the send, so a client that stops in
-/// the middle of a step is found after at most twice this time.
+/// Time limit for a client that receives no byte of a reply. It begins with a step of the send, so a client
+/// that stops in the middle of a step is found after at most twice this time.
 pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
 /// Minimum rate of a client, in bytes per second, in a send or large write that holds bytes of the server's budget while another
@@ -57,8 +56,8 @@ const SLOWEST_GRACE: Duration = Duration::from_secs(10);
 
 /// Time for which a receive waits for more requests to batch.
 const BATCH_WAIT: Duration = Duration::from_micros(20);
-/// Number of requests per receive from which the next receive doesn't wait. A client that batches its requests itself
-/// is above it, and waiting would only delay both sides.
+/// Number of requests per receive at which the next receive doesn't wait. Above it the client batches
+/// requests itself, and waiting would only delay both sides.
 const ENOUGH_AT_ONCE: u32 = 4;
 /// Period, in receives, of a receive that waits regardless, as a probe.
 const PROBE_EVERY: u32 = 64;
@@ -76,7 +75,7 @@ pub(super) struct Watch {
     sends: SendWatch,
     /// Step of the send that was in flight at the server's last check, and the time when it was first seen.
     seen_step: Cell<Option<(SendStep, Instant)>>,
-    /// Task of a connection that receives nothing for the present.
+    /// Task of a connection that currently receives nothing.
     held_back: RefCell<Option<Waker>>,
     /// Replies that are being sent.
     taking: Pace,
@@ -88,11 +87,11 @@ pub(super) struct Watch {
     waits: Cell<bool>,
     /// Whether the client was too slow while another connection waited.
     slow: Cell<bool>,
-    /// Observer of the end, until it has been told.
+    /// Observer of the end of the connection; `None` after its call.
     observer: RefCell<Option<EndObserver>>,
 }
 
-/// Is told the end of a connection once, before requests in flight have ended.
+/// Called once with the end of a connection, before requests in flight have ended.
 pub(super) type EndObserver = Box<dyn FnOnce(&End)>;
 
 /// A transfer (a send, or the payload of a large write), and the time for which other connections waited for memory meanwhile.
@@ -109,7 +108,7 @@ impl Pace {
         self.waited.set(Duration::ZERO);
     }
 
-    /// Adds time for which another connection waited. Returns whether the transfer has exceeded its limit.
+    /// Adds time in which another connection waited. Returns whether the transfer has exceeded its limit.
     fn wait(&self, time: Duration) -> bool {
         self.waited.set(self.waited.get() + time);
         let bytes = self.bytes.get();
@@ -136,7 +135,7 @@ impl Watch {
         }
     }
 
-    /// Tells the observer the end of the connection.
+    /// Calls the observer with the end of the connection.
     pub(super) fn tell_end(&self, end: &End) {
         let observer = self.observer.take();
         if let Some(observer) = observer {
@@ -144,7 +143,7 @@ impl Watch {
         }
     }
 
-    /// Ends a send of which the client has received nothing for [`SEND_LIMIT`].
+    /// Ends a send if the client has received none of it for [`SEND_LIMIT`].
     pub(super) fn check_send(&self, now: Instant) {
         let step = self.sends.step();
         match (step, self.seen_step.get()) {
@@ -157,8 +156,8 @@ impl Watch {
         }
     }
 
-    /// Whether the deadline has passed, or the client is too slow while another connection waits for memory. `passed`
-    /// is the time since the last check, `waiting` the number of connections that wait.
+    /// Whether the deadline has passed, or the client is too slow while another connection waits for memory.
+    /// `passed` is the time since the last check, `waiting` the number of waiting connections.
     pub(super) fn is_late(&self, now: Instant, passed: Duration, waiting: usize) -> bool {
         if self.holds.get() && waiting > usize::from(self.waits.get()) {
             let slow = [&self.taking, &self.arriving].map(|pace| pace.wait(passed));
@@ -172,7 +171,7 @@ impl Watch {
         if self.slow.get() { End::Slow } else { End::Silent }
     }
 
-    /// Makes the connection accept no more requests. The caller ends what it still receives.
+    /// Makes the connection accept no more requests. The caller ends its receive.
     pub(super) fn stop(&self) {
         self.stopping.set(true);
         let held_back = self.held_back.take();
@@ -254,7 +253,7 @@ impl Received {
     }
 }
 
-/// What clients of a server can open.
+/// Exports that clients of a server can open.
 pub(super) struct Offered<'a> {
     pub(super) descriptions: &'a [ExportDescription],
     /// The same exports, with this shard's handles.
@@ -262,7 +261,7 @@ pub(super) struct Offered<'a> {
     pub(super) source: Option<&'a dyn ExportSource>,
 }
 
-/// Serves a client until it leaves: handshake and transmission.
+/// Serves a client, handshake and transmission, until the connection ends.
 pub(super) async fn serve(watch: &Watch, offered: &Offered<'_>, budget: &Arc<Budget>, shard: usize) -> End {
     watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
     let (agreement, opened, received) = match negotiate(watch, offered).await {
@@ -290,11 +289,12 @@ pub(super) async fn serve(watch: &Watch, offered: &Offered<'_>, budget: &Arc<Bud
     poll_fn(|context| connection.poll(context)).await
 }
 
-/// Result of a handshake: what was agreed on, the export if it is one of the source, and the bytes after the handshake.
+/// Result of a handshake: the agreement, the export if it is one of the source, and the bytes after the
+/// handshake.
 type Negotiated = (Agreement, Option<ExportConfig>, Received);
 
 async fn negotiate(watch: &Watch, offered: &Offered<'_>) -> Result<Negotiated, End> {
-    // A device may have grown since the server was started.
+    // A device may have grown since the start of the server.
     let present = offered.descriptions.iter().zip(offered.exports);
     let present = present.map(|(description, (export, _))| ExportDescription {
         size: export.geometry().bytes(),
@@ -349,7 +349,7 @@ struct Batching {
     deep: bool,
     /// Whether the receive in progress waited.
     waited: bool,
-    /// Whether the task has been through the run queue since it was asked.
+    /// Whether the ready tasks have run since this receive was considered.
     looked_again: bool,
     /// Number of requests that the last receive has brought so far.
     brought: Option<u32>,
@@ -402,7 +402,7 @@ struct Connection<'c> {
     /// Write whose payload is received into a buffer of its own; the buffer is `None` while a receive has it.
     large: Option<(Request, Durability)>,
     large_buffer: Option<Buffer>,
-    /// Whether the next request waits until earlier ones are answered, or for a share of the server's budget.
+    /// Whether the next request waits for answers to earlier ones, or for a share of the server's budget.
     held_back: bool,
     batching: Batching,
     in_flight: InFlight<Work<'c>>,
@@ -470,7 +470,7 @@ impl<'c> Connection<'c> {
             self.collect();
             let mut progress = self.poll_receive(context);
             self.start_requests(context);
-            // Replies leave before more requests are asked for.
+            // Replies are sent before more requests are received.
             progress |= self.poll_send(context);
             self.start_receive(context);
             if self.receiving.is_some() {
@@ -493,7 +493,7 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Accepts no more requests. Requests in flight end, and their replies are sent as long as the client receives
+    /// Accepts no more requests. Requests in flight end, and their replies are sent while the client receives
     /// them.
     #[cold]
     fn end(&mut self, end: End) {
@@ -549,7 +549,7 @@ impl<'c> Connection<'c> {
             return self.watch.deadline.set(None);
         }
         if self.batching.is_wanted() && !self.in_flight.is_empty() && !self.batching.looked_again {
-            // Whether everything is answered at once shows when those that are ready have run.
+            // Requests that are ready run first: this shows whether all requests are answered at once.
             self.batching.looked_again = true;
             return context.waker().wake_by_ref();
         }
@@ -675,7 +675,7 @@ impl<'c> Connection<'c> {
         self.share.shrink_to(self.open_bytes);
     }
 
-    /// Carries out an open request.
+    /// Executes an open request.
     #[inline]
     fn begin(&mut self, request: Request, command: Command, payload: Option<Buffer>) {
         if request.length == 0 && command != Command::Device(Operation::Flush) {
@@ -715,7 +715,7 @@ impl<'c> Connection<'c> {
             }
             self.sent = self.replies.take(&mut self.spare);
             if self.output_failed {
-                // Nobody is there to read them.
+                // The client is disconnected, so the replies are discarded.
                 self.spare.clear();
                 self.close_sent();
                 return progress;
@@ -732,7 +732,8 @@ fn write(durability: Durability) -> Command {
     Command::Device(Operation::Write(durability))
 }
 
-/// Bytes that a request counts for: the blocks that a read or write touches, the longest reply to a block status.
+/// Bytes of a request in the budget: the blocks that a read or write touches, or the longest reply to a block
+/// status.
 #[inline]
 fn cost(request: &Request, command: Command, block_shift: u32) -> u64 {
     match command {

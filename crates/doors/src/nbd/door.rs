@@ -17,7 +17,7 @@ impl NbdDoor {
     /// Creates a door that isn't open yet.
     ///
     /// # Errors
-    /// Those of [`Server::new`].
+    /// Errors of [`Server::new`].
     pub fn new(config: ServerConfig) -> Result<NbdDoor> {
         Ok(NbdDoor { server: Server::new(config)? })
     }
@@ -101,7 +101,7 @@ fn address(arguments: &Arguments) -> Result<Address> {
     }
 }
 
-/// Names of the exports: those of the devices.
+/// Names of the exports, which are the names of the devices.
 fn names(arguments: &Arguments) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for name in arguments.child_names("device")?.into_iter().chain(arguments.child_names("exports")?) {

@@ -1,15 +1,16 @@
-//! The kernel's NBD client (drivers/block/nbd.c, module `nbd`), controlled over generic netlink: block devices `/dev/nbdN` on connections
-//! that were negotiated here. Everything here blocks its thread.
+//! The kernel's NBD client (drivers/block/nbd.c, module `nbd`), controlled over generic netlink: block
+//! devices `/dev/nbdN` on connections that this module negotiates. All functions block their thread.
 //!
 //! # Promises
-//! - A device carries an identifier, its backend. Only a device with the identifier that is given is changed.
+//! - A device carries an identifier, its backend. Only a device with the given identifier is changed.
 //! - While all connections are dead, new requests wait for [`reconnect`] as long as [`Client::dead_limit`]; then they fail.
-//! - The kernel sends requests that were in flight on a dead connection again when their timer fires, after [`reconnect`]. With one
-//!   connection the timer is [`RESEND_TIME`], and slow requests are left alone. With several it is 30 s, the default of the block layer, and the
-//!   kernel also shuts a connection down that hasn't answered a request by then: the server has to end, and another one to be started,
-//!   since it may carry out that request after the kernel has sent it again.
+//! - The kernel resends requests that were in flight on a dead connection when their timer fires, after
+//!   [`reconnect`]. With one connection the timer is [`RESEND_TIME`], and slow requests aren't affected. With
+//!   several it is 30 s, the default of the block layer, and the kernel also shuts down a connection that
+//!   hasn't answered a request by then. The server then has to end and another one to be started, since it
+//!   may carry out that request after the kernel has resent it.
 //!
-//! The messages are left to the module `netlink`.
+//! The module `netlink` encodes the messages.
 
 mod netlink;
 
@@ -22,13 +23,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time after which requests in flight on a lost connection are sent again, with one connection.
+/// Time after which requests in flight on a lost connection are resent, with one connection.
 pub const RESEND_TIME: Duration = Duration::from_secs(5);
 /// Time limit of an answer. The kernel answers before the request's send returns.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Limit of the datagrams of an answer.
 const MOST_DATAGRAMS: usize = 16;
-/// Longest datagram in bytes: an error has the request in it.
+/// Longest datagram in bytes: an error contains the request.
 const LONGEST: usize = 16 << 10;
 /// First version of Linux whose devices have a backend.
 const FIRST_VERSION: (u32, u32) = (5, 14);
@@ -58,9 +59,9 @@ mod attribute {
     pub(super) const SOCKETS: u16 = 7;
     pub(super) const DEAD_CONN_TIMEOUT: u16 = 8;
     pub(super) const BACKEND_IDENTIFIER: u16 = 10;
-    /// In SOCKETS.
+    /// Inside SOCKETS.
     pub(super) const SOCK_ITEM: u16 = 1;
-    /// In SOCK_ITEM.
+    /// Inside SOCK_ITEM.
     pub(super) const SOCK_FD: u16 = 1;
 }
 
@@ -73,7 +74,7 @@ pub struct Client {
     pub sector_size: u32,
     /// Transmission flags of the export.
     pub flags: u16,
-    /// Time for which requests wait for another server; rounded up to whole seconds, one at least.
+    /// Time for which requests wait for another server, rounded up to whole seconds, at least one.
     pub dead_limit: Duration,
 }
 
@@ -89,10 +90,10 @@ fn failed(error: rustix::io::Errno, doing: &str) -> Error {
 }
 
 impl Control {
-    /// Looks the family up, which loads the module where there is one.
+    /// Looks the family up, which loads the module if it is installed.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without the module; those of the kernel.
+    /// [`Error::Unsupported`] without the module; errors of the kernel.
     fn open() -> Result<Control> {
         let doing = "opening a netlink socket";
         let protocol = Some(rustix::net::netlink::GENERIC);
@@ -163,10 +164,11 @@ fn sockets(request: Request, sockets: &[OwnedFd]) -> Request {
     })
 }
 
-/// Why the kernel's client can't be used here: it isn't there, or too old to tell its devices apart. Loads the module where there is one.
+/// Checks that the kernel's client can be used: it is installed, and new enough to identify its devices.
+/// Loads the module if it is installed.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with the reason; those of the kernel.
+/// [`Error::Unsupported`] with the reason; errors of the kernel.
 pub fn check() -> Result<()> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     if version(&release).is_some_and(|version| version < FIRST_VERSION) {
@@ -195,7 +197,7 @@ fn index(node: &Path) -> Result<u32> {
     index.ok_or_else(|| Error::invalid(format!("{}: expected a path /dev/nbdN", node.display())))
 }
 
-/// Whether a device is there that has this identifier; also while it is disconnected, as long as it has users.
+/// Whether the device exists and has this identifier; a disconnected device exists as long as it has users.
 pub fn is_of(node: &Path, backend: &str) -> bool {
     sysfs::attribute(node, "backend").is_some_and(|text| text == backend)
 }
@@ -205,11 +207,12 @@ pub fn all_of(backend: &str) -> Vec<PathBuf> {
     sysfs::nodes(|node| index(node).is_ok() && is_of(node, backend))
 }
 
-/// Connects a block device with this identifier to a server, over connections that have finished the handshake without structured replies. Returns the node. The
-/// kernel keeps the connections; it reads the partition table meanwhile.
+/// Connects a block device with this identifier to a server, over connections that have finished the
+/// handshake without structured replies. Returns the node. The kernel keeps the connections; during the call
+/// it reads the partition table.
 ///
 /// # Errors
-/// Those of the kernel; EINVAL for several connections to an export that doesn't allow them.
+/// Errors of the kernel; EINVAL for several connections to an export that doesn't allow them.
 pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Result<PathBuf> {
     let doing = "connecting the kernel's NBD client";
     let mut control = Control::open()?;
@@ -219,9 +222,9 @@ pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Resul
         .u64(attribute::SIZE_BYTES, client.bytes)
         .u64(attribute::BLOCK_SIZE_BYTES, u64::from(client.sector_size))
         .u64(attribute::SERVER_FLAGS, u64::from(client.flags))
-        // The device stays when it is disconnected or closed: others may use its number.
+        // The device remains when it is disconnected or closed: otherwise its number could be reused.
         .u64(attribute::CLIENT_FLAGS, 0)
-        // No limit but the block layer's, which a client before may have changed.
+        // Only the block layer's time limit, which an earlier client may have changed.
         .u64(attribute::TIMEOUT, 0)
         .u64(attribute::DEAD_CONN_TIMEOUT, seconds)
         .text(attribute::BACKEND_IDENTIFIER, backend);
@@ -233,7 +236,7 @@ pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Resul
     }
     match node.exists() {
         true => {
-            // The kernel reads the partition table when the node is opened first.
+            // The kernel reads the partition table at the first open of the node.
             drop(std::fs::File::open(&node));
             Ok(node)
         }
@@ -247,8 +250,8 @@ pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Resul
     }
 }
 
-/// Shortens the timer of requests. The time limit of the client itself stays off, so when the timer fires the client only looks whether the
-/// request's connection was replaced.
+/// Shortens the timer of requests. The client's own time limit is off, so when the timer fires the client
+/// only checks whether the request's connection was replaced.
 fn set_timer(node: &Path) {
     let Some(path) = sysfs::folder(node).map(|folder| folder.join("queue/io_timeout")) else { return };
     if let Err(error) = std::fs::write(&path, RESEND_TIME.as_millis().to_string()) {
@@ -256,10 +259,10 @@ fn set_timer(node: &Path) {
     }
 }
 
-/// Gives a device new connections in place of dead ones. Those that find no dead one are closed.
+/// Replaces dead connections of a device by new ones. New connections without a dead one are closed.
 ///
 /// # Errors
-/// [`Error::NotFound`] if the device is gone; those of the kernel.
+/// [`Error::NotFound`] if the device doesn't exist any more; errors of the kernel.
 pub fn reconnect(node: &Path, backend: &str, connections: &[OwnedFd]) -> Result<()> {
     if !is_of(node, backend) {
         return Err(Error::not_found(format!(
@@ -276,10 +279,11 @@ pub fn reconnect(node: &Path, backend: &str, connections: &[OwnedFd]) -> Result<
     control.call(sockets(request, connections), &doing).map(drop)
 }
 
-/// Disconnects a device: its users get I/O errors from now on. Does nothing if the device isn't there or has another identifier.
+/// Disconnects a device, whose users get I/O errors afterwards. Does nothing if the device doesn't exist or
+/// has another identifier.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn disconnect(node: &Path, backend: &str) -> Result<()> {
     if !is_of(node, backend) {
         return Ok(());

@@ -1,10 +1,10 @@
 //! The server's side of the fixed newstyle handshake, as a state machine over bytes: sans-io.
 //!
-//! Its memory and its answers are bounded for any input ([`LARGEST_OPTION`] bytes of an option, [`MOST_OPTIONS`]
-//! options). An option that is unknown, malformed or not allowed is answered with the error that the specification
-//! demands, and the session goes on. The session ends only if no answer is possible (a wrong magic number, flags that
-//! were never offered, EXPORT_NAME for an unknown export). TLS and extended headers are not offered. Time limits and
-//! the socket are left to the connection.
+//! Memory and answers are bounded for any input ([`LARGEST_OPTION`] bytes of an option, [`MOST_OPTIONS`]
+//! options). An option that is unknown, malformed or not allowed is answered with the error that the
+//! specification demands, and the session continues. The session ends only if no answer is possible (a wrong
+//! magic number, flags that were never offered, EXPORT_NAME for an unknown export). TLS and extended headers
+//! are not offered. The connection has the time limits and the socket.
 
 use super::protocol::{
     ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES,
@@ -16,7 +16,7 @@ use super::source::ExportSource;
 use block::{Error, Result};
 use std::borrow::Cow;
 
-/// Longest data of an option that is parsed, in bytes; longer ones are skipped and answered TOO_BIG.
+/// Longest data of an option that is parsed, in bytes; longer options are skipped and answered with TOO_BIG.
 pub const LARGEST_OPTION: u32 = 32 << 10;
 /// Longest data of an option that is skipped, in bytes; longer ones end the session.
 pub const LARGEST_SKIPPED_OPTION: u32 = 1 << 20;
@@ -36,7 +36,7 @@ pub struct ExportDescription {
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Smallest size of efficient requests, in bytes; a power of two from 512 on.
+    /// Smallest size of efficient requests, in bytes: a power of two, at least 512.
     pub preferred_block: u32,
 }
 
@@ -228,7 +228,7 @@ impl<'a> Negotiation<'a> {
         Ok(Progress::Continue)
     }
 
-    /// Returns the index and the description of an export. `opens` says that the client goes on to use it.
+    /// Returns the index and the description of an export. `opens`: whether the client wants to use it.
     fn find(&mut self, name: &str, opens: bool) -> Result<(usize, Cow<'a, ExportDescription>), Refused> {
         let named = self.exports.iter().position(|export| export.name == name);
         let known = named.or_else(|| (name.is_empty() && !self.exports.is_empty()).then_some(0));
@@ -329,7 +329,7 @@ impl<'a> Negotiation<'a> {
     fn contexts(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<(), Refused> {
         let set = option == option::SET_META_CONTEXT;
         if set {
-            // What was selected before is gone, even if this fails.
+            // The earlier selection ends, even if this fails.
             self.context_for = None;
         }
         if !self.structured {

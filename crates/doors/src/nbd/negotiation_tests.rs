@@ -13,7 +13,7 @@ fn exports() -> Vec<ExportDescription> {
     vec![export("disk", 1 << 30, false), export("rom", 4096, true)]
 }
 
-/// Runs a whole client through, byte by byte where asked, and gives the answers and how it ended.
+/// Runs a whole client, in pieces of `step` bytes, and returns the answers and the end.
 fn talk(bytes: &[u8], step: usize) -> (Vec<u8>, Result<Progress>) {
     let exports = exports();
     let mut negotiation = Negotiation::new(&exports);
@@ -136,7 +136,7 @@ fn options_are_refused_as_the_document_says() {
         (option::GO, &long, option_reply::ERR_TOO_BIG),
     ];
     for (number, data, expected) in cases {
-        // The session goes on: the next option is answered.
+        // The session continues: the next option is answered.
         let (answer, end) = talk(&client(&[(*number, data), (option::ABORT, b"bye")]), 4000);
         assert_eq!(end, Ok(Progress::Ended), "option {number}");
         let list = replies(&answer);
@@ -202,7 +202,7 @@ proptest! {
     }
 }
 
-/// A source that has an export for each name in `known`, and refuses one.
+/// A source that has an export for each name in `known`, and refuses one name.
 #[derive(Debug)]
 struct Source {
     known: Vec<&'static str>,
@@ -248,7 +248,7 @@ fn a_source_has_the_exports_that_the_configuration_has_not() {
                 (_, Progress::Transmission(agreement)) => {
                     return (answer, Some((agreement, negotiation.into_opened().map(|export| export.name))));
                 }
-                (_, Progress::Ended) => panic!("nobody has asked for the end"),
+                (_, Progress::Ended) => panic!("an unexpected end"),
             }
         }
     };
@@ -269,7 +269,7 @@ fn a_source_has_the_exports_that_the_configuration_has_not() {
     assert_eq!(agreed.map(|(agreement, opened)| (agreement.export, opened)), Some((0, None)));
     let (answer, _) = ask(&[(option::LIST, &[])]);
     assert_eq!(replies(&answer).len(), 4, "disk, rom, one, and the ACK");
-    // A context that was selected for one export isn't one of another.
+    // A context that was selected for one export isn't selected for another.
     let name = |name: &str| [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
     let query = |export| [name(export), 1_u32.to_be_bytes().to_vec(), name("base:allocation")].concat();
     for (selected, has_context) in [("one", true), ("two", false)] {

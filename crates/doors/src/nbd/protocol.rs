@@ -1,4 +1,4 @@
-//! Constants and messages of the NBD protocol, and their encoding. Sans-io: nothing here waits or keeps state.
+//! Constants and messages of the NBD protocol, and their encoding. Sans-io, without state.
 //!
 //! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers on the wire
 //! are big-endian. The state of a session is in [`negotiation`](super::negotiation); the check of a request against its
@@ -319,7 +319,7 @@ impl Request {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Option<Request>> {
         let Some((bytes, _)) = bytes.split_first_chunk::<REQUEST_BYTES>() else {
-            // A wrong beginning is wrong already.
+            // A wrong beginning is an error before all bytes have arrived.
             let expected = REQUEST_MAGIC.to_be_bytes();
             let have = bytes.len().min(expected.len());
             return match bytes[..have] == expected[..have] {

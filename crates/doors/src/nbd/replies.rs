@@ -1,4 +1,4 @@
-//! Replies that are ready for the next send: heads in one buffer, data where the device put it.
+//! Replies that are ready for the next send: heads in one buffer, data in the device's buffers.
 //!
 //! All of them are sent in one vectored send, and no byte of data is copied. The connection bounds their number, to at
 //! most [`SLOTS`].
@@ -9,9 +9,9 @@ use super::protocol::{
 use crate::served::in_flight::SLOTS;
 use block::{Buffer, Data, Payload};
 
-/// Limit of the bytes of an error's text that are sent.
+/// Most bytes of an error's text that are sent.
 const LONGEST_WORDS: usize = 256;
-/// Capacity for the longest head of every reply that may wait.
+/// Capacity for the longest head of every waiting reply.
 const HEADS: usize = (SLOTS * (CHUNK_BYTES + 8 + LONGEST_WORDS)).next_power_of_two();
 
 /// Replies to be sent.

@@ -1,15 +1,15 @@
 //! Parsing of requests: a client's stream is divided into requests, and each is checked against its export. Sans-io.
 //!
-//! For any bytes, [`Intake::next`] returns a step for the first of them without panicking, and keeps no more than a
-//! count. A request that is refused for its contents is answered with the error of the specification, its payload is
-//! skipped and the session goes on. Only a wrong magic number and a payload above [`MAXIMUM_PAYLOAD`] end the session.
-//! The connection carries requests out.
+//! For any bytes, [`Intake::next`] returns a step for the first of them without panicking; its only state is
+//! a count. A request that is refused for its contents is answered with the error of the specification, its
+//! payload is skipped and the session continues. Only a wrong magic number and a payload above
+//! [`MAXIMUM_PAYLOAD`] end the session. The connection executes requests.
 
 use super::protocol::{ErrorNumber, MAXIMUM_PAYLOAD, REQUEST_BYTES, Request, command, command_flag};
 use crate::served::work::Operation;
 use block::{Durability, Error, Result, ZeroMode};
 
-/// Length from which a write is received into a buffer of its own, in bytes.
+/// Length at and above which a write is received into a buffer of its own, in bytes.
 pub const LARGE_WRITE: u32 = 64 << 10;
 
 /// Properties of a session that requests are checked against.
@@ -55,11 +55,13 @@ pub enum Step {
     Wait,
     /// Discard this many bytes.
     Skip(usize),
-    /// Carry this out; for a write, the `length` bytes after the header are its payload and have all arrived.
+    /// Execute the request; for a write, the `length` bytes after the header are its payload and have all
+    /// arrived.
     Start(Request, Command),
-    /// Carry this write out once its payload is complete; it begins after the header and goes into a buffer of its own.
+    /// Execute this write once its payload is complete; the payload begins after the header and goes into a
+    /// buffer of its own.
     StartLarge(Request, Durability),
-    /// Take the header, answer with an error; later steps skip the payload.
+    /// Consume the header and answer with an error; later steps skip the payload.
     Refuse(Request, Refusal),
     /// Finish the requests in flight and close.
     Disconnect,
@@ -82,12 +84,13 @@ impl Step {
 /// Divides a client's stream into requests.
 #[derive(Debug, Default)]
 pub struct Intake {
-    /// Number of bytes of a refused request's payload that are still to come.
+    /// Bytes of a refused request's payload that haven't arrived.
     skip: usize,
 }
 
 impl Intake {
-    /// Returns the step for the bytes at the front. Changes nothing: [`take`](Self::take) reports that it is done.
+    /// Returns the step for the bytes at the front. Changes no state: [`take`](Self::take) does, after the
+    /// step.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the session has to end.
@@ -144,7 +147,7 @@ impl Intake {
 #[inline]
 pub fn examine(request: &Request, session: &Session) -> Result<Command, Refusal> {
     let refused = |number, words| Err(Refusal { number, words, ends_session: false });
-    // FUA is offered, and then it is valid with every command.
+    // FUA is offered, so it is valid with every command.
     let flags = request.flags & !command_flag::FUA;
     let durability = match request.flags & command_flag::FUA {
         0 => Durability::Visible,

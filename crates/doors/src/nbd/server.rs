@@ -7,10 +7,10 @@
 //!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection.
 //! - [`Server::stop`] accepts no new clients, lets requests in flight end (their replies are sent for at most
 //!   [`STOP_LIMIT`]; devices always end theirs), closes the connections and drops the handles.
-//! - A unix socket's file is created and removed as [`runtime::net`] promises: one that a killed server left is
-//!   replaced; any other file at its path stays and is an error.
+//! - A unix socket's file is created and removed as [`runtime::net`] promises: one that a killed server left
+//!   is replaced; any other file at its path remains and is an error.
 //!
-//! The protocol on a connection is left to `connection`.
+//! `connection` has the protocol of a connection.
 
 use super::budget::Budget;
 use super::connection::{End, Offered, Watch, serve};
@@ -125,7 +125,7 @@ impl Shared {
 /// State of a server on one shard.
 struct ShardPart {
     shared: Arc<Shared>,
-    /// Empty once the server has stopped, so that later users of this state hold no device open.
+    /// Empty once the server has stopped, so that remaining users of this state keep no device open.
     devices: RefCell<Vec<Rc<dyn Device>>>,
     connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
     next_connection: Cell<u64>,
@@ -188,8 +188,8 @@ impl Server {
     /// Opens the devices on every shard and listens; returns once clients can connect.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the server is running already or another process listens at the address; those of the devices
-    /// and of the kernel.
+    /// [`Error::Busy`] if the server is running already or another process listens at the address; errors of
+    /// the devices and of the kernel.
     pub async fn start(&self) -> Result<()> {
         if self.running().is_some() {
             return Err(Error::busy(format!("the server on {} is running already", self.shared.address)));
@@ -230,7 +230,7 @@ impl Server {
     /// Stops serving. Does nothing if the server isn't running.
     ///
     /// # Errors
-    /// Those of [`Listener::close`]; all other steps are done nevertheless.
+    /// Errors of [`Listener::close`]; all other steps are done even then.
     pub async fn stop(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
@@ -255,13 +255,15 @@ impl Server {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Calls `observer` at the end of each connection, on the connection's shard, before its requests in flight have ended: with
-    /// [`Error::Disconnected`] unless the client ended it by DISC or ABORT, or the server stops. A server has one observer: later calls change nothing.
+    /// Calls `observer` at the end of each connection, on the connection's shard, before its requests in
+    /// flight have ended. Its argument is [`Error::Disconnected`] unless the client ended the connection by
+    /// DISC or ABORT, or the server stops. A server has one observer: later calls have no effect.
     pub fn on_end(&self, observer: impl Fn(Result<()>) + Send + Sync + 'static) {
         let _first_stays = self.shared.on_end.set(Box::new(observer));
     }
 
-    /// Asks `source` for names that no export of the configuration has. A server has one source: later calls change nothing.
+    /// Asks `source` for names that no export of the configuration has. A server has one source: later calls
+    /// have no effect.
     pub fn set_source(&self, source: Arc<dyn ExportSource>) {
         let _first_stays = self.shared.source.set(source);
     }
@@ -317,7 +319,7 @@ async fn close_part(part: &ShardPart) {
     let watches = |part: &ShardPart| part.connections.borrow().values().cloned().collect::<Vec<_>>();
     for watch in watches(part) {
         watch.stop();
-        // It may be closed already.
+        // The stream may be closed already.
         let _ = watch.stream.shutdown(Shutdown::Read).await;
     }
     if runtime::timeout(STOP_LIMIT, part.all_ended()).await.is_err() {
@@ -326,7 +328,8 @@ async fn close_part(part: &ShardPart) {
         }
         part.all_ended().await;
     }
-    // The watch over the deadlines looks at the part once more before it ends. The devices below may be closed by then.
+    // The task that checks deadlines looks at this part once more before it ends. The devices below may then
+    // be closed.
     drop(part.devices.take());
 }
 
@@ -351,7 +354,7 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
 
 /// Hands a connection to a shard, unless the limit is reached.
 fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
-    // Only this task adds, so there is no race to the last place.
+    // Only this task adds connections, so the check can't race.
     if shared.connections.load(Ordering::Relaxed) >= shared.max_connections {
         shared.refused.fetch_add(1, Ordering::Relaxed);
         let most = shared.max_connections;
@@ -426,21 +429,21 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
     part.ended.notify_all();
 }
 
-/// Disconnects the connections of this shard whose deadline has passed, whose client receives nothing, or is too slow
-/// while another connection waits for memory; ends with the last connection.
+/// Disconnects the connections of this shard whose deadline has passed, or whose client receives nothing or
+/// is too slow while another connection waits for memory. Ends with the last connection.
 async fn keep_watch(part: Rc<ShardPart>) {
     let mut looked = runtime::now();
     while !part.connections.borrow().is_empty() {
         runtime::sleep(WATCH_INTERVAL).await;
         let now = runtime::now();
-        // Time in which this shard stood still isn't the clients'.
+        // Time in which this shard didn't run doesn't count against clients.
         let passed = (now - std::mem::replace(&mut looked, now)).min(2 * WATCH_INTERVAL);
         let waiting = part.shared.budget.waiting();
         let watches: Vec<_> = part.connections.borrow().values().cloned().collect();
         for watch in watches {
             watch.check_send(now);
             if watch.is_late(now, passed, waiting) && !watch.expired.replace(true) {
-                // It may be closed already.
+                // The stream may be closed already.
                 let _ = watch.stream.shutdown(Shutdown::Both).await;
             }
         }

@@ -1,22 +1,23 @@
-//! Exports that come into being when a client asks for them, beside those of a server's configuration.
+//! Exports that are created when a client asks for them, in addition to those of a server's configuration.
 
 use super::negotiation::ExportDescription;
 use super::server::ExportConfig;
 use block::Result;
 
-/// Source of the exports that the configuration doesn't have. Called on any shard, in the middle of a handshake: it never waits for I/O.
+/// Source of exports that the configuration doesn't have. Called on any shard, in the middle of a handshake:
+/// it never waits for I/O.
 pub trait ExportSource: std::fmt::Debug + Send + Sync {
-    /// Exports that exist at present, for clients that list them.
+    /// Exports that currently exist, for clients that list them.
     fn list(&self) -> Vec<ExportDescription>;
 
-    /// Returns what a client that opened this name would get; changes nothing.
+    /// Describes the export that [`open`](Self::open) of this name would return, without creating it.
     ///
     /// # Errors
-    /// [`block::Error::NotFound`] for a name without an export; any other error is told to the client as a refusal.
+    /// [`block::Error::NotFound`] for a name without an export; the client gets any other error as a refusal.
     fn describe(&self, name: &str) -> Result<ExportDescription>;
 
-    /// Returns the export of a name, which exists from now on. A handle of its device is opened for each connection, and dropped at the
-    /// connection's end.
+    /// Returns the export of a name, and creates it if necessary. A handle of its device is opened for each
+    /// connection, and dropped at the connection's end.
     ///
     /// # Errors
     /// As [`describe`](Self::describe).

@@ -8,7 +8,7 @@ use block::{Buffer, Call, Data, Extent, ExtentState, Result};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Limit of the extents in one reply; the client asks again for the rest.
+/// Most extents in one reply; the client asks again for the rest.
 const MOST_EXTENTS: usize = 4096;
 /// Length of the longest reply to a block status, in bytes.
 pub(super) const MOST_STATUS_BYTES: u64 = 4 + 8 * MOST_EXTENTS as u64;
@@ -29,20 +29,20 @@ pub(super) struct Work<'d> {
 pub(super) struct Ended {
     pub(super) request: Request,
     pub(super) command: Command,
-    /// Data of the answer; `None` but for reads and block statuses.
+    /// Data of the answer; `None` except for reads and block statuses.
     pub(super) outcome: Result<Option<Data>>,
 }
 
 impl Request {
-    /// Bytes of the export that the request is about.
+    /// Bytes of the export that the request refers to.
     #[inline]
     pub(super) fn range(&self) -> ByteRange {
         ByteRange { offset: self.offset, length: u64::from(self.length) }
     }
 }
 
-/// Makes the call for a request, which has been checked against the export and isn't empty if it has a length. A
-/// write has a payload.
+/// Starts the call for a request, which has been checked against the export and isn't empty if it has a
+/// length. A write has a payload.
 #[inline]
 pub(super) fn begin<'d>(
     target: Target<'d>,
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(described(0, 32768, &extents, true), [(8192, 0)]);
         assert_eq!(described(8192, 32768, &extents[1..], true), [(8192, 3)]);
         assert_eq!(described(4096, 10, &extents[..1], false), [(10, 0)]);
-        // A device that says nothing, or of other blocks, has its bytes taken for data.
+        // Bytes without a description by the device, or with one of other blocks, are data.
         assert_eq!(described(0, 4096, &[], false), [(4096, 0)]);
         assert_eq!(described(0, 4096, &extents[1..], false), [(4096, 0)]);
     }

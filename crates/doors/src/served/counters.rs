@@ -8,7 +8,7 @@ macro_rules! counters {
             $($name: std::sync::atomic::AtomicU64,)*
         }
 
-        /// Requests that aren't added to the counters yet.
+        /// Counts of requests that aren't added to the totals yet.
         #[derive(Default, Clone, Copy, PartialEq)]
         pub struct $tally {
             $(#[allow(missing_docs)] pub $name: u64,)*

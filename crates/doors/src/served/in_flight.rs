@@ -1,9 +1,9 @@
 //! Many calls in progress, driven by one task: a bounded set of slots, each with a waker of its own.
 //!
-//! Only a woken call is polled; a call that ends at its first poll never takes a slot; in steady state nothing is
-//! allocated (a slot's waker is made when the slot is used for the first time, and serves every later call in it). A
-//! waker that outlives its call at worst causes one superfluous poll of a later call of the same slot. Wakers may be
-//! used from any thread. The caller bounds the number of calls, up to [`SLOTS`].
+//! Only a woken call is polled; a call that ends at its first poll takes no slot; in steady state nothing is
+//! allocated (a slot's waker is created at the slot's first use and serves all its later calls). A waker that
+//! outlives its call causes at worst one superfluous poll of a later call of the same slot. Wakers may be
+//! used from any thread. The caller bounds the number of calls, to at most [`SLOTS`].
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const WORDS: usize = SLOTS / 64;
 struct Hub {
     /// A bit per slot that was woken.
     woken: [AtomicU64; WORDS],
-    /// Whether the task was woken and has not looked since.
+    /// Whether the task was woken and has not polled since.
     told: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
@@ -37,7 +37,7 @@ impl Wake for SlotWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         let hub = &self.hub;
         hub.woken[self.slot / 64].fetch_or(1 << (self.slot % 64), Ordering::SeqCst);
-        // Whoever comes second needn't wake the task again: it takes all bits once it has taken back `told`.
+        // Only the first waker wakes the task, which reads all bits after it has cleared `told`.
         if !hub.told.swap(true, Ordering::SeqCst) {
             let task = hub.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(task) = task {
@@ -78,7 +78,7 @@ impl<F: Future + Unpin> InFlight<F> {
         self.count == 0
     }
 
-    /// Registers the task to wake. To be called at the beginning of each of its polls.
+    /// Registers the task to wake. Must be called at the beginning of each of its polls.
     #[inline]
     pub fn register(&mut self, task: &Waker) {
         if !self.registered.as_ref().is_some_and(|known| known.will_wake(task)) {
@@ -153,7 +153,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
-    /// Ends when told to; counts its polls.
+    /// Ends once it is open; counts its polls.
     struct Gate {
         open: Rc<Cell<bool>>,
         polls: Rc<Cell<u32>>,
@@ -212,11 +212,11 @@ mod tests {
             gates[chosen].2.borrow()[0].wake_by_ref();
         }
         gates[5].2.borrow()[0].wake_by_ref();
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "told once until it looks");
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "one wake-up per poll");
         assert_eq!(collected(&mut in_flight), [3, 64, 127]);
         assert_eq!(gates[5].1.get(), 2, "woken without having ended");
         assert_eq!(gates[6].1.get(), 1, "never woken");
-        // A waker that outlived its call: the slot's next call is polled, and nothing breaks.
+        // A waker that outlives its call only causes a poll of the slot's next call.
         let (open, polls, wakers) = (Rc::<Cell<bool>>::default(), Rc::<Cell<u32>>::default(), Rc::default());
         let late = Gate { open: open.clone(), polls: polls.clone(), wakers, value: 999 };
         assert!(in_flight.start(late).is_none());

@@ -1,4 +1,4 @@
-//! Keys of a door's unix socket: who may connect.
+//! Keys of a door's unix socket: its permissions and owner.
 
 use block::Result;
 use runtime::net::{Access, Owner};
@@ -17,7 +17,7 @@ pub const OWNER: Key = Key::optional(
     "owner of the unix socket: USER, USER:GROUP or :GROUP, names or numbers; default: the server's",
 );
 
-/// Checks what needs no database of users.
+/// Checks the keys as far as possible without the database of users.
 ///
 /// # Errors
 /// [`Error::Invalid`](block::Error::Invalid) for wrong permissions.
@@ -25,7 +25,7 @@ pub fn check(arguments: &Arguments) -> Result<()> {
     mode(arguments).map(drop)
 }
 
-/// Returns the access to the socket; looks names up.
+/// Returns the access to the socket, with the numbers of user and group.
 ///
 /// # Errors
 /// As [`check`], and for unknown users and groups.

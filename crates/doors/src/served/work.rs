@@ -1,10 +1,10 @@
 //! Execution of operations on bytes of a device: from bytes to blocks and back.
 //!
-//! An operation on whole blocks becomes one call on the device, and its buffer is passed unchanged. A read of other bytes
-//! reads the blocks that hold them. A write of other bytes reads, changes and writes its first and last block while the
-//! device's [`WriteGate`] excludes every other write through it to them. A short read of the device is an error, so
-//! that a reply never has fewer bytes than it announces. Checking the request against the export, and answering, are
-//! left to the door.
+//! An operation on whole blocks becomes one call on the device, and its buffer is passed unchanged. A read of
+//! other bytes reads the blocks that contain them. A write of other bytes reads, changes and writes its first
+//! and last block while the device's [`WriteGate`] excludes all other writes to them through the gate. A
+//! short read of the device is an error, so that a reply never has fewer bytes than it announces. The door
+//! checks the request against the export, and answers it.
 
 use super::write_gate::{Counted, WriteGate};
 use block::{
@@ -53,7 +53,7 @@ impl ByteRange {
         self.offset + self.length
     }
 
-    /// Returns the blocks that hold these bytes; for an empty range at the start of a block, none.
+    /// Returns the blocks that contain these bytes: none for an empty range at the start of a block.
     #[inline]
     pub fn blocks(&self, block_shift: u32) -> BlockRange {
         let start = self.offset >> block_shift;
@@ -88,10 +88,10 @@ enum Calls<'d> {
     Done(Call<'d, Result<()>>),
 }
 
-/// An operation in progress. Ends with the bytes of a read, `None` for the others.
+/// An operation in progress. Its output is the bytes of a read, `None` for other operations.
 ///
-/// Dropping it stops the waiting, not the operation; and ends the protection of partial blocks against other writes. So the
-/// caller polls it to its end.
+/// Dropping it ends the wait but not the operation, and it ends the exclusion of other writes from partial
+/// blocks. The caller therefore polls it to its end.
 pub struct Work<'d> {
     range: ByteRange,
     block_shift: u32,
@@ -101,8 +101,8 @@ pub struct Work<'d> {
 }
 
 impl<'d> Target<'d> {
-    /// Begins an operation. Its range lies inside the device, and is empty for a flush alone. A write has a payload of the
-    /// range's length; a read is of at most 1 GiB.
+    /// Begins an operation. Its range is inside the device, and only a flush has an empty one. A write has a
+    /// payload of the range's length; a read has at most 1 GiB.
     #[inline]
     pub fn begin(&self, range: ByteRange, operation: Operation, payload: Option<Buffer>) -> Work<'d> {
         let shift = self.block_shift;
@@ -160,7 +160,7 @@ impl Future for Work<'_> {
     }
 }
 
-/// Bytes of a read, out of the blocks that were read.
+/// Extracts the bytes of a read from the blocks that were read.
 #[inline]
 fn bytes_of(range: ByteRange, buffer: Buffer, block_shift: u32) -> Result<Data> {
     let (wanted, length) = (buffer.len(), range.length as usize);
@@ -224,7 +224,7 @@ async fn read_block(target: Target<'_>, block: BlockIndex) -> Result<Data> {
     }
 }
 
-/// Discards the whole blocks inside a range; none on a device that doesn't support it.
+/// Discards the whole blocks inside a range. Does nothing on a device that doesn't support it.
 async fn trim(target: Target<'_>, bytes: ByteRange, durability: Durability) -> Result<()> {
     let start = bytes.offset.div_ceil(1 << target.block_shift);
     let end = bytes.end() >> target.block_shift;
@@ -236,7 +236,7 @@ async fn trim(target: Target<'_>, bytes: ByteRange, durability: Durability) -> R
         let counted = target.gate.pass(target.shard);
         let _held = if counted.is_none() { Some(target.gate.queue(range).await) } else { None };
         match target.device.discard(range).await {
-            // A trim is a hint.
+            // A trim is a hint, so this isn't an error.
             Err(Error::Unsupported(_)) => return Ok(()),
             other => other?,
         }
@@ -278,7 +278,7 @@ async fn write_zeroes(
     target.device.write_zeroes(whole, mode, durability).await
 }
 
-/// Zeroes the bytes of one block that lie between `from` and `to`, offsets in the device.
+/// Zeroes the bytes of one block between the device offsets `from` and `to`.
 async fn zero_part(target: Target<'_>, block: u64, from: u64, to: u64, durability: Durability) -> Result<()> {
     let block_bytes = 1_u64 << target.block_shift;
     let base = block << target.block_shift;

@@ -1,35 +1,36 @@
-//! Exclusion of writes to partial blocks, across all connections and exports of a device and all shards. Writes of
-//! whole blocks cost two uncontended atomic additions while there are no partial ones.
+//! Exclusion of writes to partial blocks, across all connections and exports of a device and all shards.
+//! Writes of whole blocks cost two uncontended atomic additions while no partial write is in progress.
 //!
-//! A write of part of a block reads the block, changes it and writes it back. Another acknowledged write to that block
-//! between its read and its write would be lost. So such a write (*exclusive*) must not run while another write to any
-//! of its blocks does, be it of whole blocks or exclusive itself. Reads take no part.
+//! A write of part of a block reads the block, changes it and writes it back. Another acknowledged write to
+//! that block between its read and its write would be lost. Such a write (*exclusive*) must therefore not
+//! overlap another write to any of its blocks, exclusive or of whole blocks. Reads aren't affected.
 //!
 //! # Algorithm and proof
-//! A write of whole blocks first counts itself in its shard's counter and then looks whether any exclusive write is
-//! announced. If none is, it runs, with nothing but that count. If one is, it takes its count back and asks the
-//! device's range lock for its blocks instead. An exclusive write announces itself first, then waits until every shard's
-//! counter has been seen at zero, and then asks the range lock.
+//! A write of whole blocks first counts itself in its shard's counter and then checks whether an exclusive
+//! write is announced. If none is, it runs, with only that count. If one is, it takes its count back and asks
+//! the device's range lock for its blocks instead. An exclusive write announces itself first, then waits
+//! until every shard's counter has been seen at zero, and then asks the range lock.
 //!
-//! All operations on counters and announcements are sequentially consistent, so of a write that counts itself and an
-//! exclusive one that announces itself at least one sees the other. Either the counted one sees the announcement and goes
-//! to the range lock, or its count was there before the announcement, and then the exclusive one waits for it. Since after
-//! an announcement no write passes with a count alone, seeing each counter at zero once, at whatever moments,
-//! is enough: those that passed before have ended, and the counters can't keep the exclusive one waiting for ever.
-//! Whichever write brings a counter to zero wakes the exclusive ones that wait, if any is announced; one of them that
-//! found the counter above zero has left its waker before it looked again, so it isn't missed.
+//! All operations on counters and announcements are sequentially consistent, so of a write that counts itself
+//! and an exclusive one that announces itself at least one sees the other. Either the counted one sees the
+//! announcement and uses the range lock, or its count preceded the announcement, and then the exclusive one
+//! waits for it. After an announcement no write passes with a count alone, so it suffices to see each counter
+//! at zero once, at any time: writes that passed before have ended, and the counters can't delay the
+//! exclusive one forever. A write that brings a counter to zero wakes the waiting exclusive ones, if any is
+//! announced. An exclusive write that found the counter above zero registers its waker and checks again, so
+//! it doesn't miss the wake-up.
 //!
-//! From then on all writes that could conflict are in the range lock, which grants overlapping ranges one at a time in
-//! order of arrival. No write holds one range and waits for another, so there is no deadlock, and none is overtaken, so
-//! there is no starvation. Writes of whole blocks that overlap wait for each other there, too, which the contract of a device
-//! permits and a client that doesn't race with itself never meets. An announcement ends after its range is released;
-//! writes that are still in the range lock by then stay there until they have ended, and the next exclusive write meets
-//! them there.
+//! Afterwards all writes that could conflict are in the range lock, which grants overlapping ranges one at a
+//! time in order of arrival. Each write holds at most one range and doesn't wait while it holds it, so there
+//! is no deadlock, and none is overtaken, so there is no starvation. Overlapping writes of whole blocks also
+//! wait for each other there; the contract of a device permits that, and only clients with racing writes
+//! notice. An announcement ends after its range is released. Writes that are still in the range lock remain
+//! there until they have ended, and the next exclusive write meets them there.
 //!
-//! The range lock is shared by all shards. Its mutex is taken by exclusive writes, and by others only while one of these is
-//! announced; it is held for as long as one request or release takes.
+//! All shards share the range lock. Its mutex is taken by exclusive writes, and by others only while an
+//! exclusive write is announced; it is held for one request or release.
 //!
-//! Not covered: writes that reach the device in another way than through a door of this process.
+//! Not covered: writes that don't reach the device through a door of this process.
 
 use block::BlockRange;
 use runtime::range_lock::{SharedRangeGuard, SharedRangeLock};
@@ -89,7 +90,7 @@ impl Drop for Announced<'_> {
 }
 
 impl WriteGate {
-    /// Gate for writes from this many shards.
+    /// Creates a gate for writes from `shards` shards.
     pub fn new(shards: usize) -> Self {
         WriteGate {
             announced: Padded::default(),
@@ -104,14 +105,14 @@ impl WriteGate {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a write of whole blocks of this shard pass if no exclusive one is announced; else it has to
-    /// [`queue`](Self::queue).
+    /// Lets a write of whole blocks of this shard pass if no exclusive write is announced; otherwise the
+    /// write has to [`queue`](Self::queue).
     #[inline]
     pub fn pass(&self, shard: usize) -> Option<Counted<'_>> {
-        // A gate may outlive the runtime that it was made for.
+        // A gate may outlive its runtime, so the next one may have more shards.
         let shard = shard % self.counted.len();
         self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
-        // Dropping it takes the count back and wakes the writes that may have seen it.
+        // Dropping it takes the count back and wakes the exclusive writes that may have seen it.
         let counted = Counted { gate: self, shard };
         (self.announced.0.load(Ordering::SeqCst) == 0).then_some(counted)
     }
@@ -142,7 +143,7 @@ impl WriteGate {
                 if counter.0.load(Ordering::SeqCst) == 0 {
                     next += 1;
                 } else if !registered {
-                    // Look again after the registration: a write that ended in between saw no waker.
+                    // Check again after the registration: a write that ended in between found no waker.
                     self.draining().push(context.waker().clone());
                     registered = true;
                 } else {

@@ -35,7 +35,7 @@ fn poll<'g>(waiting: &mut Waiting<'g>) -> Option<Held<'g>> {
 #[test]
 fn whole_writes_pass_until_one_is_announced() {
     let gate = WriteGate::new(2);
-    let first = gate.pass(0).expect("nobody is announced");
+    let first = gate.pass(0).expect("none is announced");
     let second = gate.pass(1).expect("writes of whole blocks don't exclude each other");
     let mut exclusive: Waiting<'_> = Box::pin(gate.exclude(BlockRange::new(4, 1)));
     assert!(poll(&mut exclusive).is_none(), "two are counted");
@@ -43,7 +43,7 @@ fn whole_writes_pass_until_one_is_announced() {
     drop(first);
     assert!(poll(&mut exclusive).is_none(), "one is counted");
     drop(second);
-    let held = poll(&mut exclusive).expect("nobody is counted any more");
+    let held = poll(&mut exclusive).expect("none is counted");
     let mut elsewhere: Waiting<'_> = Box::pin(gate.queue(BlockRange::new(5, 9)));
     let mut overlapping: Waiting<'_> = Box::pin(gate.queue(BlockRange::new(0, 5)));
     assert!(poll(&mut elsewhere).is_some());
@@ -51,7 +51,7 @@ fn whole_writes_pass_until_one_is_announced() {
     drop(held);
     let late = poll(&mut overlapping).expect("released");
     assert!(gate.pass(0).is_some(), "the announcement is over");
-    // The next exclusive write meets the one that is still in the table.
+    // The next exclusive write waits for the one that is still in the table.
     let mut next: Waiting<'_> = Box::pin(gate.exclude(BlockRange::new(4, 1)));
     assert!(poll(&mut next).is_none());
     drop(late);
@@ -83,7 +83,7 @@ fn only_the_last_counted_write_of_a_shard_wakes() {
         }
     }
     let gate = WriteGate::new(1);
-    let counted: Vec<_> = (0..10).map(|_| gate.pass(0).expect("nobody is announced")).collect();
+    let counted: Vec<_> = (0..10).map(|_| gate.pass(0).expect("none is announced")).collect();
     let wakes = Arc::new(Wakes(AtomicU64::new(0)));
     let waker = Waker::from(wakes.clone());
     let mut exclusive: Waiting<'_> = Box::pin(gate.exclude(BlockRange::new(4, 1)));
@@ -114,12 +114,12 @@ fn a_dropped_wait_leaves_nothing_behind() {
     assert!(gate.ranges.is_free());
 }
 
-/// Bytes of a block that several threads write in whole and in part; a write that is lost shows.
+/// Several threads write a block in whole and in part, and detect lost writes by its words.
 #[test]
 fn threads_lose_no_write() {
     const ROUNDS: u64 = 1500;
     let gate = WriteGate::new(4);
-    // One block: a word of the partial writers each, and one of the writer of whole blocks.
+    // One block: a word for each partial writer, and one for the writer of whole blocks.
     let block: &[AtomicU64; 4] = &Default::default();
     let read = || [0, 1, 2, 3].map(|word: usize| block[word].load(Ordering::SeqCst));
     let write = |words: [u64; 4]| (0..4).for_each(|word| block[word].store(words[word], Ordering::SeqCst));
@@ -133,11 +133,11 @@ fn threads_lose_no_write() {
                     let held = wait_for(gate.exclude(range));
                     let mut words = read();
                     words[word] = round;
-                    // Time for a write of the whole block to come between, if it could.
+                    // A write of the whole block could happen here without the gate.
                     std::thread::yield_now();
                     write(words);
                     drop(held);
-                    // Only whole writes change this word besides, and they set all words to a mark.
+                    // Only whole writes also change this word, and they set all words to a mark.
                     let found = block[word].load(Ordering::SeqCst);
                     assert!(
                         found == round || found >= 1 << 32,
@@ -161,7 +161,8 @@ fn threads_lose_no_write() {
                         write([mark; 4]);
                     }
                 }
-                // Nobody else writes the last word: an exclusive write that ran meanwhile would put the old one back.
+                // Only whole writes change the last word: a concurrent exclusive write would restore its old
+                // value.
                 let found = block[3].load(Ordering::SeqCst);
                 assert_eq!(found, mark, "the whole write {round} was lost");
             }
@@ -170,7 +171,8 @@ fn threads_lose_no_write() {
 }
 
 proptest! {
-    /// Whatever is asked for in whatever order, overlapping ranges are never held together and all get their turn.
+    /// For any requests in any order, overlapping ranges are never held together, and every request is
+    /// granted.
     #[test]
     fn overlapping_ranges_are_never_held_together(
         asked in prop::collection::vec((0_u64..8, 1_u64..5, any::<bool>()), 1..12),
@@ -205,6 +207,6 @@ proptest! {
                 holding.push((number, held));
             }
         }
-        prop_assert!(turns < 4000, "somebody never got a turn");
+        prop_assert!(turns < 4000, "a write is starved");
     }
 }

@@ -1,4 +1,4 @@
-//! What a door serves, a device or zones, on all shards.
+//! Backing of a door, a device or zones, on all shards.
 
 use super::device_target::DeviceTarget;
 use super::protocol::Parameters;
@@ -14,10 +14,10 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Time in which the kernel refuses a wrong fetch.
+/// Time within which the kernel refuses an invalid fetch.
 const REFUSAL_TIME: Duration = Duration::from_millis(1);
 
-/// What is served as a block device.
+/// Device or zones that are served as a block device.
 #[derive(Clone)]
 pub enum Backing {
     /// A device, as an ordinary block device.
@@ -91,7 +91,7 @@ impl OpenBacking {
         }
     }
 
-    /// Opens it on every shard.
+    /// Opens the backing on every shard.
     pub(super) async fn open(&self) -> Result<()> {
         match self {
             OpenBacking::Device(device) => {
@@ -121,7 +121,7 @@ impl OpenBacking {
         }
     }
 
-    /// Returns the parameters of the block device; the backing is open.
+    /// Returns the parameters of the block device. The backing must be open.
     pub(super) async fn parameters(&self) -> Result<Parameters> {
         match self {
             OpenBacking::Device(device) => {
@@ -141,8 +141,8 @@ impl OpenBacking {
         }
     }
 
-    /// Serves a queue on this shard until the device is stopped or the queue leaves. `fetching` gets the error of a fetch that the kernel
-    /// refuses.
+    /// Serves a queue on this shard until the device is stopped or the queue leaves. `fetching` receives the
+    /// error if the kernel refuses a fetch.
     pub(super) async fn serve(
         &self,
         queue: ublk_driver::Queue,
@@ -164,7 +164,7 @@ impl OpenBacking {
         }
     }
 
-    /// Adds what is known of the backing and of its requests.
+    /// Adds the status of the backing and the counters of its requests.
     pub(super) fn add_status(&self, status: &mut Status) {
         match self {
             OpenBacking::Device(device) => {

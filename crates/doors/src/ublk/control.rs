@@ -1,4 +1,5 @@
-//! Control of the driver: creation, start, recovery and deletion of block devices. Everything here blocks its thread.
+//! Control of the driver: creation, start, recovery and deletion of block devices. All functions block their
+//! thread.
 
 use super::protocol::{
     DEPTH, DeviceInfo, FEATURES, INFO_BYTES, MOST_REQUEST_BYTES, PARAMETERS_BYTES, Parameters, State,
@@ -23,13 +24,13 @@ pub enum Target {
     Existing(u32),
 }
 
-/// A device that has no server yet, and isn't started.
+/// A device without a server that isn't started.
 pub struct Attached {
     /// Description of the device.
     pub info: DeviceInfo,
-    /// Its character device.
+    /// Character device.
     pub descriptor: OwnedFd,
-    /// Whether a server before this one has left it.
+    /// Whether the device was left by an earlier server.
     pub is_recovered: bool,
 }
 
@@ -81,7 +82,7 @@ fn failed(doing: &str, id: u32) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::from_io(&error, &format!("{doing} {}", node(id).display()))
 }
 
-/// Checks that the driver can make devices with these features.
+/// Checks that the driver can create devices with these features.
 fn check_driver(control: &mut Control, wanted: u64) -> Result<()> {
     let mut bytes = [0; 8];
     // A kernel without this command has none of the features.
@@ -101,10 +102,10 @@ fn check_driver(control: &mut Control, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the driver can make zoned devices.
+/// Checks that the driver can create zoned devices.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with what is missing; those of the kernel.
+/// [`Error::Unsupported`] with the missing feature; errors of the kernel.
 pub fn check_zoned() -> Result<()> {
     check_driver(&mut open()?, FEATURES | feature::ZONED)
 }
@@ -112,8 +113,8 @@ pub fn check_zoned() -> Result<()> {
 /// Creates or recovers a device with these parameters.
 ///
 /// # Errors
-/// [`Error::Busy`] while the device has a server, or the kernel isn't done with one that was killed; [`Error::Invalid`] for a device that
-/// isn't of these parameters or this door; those of the kernel.
+/// [`Error::Busy`] while the device has a server, or the kernel hasn't released one that was killed;
+/// [`Error::Invalid`] for a device with other parameters or of another door; errors of the kernel.
 pub fn attach(target: Target, parameters: Parameters, queues: u16) -> Result<Attached> {
     let mut control = open()?;
     check_driver(&mut control, parameters.features())?;
@@ -136,18 +137,19 @@ pub fn attach(target: Target, parameters: Parameters, queues: u16) -> Result<Att
     if found.state != State::Dead {
         return recover(&mut control, found, parameters);
     }
-    // Left by a server that ended before the start or after the stop. One that still runs has the character device open.
+    // The device was left by a server that ended before the start or after the stop. A running server has the
+    // character device open.
     drop(open_exclusively(id)?);
     delete_stopped(&mut control, id)?;
     create(&mut control, id, parameters, queues)
 }
 
-/// Deletes a stopped device. The number is free when its last users have closed it.
+/// Deletes a stopped device. Its number is free when its last users have closed it.
 fn delete_stopped(control: &mut Control, id: u32) -> Result<()> {
     /// The kernel's ENOTSUPP.
     const NOT_SUPPORTED: i32 = 524;
     match control.call(Direction::Read, command::DEL_DEV_ASYNC, Some(id), 0, &mut []) {
-        // Before Linux 6.7 only by a command that waits for the users.
+        // Before Linux 6.7, deletion waits for the users.
         Err(error) if matches!(error.raw_os_error(), Some(NOT_SUPPORTED | libc::EOPNOTSUPP)) => {
             call(control, command::DEL_DEV, id, 0)
         }
@@ -237,20 +239,21 @@ fn recover(control: &mut Control, found: DeviceInfo, expected: Parameters) -> Re
     Ok(Attached { info: found, descriptor: open_exclusively(id)?, is_recovered: true })
 }
 
-/// Starts an attached device, whose queues fetch requests. The kernel reads its partition table meanwhile.
+/// Starts an attached device, whose queues fetch requests. During the call the kernel reads its partition
+/// table.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn start(id: u32, is_recovered: bool) -> Result<()> {
     let number = if is_recovered { command::END_USER_RECOVERY } else { command::START_DEV };
     let server = u64::from(std::process::id());
     call(&mut open()?, number, id, server).map_err(failed("starting", id))
 }
 
-/// Stops a device: its users get I/O errors from now on, and its queues end.
+/// Stops a device: its users get I/O errors afterwards, and its queues end.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn stop(id: u32) -> Result<()> {
     call(&mut open()?, command::STOP_DEV, id, 0).map_err(failed("stopping", id))
 }
@@ -259,25 +262,25 @@ pub fn stop(id: u32) -> Result<()> {
 /// waits for them.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn remove(id: u32) -> Result<()> {
     delete_stopped(&mut open()?, id)
 }
 
-/// Stops and deletes a device, whether or not it has a server. Data that its users have in the page cache is lost: unmount or sync
-/// it before. For a process that keeps a device over changes of its server.
+/// Stops and deletes a device, whether or not it has a server. Data that its users have in the page cache is
+/// lost: unmount or sync it before. For a process that keeps a device while its servers change.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn delete(id: u32) -> Result<()> {
     stop(id)?;
     remove(id)
 }
 
-/// Claims the block device, so that it can't be mounted any more, and writes back its page cache.
+/// Claims the block device, so that it can't be mounted, and writes back its page cache.
 ///
 /// # Errors
-/// [`Error::Busy`] while it is mounted or claimed by another block device; those of the kernel.
+/// [`Error::Busy`] while it is mounted or claimed by another block device; errors of the kernel.
 pub fn claim(id: u32) -> Result<std::fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     let claimed = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(node(id));

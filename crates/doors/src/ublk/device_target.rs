@@ -1,4 +1,4 @@
-//! A device as what the requests of a queue are carried out on.
+//! A device as the target of a queue's requests.
 
 use super::protocol::{Action, parse};
 use super::queue::{Done, Target};

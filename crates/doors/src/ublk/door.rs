@@ -1,12 +1,12 @@
 //! The ublk door as a part of a stack.
 //!
 //! # Promises
-//! - A device that exists and has a server is never touched.
-//! - When the server is killed the device stays, and its requests wait. The next server of the same number carries out again what wasn't
-//!   completed.
-//! - [`UblkDoor::stop`] writes back the device's page cache, stops the device and deletes it, unless another process
-//!   [holds](UblkDoor::held) it. While it is mounted the stop tries again for [`STOP_LIMIT`]; then the users get I/O errors, and the stop
-//!   returns an error that says so.
+//! - A device that exists and has a server is never changed.
+//! - When the server is killed the device remains, and its requests wait. The next server of the same number
+//!   repeats the requests that weren't completed.
+//! - [`UblkDoor::stop`] writes back the device's page cache, stops the device and deletes it, unless another
+//!   process [holds](UblkDoor::held) it. While the device is mounted the stop retries for [`STOP_LIMIT`].
+//!   Then the users get I/O errors, and the stop returns an error that says so.
 
 use super::backing::{Backing, OpenBacking};
 use super::control::{self, Attached, Target};
@@ -80,8 +80,9 @@ impl UblkDoor {
         UblkDoor::create(config, target, false)
     }
 
-    /// Creates a door whose device another process holds: the device stays at the stop, and its requests wait for the next server from the
-    /// end of this process on. With `left`, that device exists and is recovered. [`control::delete`] deletes it.
+    /// Creates a door whose device another process holds: the device remains at the stop, and after the end
+    /// of this process its requests wait for the next server. With `left`, that device exists and is
+    /// recovered. [`control::delete`] deletes it.
     pub fn held(config: UblkConfig, left: Option<u32>) -> UblkDoor {
         let target = left.map_or(config.id.map_or(Target::New, Target::Any), Target::Existing);
         UblkDoor::create(config, target, true)
@@ -103,7 +104,7 @@ impl UblkDoor {
         self.id().map(control::node)
     }
 
-    /// Waits until all queues of an open door have ended: the device was stopped, or the door.
+    /// Waits until all queues of an open door have ended, because the device or the door was stopped.
     pub async fn ended(&self) {
         let tokens = self.running().as_ref().map(|running| running.ended.clone()).unwrap_or_default();
         for token in tokens {
@@ -170,7 +171,7 @@ impl UblkDoor {
         match started {
             Ok(()) => Ok(running),
             Err(error) => {
-                // A device that was left to this server is left to the next one.
+                // A device of an earlier server remains for the next one.
                 let cleaned = if is_recovered { Ok(()) } else { delete(running, None).await };
                 if let Err(error) = cleaned {
                     tracing::warn!("{}", self.shared.in_context(&error));
@@ -242,7 +243,8 @@ async fn serve(
     refused.get().map_or(Ok(()), |error: &Error| Err(error.clone()))
 }
 
-/// Stops and deletes a device whose queues are served here. It stays claimed until it is stopped, so that nothing mounts it before.
+/// Stops and deletes a device whose queues are served here. It remains claimed until it is stopped, so that
+/// it can't be mounted before.
 async fn delete(running: Running, claim: Option<std::fs::File>) -> Result<()> {
     let id = running.id;
     let stopped = runtime::blocking(move || control::stop(id)).await;

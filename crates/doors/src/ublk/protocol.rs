@@ -30,7 +30,7 @@ pub mod feature {
     pub const ZONED: u64 = 1 << 8;
 }
 
-/// Features that every device of this door has. Requests that a killed server didn't complete are carried out again by its successor.
+/// Features of every device of this door. The next server repeats requests that a killed one didn't complete.
 pub const FEATURES: u64 =
     feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::CMD_IOCTL_ENCODE | feature::USER_COPY;
 
@@ -105,7 +105,7 @@ impl DeviceInfo {
         bytes
     }
 
-    /// Decodes what the kernel has returned.
+    /// Decodes the kernel's description.
     pub fn decode(bytes: &[u8; INFO_BYTES]) -> DeviceInfo {
         DeviceInfo {
             queues: u16_at(bytes, 0),
@@ -233,8 +233,9 @@ impl Parameters {
         }
     }
 
-    /// Returns what the parameters of an existing device have to be for a server of these to recover it. The device below may have grown
-    /// since, but the node keeps its size; its limits of open and active zones stay as they were.
+    /// Returns the parameters that an existing device must have for a server with these parameters to recover
+    /// it. The device below may have grown since, but the node keeps its size; its limits of open and active
+    /// zones also remain.
     pub fn as_left(self, left: &Parameters) -> Parameters {
         let limits = |zoned: ZonedParameters| match left.zoned {
             Some(left) => ZonedParameters { max_open: left.max_open, max_active: left.max_active, ..zoned },
@@ -250,7 +251,7 @@ impl Parameters {
 pub enum Action<O> {
     /// Complete it with this result.
     Answer(i32),
-    /// Carry it out.
+    /// Execute it.
     Carry(O),
 }
 
@@ -393,7 +394,7 @@ mod tests {
             (5, WriteZeroes(ZeroMode::MayDeallocate, Durability::Visible)),
             (5 | 1 << 15 | 1 << 13, WriteZeroes(ZeroMode::KeepAllocated, Durability::Durable)),
         ] {
-            // FAILFAST and META say nothing to a device.
+            // FAILFAST and META don't concern a device.
             assert_eq!(parsed(code | 1 << 8 | 1 << 11, 2, 8), Action::Carry((operation, range)));
         }
         assert_eq!(parsed(2, u64::MAX, 0), Action::Carry((Flush, ByteRange { offset: 0, length: 0 })));
@@ -414,7 +415,7 @@ mod tests {
     }
 
     proptest! {
-        /// No descriptor leads out of the device or to more memory than a request may take.
+        /// No descriptor leads out of the device, or to more memory than a request may use.
         #[test]
         fn every_descriptor_is_answered_or_inside(operation: u32, sectors: u32, start: u64, small: bool, bytes in 0_u64..1 << 40) {
             let (operation, start) = if small { (operation & 7, start >> 30) } else { (operation, start) };

@@ -1,8 +1,10 @@
-//! One hardware queue on its shard: fetches requests, carries them out on a device or on zones, and commits their results.
+//! One hardware queue on its shard: fetches requests, executes them on a device or on zones, and commits
+//! their results.
 //!
-//! One task drives all tags of the queue, without an allocation or a task per request. A tag is either in the kernel, by a command that
-//! waits for its next request, or in the target's hands; a commit is the command that waits for the next request. Data is copied between
-//! the request and buffers of the shard (UBLK_F_USER_COPY). So the memory of a queue is bounded by its depth and the largest request.
+//! One task drives all tags of the queue, without an allocation or a task per request. A tag is either in the
+//! kernel, with a command that waits for its next request, or in the target; a commit is also the command
+//! that waits for the next request. Data is copied between the request and buffers of the shard
+//! (UBLK_F_USER_COPY). So the memory of a queue is bounded by its depth and the largest request.
 
 use super::protocol::Action;
 use crate::served::in_flight::InFlight;
@@ -16,9 +18,9 @@ use std::task::{Context, Poll};
 /// Result of the last command of a tag, when the device is stopped.
 const ABORT: i32 = -libc::ENODEV;
 
-/// What the requests of a queue are carried out on: a device or zones.
+/// Device or zones that execute the requests of a queue.
 pub(super) trait Target {
-    /// What a request asks for.
+    /// Operation of a request.
     type Operation: Copy + Unpin;
     /// An operation in progress.
     type Work: Future<Output = Result<Done>> + Unpin;
@@ -26,10 +28,10 @@ pub(super) trait Target {
     /// Parses a request.
     fn parse(&self, request: &RequestDescriptor) -> Action<Self::Operation>;
 
-    /// Length of the data that comes with a request, in bytes; `None` for a request without.
+    /// Length of the data that comes with a request, in bytes; `None` for a request without data.
     fn payload(operation: Self::Operation) -> Option<usize>;
 
-    /// Begins an operation with the data that came with it.
+    /// Begins an operation with the data of its request.
     fn begin(&self, operation: Self::Operation, payload: Option<Buffer>) -> Self::Work;
 
     /// Counts an operation that has ended.
@@ -38,10 +40,10 @@ pub(super) trait Target {
     /// Counts an error.
     fn count_error(&mut self);
 
-    /// Adds what was counted to the totals.
+    /// Adds the counts to the totals.
     fn publish(&mut self);
 
-    /// Error number by which a request fails.
+    /// Error number with which a request fails.
     fn errno(error: &Error) -> i32 {
         error.errno()
     }
@@ -63,7 +65,7 @@ enum State<T: Target> {
     Working(T::Work, T::Operation),
 }
 
-/// A tag and what it waits for.
+/// A tag and the operation or command that it waits for.
 struct Tag<T: Target> {
     tag: u16,
     state: State<T>,
@@ -92,14 +94,14 @@ impl<T: Target> Future for Tag<T> {
     }
 }
 
-/// A queue that has fetched, or is about to.
+/// A queue whose fetches have been submitted, or are about to be.
 pub(super) struct Queue<T: Target> {
     queue: ublk_driver::Queue,
     target: T,
     in_flight: InFlight<Tag<T>>,
-    /// Tags to go on with in this turn; empty between turns.
+    /// Tags that continue in this turn; empty between turns.
     ended: Vec<Ended<T>>,
-    /// Number of requests in the target's hands.
+    /// Number of requests in the target.
     working: usize,
     /// Whether fetched requests are left to another server.
     leaving: bool,
@@ -135,8 +137,8 @@ impl<T: Target> Queue<T> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Serves the queue until the device is stopped, or until it leaves: then every request that was begun is completed, and the others
-    /// wait for another server, which gets them when the shard's ring has closed.
+    /// Serves the queue until the device is stopped, or until it leaves: then every request that was begun is
+    /// completed, and the others wait for another server, which gets them when the shard's ring has closed.
     pub(super) async fn serve(mut self, leave: StopToken) -> Result<()> {
         let mut leaving = Some(Call::new(async move { leave.stopped().await }));
         poll_fn(|context| {
@@ -160,7 +162,7 @@ impl<T: Target> Queue<T> {
         self.ended.extend(self.in_flight.start(Tag { tag, state: State::Fetching(command) }));
     }
 
-    /// Goes on with every tag whose request has arrived or ended.
+    /// Continues with every tag whose request has arrived or ended.
     fn collect(&mut self) {
         let Queue { in_flight, ended, .. } = self;
         in_flight.collect(|output| ended.push(output));

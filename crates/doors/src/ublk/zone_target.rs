@@ -1,15 +1,16 @@
-//! Zones as what the requests of a queue are carried out on.
+//! Zones as the target of a queue's requests.
 //!
 //! # Promises
 //! - A write lands at its address or fails; an append is answered with its address.
-//! - A flush makes every append durable that was answered before, through whichever queue. A zone whose flush failed fails every later
-//!   flush, until it is finished or reset.
-//! - A zone that was written up to its capacity is finished, and counts against no limit.
+//! - A flush makes every append durable that was answered before, through any queue. A zone whose flush
+//!   failed fails every later flush until it is finished or reset.
+//! - A zone that was written up to its capacity is finished and counts against no limit.
 //! - While the limit of open zones is reached, an implicitly open zone is closed to open another one, as an NVMe controller does.
-//! - While the limit of active zones is reached, an interrupted zone, which the kernel has as full, is finished to open another one.
-//! - Bytes from the write pointer on read as zeros.
+//! - While the limit of active zones is reached, an interrupted zone, which the kernel treats as full, is
+//!   finished to open another one.
+//! - Bytes at and after the write pointer read as zeros.
 //!
-//! A read during a reset of its zone returns bytes that the zone had, or zeros, or fails.
+//! A read during a reset of its zone returns the zone's old bytes or zeros, or fails.
 
 use super::protocol::{Action, MOST_REQUEST_BYTES};
 use super::queue::{Done, Target};
@@ -24,9 +25,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Number of zones that are looked at together.
+/// Number of zones in one report.
 const LOOK: u32 = 1024;
-/// Number of zones that are closed for one opening; others open them again meanwhile.
+/// Most zones that are closed for one opening; other requests may open them again meanwhile.
 const MOST_CLOSED: u32 = 64;
 
 /// Served zones, shared by all shards.
@@ -40,7 +41,7 @@ pub(super) struct ZonesExport {
     /// Guarantee that resets ask for.
     erase: EraseGuarantee,
     unflushed: Unflushed,
-    /// Zone that was closed last to open another one; at first none.
+    /// Zone that was last closed to open another one; initially none.
     closed: AtomicU32,
 }
 
@@ -48,7 +49,7 @@ impl ZonesExport {
     /// Returns the export of zones with this geometry.
     ///
     /// # Errors
-    /// Those of [`Layout::of`].
+    /// Errors of [`Layout::of`].
     pub(super) fn new(geometry: &ZoneGeometry, read_only: bool) -> Result<ZonesExport> {
         Ok(ZonesExport {
             layout: Layout::of(geometry)?,
@@ -81,7 +82,7 @@ counters! {
 /// Number of interrupted zones.
 ///
 /// # Errors
-/// Those of the report.
+/// Errors of [`Zones::report`].
 pub(super) async fn interrupted(zones: &dyn Zones) -> Result<u32> {
     let mut count = 0;
     each_zone(zones, |report| count += u32::from(report.state == ZoneState::Interrupted)).await?;
@@ -104,11 +105,11 @@ async fn report_of(zones: &dyn Zones, zone: ZoneIndex) -> Result<ZoneReport> {
     report.ok_or_else(|| Error::invalid(format!("zone {zone}: there is no report of it")))
 }
 
-/// Zones with appends that no flush has covered yet, each with the number of its last append.
+/// Zones with unflushed appends, each with the number of its last append.
 #[derive(Default)]
 struct Unflushed(Mutex<(u64, BTreeMap<ZoneIndex, u64>)>);
 
-/// Zones, each with the number of the append that is covered.
+/// Zones, each with the number of its last append that a flush covers.
 type Covered = Vec<(ZoneIndex, u64)>;
 
 impl Unflushed {
@@ -132,7 +133,7 @@ impl Unflushed {
         self.lock().1.get(&zone).map(|number| (zone, *number)).into_iter().collect()
     }
 
-    /// Forgets zones without an append after the covered one.
+    /// Removes zones without an append after the covered one.
     fn forget(&self, covered: &Covered) {
         let mut state = self.lock();
         for (zone, number) in covered {
@@ -209,7 +210,7 @@ impl<'d> Target for ZonesTarget<'d> {
         }
     }
 
-    /// The kernel knows few errors of a disk; all others are I/O errors.
+    /// The kernel accepts few errors from a disk; all others become I/O errors.
     fn errno(error: &Error) -> i32 {
         const KNOWN: [i32; 7] = [
             libc::ENOSPC,
@@ -230,7 +231,7 @@ const OPEN_ZONES_EXCEEDED: i32 = libc::ETOOMANYREFS;
 /// The block layer's BLK_STS_ZONE_ACTIVE_RESOURCE.
 const ACTIVE_ZONES_EXCEEDED: i32 = libc::EOVERFLOW;
 
-/// Open and active zones, as a report found them.
+/// Summary of a report: numbers of open and active zones, and candidates to close or finish.
 struct Opened {
     open: u32,
     active: u32,
@@ -242,7 +243,7 @@ struct Opened {
     interrupted: Option<ZoneIndex>,
 }
 
-/// Zones on a shard, and what all shards know of them.
+/// Zones on a shard, and the state of the export that all shards share.
 #[derive(Clone, Copy)]
 struct Served<'d> {
     export: &'d ZonesExport,
@@ -278,8 +279,8 @@ impl Served<'_> {
                 let reports = zones.report(first, count).await?;
                 let mut described = Buffer::new(reports.len() * DESCRIPTION_BYTES);
                 reports.iter().for_each(|report| described.append(&export.layout.describe(report)));
-                // The kernel's memory for a report may be longer than the zones that it asks for. It asks again for what a result
-                // leaves, and takes a longer result for all of it.
+                // The kernel's memory for a report may be longer than the zones that it asks for. It asks
+                // again for the rest of a short result, and uses a longer result as if it were complete.
                 let result = MOST_REQUEST_BYTES as i32;
                 return Ok(Done { data: Some(described.freeze()), result, sector: 0 });
             }
@@ -297,7 +298,7 @@ impl Served<'_> {
                 Err(error) => return Err(error),
             }
         }
-        // Some of it was never written.
+        // Part of the range was never written.
         let report = report_of(self.zones, at.zone).await?;
         if report.state == ZoneState::Offline {
             return Err(Error::io(format!("read of {length} bytes at {at}: the zone is offline")));
@@ -313,7 +314,7 @@ impl Served<'_> {
         Ok(bytes.freeze())
     }
 
-    /// Does what has to follow an append before it is answered.
+    /// Completes the steps that an append needs before it is answered.
     async fn appended(self, at: ZoneAddress, length: u32, durability: Durability) -> Result<()> {
         let export = self.export;
         if export.layout.volatile_cache {
@@ -355,7 +356,7 @@ impl Served<'_> {
         Ok(())
     }
 
-    /// Resets all zones that can be, also after an error, which is returned.
+    /// Resets all zones that can be reset, also after an error, which is returned.
     async fn reset_all(self) -> Result<()> {
         let mut held = Vec::new();
         let is_held = |state| !matches!(state, ZoneState::Empty | ZoneState::ReadOnly | ZoneState::Offline);
@@ -367,10 +368,10 @@ impl Served<'_> {
         outcome
     }
 
-    /// Repeats an operation that opens a zone, as long as others can be closed or finished for it.
+    /// Repeats an operation that opens a zone while other zones can be closed or finished for it.
     ///
     /// # Errors
-    /// ETOOMANYREFS or EOVERFLOW where the limit of open or active zones is reached; those of the operation.
+    /// ETOOMANYREFS or EOVERFLOW where the limit of open or active zones is reached; errors of the operation.
     async fn with_room<'c, T>(self, zone: ZoneIndex, attempt: impl Fn() -> Call<'c, Result<T>>) -> Result<T> {
         for _ in 0..MOST_CLOSED {
             match attempt().await {
@@ -393,7 +394,7 @@ impl Served<'_> {
             return Err(Error::from_errno(ACTIVE_ZONES_EXCEEDED, detail));
         }
         if max_open == 0 || open < max_open {
-            // One was closed meanwhile.
+            // Another request has closed a zone meanwhile.
             return Ok(());
         }
         let Some(victim) = victim else {
@@ -402,7 +403,7 @@ impl Served<'_> {
         };
         self.export.closed.store(victim.0, Ordering::Relaxed);
         match self.zones.close(victim).await {
-            // Its state has changed meanwhile.
+            // The zone's state has changed meanwhile.
             Err(Error::Invalid(_)) => Ok(()),
             other => other,
         }
@@ -429,7 +430,7 @@ impl Served<'_> {
     }
 }
 
-/// Bytes of a read, all of them.
+/// Bytes of a read that must be complete.
 fn whole(buffer: Buffer) -> Result<Data> {
     match buffer.missing() {
         0 => Ok(buffer.freeze()),

@@ -1,12 +1,14 @@
-//! Zones as the kernel's zoned block layer has them, sans-io: their layout, requests to them, and reports (include/uapi/linux/blkzoned.h).
+//! Zones in the form of the kernel's zoned block layer, sans-io: their layout, requests to them, and reports
+//! (include/uapi/linux/blkzoned.h).
 //!
 //! # Layout
-//! The kernel's zones are a power of two apart. Zones whose size is another number lie at the next power of two; what is between a
-//! zone's capacity and the next zone can't be written, as on a drive whose zone capacity is below its zone size.
+//! The kernel's zones are a power of two apart. Zones of another size begin at the next power of two; the
+//! bytes between a zone's capacity and the next zone can't be written, as on a drive whose zone capacity is
+//! below its zone size.
 //!
 //! # States
-//! A zone that is written up to its capacity is full. So is an interrupted zone: it accepts no writes until it is reset, as a full one,
-//! and where its data ends isn't known.
+//! A zone that is written up to its capacity is reported as full. So is an interrupted zone: like a full one,
+//! it accepts no writes until it is reset, and the end of its data is unknown.
 
 use super::protocol::{Action, MOST_REQUEST_BYTES, Parameters, SECTOR, ZonedParameters, durability};
 use block::{
@@ -50,7 +52,7 @@ impl Layout {
     /// Returns the layout of zones with this geometry.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zones that no kernel takes.
+    /// [`Error::Invalid`] for zones that the kernel doesn't support.
     pub fn of(geometry: &ZoneGeometry) -> Result<Layout> {
         let units = [geometry.append_granularity, geometry.read_granularity].map(u64::from);
         let block = units[0].max(units[1]).max(SECTOR);
@@ -109,7 +111,7 @@ impl Layout {
     pub fn parameters(&self, read_only: bool) -> Parameters {
         // The kernel refuses a limit of open zones above that of active ones.
         let max_open = if self.max_active == 0 { self.max_open } else { self.max_open.min(self.max_active) };
-        // A limit that can't be reached is none for the kernel.
+        // A limit that can't be reached is reported to the kernel as no limit.
         let limit = |limit: u32| if limit > self.zones { 0 } else { limit };
         Parameters {
             sectors: self.bytes() / SECTOR,
@@ -132,7 +134,7 @@ impl Layout {
         ((u64::from(at.zone.0) << self.zone_shift) + at.offset.0) / SECTOR
     }
 
-    /// State of a zone as the kernel is told.
+    /// State of a zone as it is reported to the kernel.
     fn condition(&self, report: &ZoneReport) -> Condition {
         match report.state {
             ZoneState::Empty => Condition::Empty,
@@ -182,11 +184,11 @@ enum Condition {
 /// Operation of a request to zones. Offsets and lengths are in bytes, and lengths at most [`Layout::most_bytes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneOperation {
-    /// Read bytes of one zone, whose distance to the next one they don't exceed.
+    /// Read bytes of one zone, up to the start of the next one.
     Read(ZoneAddress, u32),
     /// Append at this address.
     Write(ZoneAddress, u32, Durability),
-    /// Append wherever the write pointer is.
+    /// Append at the write pointer.
     Append(ZoneIndex, u32, Durability),
     /// Make all completed appends durable.
     Flush,
@@ -200,7 +202,7 @@ pub enum ZoneOperation {
     Reset(ZoneIndex),
     /// Reset all zones that hold data.
     ResetAll,
-    /// Describe zones from this one on.
+    /// Describe at most this many zones, starting with this one.
     Report(ZoneIndex, u32),
 }
 
@@ -210,7 +212,7 @@ impl ZoneOperation {
         !matches!(self, ZoneOperation::Read(..) | ZoneOperation::Flush | ZoneOperation::Report(..))
     }
 
-    /// Length of the data that comes with the request, in bytes; `None` for a request without.
+    /// Length of the data that comes with the request, in bytes; `None` for a request without data.
     pub fn payload(self) -> Option<usize> {
         match self {
             ZoneOperation::Write(_, length, _) | ZoneOperation::Append(_, length, _) => Some(length as usize),
@@ -386,7 +388,7 @@ mod tests {
             (15, 8192, 0, Reset(zone)),
             (18, 8192, 100, Report(zone, 100)),
         ] {
-            // FAILFAST and META say nothing to zones.
+            // FAILFAST and META don't concern zones.
             assert_eq!(parsed(code | 1 << 8 | 1 << 11, start, sectors), Action::Carry(operation));
         }
         assert_eq!((parsed(0, 0, 0), parsed(1, 0, 0), parsed(13, 0, 0)), {
@@ -423,7 +425,7 @@ mod tests {
     }
 
     proptest! {
-        /// No descriptor leads out of its zone or to more memory than a request may take.
+        /// No descriptor leads out of its zone, or to more memory than a request may use.
         #[test]
         fn every_descriptor_is_answered_or_inside(operation in 0_u32..20, flags: u32, sectors: u32, start: u64, small: bool) {
             let (sectors, start) = if small { (sectors >> 20, start >> 46) } else { (sectors, start) };

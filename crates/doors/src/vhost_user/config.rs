@@ -30,7 +30,7 @@ pub const MOST_SEGMENTS: u32 = 126;
 pub const MOST_REQUEST_BYTES: u64 = MOST_SEGMENT_BYTES as u64 * MOST_SEGMENTS as u64;
 /// Largest discard or write of zeroes, in sectors.
 pub const MOST_RANGE_SECTORS: u32 = 1 << 22;
-/// Largest logical block that a Linux guest accepts on every kernel, in bytes.
+/// Largest logical block that every Linux guest accepts, in bytes.
 const MOST_LOGICAL_BLOCK: u64 = 4096;
 /// Length of the configuration space, in bytes.
 const CONFIG_BYTES: usize = 60;
@@ -58,7 +58,7 @@ pub fn space(geometry: &DeviceGeometry, queues: usize) -> [u8; CONFIG_BYTES] {
     put(24, &[in_logical.trailing_zeros() as u8, 0]);
     put(26, &(in_logical as u16).to_le_bytes());
     put(28, &(in_logical as u32).to_le_bytes());
-    // Write-back; only read with CONFIG_WCE.
+    // Write-back; read only with CONFIG_WCE.
     put(32, &[1]);
     put(34, &(queues as u16).to_le_bytes());
     put(36, &MOST_RANGE_SECTORS.to_le_bytes());

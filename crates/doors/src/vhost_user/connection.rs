@@ -1,7 +1,8 @@
-//! The connection of a front-end: its messages, the state that they change, and the queues that run by it.
+//! The connection of a front-end: its messages, the state that they change, and its running queues.
 //!
-//! A message that changes what a running queue uses (the memory, features, addresses) pauses the queue: its requests in flight end, the
-//! change is made, and it goes on where it was. So a queue never sees a change, and none of its memory is unmapped under it.
+//! A message that changes resources of a running queue (the memory, features, addresses) pauses the queue:
+//! its requests in flight end, the change is made, and the queue continues. A running queue therefore never
+//! sees a change, and its memory isn't unmapped.
 
 use super::config::{self, feature};
 use super::descriptors;
@@ -24,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Time limit for a front-end to be silent in the middle of a message.
+/// Time limit for a front-end that is silent in the middle of a message.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Features of the protocol that are offered.
 const PROTOCOL_FEATURES: u64 = protocol::feature::MQ
@@ -71,7 +72,7 @@ struct Running {
     handle: RemoteHandle<Ended>,
 }
 
-/// A queue, as the front-end has set it.
+/// Settings of a queue by the front-end.
 #[derive(Default)]
 struct Queue {
     size: u32,
@@ -86,7 +87,7 @@ struct Queue {
 
 /// Answer to a message.
 enum Answer {
-    /// None of its own.
+    /// No answer of its own.
     Done,
     Payload(Vec<u8>),
     WithDescriptor(Vec<u8>, OwnedFd),
@@ -100,9 +101,9 @@ struct Connection<'s> {
     memory: Option<Arc<GuestMemory>>,
     inflight: Option<Inflight>,
     queues: Vec<Queue>,
-    /// Socket for our own messages.
+    /// Socket for messages of this back-end.
     channel: Option<OwnedFd>,
-    /// Size of the disk that the front-end was told, in bytes.
+    /// Size of the disk that the front-end knows, in bytes.
     announced: u64,
 }
 
@@ -113,7 +114,8 @@ struct Received {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Serves a front-end until it leaves, breaks the protocol or the door stops. All queues have ended then.
+/// Serves a front-end until it disconnects, breaks the protocol or the door stops. All queues have then
+/// ended.
 pub(super) async fn serve(stream: Stream, shared: &Arc<Shared>, stop: &StopToken) -> End {
     let queues = (0..shared.queues).map(|_| Queue::default()).collect();
     let mut connection = Connection {
@@ -138,7 +140,7 @@ pub(super) async fn serve(stream: Stream, shared: &Arc<Shared>, stop: &StopToken
         }
     };
     if let End::Violation(_) = end {
-        // Only tells the front-end; it may have passed anything as a descriptor.
+        // Notifies the front-end; its descriptor may be of any kind, so errors are ignored.
         connection.queues.iter().flat_map(|queue| &queue.error).for_each(|signal| drop(signal.signal()));
     }
     let ended = connection.pause_all().await;
@@ -149,10 +151,11 @@ pub(super) async fn serve(stream: Stream, shared: &Arc<Shared>, stop: &StopToken
 }
 
 impl Connection<'_> {
-    /// Waits for a message, and for the end of any queue, and for the stop of the door. Meanwhile announces growths of the device.
+    /// Waits for a message, for the end of any queue, and for the stop of the door. Meanwhile announces
+    /// growths of the device.
     async fn next(&mut self, stop: &StopToken) -> Result<Received, End> {
         let Connection { stream, queues, shared, channel, announced, .. } = self;
-        // It goes on while growths are announced: a part of a message may have come.
+        // Kept across announcements, since a part of a message may have arrived.
         let mut receiving = pin!(receive(stream));
         let mut stopped = pin!(stop.stopped());
         loop {
@@ -185,7 +188,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Carries a message out and answers it.
+    /// Executes a message and answers it.
     async fn answer(&mut self, received: Received) -> Result<()> {
         let Received { header, payload, descriptors } = received;
         let number = header.number;
@@ -204,7 +207,7 @@ impl Connection<'_> {
             Ok(Answer::Done) => Ok(()),
             Err(error) => {
                 if wants_code {
-                    // The connection ends; the code only tells the front-end why.
+                    // The connection ends; the code only informs the front-end.
                     let _ = self.stream.send_with_descriptors(&code(1), &[]);
                 }
                 Err(error)
@@ -231,7 +234,7 @@ impl Connection<'_> {
                 let needed = protocol::feature::BACKEND_REQ | protocol::feature::CONFIG;
                 self.channel = match self.protocol_features & needed == needed {
                     true => descriptors.pop(),
-                    // Without the other feature there is nothing to say.
+                    // Without the other feature there is no answer.
                     false => None,
                 };
             }
@@ -248,7 +251,7 @@ impl Connection<'_> {
             Message::SetMemory(regions) => {
                 descriptors::memory(&descriptors)?;
                 self.pause_all().await?;
-                // The old mappings go first, so that a guest has them once.
+                // The old mappings are removed first, so that a guest's memory isn't mapped twice.
                 self.memory = None;
                 self.memory = Some(Arc::new(GuestMemory::map(&regions, &descriptors)?));
                 self.start_all()?;
@@ -312,7 +315,7 @@ impl Connection<'_> {
     fn config(&self, offset: u32, length: u32) -> Answer {
         let space = config::space(self.shared.export().geometry(), self.shared.queues);
         let mut payload: Vec<u8> = [offset, length, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
-        // What the front-end knows beyond our fields is of features that aren't offered.
+        // The front-end's structure may be longer: its further fields belong to features that aren't offered.
         payload.extend((offset..offset + length).map(|at| space.get(at as usize).copied().unwrap_or(0)));
         Answer::Payload(payload)
     }
@@ -324,7 +327,7 @@ impl Connection<'_> {
             .ok_or_else(|| Error::protocol(format!("queue {index} out of range 0..{count}")))
     }
 
-    /// Changes a queue that doesn't run meanwhile.
+    /// Changes a queue, which is paused meanwhile.
     async fn change(&mut self, index: usize, change: impl FnOnce(&mut Queue)) -> Result<()> {
         self.pause(index).await?;
         change(self.queue(index)?);
@@ -360,9 +363,9 @@ impl Connection<'_> {
         (0..self.queues.len()).try_for_each(|index| self.start(index))
     }
 
-    /// Starts a queue if the front-end has set everything that it needs.
+    /// Starts a queue if the front-end has made all necessary settings.
     fn start(&mut self, index: usize) -> Result<()> {
-        // Without protocol features a queue is enabled from the beginning.
+        // Without protocol features a queue is always enabled.
         let always_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
         let (features, shared, memory) = (self.features, self.shared.clone(), self.memory.clone());
         let inflight = self.inflight.clone();
@@ -398,12 +401,13 @@ impl Connection<'_> {
     }
 }
 
-/// Tells the front-end that the configuration space has changed if the device has grown since it was told last.
+/// Notifies the front-end of a change of the configuration space if the device has grown since the last
+/// notification.
 fn announce_growth(shared: &Shared, channel: &mut Option<OwnedFd>, announced: &mut u64) {
     let present = shared.export().geometry().bytes();
     let Some(socket) = channel.as_ref().filter(|_| *announced != present) else { return };
     *announced = present;
-    // Without NEED_REPLY there is no answer, also with REPLY_ACK: nothing depends on one.
+    // Without NEED_REPLY there is no answer, also with REPLY_ACK, and none is needed.
     let message = protocol::message(protocol::CONFIG_CHANGE, protocol::flag::VERSION, &[]);
     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
     let problem = match rustix::net::send(socket, &message, flags) {
@@ -411,7 +415,7 @@ fn announce_growth(shared: &Shared, channel: &mut Option<OwnedFd>, announced: &m
         Ok(_) => "it takes nothing".to_owned(),
         Err(error) => error.to_string(),
     };
-    // The next message would begin in the middle of this one.
+    // Part of the message was sent, so a further one can't follow.
     *channel = None;
     tracing::warn!(
         "vhost-user \"{}\": the front-end can't be told that the device has grown: its channel: {problem}",

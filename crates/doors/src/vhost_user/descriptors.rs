@@ -1,8 +1,9 @@
-//! Check of descriptors that a front-end passes, before anything else is done with them.
+//! Checks of descriptors from a front-end, before any other use of them.
 //!
-//! A descriptor may be of a file system whose server doesn't answer: its attributes, a mapping, even its close would wait for that
-//! server, and the shard with it. So only eventfds, memory of tmpfs and hugetlbfs, and sockets are taken, which the kernel tells without
-//! asking a file system. All others are closed by a thread that may wait.
+//! A descriptor may belong to a file system whose server doesn't answer: its attributes, a mapping, even its
+//! close would wait for that server, and the shard with it. So only eventfds, memory of tmpfs and hugetlbfs,
+//! and sockets are accepted, which the kernel identifies without asking a file system. All others are closed
+//! by a thread that may block.
 
 use block::{Buffer, Error, Result};
 use runtime::net::Stream;
@@ -11,7 +12,7 @@ use std::os::fd::OwnedFd;
 /// Receives as [`Stream::receive_with_descriptors`].
 ///
 /// # Errors
-/// [`Error::Protocol`] for a descriptor of another kind; those of the stream.
+/// [`Error::Protocol`] for a descriptor of another kind; errors of the stream.
 pub async fn receive(
     stream: &Stream,
     buffer: &mut Buffer,
@@ -41,7 +42,7 @@ fn is_taken(descriptor: &OwnedFd) -> bool {
 /// Checks that a descriptor is an eventfd.
 ///
 /// # Errors
-/// [`Error::Protocol`].
+/// [`Error::Protocol`] for any other descriptor.
 pub fn event(descriptor: OwnedFd) -> Result<OwnedFd> {
     match runtime::event::is_event(&descriptor) {
         true => Ok(descriptor),
@@ -52,7 +53,7 @@ pub fn event(descriptor: OwnedFd) -> Result<OwnedFd> {
 /// Checks that descriptors are memory.
 ///
 /// # Errors
-/// [`Error::Protocol`].
+/// [`Error::Protocol`] for any other descriptor.
 pub fn memory(descriptors: &[OwnedFd]) -> Result<()> {
     match descriptors.iter().all(runtime::shared_memory::is_memory) {
         true => Ok(()),

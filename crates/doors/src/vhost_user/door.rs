@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Number of queues of a door whose configuration doesn't say.
+/// Number of queues of a door without a configured number.
 pub const DEFAULT_QUEUES: usize = 16;
 /// Largest number of queues of a door.
 const MOST_QUEUES: u64 = 256;
@@ -170,8 +170,8 @@ impl VhostUserDoor {
     }
 }
 
-/// Serves one front-end after the other until the stop signal. The next one waits for the end of the one before: a queue has one
-/// user.
+/// Serves one front-end after the other until the stop signal. The next one waits for the end of the one
+/// before: a queue has only one user.
 async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: &StopToken) {
     while let Some(stream) = listener.accept_until(stop).await {
         shared.is_connected.store(true, Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! Record of the requests in flight, in memory that the front-end keeps, so that they are submitted again after the server was
-//! killed ("Inflight I/O tracking" of the vhost-user specification, split virtqueue).
+//! Record of the requests in flight, in memory that the front-end keeps, so that they are resubmitted after
+//! the server was killed ("Inflight I/O tracking" of the vhost-user specification, split virtqueue).
 //!
-//! A queue has a header of 16 bytes (features, version, number of entries, head of the last batch, used index) and an entry of 16
-//! bytes per descriptor (whether it is in flight, the next head of its batch, its number in the order of submission). The order of
-//! the stores is that of the specification, so that a kill at any moment leaves a state that [`InflightQueue::recover`] reads.
-//! The front-end may write anything there: an index out of range is an error.
+//! A queue has a header of 16 bytes (features, version, number of entries, head of the last batch, used
+//! index) and an entry of 16 bytes per descriptor (whether it is in flight, the next head of its batch, its
+//! number in the order of submission). The order of the stores is that of the specification, so that
+//! [`InflightQueue::recover`] can read the state after a kill at any moment. The front-end isn't trusted: an
+//! index out of range is an error.
 
 use super::protocol::InflightDescription;
 use block::{Error, Result};
@@ -18,12 +19,12 @@ const HEADER_BYTES: usize = 16;
 /// Alignment of a queue's part, in bytes.
 const ALIGNMENT: usize = 64;
 const VERSION: u16 = 1;
-/// Offsets in the header.
+/// Offsets in the header, in bytes.
 const VERSION_AT: usize = 8;
 const ENTRIES_AT: usize = 10;
 const LAST_BATCH_AT: usize = 12;
 const USED_AT: usize = 14;
-/// Offsets in an entry.
+/// Offsets in an entry, in bytes.
 const NEXT_AT: usize = 6;
 const NUMBER_AT: usize = 8;
 
@@ -61,20 +62,21 @@ fn check(description: &InflightDescription, most_queues: usize) -> Result<u64> {
 }
 
 impl Inflight {
-    /// Creates memory for this many queues; returns it with its description and descriptor.
+    /// Creates memory for this many queues. Returns its description and descriptor.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for numbers out of range; those of the kernel.
+    /// [`Error::Protocol`] for numbers out of range; errors of the kernel.
     pub fn create(asked: &InflightDescription, most_queues: usize) -> Result<(InflightDescription, OwnedFd)> {
         let length = check(asked, most_queues)?;
         let (_, descriptor) = SharedMemory::create("vhost-user-inflight", length)?;
         Ok((InflightDescription { length, offset: 0, ..*asked }, descriptor))
     }
 
-    /// Maps memory of the front-end.
+    /// Maps memory that the front-end keeps.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for numbers out of range, or memory that is too small for them; those of the kernel.
+    /// [`Error::Protocol`] for numbers out of range, or memory that is too small for them; errors of the
+    /// kernel.
     pub fn map(given: &InflightDescription, descriptor: &OwnedFd, most_queues: usize) -> Result<Inflight> {
         let needed = check(given, most_queues)?;
         if given.length < needed {
@@ -95,7 +97,7 @@ impl Inflight {
     /// Returns the part of a queue of `size` entries.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if there is no such queue, or it has more entries.
+    /// [`Error::Protocol`] for a queue index out of range, or a queue with more entries than the memory has.
     pub fn queue(&self, index: usize, size: u16) -> Result<InflightQueue> {
         if index >= usize::from(self.queues) || size > self.queue_size {
             return Err(Error::protocol(format!(
@@ -138,11 +140,11 @@ impl InflightQueue {
         }
     }
 
-    /// Returns the heads that were in flight when the server before this one ended, in the order of their submission. `used` is
-    /// the index of the queue's used ring.
+    /// Returns the heads that were in flight when the previous server ended, in the order of their
+    /// submission. `used` is the index of the queue's used ring.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a record that can't be.
+    /// [`Error::Protocol`] for an invalid record.
     pub fn recover(&mut self, used: u16) -> Result<Vec<u16>> {
         if self.load(VERSION_AT) == 0 {
             self.store(ENTRIES_AT, self.entries);
@@ -156,7 +158,7 @@ impl InflightQueue {
                 self.entries
             )));
         }
-        // The server ended after it had published a batch and before it had recorded so.
+        // The server ended between publishing a batch and recording that.
         let unrecorded = used.wrapping_sub(self.load(USED_AT));
         if unrecorded > self.entries {
             return Err(Error::protocol(format!(
@@ -235,7 +237,7 @@ mod tests {
         [5, 2, 7, 0].into_iter().for_each(|head| queue.submit(head));
         queue.complete(2);
         queue.published(1);
-        // Killed here, and its successor is killed after it has published and before it has recorded so.
+        // Killed here; its successor is killed between publishing and recording that.
         let again = Inflight::map(&description, &descriptor, 4).expect("mapped");
         let mut queue = again.queue(1, 8).expect("a queue");
         assert_eq!(queue.recover(1), Ok(vec![5, 7, 0]));

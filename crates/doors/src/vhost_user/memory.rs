@@ -1,6 +1,7 @@
 //! Memory of a guest: regions that the front-end shares, and the translation of addresses.
 //!
-//! Every address from outside is translated and checked here, once. Later accesses use the [`Place`] or the [`Segment`]s.
+//! Every address from outside is translated and checked once, here. Later accesses use the [`Place`] or the
+//! [`Segment`]s.
 
 use super::protocol::RegionDescription;
 use block::{Buffer, Error, Result};
@@ -39,7 +40,8 @@ impl GuestMemory {
     /// Maps the regions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for regions that overlap or exceed the address space; those of [`SharedMemory::map`].
+    /// [`Error::Protocol`] for regions that overlap or exceed the address space; errors of
+    /// [`SharedMemory::map`].
     pub fn map(descriptions: &[RegionDescription], descriptors: &[OwnedFd]) -> Result<GuestMemory> {
         let mut regions: Vec<Region> = Vec::new();
         for (description, descriptor) in descriptions.iter().zip(descriptors) {
@@ -63,7 +65,7 @@ impl GuestMemory {
     /// Appends the segments of a range of guest addresses.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for bytes that aren't memory.
+    /// [`Error::Protocol`] for addresses outside of the memory.
     #[inline]
     pub fn locate(&self, address: u64, length: u32, segments: &mut Vec<Segment>) -> Result<()> {
         let (mut at, mut left) = (address, u64::from(length));
@@ -128,10 +130,10 @@ impl GuestMemory {
         self.regions[segment.region].memory.write(segment.offset, bytes);
     }
 
-    /// Checks that the front-end hasn't made its memory shorter: what was copied may be zeros then.
+    /// Checks that the front-end hasn't truncated its memory file: copied bytes may then be zeros.
     ///
     /// # Errors
-    /// [`Error::Protocol`].
+    /// [`Error::Protocol`] if it has.
     #[inline]
     pub fn check_intact(&self) -> Result<()> {
         match self.regions.iter().all(|region| region.memory.is_intact()) {
@@ -142,7 +144,7 @@ impl GuestMemory {
 }
 
 impl Segment {
-    /// Splits off the first `count` bytes; at most as many as there are.
+    /// Splits off the first `count` bytes, or all if there are fewer.
     #[inline]
     pub fn split(self, count: usize) -> (Segment, Segment) {
         let count = count.min(self.length);

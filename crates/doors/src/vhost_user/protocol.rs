@@ -1,8 +1,9 @@
 //! Messages of the vhost-user protocol: numbers, parsing, replies. Sans-io.
 //!
-//! For any bytes, [`parse`] returns a message or an error without panicking. It checks a message alone: its length, its number
-//! of descriptors, values that no state could allow. The connection checks the rest. All numbers are little-endian, which is the
-//! front-end's order on every machine that this program runs on.
+//! For any bytes, [`parse`] returns a message or an error without panicking. It checks a message by itself:
+//! its length, its number of descriptors, values that are invalid in every state. The connection checks the
+//! rest. All numbers are little-endian, which is the front-end's order on every machine that this program
+//! runs on.
 
 use block::{Error, Result};
 
@@ -23,7 +24,7 @@ pub mod flag {
     pub const VERSION_MASK: u32 = 3;
     /// The message is a reply.
     pub const REPLY: u32 = 4;
-    /// The front-end wants a reply to a message that has none of its own.
+    /// The front-end wants a reply to a message that has no reply of its own.
     pub const NEED_REPLY: u32 = 8;
 }
 
@@ -67,7 +68,7 @@ pub mod number {
     pub const SET_INFLIGHT_FD: u32 = 32;
 }
 
-/// Number of the back-end's message that says that the configuration space has changed.
+/// Number of the back-end's message that announces a change of the configuration space.
 pub const CONFIG_CHANGE: u32 = 2;
 
 /// Header of a message.
@@ -75,7 +76,7 @@ pub const CONFIG_CHANGE: u32 = 2;
 pub struct Header {
     /// Number of the message.
     pub number: u32,
-    /// Whether the front-end wants a reply to a message that has none of its own.
+    /// Whether the front-end wants a reply to a message that has no reply of its own.
     pub needs_reply: bool,
     /// Length of the payload, in bytes.
     pub payload: usize,
@@ -103,7 +104,7 @@ impl Header {
     }
 }
 
-/// Region of guest memory, as the front-end describes it.
+/// Region of guest memory, as described by the front-end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionDescription {
     /// Address in the guest.
@@ -192,7 +193,7 @@ pub enum Message {
     SetInflight(InflightDescription),
 }
 
-/// Fields in order; an error at the end of the bytes.
+/// Reader of consecutive fields. Reading past the end is an error.
 struct Reader<'b>(&'b [u8]);
 
 impl Reader<'_> {
@@ -225,20 +226,20 @@ impl Reader<'_> {
     }
 }
 
-/// Bit of a SET_VRING_KICK, CALL or ERR that says that there is no descriptor.
+/// Bit of SET_VRING_KICK, CALL or ERR: the message has no descriptor.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
 /// Parses a message; `descriptors` came with it.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a message that isn't known, or isn't valid by itself.
+/// [`Error::Protocol`] for an unknown message, or one that is invalid by itself.
 pub fn parse(number: u32, payload: &[u8], descriptors: usize) -> Result<Message> {
     let in_message = |error: Error| error.in_context(format_args!("message {number}"));
     let message = parse_fields(number, &mut Reader(payload), descriptors).map_err(in_message)?;
     let expected = match &message {
         Message::SetMemory(regions) => regions.len(),
         Message::SetKick(_) | Message::SetInflight(_) | Message::SetBackendChannel => 1,
-        // Checked with the bit that says so.
+        // Checked together with the bit for no descriptor.
         Message::SetCall(_) | Message::SetError(_) => descriptors,
         _ => 0,
     };
@@ -251,7 +252,7 @@ pub fn parse(number: u32, payload: &[u8], descriptors: usize) -> Result<Message>
 }
 
 fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Result<Message> {
-    // Queue number of a message that has a descriptor or says that it has none.
+    // Queue number of a message with an optional descriptor.
     let with_descriptor = |reader: &mut Reader<'_>| {
         let value = reader.u64()?;
         let has_none = value & NO_DESCRIPTOR != 0;
@@ -348,7 +349,7 @@ impl InflightDescription {
         bytes.extend_from_slice(&self.offset.to_le_bytes());
         bytes.extend_from_slice(&self.queues.to_le_bytes());
         bytes.extend_from_slice(&self.queue_size.to_le_bytes());
-        // The front-end's structure has padding up to its alignment.
+        // Padding up to the alignment of the front-end's structure.
         bytes.extend_from_slice(&[0; 4]);
         bytes
     }

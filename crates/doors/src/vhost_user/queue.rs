@@ -1,8 +1,9 @@
-//! One queue on its shard: takes requests from the ring, carries them out on the device, and completes them.
+//! One queue on its shard: takes requests from the ring, executes them on the device, and completes them.
 //!
-//! One task drives all requests of the queue, without an allocation or a task per request. While requests arrive the guest needn't
-//! notify us; when none is left the task asks for a notification and waits for it in the shard's ring. Completed requests are shown to
-//! the guest together, once per turn, with at most one notification.
+//! One task drives all requests of the queue, without an allocation or a task per request. While requests
+//! arrive the guest needn't notify this door; when none is left the task asks for a notification and waits
+//! for it in the shard's ring. Completed requests are published together, once per turn, with at most one
+//! notification.
 
 use super::config::feature;
 use super::inflight::InflightQueue;
@@ -23,9 +24,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
-/// Bytes of requests in flight from which no further one is taken.
+/// Bytes of requests in flight at which no further request is taken.
 const MOST_BYTES: u64 = 32 << 20;
-/// Number of requests that are taken before the completed ones are shown to the guest.
+/// Number of requests that are taken before the completed ones are published.
 const REQUESTS_PER_ROUND: usize = 64;
 /// Number of such rounds before other tasks of the shard run.
 const ROUNDS_PER_POLL: usize = 4;
@@ -64,14 +65,14 @@ pub(super) struct Settings {
     pub(super) serial: [u8; ID_BYTES],
 }
 
-/// State of a queue that has ended.
+/// Final state of a queue.
 pub(super) struct Ended {
     pub(super) next_available: u16,
-    /// The error for which it has ended; `Ok` if it was stopped.
+    /// Error that ended the queue; `Ok` if it was stopped.
     pub(super) result: Result<()>,
 }
 
-/// A request of which the device does its part.
+/// A request in the device.
 struct Request {
     head: u16,
     chain: Chain,
@@ -99,7 +100,7 @@ impl Future for Running<'_> {
 struct Queue<'d> {
     ring: SplitRing,
     inflight: Option<InflightQueue>,
-    /// Requests that an earlier server took and didn't complete.
+    /// Requests that an earlier server took and didn't complete, to be repeated.
     again: VecDeque<u16>,
     target: Target<'d>,
     export: &'d Export,
@@ -112,12 +113,12 @@ struct Queue<'d> {
     /// Chains that aren't in use, kept for their capacity.
     spare: Vec<Chain>,
     tally: Tally,
-    /// Whether completed requests aren't shown to the guest yet.
+    /// Whether completed requests haven't been published.
     unpublished: bool,
     call: Arc<CallLine>,
 }
 
-/// Serves a queue until it is stopped or fails. Requests in flight have ended then, and are completed.
+/// Serves a queue until it is stopped or fails. Its requests in flight have then ended and are completed.
 pub(super) async fn serve(settings: Settings, export: &Export, device: &dyn Device, shard: usize) -> Ended {
     let next_available = settings.next_available;
     let stop = settings.stop.clone();
@@ -169,7 +170,8 @@ impl<'d> Queue<'d> {
         let mut ring = SplitRing::new(memory, size, addresses, event_index, next_available)?;
         let mut again = Vec::new();
         if let Some(inflight) = &mut inflight {
-            // The used index and the record say more than the front-end, which doesn't know what a killed server took.
+            // The used index and the record are authoritative: the front-end doesn't know which requests a
+            // killed server took.
             again = inflight.recover(ring.next_used())?;
             ring.set_next_available(ring.next_used().wrapping_add(again.len() as u16));
             if !again.is_empty() {
@@ -177,7 +179,7 @@ impl<'d> Queue<'d> {
                 tracing::info!("vhost-user: requests of an earlier server are submitted again: {count}");
             }
         }
-        // The server before this one may have been killed before its last notification.
+        // The previous server may have been killed before its last notification.
         call.signal()?;
         ring.decline_notifications();
         Ok(Queue {
@@ -202,7 +204,7 @@ impl<'d> Queue<'d> {
         })
     }
 
-    /// Completes what has ended and, if it `takes` requests, starts the available ones and waits for more.
+    /// Completes ended requests. If `takes`, also starts the available ones and waits for more.
     fn turn<'k>(
         &mut self,
         takes: bool,
@@ -217,11 +219,11 @@ impl<'d> Queue<'d> {
             if took {
                 continue;
             }
-            // At a limit, a request that ends wakes this task.
+            // At a limit, the end of a request wakes this task.
             if !takes || self.is_full() {
                 return Ok(());
             }
-            // Each time, because the index that was asked for may have been passed since.
+            // Repeated every time, because the requested index may have been passed since.
             if self.ring.ask_for_notification()? {
                 self.ring.decline_notifications();
                 continue;
@@ -240,10 +242,10 @@ impl<'d> Queue<'d> {
         self.in_flight.len() >= SLOTS || self.open_bytes >= MOST_BYTES
     }
 
-    /// Starts available requests; returns whether there were any.
+    /// Starts available requests. Returns whether there were any.
     fn take_requests(&mut self) -> Result<bool> {
         let mut took = false;
-        // The device may have grown; the guest knows only after that.
+        // Read after the requests became available: a guest uses a growth only when it knows of it.
         self.disk.size = self.export.geometry().bytes();
         for _ in 0..REQUESTS_PER_ROUND {
             if self.is_full() {
@@ -305,7 +307,7 @@ impl<'d> Queue<'d> {
         Ok(payload)
     }
 
-    /// Bytes that a request counts for.
+    /// Bytes of a request in the budget of the queue.
     fn cost(&self, operation: Operation, range: ByteRange) -> u64 {
         match operation {
             Operation::Read | Operation::Write(_) => range.block_bytes(self.target.block_shift),
@@ -347,7 +349,7 @@ impl<'d> Queue<'d> {
     /// Answers a request.
     fn finish(&mut self, head: u16, mut chain: Chain, status: Segment, answer: Status) {
         self.ring.memory().write(status, &[answer as u8]);
-        // The number of bytes from the first one on that have been written. It fits: a chain has at most 2^32 bytes, and 16 of
+        // The length of the prefix that has been written. It fits: a chain has at most 2^32 bytes, and 16 of
         // them are the header to read.
         let written = match answer {
             Status::Ok => bytes_of(&chain.writable) as u32 + 1,
@@ -363,7 +365,7 @@ impl<'d> Queue<'d> {
         self.spare.push(chain);
     }
 
-    /// Shows completed requests to the guest.
+    /// Publishes completed requests to the guest.
     fn publish(&mut self) -> Result<()> {
         if !self.unpublished {
             return Ok(());
@@ -386,7 +388,7 @@ impl<'d> Queue<'d> {
     }
 }
 
-/// Copies bytes to segments, as far as they go.
+/// Copies bytes to segments, until either end.
 fn scatter(memory: &GuestMemory, segments: &[Segment], mut bytes: &[u8]) {
     for segment in segments {
         let (here, rest) = bytes.split_at(segment.length.min(bytes.len()));

@@ -1,7 +1,7 @@
 //! Parsing of a guest's requests (VIRTIO 1.2, section 5.2.6) from the buffers of a chain.
 //!
-//! A chain that has no header or no status can't be answered and is an error, which ends the connection. Any other request that is
-//! wrong is answered with a status.
+//! A chain without a header or a status can't be answered and is an error, which ends the connection. Any
+//! other invalid request is answered with a status.
 
 use super::config::{MOST_RANGE_SECTORS, MOST_REQUEST_BYTES, SECTOR};
 use super::memory::{GuestMemory, Segment};
@@ -34,7 +34,7 @@ pub mod kind {
 pub enum Status {
     /// Done.
     Ok = 0,
-    /// The device failed, or the request can't be carried out.
+    /// The device failed, or the request is invalid.
     Failed = 1,
     /// The request isn't supported.
     Unsupported = 2,
@@ -47,14 +47,14 @@ pub struct Disk {
     pub size: u64,
     /// Whether changes are refused.
     pub read_only: bool,
-    /// Whether the guest may flush: else each change is durable before it is completed.
+    /// Whether the guest can flush. If not, each change is durable before it is completed.
     pub has_flush: bool,
 }
 
-/// What to do for a request.
+/// Action for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Carry an operation out; the data of a read or write is in the chain.
+    /// Execute an operation; the data of a read or write is in the chain.
     Carry(Operation, ByteRange),
     /// Answer with the serial number.
     Identify,
@@ -62,8 +62,8 @@ pub enum Action {
     Answer(Status),
 }
 
-/// Parses the request of a chain. Removes its header from the buffers to read and its status from the buffers to write; returns
-/// the action and the status byte.
+/// Parses the request of a chain. Removes its header from the buffers to read and its status from the buffers
+/// to write. Returns the action and the status byte.
 ///
 /// # Errors
 /// [`Error::Protocol`] for a chain without header or status.
@@ -138,7 +138,7 @@ fn words(bytes: &[u8; 16]) -> [u32; 4] {
     [word as u32, (word >> 32) as u32, (word >> 64) as u32, (word >> 96) as u32]
 }
 
-/// Removes bytes from the front of segments; returns how many there were.
+/// Removes bytes from the front of segments. Returns their number.
 fn take(memory: &GuestMemory, segments: &mut Vec<Segment>, target: &mut [u8]) -> usize {
     let (mut filled, mut used) = (0, 0);
     for segment in segments.iter_mut() {

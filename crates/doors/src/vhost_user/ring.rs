@@ -1,8 +1,8 @@
 //! The device's side of a split virtqueue (VIRTIO 1.2, section 2.7).
 //!
-//! The driver may write anything to its tables and rings, at any time. Each field is read once and then checked. A chain has at
-//! most as many descriptors as its table, so that a loop is an error. Anything that is wrong is [`Error::Protocol`], and the queue
-//! isn't usable after it.
+//! The driver isn't trusted and may write to its tables and rings at any time. Each field is read once and
+//! then checked. A chain has at most as many descriptors as its table, so that a loop is an error. Any
+//! violation is [`Error::Protocol`], after which the queue can't be used.
 
 use super::memory::{GuestMemory, Place, Segment};
 use super::protocol::QueueAddresses;
@@ -40,7 +40,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Forgets the buffers; keeps the capacity.
+    /// Removes the buffers; keeps the capacity.
     pub fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
@@ -69,7 +69,7 @@ pub struct SplitRing {
     event_index: bool,
     next_available: u16,
     next_used: u16,
-    /// Index of the used ring when the driver last saw it; `None` before the first time.
+    /// Index of the used ring that was last published; `None` before the first time.
     published: Option<u16>,
 }
 
@@ -165,7 +165,7 @@ impl SplitRing {
     /// Takes the next head of a chain from the available ring.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an index or a head that can't be.
+    /// [`Error::Protocol`] for an index or a head out of range.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<u16>> {
         if self.waiting()? == 0 {
@@ -197,8 +197,8 @@ impl SplitRing {
     /// Appends the buffers of a chain to `chain`, which is empty.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a chain with a loop, with bytes that aren't memory, with a buffer to read after one to write, or of more
-    /// than 2^32 bytes.
+    /// [`Error::Protocol`] for a chain with a loop, with bytes outside of the memory, with a buffer to read
+    /// after one to write, or of more than 2^32 bytes.
     pub fn read_chain(&self, head: u16, chain: &mut Chain) -> Result<()> {
         self.read_descriptors(head, chain)?;
         let bytes = bytes_of(&chain.readable) as u64 + bytes_of(&chain.writable) as u64;
@@ -265,7 +265,7 @@ impl SplitRing {
         Err(Error::protocol(format!("indirect table: more descriptors than its {count}; expected no loop")))
     }
 
-    /// Reads a descriptor at a guest address; `spare` is used and left as it was.
+    /// Reads a descriptor at a guest address; `spare` is used for it and restored.
     fn indirect_descriptor(&self, address: u64, spare: &mut Vec<Segment>) -> Result<Descriptor> {
         let before = spare.len();
         let located = self.memory.locate(address, DESCRIPTOR_BYTES as u32, spare);
@@ -289,8 +289,8 @@ impl SplitRing {
         self.memory.locate(descriptor.address, descriptor.length, segments)
     }
 
-    /// Adds a chain to the used ring, into which the device has written this many bytes. The driver sees it after
-    /// [`publish`](Self::publish).
+    /// Adds a chain to the used ring, into which the device has written `written` bytes. The driver sees it
+    /// after [`publish`](Self::publish).
     #[inline]
     pub fn push(&mut self, head: u16, written: u32) {
         let (memory, offset) = self.memory.at(self.used);
@@ -302,11 +302,12 @@ impl SplitRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Shows the used chains to the driver. Returns whether it wants a notification.
+    /// Publishes the used chains to the driver. Returns whether it wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.store(self.used, 2, self.next_used, Ordering::Release);
-        // The driver asks for notifications and then looks at the index; we store the index and then look for that.
+        // The driver asks for notifications and then reads the index; the device stores the index and then
+        // reads that request.
         fence(Ordering::SeqCst);
         let before = self.published.replace(self.next_used);
         if !self.event_index {
@@ -319,10 +320,10 @@ impl SplitRing {
         })
     }
 
-    /// Asks the driver for a notification of the next chain. Returns whether chains are available already.
+    /// Asks the driver for a notification of the next chain. Returns whether chains are already available.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an index that can't be.
+    /// [`Error::Protocol`] for an index out of range.
     pub fn ask_for_notification(&mut self) -> Result<bool> {
         match self.event_index {
             true => {
@@ -336,9 +337,9 @@ impl SplitRing {
         Ok(self.waiting()? > 0)
     }
 
-    /// Tells the driver that notifications aren't needed. It may send some nevertheless.
+    /// Declines notifications. The driver may still send some.
     pub fn decline_notifications(&mut self) {
-        // With the event index none comes until the index asked for is passed again.
+        // With the event index, the driver sends none until the requested index is passed again.
         if !self.event_index {
             self.store(self.used, 0, NO_NOTIFY, Ordering::Relaxed);
         }

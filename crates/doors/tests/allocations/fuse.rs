@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Reads bytes and writes blocks, from several threads, and returns how often memory was allocated meanwhile.
+/// Reads bytes and writes blocks from several threads. Returns the number of allocations meanwhile.
 fn work(file: &File, requests: u64) -> u64 {
     let before = everywhere();
     std::thread::scope(|scope| {
@@ -62,6 +62,6 @@ pub fn requests_allocate_nothing() {
     };
     let allocations = runtime::run(runtime::Config::default().with_shards(2), run).expect("the runtime runs");
     println!("{allocations} allocations for 16000 requests");
-    // Lists may still grow once or twice when more happens at a time than in the warm-up.
+    // Lists may still grow once or twice with more concurrency than during the warm-up.
     assert!(allocations < 40, "{allocations} allocations for 16000 requests");
 }

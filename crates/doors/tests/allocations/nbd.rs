@@ -46,7 +46,7 @@ pub fn requests_allocate_nothing() {
             block_size: None,
             timeout: USUAL_TIMEOUT,
         };
-        // The question about the export is a connection too.
+        // The request for the export's properties is also a connection.
         let client = NbdClient::connect(config).await.expect("it answers");
         while server.connections() > 0 {
             runtime::yield_now().await;
@@ -71,6 +71,6 @@ pub fn requests_allocate_nothing() {
     });
     let allocations = allocations.expect("the runtime runs");
     println!("{allocations} allocations for 16000 requests");
-    // Lists may still grow once or twice when more happens at a time than in the warm-up.
+    // Lists may still grow once or twice with more concurrency than during the warm-up.
     assert!(allocations < 40, "{allocations} allocations for 16000 requests");
 }

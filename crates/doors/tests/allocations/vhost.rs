@@ -59,6 +59,6 @@ pub fn requests_allocate_nothing() {
     });
     let allocations = allocations.expect("the runtime runs");
     println!("{allocations} allocations for 16000 requests of a guest");
-    // Lists may still grow once or twice when more happens at a time than in the warm-up.
+    // Lists may still grow once or twice with more concurrency than during the warm-up.
     assert!(allocations < 40, "{allocations} allocations for 16000 requests of a guest");
 }

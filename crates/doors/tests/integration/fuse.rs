@@ -101,7 +101,7 @@ fn a_file_on_disk_is_served_and_keeps_what_was_written() {
     let contents = std::fs::read(&path).expect("read");
     served.stop().expect("it stops");
     assert!(std::fs::read(image).expect("read") == contents);
-    assert_eq!(std::fs::read(path).expect("read"), b"a file that is there already", "and stays");
+    assert_eq!(std::fs::read(path).expect("read"), b"a file that is there already", "it remains");
 }
 
 #[test]
@@ -152,7 +152,8 @@ fn holes_are_found() {
     served.stop().expect("it stops");
 }
 
-/// The fault of a known export: while a write was in progress, the next request was read into the same buffer.
+/// A known defect of another export: while a write was in progress, the next request was read into the same
+/// buffer.
 #[test]
 fn data_of_a_write_is_its_own_until_the_write_ends() {
     need_fuse!();
@@ -172,7 +173,8 @@ fn data_of_a_write_is_its_own_until_the_write_ends() {
                     })
                     .expect("a thread");
             }
-            // Every write has been read before the first one ends. A write of part of a block begins with a read.
+            // All writes have been read before the first one ends. A write of part of a block begins with a
+            // read.
             while controls.begun.load(Ordering::SeqCst) < if length < 4096 { 1 } else { 8 } {
                 std::thread::yield_now();
             }
@@ -188,7 +190,7 @@ fn data_of_a_write_is_its_own_until_the_write_ends() {
     }
 }
 
-/// Writers that share blocks, none of whose bytes another one writes.
+/// Writers of the same blocks, whose bytes don't overlap.
 #[test]
 fn parallel_writes_of_parts_of_a_block_lose_nothing() {
     need_fuse!();
@@ -226,7 +228,8 @@ fn parallel_writes_of_parts_of_a_block_lose_nothing() {
     served.stop().expect("it stops");
 }
 
-/// ext4 on a loop device with direct I/O, whose sectors are smaller than the blocks of the device, as large, and larger.
+/// ext4 on a loop device with direct I/O, whose sectors are smaller than the device's blocks, equal, and
+/// larger.
 #[test]
 fn a_file_system_on_a_loop_device_is_intact() {
     need_fuse!("losetup", "mkfs.ext4", "fsck.ext4", "sha256sum");
@@ -324,7 +327,7 @@ fn what_lies_at_the_path() {
     let Err(error) = start(Path::new("/nowhere/at/all")) else { panic!("it isn't there") };
     assert_eq!(error.errno(), libc::ENOENT, "{error}");
     assert_eq!(std::fs::read(&first.path).expect("the first one is not disturbed").len(), 1 << 20);
-    // A mount without a server, as a killed one leaves it.
+    // A mount without a server, as after a kill.
     first.abort();
     let gone = std::fs::read(&first.path).expect_err("aborted");
     assert_eq!(gone.raw_os_error(), Some(libc::ENOTCONN));
@@ -350,7 +353,7 @@ fn users_of_a_door_that_stops_get_errors_in_the_end() {
     let error = served.stop().expect_err("the file is open");
     assert_eq!(error.errno(), libc::EBUSY, "{error}");
     assert!(error.to_string().contains("lazily"), "{error}");
-    let failed = file.read_at(&mut [0; 10], 0).expect_err("the server is gone");
+    let failed = file.read_at(&mut [0; 10], 0).expect_err("aborted");
     assert!([libc::ECONNABORTED, libc::ENOTCONN].contains(&failed.raw_os_error().unwrap_or(0)), "{failed}");
     assert!(!is_mounted(&path));
 }

@@ -1,4 +1,4 @@
-//! A door served by threads of its own, and guards that leave neither mounts nor loop devices behind, whatever fails.
+//! A door on a thread of its own, and guards that remove mounts and loop devices even if a test fails.
 
 use block::{DevicePart, Result, Status};
 use doors::fuse::door::{FuseConfig, FuseDoor};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why FUSE can't be used here; `None` if it can.
+/// Reason for which FUSE can't be used here; `None` if it can.
 pub fn lacking(programs: &[&str]) -> Option<String> {
     if !rustix_is_root() {
         return Some("needs root".into());
@@ -34,7 +34,7 @@ fn rustix_is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|it| it.uid() == 0)
 }
 
-/// Ends the test, as skipped, where FUSE can't be used.
+/// Ends the test as skipped where FUSE can't be used.
 #[macro_export]
 macro_rules! need_fuse {
     ($($program:literal),*) => {
@@ -56,7 +56,7 @@ pub struct Served {
     started: bool,
 }
 
-/// What [`Served::with`] varies.
+/// Variants of [`Served::with`].
 #[derive(Clone, Copy)]
 pub struct Settings {
     pub shards: usize,
@@ -166,7 +166,7 @@ impl Drop for Served {
             }
             pause();
         }
-        // What is mounted where a door couldn't start is another one's.
+        // If the door couldn't start, the mount belongs to another one.
         if self.started && is_mounted(&self.path) {
             abort(&self.path);
             detach(&self.path);
@@ -179,7 +179,7 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(10));
 }
 
-/// Whether something is mounted at this path.
+/// Whether the path is a mount point.
 pub fn is_mounted(path: &Path) -> bool {
     mounts().iter().any(|(_, at)| Path::new(at) == path)
 }
@@ -215,7 +215,7 @@ fn abort(path: &Path) {
 /// Runs a program and returns its output.
 ///
 /// # Panics
-/// With what it said if it fails, or doesn't end within a minute.
+/// With the program's output, if it fails or doesn't end within a minute.
 pub fn run_program(program: &str, arguments: &[&str]) -> String {
     let output = Command::new("timeout").args(["-k", "5", "60", program]).args(arguments).output();
     let output = output.expect("it runs");

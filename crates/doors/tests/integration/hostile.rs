@@ -1,4 +1,4 @@
-//! Clients that break the protocol lose their own connection, and nobody else's.
+//! Clients that break the protocol lose only their own connection.
 
 use crate::support::{Raw, SlowDisk, export, ram, run, server, socket};
 use doors::nbd::protocol::{Request, command};
@@ -52,7 +52,7 @@ fn each_one_is_cut_off_and_the_next_one_served() {
             assert!(raw.is_closed().await, "{bytes:?}");
             is_healthy(&address).await;
         }
-        // Half a message and a hang-up, at every place.
+        // Half a message and a disconnect, at every place.
         for cut in [0, 3, 27, 28, 30] {
             let raw = Raw::open(&address, "disk", true).await;
             let message = [&write_request(100_000)[..], &[7; 1000]].concat();
@@ -130,7 +130,7 @@ fn requests_of_a_client_that_hangs_up_run_to_their_end() {
     });
 }
 
-/// A client that asks for much and fetches nothing has only so much of it read.
+/// A client that requests much and receives nothing has only a bounded number of reads started.
 #[test]
 fn a_client_that_reads_no_replies_is_held_back() {
     let (_folder, address) = socket();
@@ -149,8 +149,8 @@ fn a_client_that_reads_no_replies_is_held_back() {
         for _ in 0..10_000 {
             runtime::yield_now().await;
         }
-        // 64 MiB are eight reads; a part of them may have gone into the socket, which makes no room before the whole
-        // send is done.
+        // 64 MiB are eight reads. Part of them may be in the socket's buffer, which frees no budget before
+        // the whole send is done.
         assert_eq!(controls.begun.load(Ordering::SeqCst), 8);
         is_healthy(&address).await;
         drop(raw);

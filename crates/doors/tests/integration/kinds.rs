@@ -74,7 +74,7 @@ fn the_socket_of_a_door_has_the_mode_and_the_owner_of_its_keys() {
     for kind in ["nbd", "vhost-user"] {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().to_owned();
-        // Numbers, which need no database of users; only root gives files away to others.
+        // Numbers don't need a database of users. Only root can change the owner.
         let own = std::fs::metadata(&path).expect("the folder");
         let owner = match own.uid() {
             0 => (12345, 54321),

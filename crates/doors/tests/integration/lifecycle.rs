@@ -1,4 +1,4 @@
-//! Starting, stopping, and what is found in the way.
+//! Starting and stopping, and other files at the socket's path.
 
 use crate::support::{Raw, SlowDisk, client, export, ram, run, server, socket};
 use block::{BlockIndex, Buffer, DevicePart, Part};
@@ -33,9 +33,9 @@ fn requests_in_flight_are_answered_before_the_server_stops() {
         assert!(busy.is_closed().await);
         stopping.await.expect("it stops");
         let Address::Unix(path) = &address else { unreachable!("a unix socket") };
-        assert!(!path.exists(), "the socket's file is gone");
+        assert!(!path.exists(), "the socket's file remains");
         server.stop().await.expect("a second time changes nothing");
-        // And again, with what was written.
+        // A second start serves the written data.
         server.start().await.expect("it starts again");
         let raw = Raw::open(&address, "disk", true).await;
         assert_eq!(raw.call(command::READ, 0, 0, 2, &[]).await, Ok(vec![5; 2]));
@@ -43,7 +43,7 @@ fn requests_in_flight_are_answered_before_the_server_stops() {
     });
 }
 
-/// What lies there isn't the server's: at the start, and at the end.
+/// Another server's socket at the path remains, at the start and at the stop.
 #[test]
 fn only_the_own_socket_is_removed() {
     let (folder, address) = socket();
@@ -69,8 +69,8 @@ fn only_the_own_socket_is_removed() {
     });
 }
 
-/// What is below is closed next, and must not find its handles in use: not after a client that was there until then, and not
-/// after one that has just gone.
+/// Devices below are closed after the server, so it must have no open handles: neither of a client that is
+/// still connected, nor of one that has just disconnected.
 #[test]
 fn no_handle_is_open_once_the_server_has_stopped() {
     for leaves_first in [false, true] {
@@ -123,12 +123,12 @@ fn what_lies_at_the_sockets_path() {
     let path = folder.path().join("nbd.sock");
     run(1, move || async move {
         let first = server(&address, vec![export("disk", ram(1 << 20, 512))]);
-        // A socket that nobody listens on: the file stays when its listener is gone.
+        // A stale socket: its file remains when the listener is dropped.
         drop(Listener::bind(&address).expect("bound"));
         assert!(path.exists());
         first.start().await.expect("a stale socket is replaced");
         let second = server(&address, vec![export("disk", ram(1 << 20, 512))]);
-        let error = second.start().await.expect_err("somebody listens there");
+        let error = second.start().await.expect_err("it is in use");
         assert_eq!(error.errno(), libc::EBUSY, "{error}");
         assert!(error.to_string().contains("nbd.sock"), "{error}");
         let part = client(&address, "disk", None).await;
@@ -187,7 +187,7 @@ fn configurations_that_cant_be_are_refused() {
     assert!(with(vec![export(&"a".repeat(5000), ram(4096, 512))]).is_err());
 }
 
-/// The process before may have been killed with unflushed writes on the server.
+/// An earlier process may have been killed with unflushed writes on the server.
 #[test]
 fn a_client_that_wrote_nothing_flushes_when_it_is_closed() {
     let (_folder, address) = socket();
@@ -209,7 +209,7 @@ fn a_client_that_wrote_nothing_flushes_when_it_is_closed() {
     });
 }
 
-/// A remote may carry out a request of a killed process after requests of the next one.
+/// A server may execute a request of a killed process after requests of its successor.
 #[test]
 fn a_client_does_not_keep_what_was_acknowledged() {
     let (_folder, address) = socket();

@@ -1,4 +1,5 @@
-//! The doors: over real sockets, against the kernel, with clients of our own, clients that speak bytes, and hostile ones.
+//! The doors over real sockets and against the kernel, with this crate's clients, raw clients, and hostile
+//! ones.
 
 mod fuse;
 mod fuse_support;

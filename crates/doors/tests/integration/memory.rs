@@ -1,4 +1,5 @@
-//! Clients that fetch no replies: how much the server holds for all of them, and for how long.
+//! Clients that receive no replies: the bound on the server's memory for all of them, and the time until it
+//! is free.
 
 use crate::support::{Raw, SlowDisk, export, ram, run, server, socket};
 use block::{Buffer, Data};
@@ -18,7 +19,7 @@ async fn ask(raw: &Raw, count: usize, length: u32) {
     raw.send(&request.encode().repeat(count)).await;
 }
 
-/// Waits until this many reads have ended, and some more turns for any that shouldn't be there.
+/// Waits until this many reads have ended, and some further turns for any that shouldn't have started.
 async fn settled(disk: &SlowDisk, reads: u64) {
     while disk.controls.ended.load(Ordering::SeqCst) < reads {
         runtime::yield_now().await;
@@ -28,7 +29,7 @@ async fn settled(disk: &SlowDisk, reads: u64) {
     }
 }
 
-/// 24 clients ask for 24 MiB each: 576 MiB, of which the server reads 256 MiB, and 512 KiB for each client.
+/// 24 clients request 24 MiB each: 576 MiB, of which the server reads 256 MiB, and 512 KiB for each client.
 #[test]
 fn all_clients_together_are_held_back() {
     let (_folder, address) = socket();
@@ -57,7 +58,7 @@ fn all_clients_together_are_held_back() {
         // Small requests of other connections are served meanwhile.
         let raw = Raw::open(&address, "disk", true).await;
         assert_eq!(raw.call(command::READ, 0, 0, 4096, &[]).await, Ok(vec![0; 4096]));
-        // And each of them, as soon as they fetch what they asked for, or hang up.
+        // The remaining clients are served when they receive their replies; the others have disconnected.
         clients.truncate(8);
         let fetching = clients.into_iter().map(|client| {
             runtime::spawn(async move {
@@ -70,7 +71,7 @@ fn all_clients_together_are_held_back() {
             })
         });
         runtime::join_all(fetching.collect::<Vec<_>>()).await;
-        // The server may learn of a hang-up after the last reply of others.
+        // The server may detect a disconnect after the last reply to others.
         let end = runtime::now() + Duration::from_secs(60);
         while server.status()["buffer_bytes"] != 0 {
             assert!(runtime::now() < end, "{:?}", server.status());
@@ -160,19 +161,19 @@ fn a_client_that_waits_for_memory_gets_it_when_others_are_cut_off() {
     }
 }
 
-/// What a client that holds much of the memory does.
+/// Behaviour of a client that holds much of the memory.
 #[derive(Debug, Clone, Copy)]
 enum Holder {
-    /// Takes this many bytes of its replies every twenty seconds.
+    /// Receives this many bytes of its replies every twenty seconds.
     Takes(u64),
     /// Sends this many bytes of a large write every twenty seconds.
     Sends(u64),
 }
 
-/// Seconds between two steps of a holder: within what a client may be silent.
+/// Time between two steps of a holder, within the limit of silence.
 const STEP: Duration = Duration::from_secs(20);
 
-/// Holds memory until it is cut off or has got or sent everything. Returns whether it was cut off.
+/// Holds memory until it is disconnected or its transfer is complete. Returns whether it was disconnected.
 async fn hold(raw: Raw, holder: Holder) -> bool {
     let total = u64::from(32 * MIB);
     let mut moved = 0;
@@ -201,7 +202,7 @@ async fn hold(raw: Raw, holder: Holder) -> bool {
     false
 }
 
-/// Clients that hold all of the memory, each in its way; then one more comes, or doesn't.
+/// Starts clients that together hold all of the memory.
 async fn holders(address: &Address, server: &Server, holders: &[Holder]) -> Vec<runtime::JoinHandle<bool>> {
     let mut tasks = Vec::new();
     for holder in holders {
@@ -222,12 +223,12 @@ async fn holders(address: &Address, server: &Server, holders: &[Holder]) -> Vec<
 fn clients_that_hold_memory_slowly_are_cut_off_where_another_one_waits() {
     for (seed, slow) in [(91, Holder::Takes(100)), (92, Holder::Sends(1))] {
         in_simulation(seed, move |address, server| async move {
-            // The first one is fast enough, and needs 320 seconds.
+            // The first client is fast enough, and needs 320 seconds.
             let quick = Holder::Takes(2 << 20);
             let mut tasks =
                 holders(&address, &server, &[quick, slow, slow, slow, slow, slow, slow, slow]).await;
             let begin = runtime::now();
-            // So is the one that has its memory next.
+            // The client that gets its memory next is also fast enough.
             let next = Raw::open(&address, "disk", true).await;
             ask(&next, 1, 32 * MIB).await;
             while server.status()["waiting_connections"] != 1 {
@@ -239,14 +240,14 @@ fn clients_that_hold_memory_slowly_are_cut_off_where_another_one_waits() {
             let reply = runtime::timeout(Duration::from_secs(1000), waiting.reply(command::READ, 32 * MIB));
             let reply = reply.await.unwrap_or_else(|_| panic!("{slow:?}: {:?}", server.status()));
             assert_eq!(reply.map(|data| data.len()), Ok(32 << 20));
-            // The others have 10 seconds, and 512 for 32 MiB.
+            // Slow clients have 10 seconds, and 512 for 32 MiB.
             let seconds = (runtime::now() - begin).as_secs();
             assert!((520..540).contains(&seconds), "{slow:?}: {seconds} s");
             runtime::sleep(STEP).await;
             for fast in [tasks.remove(0), tasks.pop().expect("the next one")] {
                 assert!(!fast.await, "{slow:?}: a fast one was cut off");
             }
-            // Without a waiting connection the other slow ones stay.
+            // Once no connection waits, the other slow clients remain connected.
             let cut_off = server.status()["cut_off_connections"].as_u64();
             assert!(Some(1) <= cut_off && cut_off <= Some(7), "{slow:?}: {cut_off:?}");
             tasks.into_iter().for_each(runtime::JoinHandle::abort);

@@ -82,7 +82,7 @@ fn refused_requests_leave_the_session_in_step() {
             assert_eq!(
                 raw.call(77, 0, 0, 1, &[]).await,
                 Err(22),
-                "nobody knows how long an unknown command is"
+                "the length of an unknown command is unknown"
             );
             assert!(raw.is_closed().await);
             let rom = Raw::open(&address, "rom", structured).await;
@@ -137,7 +137,7 @@ fn several_exports_are_listed_and_served() {
         let (a, b) = (Raw::open(&address, "", true).await, Raw::open(&address, "b", false).await);
         a.call(command::WRITE, 0, 0, 4, b"in a").await.expect("written");
         b.call(command::WRITE, 0, 1 << 20, 4, b"in b").await.expect("written");
-        // Another connection, on another shard, sees it.
+        // A connection on another shard sees the write.
         let other = Raw::open(&address, "a", false).await;
         assert_eq!(other.call(command::READ, 0, 0, 4, &[]).await, Ok(b"in a".to_vec()));
         assert_eq!(b.call(command::READ, 0, 1 << 20, 4, &[]).await, Ok(b"in b".to_vec()));

@@ -1,4 +1,4 @@
-//! Clients that say nothing, in virtual time.
+//! Silent clients, in virtual time.
 
 use crate::support::{Raw, export, ram, server};
 use doors::nbd::protocol::{Request, command};
@@ -22,7 +22,7 @@ fn in_simulation<Fut: Future<Output = ()> + 'static>(
     simulated.expect("the simulation ends");
 }
 
-/// How many seconds pass until the server closes the connection.
+/// Returns the time until the server closes the connection, in seconds.
 async fn seconds_until_closed(raw: Raw) -> u64 {
     let begin = runtime::now();
     assert!(raw.is_closed().await);
@@ -70,7 +70,7 @@ fn silence_between_requests_may_last() {
             runtime::sleep(Duration::from_secs(5000)).await;
             assert_eq!(raw.call(command::READ, 0, 0, 3, &[]).await, Ok(vec![0; 3]));
         }
-        // Slowly, but not silent: a byte every twenty seconds.
+        // Slow, but not silent: a byte every twenty seconds.
         let request = Request { flags: 0, command: command::READ, cookie: 0xABCD, offset: 0, length: 3 };
         for byte in request.encode() {
             runtime::sleep(Duration::from_secs(20)).await;

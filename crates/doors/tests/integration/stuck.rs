@@ -1,5 +1,5 @@
-//! The grid of the NBD client: a server that stops answering each of the operations, in virtual time. Every request ends within the time
-//! limit, and so does the close.
+//! The NBD client with a server that stops answering, for each operation, in virtual time. Every request ends
+//! within the time limit, and so does the close.
 
 use crate::support::{SlowDisk, export, limited_client, server, socket};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, Result, ZeroMode};
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(2);
-/// The limit, and time for what goes on.
+/// The time limit, and some time for other steps.
 const LONGEST: Duration = Duration::from_millis(2200);
 
 const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
@@ -19,7 +19,7 @@ const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroe
 async fn carry_out(device: &dyn Device, operation: &str) -> Result<()> {
     match operation {
         "read" => {
-            // Large enough to be received into the buffer directly.
+            // Large enough to be received directly into the buffer.
             let (result, buffer) = device.read(BlockIndex(0), Buffer::new(64 << 12)).await;
             assert_eq!((buffer.len(), buffer.filled().is_empty()), (64 << 12, result.is_err()));
             result
@@ -31,7 +31,7 @@ async fn carry_out(device: &dyn Device, operation: &str) -> Result<()> {
     }
 }
 
-/// In a simulated world with a server of this disk.
+/// Runs a test in a simulated world with a server of this disk.
 fn with_server<Fut: Future<Output = ()> + 'static>(
     disk: Arc<SlowDisk>,
     test: impl FnOnce(Address) -> Fut + Send + 'static,
@@ -60,7 +60,7 @@ fn every_request_to_a_silent_server_ends_within_the_limit() {
             carry_out(&*device, "write").await.expect("unflushed");
             controls.paused.store(true, Ordering::SeqCst);
             let began = runtime::now();
-            // This one alone, and then with all others behind it.
+            // The operation alone, and then followed by all others.
             let others: Vec<_> = OPERATIONS
                 .iter()
                 .map(|other| {
@@ -112,13 +112,13 @@ fn a_server_that_accepts_and_says_nothing_is_given_up_within_the_limit() {
         let listener = Listener::bind(&address).expect("it listens");
         let limit = Duration::from_millis(150);
         let connected = runtime::timeout(Duration::from_secs(5), limited_client(&address, limit)).await;
-        let error = connected.expect("it ends by its own limit").err().expect("nobody answers");
+        let error = connected.expect("it ends by its own limit").err().expect("no answer");
         assert!(matches!(error, Error::TimedOut(_)), "{error}");
         drop(listener);
     });
 }
 
-/// Over a real socket: what the kernel has of a send and a receive is cancelled.
+/// Over a real socket: the send and the receive in the kernel are cancelled.
 #[test]
 fn a_real_connection_to_a_silent_server_ends() {
     let (_folder, address) = socket();

@@ -1,4 +1,4 @@
-//! What the tests share: a server around devices, a client that sends what it is told to, and a slow disk.
+//! Helpers of the tests: a server for devices, a client that sends raw messages, and a slow disk.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Data, Device, DeviceGeometry, DevicePart,
@@ -60,18 +60,18 @@ pub async fn client(address: &Address, export: &str, block_size: Option<u64>) ->
     NbdClient::connect(config).await.expect("the server answers")
 }
 
-/// Runs a test on so many shards.
+/// Runs a test on `shards` shards.
 pub fn run<Fut: Future<Output = ()> + 'static>(shards: usize, test: impl FnOnce() -> Fut + Send) {
     runtime::run(runtime::Config::default().with_shards(shards), test).expect("the runtime runs");
 }
 
-/// A client that sends what it is told to.
+/// A client that sends raw messages.
 pub struct Raw {
     pub stream: Stream,
     pub structured: bool,
 }
 
-/// What a server answered: an error number, or data.
+/// Reply of a server: an error number, or data.
 pub type RawReply = std::result::Result<Vec<u8>, u32>;
 
 impl Raw {
@@ -89,7 +89,7 @@ impl Raw {
         buffer.filled().to_vec()
     }
 
-    /// Whether the server closes the connection, whatever it sends before.
+    /// Waits for the end of the stream, ignoring all data before it. Returns whether the server closed it.
     pub async fn is_closed(&self) -> bool {
         loop {
             match self.stream.receive(Buffer::new(4096)).await.0 {
@@ -104,7 +104,7 @@ impl Raw {
         self.send(&3_u32.to_be_bytes()).await;
     }
 
-    /// Sends an option and gives the types and data of its replies, up to the last.
+    /// Sends an option and returns the types and data of its replies.
     pub async fn option(&self, number: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
         let mut message = Vec::new();
         put_option(&mut message, number, data);
@@ -121,7 +121,7 @@ impl Raw {
         }
     }
 
-    /// Goes through a whole handshake.
+    /// Completes a handshake.
     pub async fn open(address: &Address, export: &str, structured: bool) -> Raw {
         let mut raw = Raw::connect(address).await;
         raw.greet().await;
@@ -179,7 +179,7 @@ impl Raw {
     }
 }
 
-/// What a [`SlowDisk`] is told to do, and what it has done.
+/// Controls and counters of a [`SlowDisk`].
 #[derive(Default)]
 pub struct Controls {
     /// Reads and writes of these blocks fail.
@@ -196,7 +196,7 @@ pub struct Controls {
     pub handles: AtomicU64,
 }
 
-/// Counts a handle as long as it is there.
+/// Counts a handle while it exists.
 struct Counted(Arc<Controls>);
 
 impl Counted {
@@ -212,12 +212,12 @@ impl Drop for Counted {
     }
 }
 
-/// A disk that takes several turns for everything, so that whatever can happen in between does.
+/// A disk that takes several turns for each request, so that requests interleave in many ways.
 pub struct SlowDisk {
     geometry: DeviceGeometry,
     bytes: Arc<Mutex<Vec<u8>>>,
     pub controls: Arc<Controls>,
-    /// Where this is a handle.
+    /// Set for handles only.
     _counted: Option<Counted>,
 }
 

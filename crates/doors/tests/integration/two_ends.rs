@@ -1,4 +1,4 @@
-//! The server and the client of the house against a model of a disk.
+//! The crate's server and client against a model of a disk.
 
 use crate::support::{SlowDisk, client, export, ram, run, server, socket};
 use block::{
@@ -11,13 +11,13 @@ use std::rc::Rc;
 
 const BLOCK: usize = 512;
 
-/// Random requests, several at a time in places that don't overlap, against a model.
+/// Compares random requests, several at a time in ranges that don't overlap, with a model.
 async fn check_against_model(device: Rc<dyn Device>, blocks: u64, seed: u64) {
     println!("seed {seed}");
     let mut random = Random::new(seed);
     let mut model = vec![0_u8; blocks as usize * BLOCK];
     for round in 0..60_u64 {
-        // A piece of the device per request.
+        // One piece of the device per request.
         let pieces = 1 + random.below(24);
         let share = blocks / pieces;
         let mut calls = Vec::new();
@@ -178,7 +178,7 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
         };
         let error = NbdClient::connect(missing).await.map(drop).expect_err("there is no such export");
         assert_eq!(error.errno(), libc::ENOENT, "{error}");
-        // The server goes: what is in flight fails, and what comes later.
+        // After the server's stop, requests in flight and later ones fail.
         server.stop().await.expect("it stops");
         let (result, buffer) = device.read(BlockIndex(0), Buffer::new(4096)).await;
         assert!(result.is_err() && buffer.filled().is_empty() && buffer.len() == 4096);
@@ -186,8 +186,8 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
     });
 }
 
-/// A writer of whole blocks on one shard and server, writers of parts of the same blocks on both shards and another
-/// server: no acknowledged write is lost.
+/// A writer of whole blocks on one shard and server, and writers of parts of the same blocks on both shards
+/// and another server: no acknowledged write is lost.
 #[test]
 fn writes_of_parts_lose_no_writes_of_whole_blocks() {
     let ((_folder, address), (_other_folder, other_address)) = (socket(), socket());
@@ -235,7 +235,7 @@ fn writes_of_parts_lose_no_writes_of_whole_blocks() {
                 .expect("written");
             let (result, buffer) = device.read(block, Buffer::new(4096)).await;
             result.expect("read");
-            // Nobody else writes the last two sectors, but writers of parts write them back.
+            // Only this task changes the last two sectors; writers of parts write them back unchanged.
             assert_eq!(buffer.filled()[3072..], [byte; 1024], "round {round}: the whole write was lost");
         }
         for writer in writers {

@@ -1,4 +1,4 @@
-//! The vhost-user-blk door against a front-end of our own.
+//! The vhost-user-blk door with this crate's front-end.
 
 mod disks;
 pub mod front_end;

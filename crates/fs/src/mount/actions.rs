@@ -135,16 +135,24 @@ pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
                 node.has_lost_writes.set(false);
             }
         }
+        node.mount_opens.set(node.mount_opens.get().saturating_sub(1));
         core.close(&node);
     }
+}
+
+/// Closes all files that the mount has open, and drops the kernel's references: it has ended, and sends neither RELEASE nor FORGET for them.
+pub(super) fn end_mount(core: &Rc<Core>) {
+    core.nodes.end_mount();
+    core.remove_orphans();
 }
 
 fn is_writing(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// Notes that a file was opened with these flags.
-pub(super) fn note_writer(node: &Node, flags: i32) {
+/// Notes that the mount has opened a file with these flags.
+pub(super) fn note_open(node: &Node, flags: i32) {
+    node.mount_opens.set(node.mount_opens.get() + 1);
     if is_writing(flags) {
         node.writers.set(node.writers.get() + 1);
     }
@@ -200,7 +208,7 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(
         core.close(&node);
         return Err(error);
     }
-    note_writer(&node, flags);
+    note_open(&node, flags);
     let opened = opened(flags, core.inode(inode)?.size == 0, core.is_short());
     Ok((entry(core, inode).await?, opened))
 }
@@ -214,7 +222,7 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
         core.close(&node);
         return Err(error);
     }
-    note_writer(&node, flags);
+    note_open(&node, flags);
     Ok(opened(flags, core.inode(inode)?.size == 0, core.is_short()))
 }
 
@@ -222,7 +230,7 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
 pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<()> {
     core.check_alive()?;
     match core.inode(inode)?.is_directory() {
-        true => core.open(inode).map(drop),
+        true => core.open(inode).map(|node| note_open(&node, libc::O_RDONLY)),
         false => Err(os(libc::ENOTDIR, format!("inode {inode} isn't a directory"))),
     }
 }

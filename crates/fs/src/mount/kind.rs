@@ -140,6 +140,7 @@ fn properties(arguments: &Arguments) -> Result<Properties> {
 
 fn plan(arguments: &Arguments) -> Result<Shape> {
     properties(arguments)?;
+    arguments.salvage()?;
     if arguments.contract("on")? == Some(Contract::Zones) && arguments.given("zone_size") {
         return Err(arguments.refuse(
             "zone_size",
@@ -179,11 +180,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     let background_shares = arguments.optional_integer("background_shares")?;
     let background_shares = background_shares.map_or(BACKGROUND_SHARES, |shares| shares as u32);
     let format = arguments.format();
-    let is_salvage = arguments.boolean("salvage")?;
-    if is_salvage && format {
-        let what = "salvage: a file system that is formatted has nothing to copy; expected one of them";
-        return Err(arguments.refuse("salvage", what));
-    }
+    let is_salvage = arguments.salvage()?;
     let goal = if is_salvage { Goal::Salvage } else { Goal::Serve };
     let settings = Settings { metadata_bytes, background_shares, goal, ..Settings::default() };
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);

@@ -1,5 +1,6 @@
 //! A mount from its beginning to its end.
 
+use super::actions;
 use super::control::Controlled;
 use super::refused_reads::RefusedReads;
 use super::serve::{Notifying, ServedPart};
@@ -33,6 +34,7 @@ pub struct MountConfig {
 /// A mounted file system. It is unmounted by [`unmount`](Self::unmount), and not when it is dropped.
 pub struct Mounted {
     session: Arc<Session>,
+    source: String,
     files: FileSystem,
     notifying: Notifying,
     stop: StopSource,
@@ -52,8 +54,9 @@ impl Mounted {
     /// [`Error::PermissionDenied`]; those of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
         let (path, source) = (config.path.clone(), config.source.clone());
+        let checked = source.clone();
         let check = move || {
-            fuse::connection::remove_lost(&path, &source)?;
+            fuse::connection::remove_lost(&path, &checked)?;
             check_directory(&path)
         };
         runtime::blocking(check).await?;
@@ -94,7 +97,7 @@ impl Mounted {
             }
         })
         .detach();
-        Ok(Mounted { session: Arc::new(session), files, notifying, stop })
+        Ok(Mounted { session: Arc::new(session), source, files, notifying, stop })
     }
 
     /// Mount point, without symbolic links.
@@ -120,6 +123,16 @@ impl Mounted {
         }
     }
 
+    /// Aborts the connection where the mount is still there: requests of its users fail, and the mount point is removed. For a server that ends
+    /// without waiting for its storage.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub async fn abort(&self) -> Result<()> {
+        let (path, source) = (self.session.path().to_owned(), self.source.clone());
+        runtime::blocking(move || fuse::connection::abort_mount(&path, &source)).await
+    }
+
     /// Unmounts, if that hasn't been done, and ends the session. While files are open, tries again for at most `limit`.
     ///
     /// # Errors
@@ -129,13 +142,11 @@ impl Mounted {
         // The notifier keeps the connection alive.
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
-        // The kernel drops all references at an unmount without a FORGET.
-        let forget = |core: Rc<Core>| async move {
-            core.nodes.unrefer_all();
-            core.remove_orphans();
+        let end = |core: Rc<Core>| async move {
+            actions::end_mount(&core);
             Ok(())
         };
-        match self.files.each(forget).await {
+        match self.files.each(end).await {
             // The file system was closed before.
             Ok(()) | Err(Error::Closed(_)) => stopped,
             Err(error) => stopped.and(Err(error)),

@@ -266,7 +266,7 @@ impl FileSystem for Served {
         let new = new(context, FileType::Regular, mode);
         self.at(parent, move |core| async move {
             let node = core.create_unnamed(parent, &new).await?;
-            actions::note_writer(&node, flags);
+            actions::note_open(&node, flags);
             let opened = actions::opened(flags, true, core.is_short());
             Ok((actions::entry(&core, node.inode).await?, opened))
         })

@@ -4,7 +4,8 @@
 //! without data are in memory and go on.
 
 use crate::world::checked;
-use block::{Data, DevicePart, Part, ZoneIndex, ZonesPart};
+use block::{BlockSize, Data, DevicePart, Part, ZoneIndex, ZonesPart};
+use conformance::device::VolatileDisk;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use layers::fault::{FaultZonesPart, parse_rules};
 use runtime::Simulation;
@@ -25,6 +26,8 @@ enum During {
     Write,
     Read,
     Sync,
+    /// A sync of one file.
+    SyncFile,
     Checkpoint,
     /// Overwrites for which the cleaner has to free zones.
     Cleaning,
@@ -32,9 +35,9 @@ enum During {
 }
 
 async fn new_zones() -> Arc<zones::OnDevice> {
-    let registry = stack::Registry::new(vec![&disks::ram::KIND]);
-    let stack = stack::Stack::from_line("test", "ram(16MiB, block_size=4096)", &registry).unwrap();
-    let disk: Arc<dyn DevicePart> = stack.check(true).unwrap().build().await.unwrap().top().unwrap();
+    // A flush has something to do.
+    let disk: Arc<dyn DevicePart> =
+        Arc::new(VolatileDisk::new((16 << 20) / 4096, BlockSize::new(4096).unwrap()));
     let options =
         zones::on_device::Options { format: true, zone_size: Some(256 << 10), ..Default::default() };
     Arc::new(zones::OnDevice::open(disk, options).await.unwrap())
@@ -109,6 +112,10 @@ fn stuck(operation: &'static str, during: During, cores: u32) {
                             files.create("/d/synced").await.unwrap();
                             files.sync().await.unwrap();
                         }
+                        During::SyncFile => {
+                            files.link("/d/7", "/d/linked").await.unwrap();
+                            file.sync().await.unwrap();
+                        }
                         During::Checkpoint => files.take_checkpoint().await.unwrap(),
                         During::Cleaning => {
                             for round in 0..8 {
@@ -136,7 +143,9 @@ fn stuck(operation: &'static str, during: During, cores: u32) {
             // So that the test is one of storage that doesn't answer.
             if matches!(
                 (during, operation),
-                (During::Read, "read") | (During::Write | During::Sync, "append")
+                (During::Read, "read")
+                    | (During::Write | During::Sync | During::SyncFile, "append")
+                    | (During::Sync | During::SyncFile, "flush")
             ) {
                 assert!(begun.elapsed() >= STUCK, "{what}: it waited {:?}", begun.elapsed());
             }
@@ -152,10 +161,10 @@ fn stuck(operation: &'static str, during: During, cores: u32) {
 
 #[test]
 fn storage_that_stops_answering_holds_back_only_what_needs_it() {
-    use During::{Checkpoint, Cleaning, Close, Open, Read, Sync, Write};
+    use During::{Checkpoint, Cleaning, Close, Open, Read, Sync, SyncFile, Write};
     for cores in [1, 2] {
-        for during in [Open, Write, Read, Sync, Checkpoint, Cleaning, Close] {
-            for operation in ["read", "append", "finish", "reset"] {
+        for during in [Open, Write, Read, Sync, SyncFile, Checkpoint, Cleaning, Close] {
+            for operation in ["read", "append", "flush", "finish", "reset"] {
                 stuck(operation, during, cores);
             }
         }

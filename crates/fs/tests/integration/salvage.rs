@@ -208,6 +208,51 @@ fn salvage(what: &str, files: &Files, least: usize) -> Shows {
     shows
 }
 
+/// Inodes of the files, and those of their directories.
+fn inodes(files: &Files) -> Vec<(u64, u64)> {
+    let main = || async {
+        let files = SETUP.open().await.unwrap();
+        let mut directories = std::collections::BTreeMap::new();
+        for entry in files.read_directory("/").await.unwrap() {
+            directories.insert(String::from_utf8(entry.name).unwrap(), entry.inode);
+        }
+        let mut inodes = Vec::new();
+        for number in 0..OLD + NEW {
+            let file = files.open_file(&path(number), OpenOptions::default()).await.unwrap();
+            inodes.push((file.inode(), directories[&format!("d{}", number % 8)]));
+        }
+        files.close().await.unwrap();
+        inodes
+    };
+    runtime::simulate(world(files.clone()), main).unwrap().value
+}
+
+/// Inodes of which a line says that something is lost: all from the first number to the second.
+fn told(line: &str) -> Option<(u64, u64)> {
+    let number = |text: &str| text.split([' ', ':', ',']).next().and_then(|word| word.parse().ok());
+    match line.split_once("metadata of inodes ") {
+        Some((_, range)) => {
+            let (from, to) = range.split_once(" to ")?;
+            Some((number(from)?, to.strip_prefix("inode ").and_then(number).unwrap_or(u64::MAX)))
+        }
+        None => {
+            let inode = number(line.split_once("inode ")?.1)?;
+            Some((inode, inode))
+        }
+    }
+}
+
+/// Each file that can't be read is told by the number of its inode or of its directory.
+fn check_told(what: &str, shows: &Shows, inodes: &[(u64, u64)]) {
+    let told: Vec<(u64, u64)> = shows.lost.lines.iter().filter_map(|line| told(line)).collect();
+    for number in &shows.failed {
+        let (inode, directory) = inodes[*number];
+        let is_told = |it: u64| told.iter().any(|(from, to)| (*from..=*to).contains(&it));
+        let path = path(*number);
+        assert!(is_told(inode) || is_told(directory), "{what}: {path}: not told: {:?}", shows.lost.lines);
+    }
+}
+
 fn is_refused(what: &str, files: &Files) {
     let error = show(files, Goal::Serve).err().unwrap_or_else(|| panic!("{what}: it is mounted"));
     assert!(matches!(error, Error::Corrupt(_) | Error::Io(_)), "{what}: {error}");
@@ -231,7 +276,8 @@ fn a_damaged_checkpoint_costs_what_followed_the_one_before() {
     let at = byte_of(bytes, places.directory.zone, places.directory.position);
     bytes[at + 20] ^= 1;
     is_refused("directory", &damaged);
-    salvage("directory", &damaged, 1);
+    // The records after the checkpoint before are still there.
+    assert_eq!(salvage("directory", &damaged, OLD + NEW).lost.count, 1);
 
     let mut damaged = files;
     let bytes = disk(&mut damaged);
@@ -241,14 +287,14 @@ fn a_damaged_checkpoint_costs_what_followed_the_one_before() {
     let newest = newest.next_back().unwrap();
     let byte = (newest..newest + 512).find(|at| bytes[*at] != 0).unwrap();
     bytes[byte] ^= 1;
-    salvage("newest root", &damaged, 1);
+    salvage("newest root", &damaged, OLD + NEW);
 }
 
 #[test]
 fn a_damaged_page_of_metadata_costs_its_items() {
     for is_closed in [true, false] {
         let files = image(is_closed);
-        let places = places(&files);
+        let (places, inodes) = (places(&files), inodes(&files));
         for (number, page) in places.leaves.iter().enumerate().step_by(3) {
             let mut damaged = files.clone();
             let bytes = disk(&mut damaged);
@@ -258,6 +304,7 @@ fn a_damaged_page_of_metadata_costs_its_items() {
             is_refused(&what, &damaged);
             let shows = salvage(&what, &damaged, OLD / 2);
             assert!(shows.lost.count > 0, "{what}");
+            check_told(&what, &shows, &inodes);
         }
         let mut damaged = files.clone();
         let bytes = disk(&mut damaged);
@@ -266,6 +313,7 @@ fn a_damaged_page_of_metadata_costs_its_items() {
         is_refused("root of a tree", &damaged);
         let shows = salvage("root of a tree", &damaged, OLD / usize::try_from(SHARDS).unwrap());
         assert!(shows.lost.count > 0);
+        check_told("root of a tree", &shows, &inodes);
     }
 }
 
@@ -280,14 +328,31 @@ fn a_damaged_record_costs_what_follows_it() {
     bytes[(data - 1) * 4096 + 40] ^= 1;
     is_refused("header", &damaged);
     let shows = salvage("header", &damaged, last);
-    assert!((0..last).all(|number| shows.right.contains(&number)), "{:?}", shows.failed);
-    assert!(shows.lost.count > 0);
+    assert_eq!((shows.failed, shows.lost.count), ((last..OLD + NEW).collect(), 1));
 }
 
 #[test]
 fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
     let files = image(false);
-    let places = places(&files);
+    let (places, inodes) = (places(&files), inodes(&files));
+    let check = |what: &str, shows: &Shows| match what {
+        // The zone has files only: each of them, and no other, is told.
+        "data" => {
+            check_told(what, shows, &inodes);
+            assert_eq!(shows.lost.count, shows.failed.len() as u64, "{:?}", shows.lost);
+        }
+        "pages" => check_told(what, shows, &inodes),
+        // What the damaged record and those after it have made is told as one, and what the checkpoint names in the zone by inode.
+        _ => {
+            let failed = shows.failed.iter().copied().filter(|number| *number < OLD).collect();
+            check_told(
+                what,
+                &Shows { failed, right: BTreeSet::new(), lost: shows.lost.clone(), found: 0 },
+                &inodes,
+            );
+            assert!(shows.lost.lines.iter().any(|line| line.starts_with("record ")), "{:?}", shows.lost);
+        }
+    };
     let zone_of = |number: usize| {
         let mut files = files.clone();
         let bytes = disk(&mut files);
@@ -301,6 +366,7 @@ fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
         disk(&mut damaged)[(2 + zone as usize) * 4096 + 40] ^= 1;
         let shows = salvage(&format!("offline: {what}"), &damaged, least);
         assert!(!shows.failed.is_empty(), "{what}");
+        check(what, &shows);
 
         let main = move || async move {
             let zones = zones(None).await.unwrap();
@@ -312,5 +378,6 @@ fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
         let reset = runtime::simulate(world(files.clone()), main).unwrap().value;
         let shows = salvage(&format!("reset: {what}"), &reset, least);
         assert!(!shows.failed.is_empty() && shows.lost.count > 0, "{what}");
+        check(what, &shows);
     }
 }

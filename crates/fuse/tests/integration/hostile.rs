@@ -1,4 +1,4 @@
-//! A peer that sends any bytes: in place of the kernel's device, a socket that keeps the bounds of messages.
+//! A peer that sends arbitrary bytes, over a socket with message boundaries in place of the kernel's device.
 
 use crate::memory::Memory;
 use block::{Buffer, Error};
@@ -37,7 +37,7 @@ fn receive(peer: &OwnedFd) -> Vec<u8> {
     bytes
 }
 
-/// Sends frames to a session and returns how it ended. The valid one before them is answered.
+/// Sends frames to a session and returns the reason for its end. A valid frame before them is answered.
 fn end_after(frames: Vec<Vec<u8>>) -> Ended {
     let run = move || async move {
         let (ours, peer) = pair();
@@ -93,7 +93,7 @@ fn unknown_operations_are_refused_and_the_session_goes_on() {
     assert!(error.to_string().contains("10 bytes"), "{error}");
 }
 
-/// Carries a frame out on a file system that never waits.
+/// Executes a frame on a file system that never waits.
 fn carry_out(memory: &Memory, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
     let first = frame.len().min(HEAD_BYTES);
     let (head, body) = (Buffer::copy_of(&frame[..first]), Buffer::copy_of(&frame[first..]));
@@ -109,7 +109,8 @@ fn carry_out(memory: &Memory, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
 }
 
 proptest! {
-    /// Any frames, with bytes that operations find likely: no panic, and every reply is well-formed.
+    /// For arbitrary frames, with bytes that are likely in operations, there is no panic, and every reply is
+    /// well-formed.
     #[test]
     fn any_frames_are_answered_or_refused(
         frames in proptest::collection::vec((
@@ -123,7 +124,7 @@ proptest! {
     ) {
         let memory = Memory::new();
         for (opcode, node, arguments) in frames {
-            // The test's file system takes any size.
+            // The test's file system accepts any size.
             if opcode == opcode::SETATTR {
                 continue;
             }

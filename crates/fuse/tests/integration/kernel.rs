@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A mount point; what is mounted there is removed in the end, whatever fails. By then the server's threads have ended, so the
-/// kernel has ended the connection.
+/// A mount point. Its mount is removed at the end, even if the test fails. The server's threads have then
+/// ended, so the kernel has ended the connection.
 struct Point {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -103,7 +103,7 @@ fn uses_every_operation(root: &Path) {
     rustix::fs::removexattr(&name, "user.colour").expect("removed");
     assert_eq!(rustix::fs::getxattr(&name, "user.colour", &mut value), Err(rustix::io::Errno::NODATA));
     rustix::fs::mknodat(at, root.join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("made");
-    // More entries than one READDIR takes.
+    // More entries than one READDIR returns.
     for number in 0..500 {
         File::create(root.join(format!("a/entry-with-a-longer-name-{number:03}"))).expect("created");
     }
@@ -120,7 +120,7 @@ fn uses_every_operation(root: &Path) {
     assert_eq!((statistics.f_blocks, statistics.f_bfree, statistics.f_bavail), (1000, 500, 400));
     std::fs::remove_file(root.join("a/b/renamed")).expect("removed");
     std::fs::remove_dir(root.join("a/b")).expect("removed");
-    // Locks are the kernel's.
+    // The kernel implements locks.
     rustix::fs::flock(&from, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     assert_eq!(rustix::fs::ioctl_blksszget(&to), Err(rustix::io::Errno::NOTTY));
 }
@@ -153,7 +153,8 @@ fn a_new_server_answers_what_a_killed_one_did_not() {
     let controls = memory.controls.clone();
     let (options, path, first) = (point.options(), point.path.clone(), memory.clone());
     let (send, receive) = std::sync::mpsc::channel::<Vec<u8>>();
-    // The runtime ends with the session, and closes its devices: for the kernel it is as if the process had been killed.
+    // The runtime ends with the session, and closes its devices, which looks to the kernel as if the process
+    // had been killed.
     let (devices, text): (Vec<OwnedFd>, String) = run(2, move || async move {
         let session = Session::mount(Arc::new(first.clone()), options).await.expect("mounted");
         let file = path.join("file");

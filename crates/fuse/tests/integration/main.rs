@@ -1,4 +1,4 @@
-//! Sessions against the kernel, and against a peer that sends any bytes.
+//! Sessions with the kernel, and with a peer that sends arbitrary bytes.
 
 mod hostile;
 mod kernel;

@@ -1,4 +1,4 @@
-//! A file system in memory: small, and with every operation.
+//! A small file system in memory that implements every operation.
 
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use fuse::protocol::init_flag;
@@ -32,7 +32,7 @@ struct State {
     next: u64,
 }
 
-/// What tests look at and change.
+/// Controls and counters for tests.
 #[derive(Default)]
 pub struct Controls {
     /// Reads wait until this is false.

@@ -1,10 +1,10 @@
-//! The arguments, named as those of `db_bench` where it has them.
+//! Command-line arguments, named as those of `db_bench` where it has them.
 
 use block::{Error, Result};
 use kv::{Acknowledge, Compression, DeletePersistence, Settings};
 use std::time::Duration;
 
-/// What to run.
+/// Parsed arguments: benchmarks, medium and settings of the store.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub benchmarks: Vec<String>,
@@ -14,7 +14,7 @@ pub struct Job {
     pub size: u64,
     pub zone_size: u64,
     pub direct: bool,
-    /// Whether the emulated drive takes time.
+    /// Whether the emulated drive simulates latencies.
     pub timed: bool,
     pub use_existing_db: bool,
     pub num: u64,
@@ -24,21 +24,21 @@ pub struct Job {
     pub threads: u64,
     pub reads: Option<u64>,
     pub writes: Option<u64>,
-    /// Writes of all clients together.
+    /// Number of writes of all clients together.
     pub operations: Option<u64>,
     pub duration: Option<Duration>,
-    /// Bytes per second of the client of `readwhilewriting` that writes; 0 for no limit.
+    /// Limit of the writing client of `readwhilewriting`, in bytes per second; 0 is unlimited.
     pub write_rate: u64,
     pub seek_nexts: usize,
     pub shards: usize,
     pub turn: u64,
     pub poll: bool,
     pub seed: u64,
-    /// Percent of the operations of `deletion` that delete.
+    /// Percentage of the writes of `deletion` that delete.
     pub deletes: u64,
-    /// Percent of the run in which deletes are to be persistent.
+    /// Percentage of phase 2 within which deletes must become persistent.
     pub threshold: u64,
-    /// Writes and reads per second of `deletion`; 0 for no limit.
+    /// Writes and reads per second of `deletion`; 0 is unlimited.
     pub rate: u64,
     pub read_rate: u64,
     /// Phase of `deletion` whose reads are printed.

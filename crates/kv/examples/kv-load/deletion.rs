@@ -1,14 +1,16 @@
-//! The workload of deletions: what a promise that deletes are persistent in time costs, by the design of compaction and placement.
+//! Deletion workload: the cost of persistent deletes for each design of compaction and placement.
 //!
-//! After the workload generator of Lethe (Sarkar et al., SIGMOD 2020): updates, inserts and deletes of existing keys, uniformly, and point reads beside
-//! them. Three phases:
-//! 1. `--num` keys are inserted, and compacted.
-//! 2. `--operations` writes at a fixed `--rate`: `--deletes` percent of them delete, as many insert, so that the number of keys stays, and the others
-//!    update; beside them `--read_rate` reads a second.
-//! 3. Reads alone, for `--duration`.
+//! It follows the workload generator of Lethe (Sarkar et al., SIGMOD 2020): uniformly distributed updates,
+//! inserts and deletes of existing keys, with concurrent point reads. It has three phases:
+//! 1. `--num` keys are inserted and compacted.
+//! 2. `--operations` writes run at a fixed `--rate`: `--deletes` percent of them delete, as many insert, so
+//!    that the number of keys stays constant, and the others update. `--read_rate` reads per second run
+//!    concurrently.
+//! 3. Only reads run, for `--duration`.
 //!
-//! The rate gives all designs the same time: phase 2 takes operations / rate, and deletes are to be persistent within `--threshold` percent of
-//! it. `saturation` has no such promise. Bytes and amplification are those of phase 2. `--phase` says which reads are in fio's JSON.
+//! The fixed rate gives all designs the same time: phase 2 takes operations / rate, and deletes must be
+//! persistent within `--threshold` percent of it. `saturation` doesn't promise this. Bytes and amplification
+//! are measured in phase 2. `--phase` selects the reads that fio's JSON reports.
 
 use crate::Latencies;
 use crate::arguments::Job;
@@ -23,29 +25,29 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time between two samples of the state.
+/// Interval of samples of the state.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// Operations between two looks at the clock.
+/// Number of operations between two reads of the clock.
 const BATCH: u64 = 8;
 
-/// Time of phase 2 as planned.
+/// Planned duration of phase 2.
 pub fn planned(job: &Job) -> Duration {
     Duration::from_secs_f64(job.operations.unwrap_or(job.num) as f64 / job.rate.max(1) as f64)
 }
 
-/// Time in which deletes are to be persistent.
+/// Time within which deletes must be persistent.
 pub fn persistence(job: &Job) -> Duration {
     planned(job).mul_f64(job.threshold as f64 / 100.0)
 }
 
-/// The keys that exist.
+/// Keys that exist.
 struct Live {
     numbers: RefCell<Vec<u64>>,
     next: Cell<u64>,
 }
 
 impl Live {
-    /// Number of a new key.
+    /// Adds a key and returns its number.
     fn insert(&self) -> u64 {
         let number = self.next.replace(self.next.get() + 1);
         self.numbers.borrow_mut().push(number);
@@ -64,14 +66,14 @@ impl Live {
     }
 }
 
-/// Writes the key of a number; keys that follow each other in time don't in order.
+/// Writes the key of a number. Consecutive numbers get keys in no particular order.
 fn key(number: u64, key: &mut [u8]) {
     let mut mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ mixed >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     key[..8].copy_from_slice(&(mixed ^ mixed >> 32).to_be_bytes());
 }
 
-/// Counters of the store that only rise.
+/// Monotonic counters of the store.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
     appended: u64,
@@ -82,7 +84,7 @@ struct Counters {
     moved: u64,
 }
 
-/// A number of the store's status.
+/// Number with this name in the store's status; 0 if it is missing.
 fn of(status: &block::Status, name: &str) -> u64 {
     status.get(name).and_then(Value::as_u64).unwrap_or(0)
 }
@@ -112,7 +114,7 @@ impl Counters {
     }
 }
 
-/// Waits for the time at which an operation is due, at so many a second.
+/// Waits for the due time of an operation at `rate` operations per second.
 async fn pace(from: Instant, operation: u64, rate: u64) {
     if rate > 0 && operation.is_multiple_of(BATCH) {
         let due =
@@ -124,7 +126,7 @@ async fn pace(from: Instant, operation: u64, rate: u64) {
     }
 }
 
-/// Writes of phase 2. Returns the number of deletes.
+/// Runs the writes of phase 2 and counts deletes in `deletes`.
 async fn write(job: Job, store: Store, live: Rc<Live>, deletes: Rc<Cell<u64>>) -> Result<()> {
     let (mut random, mut values) = (Random::new(job.seed + 1), Values::new(&job, 2));
     let mut bytes = vec![b'0'; job.key_size];
@@ -145,7 +147,7 @@ async fn write(job: Job, store: Store, live: Rc<Live>, deletes: Rc<Cell<u64>>) -
     Ok(())
 }
 
-/// Reads of existing keys at a rate, until a time or until `stop`. Returns their latencies.
+/// Reads existing keys at a rate, until a time or until `stop`. Returns the latencies.
 async fn read(
     job: Job,
     store: Store,
@@ -196,7 +198,8 @@ async fn sample(
     Ok(samples)
 }
 
-/// Ages in seconds of the oldest tombstones of tables, with the number of tombstones of each table, rising.
+/// Ages in seconds of the oldest tombstone of each table, with the table's number of tombstones, in ascending
+/// order.
 async fn ages(store: &Store) -> Result<Vec<(f64, u64)>> {
     let present = kv::now();
     let tables = store.tables().await?;
@@ -214,7 +217,7 @@ async fn ages(store: &Store) -> Result<Vec<(f64, u64)>> {
     Ok(ages)
 }
 
-/// Runs the workload and prints what it measured.
+/// Runs the workload and prints the measurements.
 pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
     let live = Rc::new(Live { numbers: RefCell::default(), next: Cell::new(0) });
     let mut values = Values::new(job, 1);
@@ -251,7 +254,7 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
         read(job.clone(), store.clone(), live.clone(), Some(begun + duration), Rc::new(Cell::new(false)), 0)
             .await?;
     let alone_seconds = begun.elapsed().as_secs_f64();
-    // What was deleted last is due now.
+    // Waits until the last deletes are due.
     let missing = persistence(job).saturating_sub(begun.elapsed());
     if job.settings.delete_persistence.is_some() {
         runtime::sleep(missing + Duration::from_millis(50)).await;

@@ -1,11 +1,11 @@
-//! Keys and values as `db_bench` makes them.
+//! Keys and values as `db_bench` generates them.
 
 use crate::arguments::Job;
 use runtime::Random;
 
-/// Bytes from which values are cut.
+/// Number of random bytes from which values are cut.
 const BYTES: usize = 1 << 20;
-/// Bytes after which the content changes.
+/// Number of bytes that are generated together.
 const PIECE: usize = 100;
 
 /// Keys 0 to `count` - 1.
@@ -15,14 +15,14 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Writes a key, of which all bytes after the eighth are there.
+    /// Writes the key of a number; bytes after the eighth stay as they are.
     pub fn write(self, number: u64, key: &mut [u8]) {
         debug_assert!(number < self.count);
         key[..8].copy_from_slice(&number.to_be_bytes());
     }
 }
 
-/// Values that compress to a share of their size.
+/// Generator of values with a given compression ratio.
 #[derive(Debug)]
 pub struct Values {
     bytes: Vec<u8>,
@@ -38,7 +38,7 @@ impl Values {
         let fresh = ((PIECE as f64 * job.compression_ratio) as usize).clamp(1, PIECE);
         while bytes.len() < length {
             let begin = bytes.len();
-            // Printable, as text is.
+            // Printable characters, as in text.
             bytes.extend((0..fresh).map(|_| b' ' + random.below(95) as u8));
             while bytes.len() < begin + PIECE {
                 let rest = (PIECE - (bytes.len() - begin)).min(fresh);
@@ -48,7 +48,7 @@ impl Values {
         Values { bytes, at: 0, length: job.value_size }
     }
 
-    /// The next value.
+    /// Returns the next value.
     pub fn next(&mut self) -> &[u8] {
         if self.at + self.length > self.bytes.len() {
             self.at = 0;

@@ -1,4 +1,5 @@
-//! Load on the key-value store as a library, in the words of RocksDB's `db_bench`, for plans: it prints fio's JSON.
+//! Load generator for the key-value store as a library. Options are those of RocksDB's `db_bench`; output is
+//! fio's JSON, for plans.
 //!
 //! ```text
 //! kv-load --file=PATH|--zns=memory|--zns=PATH --benchmarks=NAME[,NAME…] [--num=N] [--key_size=BYTES] [--value_size=BYTES] [--threads=N]
@@ -10,24 +11,32 @@
 //!         [--benchmark_write_rate_limit=BYTES] [--deletes=PERCENT] [--threshold=PERCENT] [--rate=N] [--read_rate=N] [--phase=2|3]
 //! ```
 //!
-//! The store is on zones of a file, opened with O_DIRECT unless `--direct=0`, or on an emulated ZNS drive, in memory or in a file. It is
-//! formatted with `--size` bytes, unless `--use_existing_db=1`; the file is written once, so that no run measures its allocation.
+//! The store is on zones of a file, opened with O_DIRECT unless `--direct=0`, or on an emulated ZNS drive in
+//! memory or in a file. It is formatted with `--size` bytes, unless `--use_existing_db=1`. The whole file is
+//! written once before, so that no run measures its allocation.
 //!
-//! Benchmarks run one after another; the last one of those that are measured is printed. They do what those of `db_bench` do:
-//! - `fillseq`, `fillrandom`, `overwrite`, `deleterandom`: each client writes `--writes` keys of `--num`, all of them by default.
-//! - `fillsync`: as `fillrandom`, each write durable, with a thousandth of the keys.
+//! Benchmarks run in sequence; the last measured one is printed. They do what those of `db_bench` do:
+//! - `fillseq`, `fillrandom`, `overwrite`, `deleterandom`: each client writes `--writes` keys of `--num`; the
+//!   default is all of them.
+//! - `fillsync`: as `fillrandom`, with each write durable, and a thousandth of the keys.
 //! - `readrandom`, `seekrandom`: each client reads `--reads` keys, or seeks and reads `--seek_nexts` pairs.
-//! - `readwhilewriting`: as `readrandom`, while one more client writes, which isn't counted, at most `--benchmark_write_rate_limit` bytes per second.
-//! - `flush`, `waitforcompaction`: write what is in memory as tables, and wait until no compaction is due; not measured.
-//! - `deletion`: inserts, updates and deletes, then reads, with deletes that are persistent in time: see its module.
+//! - `readwhilewriting`: as `readrandom`, while another client writes at most `--benchmark_write_rate_limit`
+//!   bytes per second; its writes aren't measured.
+//! - `flush`, `waitforcompaction`: write buffers to tables, and wait until no compaction is due; not
+//!   measured.
+//! - `deletion`: inserts, updates and deletes, then reads, with deletes that are persistent in time: see its
+//!   module.
 //!
-//! With `--duration` the last benchmark runs for this time instead of a number of operations. A client has one request at a time. Clients are
-//! tasks, spread over the shards; each yields to other tasks after `--turn` operations. Keys are 8 bytes, big-endian, and zeros; a value
-//! compresses to `--compression_ratio`. `--operations` is the number of writes of all clients together, in place of `--writes`. `--shards=0` is one for
-//! each processor, at most one for each client. Latencies include the generation of the key, as with `db_bench`.
+//! With `--duration` the last benchmark runs for this time instead of a number of operations. A client has
+//! one outstanding request. Clients are tasks, distributed over the shards; each yields to other tasks after
+//! `--turn` operations. Keys are 8 bytes, big-endian, padded with zeros; a value compresses to
+//! `--compression_ratio`. `--operations` is the number of writes of all clients together, and replaces
+//! `--writes`. `--shards=0` is one for each processor, at most one for each client. Latencies include the
+//! generation of the key, as with `db_bench`.
 //!
-//! Beside what plans read, the output has `write_amplification`: the bytes that were written to the medium during the last measured benchmark, and
-//! until everything was compacted that was due, divided by the bytes of its keys and values; and `store`, the status of the store.
+//! Apart from the fields that plans read, the output has `write_amplification`: bytes written to the medium
+//! from the start of the last measured benchmark until no compaction is due, divided by the bytes of its keys
+//! and values; and `store`, the status of the store.
 
 mod arguments;
 mod deletion;
@@ -47,7 +56,7 @@ use std::time::Duration;
 /// Latencies in nanoseconds.
 type Latencies = Histogram<7>;
 
-/// What clients do.
+/// Operation that clients repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     WriteInOrder,
@@ -63,11 +72,11 @@ impl Work {
     }
 }
 
-/// What was measured.
+/// Measurements of one client.
 #[derive(Debug, Default)]
 struct Measured {
     latencies: Latencies,
-    /// Keys that were found.
+    /// Number of keys that were found.
     found: u64,
     /// Bytes of keys and values.
     bytes: u64,
@@ -83,7 +92,7 @@ impl Measured {
     }
 }
 
-/// A client: what it does, and how long.
+/// A client: its operation, keys and end.
 #[derive(Debug, Clone)]
 struct Client {
     work: Work,
@@ -93,7 +102,7 @@ struct Client {
     operations: u64,
     until: Option<Instant>,
     acknowledge: Acknowledge,
-    /// Most bytes of keys and values per second; 0 for no limit.
+    /// Limit in bytes of keys and values per second; 0 is unlimited.
     rate: u64,
 }
 
@@ -135,7 +144,7 @@ impl Client {
         Ok(measured)
     }
 
-    /// Carries out a request. Returns whether the key was found, and the bytes of keys and values.
+    /// Carries out a request. Returns whether the key was found, and the bytes of the key and the value.
     async fn request(
         &self,
         job: &Job,
@@ -172,7 +181,7 @@ impl Client {
     }
 }
 
-/// A benchmark that was measured.
+/// Result of a measured benchmark.
 #[derive(Debug)]
 struct Outcome {
     name: String,
@@ -181,11 +190,11 @@ struct Outcome {
     time: Duration,
     /// Processor time of the whole process.
     cpu: Duration,
-    /// Bytes that were written to the medium when it began.
+    /// Bytes that had been written to the medium when the benchmark began.
     written_before: u64,
 }
 
-/// Runs a benchmark that is measured.
+/// Runs a measured benchmark.
 async fn measure(
     job: &Job,
     store: &Store,
@@ -223,7 +232,7 @@ async fn measure(
         let (job, store) = (job.clone(), store.clone());
         runtime::spawn_on(ShardIndex((client.number % shards) as usize), move || client.run(job, store))
     };
-    // Another benchmark draws other keys.
+    // Each benchmark has its own random keys.
     let seed = job.seed.wrapping_add(at as u64 * 1000);
     let client = |number: u64| Client { work, seed, number, keys, operations, until, acknowledge, rate: 0 };
     let clients: Vec<_> = (0..job.threads).map(|number| start(client(number))).collect();
@@ -236,7 +245,7 @@ async fn measure(
     for client in clients {
         measured.merge(&client.await??);
     }
-    // Without a duration the writer goes on to the end of the program.
+    // Without a duration the writer runs until the program ends.
     if let Some(writer) = writer.filter(|_| until.is_some()) {
         writer.await??;
     }
@@ -245,7 +254,7 @@ async fn measure(
     Ok(Outcome { name: name.to_owned(), writes: work.writes(), measured, time, cpu, written_before })
 }
 
-/// A client that is ahead of its rate by less goes on.
+/// Clients that are ahead of their rate by less than this don't sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 /// Longest time of the writer of `readwhilewriting` without a duration.
 const LONGEST_WRITER: Duration = Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! The zones that the store is on, and the bytes that are written to them.
+//! Zones that hold the store, and the number of bytes written to them.
 
 use crate::arguments::Job;
 use block::{Error, Result, ZonesPart};
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// Opened zones.
+/// Open zones.
 pub struct Medium {
     pub zones: Arc<dyn ZonesPart>,
 }
@@ -48,8 +48,8 @@ impl Medium {
         Ok(Medium { zones: zones.ok_or_else(|| invalid(format!("{line}: expected zones")))? })
     }
 
-    /// Bytes that were written to the medium since the program began: those of an emulated drive, or those of the process (`write_bytes` in
-    /// `/proc/self/io`).
+    /// Bytes that were written to the medium since the program began: by the emulated drive, or else by the
+    /// process (`write_bytes` in `/proc/self/io`).
     pub async fn written(&self) -> Result<u64> {
         if let Some(bytes) =
             self.zones.status().await.get("appended_bytes").and_then(serde_json::Value::as_u64)
@@ -63,7 +63,7 @@ impl Medium {
     }
 }
 
-/// Makes a file of this size, every block of which is written.
+/// Creates a file of this size and writes every block of it.
 fn prepare(path: &str, size: u64) -> std::io::Result<()> {
     let mut file = std::fs::File::options().create(true).truncate(false).write(true).open(path)?;
     let metadata = file.metadata()?;

@@ -1,11 +1,11 @@
-//! fio's JSON, as far as plans read it.
+//! Output in fio's JSON, limited to the fields that plans read.
 
 use crate::Outcome;
 use bench::peer::output::Output;
 use block::Status;
 use serde_json::json;
 
-/// Prints a benchmark, the bytes that it wrote to the medium, and the status of the store.
+/// Prints the result of a benchmark, the bytes that it wrote to the medium, and the status of the store.
 pub fn print(outcome: &Outcome, written: u64, status: &Status) {
     let measured = &outcome.measured;
     let mut job = Output {

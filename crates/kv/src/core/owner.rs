@@ -1,6 +1,8 @@
-//! A shard as an owner of the log kit: its items take effect when their records commit, and the cleaner finds and moves the live blocks of its tables.
+//! A shard as an owner of the log kit: its items take effect when their records commit, and the cleaner finds
+//! and moves the live blocks of its tables.
 //!
-//! The cleaner runs on the home. It asks each shard for the live blocks of its tables, and each shard appends the moves of its own blocks.
+//! The cleaner runs on the home. It requests the live blocks of tables from each shard, and each shard
+//! appends the moves of its own blocks.
 
 use super::{Core, Incomplete, add};
 use crate::item::{Flushed, Item, Origin, Part, Place, Recorded, decode_parts, encode_parts};
@@ -15,7 +17,7 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Name of data in a zone: a block of a table.
+/// Identity of a live block in a zone: shard, table and block of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     shard: u16,
@@ -23,11 +25,11 @@ pub struct Name {
     block: u32,
 }
 
-/// A piece that is moved: its table, first block and place, and the data.
+/// A piece to be moved: table, first block, place and data.
 type Move = (TableId, u32, Place, Data);
 
 impl Core {
-    /// Ends what waits for an item.
+    /// Completes the requests and jobs that wait for an item.
     fn end(&self, item: &Item, outcome: &Result<()>) {
         match &item.origin {
             Origin::Writes { requests, others, is_applied } => {
@@ -47,7 +49,7 @@ impl Core {
         }
     }
 
-    /// Lets the last part of writes take effect.
+    /// Applies writes when the last part of their item commits.
     fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
         self.may_be_reclaimed();
         let buffer = self.active.borrow().clone();
@@ -69,7 +71,8 @@ impl Core {
         Ok(())
     }
 
-    /// Notes a part of an item that is in several records: until the last one has committed, the first one is needed.
+    /// Notes a committed part of an item in several records: its first record is needed until the last one
+    /// has committed.
     fn note_part(&self, item: &Item, zone: u32) {
         let mut incomplete = self.incomplete.borrow_mut();
         if item.is_last_part() {
@@ -88,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Lets an edit of the manifest take effect.
+    /// Applies an edit of the manifest.
     fn commit_edit(&self, edit: &Edit, added: &[Rc<TableFile>]) {
         let mut tables: Vec<Rc<Table>> = self.levels.borrow().all().cloned().collect();
         let mut moved: Vec<Rc<Table>> = Vec::new();
@@ -128,7 +131,7 @@ impl Core {
         self.kit.events.cleaner.notify_all();
     }
 
-    /// The pieces of a zone that are live blocks of this shard's tables.
+    /// Returns the parts of a zone's pieces that are live blocks of this shard's tables.
     fn live_here(&self, zone: u32, mut pieces: Vec<Piece<Name>>) -> Vec<Piece<Name>> {
         let mut live = Vec::new();
         for piece in pieces.drain(..) {
@@ -149,24 +152,25 @@ impl Core {
         self.append_tables(class, items).await
     }
 
-    /// Appends items of tables, one task at a time.
+    /// Appends items of tables; one task appends at a time.
     pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
         let alone = self.mover.acquire(1).await;
         self.append_alone(&alone, class, items).await
     }
 
-    /// Appends items of tables under the permit for that.
+    /// Appends items of tables; the caller holds the permit to append.
     pub(crate) async fn append_alone(
         self: &Rc<Self>,
         _alone: &Permit,
         class: u8,
         items: Vec<Item>,
     ) -> Result<()> {
-        // A zone may have a class of the placement with which the store was open before.
+        // The zone may have a class of another placement policy, with which the store was open before.
         let class = self.open_zones.class(class.min(self.placement.classes() - 1));
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
-        // From here on no task of this shard seals them for others: the cleaner of the home may still move tables of this shard.
+        // While the store closes, no task of this shard seals these zones for others, and the home's cleaner
+        // may still move tables of this shard.
         if self.kit.is_closing() && !self.open_zones.is_unlimited() {
             zones.close(&**self).await;
         }
@@ -174,7 +178,7 @@ impl Core {
         outcome
     }
 
-    /// What a checkpoint has of this shard, taken in one turn: nothing is awaited in it.
+    /// Returns this shard's state for a checkpoint, taken without an await.
     pub(crate) fn cut(&self) -> Cut {
         let tables = self.levels.borrow().all().map(|table| table.present_meta()).collect();
         let flushed = match self.settings.breaks(Broken::CoversBuffers) {
@@ -182,7 +186,7 @@ impl Core {
                 record: self.appender.committed(write_stream(self.shard)),
                 sequence: self.sequence.get(),
             },
-            // Records after the last flush that have no writes.
+            // Includes records without writes after the last flush.
             false if self.is_all_in_tables() => {
                 let record = self.appender.committed(write_stream(self.shard));
                 Flushed { record, sequence: self.sequence.get() }
@@ -193,7 +197,7 @@ impl Core {
         Cut { manifest, tables: self.appender.committed(table_stream(self.shard)) }
     }
 
-    /// Whether all writes that have committed, or were acknowledged, are in tables.
+    /// Whether all committed or acknowledged writes are in tables.
     fn is_all_in_tables(&self) -> bool {
         self.active.borrow().is_empty()
             && self.frozen.borrow().is_empty()
@@ -201,14 +205,14 @@ impl Core {
     }
 }
 
-/// What a checkpoint has of a shard.
+/// State of a shard for a checkpoint.
 pub(crate) struct Cut {
     pub manifest: crate::manifest::Manifest,
-    /// Last record of the stream of tables whose effect it has.
+    /// Last record of the stream of tables whose effect the manifest includes.
     pub tables: u64,
 }
 
-/// Visits the parts of a piece that are live: offset in the piece, and number of blocks.
+/// Visits the live parts of a piece: offset in the piece, and number of blocks.
 fn live_parts(file: &TableFile, zone: u32, piece: &Piece<Name>, mut visit: impl FnMut(u32, u32)) {
     let (first, place) = (piece.name.block + piece.offset, Place { zone, position: piece.position });
     file.in_zone(zone, |extent| {
@@ -286,7 +290,7 @@ impl Owner for Core {
     fn refuse(&self, item: &Item, error: &Error) {
         item.body.is_refused.set(true);
         if item.is_part() {
-            // The rest of the item isn't written, so it is never complete.
+            // The rest of the item isn't written, so replay never finds it complete.
             drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &item.body)));
         }
         self.end(item, &Err(error.clone()));
@@ -329,7 +333,7 @@ impl Owner for Core {
                         core.fail(&error);
                         Ok(())
                     };
-                    // The log has ended here, too, if this fails.
+                    // A failure here means that the log has ended there also.
                     let _ended = here.with(fail).await;
                 }
             };
@@ -404,7 +408,7 @@ impl Owner for Core {
         Ok(live)
     }
 
-    /// Blocks of other shards count as live: a move of a block that has died meanwhile takes no effect.
+    /// Blocks of other shards count as live: a move of a block that has died meanwhile has no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
         if piece.name.shard != self.shard {
             return visit(0, piece.count);

@@ -1,8 +1,10 @@
-//! Writes that were acknowledged before their record is written, and whose records haven't committed yet.
+//! Writes that were acknowledged before their records are written, and whose records haven't committed yet.
 //!
-//! They have taken effect in the active buffer. If a power cut loses their records, a table must not have them either: records before theirs are replayed over
-//! the table, and older values would be above newer ones, or a batch would be there in part. So a table has only writes whose records have committed. When a
-//! buffer is frozen, the next one gets the others, too, with the same sequences, and the flush of the frozen one leaves them out.
+//! They have taken effect in the active buffer, and must not get into a table: if a power cut loses their
+//! records, replay would apply older records over the table, so that older values would hide newer ones, or a
+//! batch would be present in part. So tables have only writes whose records have committed. When a buffer is
+//! frozen, its uncommitted writes are copied to the next one, with the same sequences, and the flush of the
+//! frozen buffer omits them.
 
 use super::Core;
 use crate::batch::Write;
@@ -13,17 +15,17 @@ use block::Result;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// The uncommitted writes of a shard.
+/// Uncommitted writes of a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Uncommitted {
     /// Items in flight in the order of the log, each with the number of its writes.
     items: VecDeque<(Rc<Body>, u64)>,
-    /// Number of writes that wait for the next item.
+    /// Number of writes that are queued for the next item.
     pending: u64,
 }
 
 impl Core {
-    /// Lets writes take effect before they are in an item.
+    /// Applies writes before they are in an item.
     pub(super) fn apply_early(&self, writes: &[u8]) -> Result<()> {
         let before = self.sequence.get();
         self.apply(writes)?;
@@ -31,14 +33,14 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that the writes that waited are in an item.
+    /// Notes that the queued writes were submitted in an item.
     pub(super) fn early_submitted(&self, body: &Rc<Body>) {
         let mut uncommitted = self.uncommitted.borrow_mut();
         let writes = std::mem::take(&mut uncommitted.pending);
         uncommitted.items.push_back((body.clone(), writes));
     }
 
-    /// Notes that the first of the items has committed.
+    /// Notes that the first item has committed.
     pub(super) fn early_committed(&self) {
         self.uncommitted.borrow_mut().items.pop_front();
     }

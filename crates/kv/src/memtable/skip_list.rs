@@ -1,7 +1,7 @@
-//! An unrolled skip list of entries: a skip list (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced Trees", 1990) whose elements
-//! are leaves of up to 32 entries.
+//! An unrolled skip list of entries: a skip list (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced
+//! Trees", 1990) whose elements are leaves of up to 32 entries.
 //!
-//! Three vectors hold it, and are addressed by numbers. Entries are only added.
+//! The list consists of three vectors, whose elements refer to each other by index. Entries are only added.
 //!
 //! ```text
 //!  index   node = leaf, its first record · one link for each level = first 12 bytes of that record's key, next node
@@ -9,13 +9,14 @@
 //!  records sequence · header · time · key · value
 //! ```
 //!
-//! A search waits for few lines of memory: the index has one node for twenty entries or so and stays in the processor's cache, a leaf is
-//! searched by the first bytes of its keys, and a record is read only if these are the same. A leaf that is full moves its upper half to
-//! a new one; its first entry, which the index names, stays what it was.
+//! A search has few cache misses: the index has one node for about twenty entries and stays in the
+//! processor's cache, a leaf is searched by the first bytes of its keys, and a record is read only if these
+//! are equal. A full leaf moves its upper half to a new one; its first entry, which the index names, stays
+//! the same.
 //!
-//! The vectors are created with the capacity that the owner will use: the kernel provides memory when it is first written, and nothing is
-//! moved. A record has a time if it is a tombstone or expires. A value of more than [`MOST_INLINE_BYTES`] is an allocation of its own,
-//! and the record has its number.
+//! The vectors are created with the capacity that the owner will use: the kernel allocates pages on the first
+//! write, and nothing is moved. A record has a time if it is a tombstone or expires. A value of more than
+//! [`MOST_INLINE_BYTES`] is a separate allocation, and the record has its number.
 
 use crate::entry::{Entry, MOST_KEY_BYTES, Sequence, Timestamp, Value, order};
 use runtime::Random;
@@ -23,28 +24,29 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// Largest value that is stored among the records, in bytes.
+/// Maximum size of a value that is stored among the records, in bytes.
 const MOST_INLINE_BYTES: usize = 4096;
 
-/// Entries of a leaf.
+/// Number of entries of a leaf.
 const LEAF: usize = 32;
-/// Most levels of the index: enough for 4^12 leaves.
+/// Maximum number of levels of the index: enough for 4^12 leaves.
 const MOST_LEVELS: usize = 12;
-/// Words of a link of the index.
+/// Number of words of a link of the index.
 const LINK: usize = 2;
-/// Bytes that a large value costs in addition to its own: its pointer, its length, and the counts of its references.
+/// Overhead of a large value in bytes: pointer, length, and reference counts.
 const LARGE_VALUE_OVERHEAD: usize = 32;
 
 /// Index of a record's first word.
 type Record = u32;
-/// Number of a leaf. The first leaf is 0, and it is never after another one.
+/// Number of a leaf. Leaf 0 is the first one, so as a successor 0 means none.
 type LeafNumber = u32;
-/// Index of a node's first word. The first node is 0, and it is never after another one.
+/// Index of a node's first word. Node 0 is the first one, so as a successor 0 means none.
 type Node = u32;
 
 const FULL: &str = "memtable of 32 GiB; expected a bound on its bytes";
 
-/// Where an entry is. It stays valid while others are inserted, which may move the entry to a later leaf.
+/// Position of an entry. It stays valid while other entries are inserted, although these may move the entry
+/// to a later leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     leaf: LeafNumber,
@@ -52,7 +54,7 @@ pub struct Position {
     record: Record,
 }
 
-/// First bytes of a key, zeros after its end. If they differ, they order the keys.
+/// First bytes of a key, padded with zeros. Different prefixes order the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Prefix {
     /// Bytes 0 to 7.
@@ -62,7 +64,7 @@ struct Prefix {
 }
 
 impl Prefix {
-    /// That of the end of the list: no key has a larger one.
+    /// Prefix at the end of the list: no key has a larger one.
     const END: Prefix = Prefix { high: u64::MAX, low: u32::MAX };
 
     fn of(key: &[u8]) -> Prefix {
@@ -79,7 +81,7 @@ impl Prefix {
     }
 }
 
-/// What a record says of its entry besides sequence and time.
+/// Header of a record.
 #[derive(Debug, Clone, Copy)]
 struct Header {
     /// Length of the key, in bytes.
@@ -87,9 +89,9 @@ struct Header {
     /// Length of the value in the record, in bytes.
     value: usize,
     tombstone: bool,
-    /// Whether there is a time: that of the deletion or that at which the value expires.
+    /// Whether the record has a time: of the deletion, or of the value's expiry.
     timed: bool,
-    /// Whether the value in the record is the number of one outside.
+    /// Whether the value in the record is the number of a large value.
     large: bool,
 }
 
@@ -110,14 +112,15 @@ impl Header {
     }
 }
 
-/// Entries that follow each other. The parts of their prefixes are apart, so that a search reads only what it compares.
+/// Consecutive entries. Parts of their prefixes are in separate arrays, so that a search reads only what it
+/// compares.
 #[derive(Debug)]
 struct Leaf {
     highs: [u64; LEAF],
     lows: [u32; LEAF],
     records: [Record; LEAF],
     length: usize,
-    /// The leaf after this one; 0 for none.
+    /// Next and previous leaf; 0 for no next one.
     next: LeafNumber,
     previous: LeafNumber,
 }
@@ -135,7 +138,7 @@ impl Leaf {
         self.length += 1;
     }
 
-    /// Moves the upper half to an empty leaf.
+    /// Moves the upper half of the entries to an empty leaf.
     fn split(&mut self, upper: &mut Leaf) {
         let half = LEAF / 2;
         upper.highs[..half].copy_from_slice(&self.highs[half..]);
@@ -145,17 +148,17 @@ impl Leaf {
     }
 }
 
-/// A value, as a list holds it.
+/// Value in a list.
 #[derive(Debug)]
 pub enum StoredValue<'a> {
-    /// In the arena.
+    /// Value in the records.
     Inline(&'a [u8]),
-    /// In an allocation of its own.
+    /// Value in an allocation of its own.
     Large(&'a Rc<[u8]>),
 }
 
 impl<'a> StoredValue<'a> {
-    /// The value.
+    /// Bytes of the value.
     pub fn bytes(&self) -> &'a [u8] {
         match self {
             StoredValue::Inline(bytes) => bytes,
@@ -164,12 +167,12 @@ impl<'a> StoredValue<'a> {
     }
 }
 
-/// What an entry says besides its key and its value's bytes.
+/// Kind of an entry, with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordKind {
     /// A value.
     Put {
-        /// Time at which it expires.
+        /// Time at which the value expires; `None` if it never does.
         expires: Option<Timestamp>,
     },
     /// A tombstone.
@@ -180,7 +183,7 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// The entry's value with these bytes.
+    /// Returns a value of this kind with `bytes`.
     pub fn with(self, bytes: &[u8]) -> Value<'_> {
         match self {
             RecordKind::Put { expires } => Value::Put { bytes, expires },
@@ -189,7 +192,7 @@ impl RecordKind {
     }
 }
 
-/// Ordered entries that are only added.
+/// Ordered entries; they are only added.
 #[derive(Debug)]
 pub struct SkipList {
     index: Vec<u64>,
@@ -197,7 +200,7 @@ pub struct SkipList {
     records: Vec<u64>,
     /// Number of levels of the index in use.
     levels: usize,
-    /// The last leaf.
+    /// Number of the last leaf.
     last: LeafNumber,
     large_values: Vec<Rc<[u8]>>,
     large_bytes: usize,
@@ -206,7 +209,7 @@ pub struct SkipList {
 }
 
 impl SkipList {
-    /// An empty list that isn't moved before its entries take about this many bytes.
+    /// Returns an empty list that reallocates nothing until its entries take about `bytes` bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         let mut index = Vec::with_capacity(bytes / 512 + 1024);
         index.push(0);
@@ -233,7 +236,7 @@ impl SkipList {
         self.length
     }
 
-    /// Bytes of memory that the entries take.
+    /// Memory of the entries, in bytes.
     pub fn bytes(&self) -> usize {
         (self.index.len() + self.records.len()) * 8
             + self.leaves.len() * size_of::<Leaf>()
@@ -241,7 +244,7 @@ impl SkipList {
             + self.large_values.len() * LARGE_VALUE_OVERHEAD
     }
 
-    /// Adds an entry, unless there is one of its key and sequence. Returns whether it has been added.
+    /// Adds an entry, unless one with its key and sequence exists. Returns whether it was added.
     ///
     /// # Panics
     /// If the key has more than [`MOST_KEY_BYTES`], or the entries would take more than 32 GiB.
@@ -272,7 +275,7 @@ impl SkipList {
         let next = self.leaf(leaf).next;
         let mut upper = Leaf::between(leaf, next);
         if next == 0 && slot == LEAF {
-            // Keys that rise fill their leaves.
+            // Ascending keys fill their leaves.
             (leaf, slot) = (new, 0);
         } else {
             self.leaves[leaf as usize].split(&mut upper);
@@ -291,44 +294,44 @@ impl SkipList {
         true
     }
 
-    /// The first entry.
+    /// Position of the first entry.
     pub fn first(&self) -> Option<Position> {
         self.at(0, 0)
     }
 
-    /// The last entry.
+    /// Position of the last entry.
     pub fn last(&self) -> Option<Position> {
         self.before_slot(self.last, self.leaf(self.last).length)
     }
 
-    /// The first entry that isn't before (`key`, `sequence`).
+    /// Position of the first entry at or after (`key`, `sequence`).
     #[inline]
     pub fn at_or_after(&self, key: &[u8], sequence: Sequence) -> Option<Position> {
         let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
         self.at(leaf, slot)
     }
 
-    /// The last entry that is before (`key`, `sequence`).
+    /// Position of the last entry before (`key`, `sequence`).
     pub fn before(&self, key: &[u8], sequence: Sequence) -> Option<Position> {
         let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
         self.before_slot(leaf, slot)
     }
 
-    /// The entry after one.
+    /// Position of the entry after `position`.
     #[inline]
     pub fn next(&self, position: Position) -> Option<Position> {
         let (leaf, slot) = self.locate(position);
         self.at(leaf, slot + 1)
     }
 
-    /// The entry before one.
+    /// Position of the entry before `position`.
     #[inline]
     pub fn previous(&self, position: Position) -> Option<Position> {
         let (leaf, slot) = self.locate(position);
         self.before_slot(leaf, slot)
     }
 
-    /// Key, sequence, kind and value of an entry.
+    /// Key, sequence, kind and value of the entry at `position`.
     #[inline]
     pub fn read(&self, position: Position) -> (&[u8], Sequence, RecordKind, StoredValue<'_>) {
         let record = position.record as usize;
@@ -351,14 +354,14 @@ impl SkipList {
         (key, self.records[record], kind, value)
     }
 
-    /// An entry.
+    /// Entry at `position`.
     pub fn entry(&self, position: Position) -> Entry<'_> {
         let (key, sequence, kind, value) = self.read(position);
         Entry { key, sequence, value: kind.with(value.bytes()) }
     }
 
-    /// Finds the place of (`key`, `sequence`): the leaf, and the number of its entries that are before it. In all leaves but the first
-    /// that is at least one.
+    /// Finds the place of (`key`, `sequence`): the leaf, and the number of its entries before that. In all
+    /// leaves except the first this number is at least one.
     #[inline]
     fn search(&self, prefix: Prefix, key: &[u8], sequence: Sequence) -> (LeafNumber, usize) {
         let node = self.search_index(prefix, key, sequence, |_, _| {});
@@ -366,7 +369,7 @@ impl SkipList {
         (leaf, self.slot(leaf, prefix, key, sequence))
     }
 
-    /// Returns the end of the list, if all entries are before (`key`, `sequence`).
+    /// Returns the end of the list if all entries are before (`key`, `sequence`).
     fn end_before(&self, prefix: Prefix, key: &[u8], sequence: Sequence) -> Option<(LeafNumber, usize)> {
         let leaf = self.leaf(self.last);
         let Some(slot) = leaf.length.checked_sub(1) else { return Some((self.last, 0)) };
@@ -378,7 +381,8 @@ impl SkipList {
         is_before.then_some((self.last, leaf.length))
     }
 
-    /// Finds the last node of each level whose leaf begins before (`key`, `sequence`), and returns that of the lowest level.
+    /// Finds the last node of each level whose leaf begins before (`key`, `sequence`), and returns the node
+    /// of the lowest level.
     #[inline]
     fn search_index(
         &self,
@@ -388,7 +392,8 @@ impl SkipList {
         mut found: impl FnMut(usize, Node),
     ) -> Node {
         let mut node = 0;
-        // The node that ended the search in the level above: if it is the next one here, too, it needs no second comparison.
+        // Node that ended the search in the level above: if it is also the next one here, it isn't compared
+        // again.
         let mut after = 0;
         for level in (0..self.levels).rev() {
             loop {
@@ -416,7 +421,7 @@ impl SkipList {
     #[inline]
     fn slot(&self, leaf: LeafNumber, prefix: Prefix, key: &[u8], sequence: Sequence) -> usize {
         let leaf = self.leaf(leaf);
-        // Counted rather than searched by halves: the lines of memory are read at once, not one after the other.
+        // A linear count instead of a binary search: its cache lines are fetched in parallel.
         let highs = &leaf.highs[..leaf.length];
         let less = highs.iter().filter(|high| **high < prefix.high).count();
         let same = highs.iter().filter(|high| **high == prefix.high).count();
@@ -446,7 +451,7 @@ impl SkipList {
         &self.leaves[number as usize]
     }
 
-    /// The entry of a slot; that of the next leaf, if the slot is after the last entry.
+    /// Position of a slot; after the last slot, that of the next leaf's first entry.
     #[inline]
     fn at(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Position> {
         if slot == self.leaf(leaf).length {
@@ -458,7 +463,7 @@ impl SkipList {
         Some(Position { leaf, slot, record: self.leaf(leaf).records[slot] })
     }
 
-    /// The entry before a slot.
+    /// Position of the entry before a slot.
     #[inline]
     fn before_slot(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Position> {
         if slot == 0 {
@@ -471,7 +476,7 @@ impl SkipList {
         Some(Position { leaf, slot: slot - 1, record: self.leaf(leaf).records[slot - 1] })
     }
 
-    /// Leaf and slot of an entry, after inserts that may have moved it.
+    /// Leaf and slot of an entry, also after inserts that moved it.
     #[inline]
     fn locate(&self, position: Position) -> (LeafNumber, usize) {
         if self.leaf(position.leaf).records[position.slot] == position.record
@@ -499,7 +504,7 @@ impl SkipList {
         (Prefix { high, low: (low >> 32) as u32 }, low as Node)
     }
 
-    /// Appends a record.
+    /// Appends a record and returns it.
     fn push_record(&mut self, entry: Entry<'_>) -> Record {
         let (value, time, tombstone): (&[u8], _, _) = match entry.value {
             Value::Put { bytes, expires } => (bytes, expires, false),
@@ -548,7 +553,7 @@ impl SkipList {
         }
     }
 
-    /// Draws the number of levels of a node: each further one with a probability of 1/4.
+    /// Draws the number of levels of a node; each further level has a probability of 1/4.
     fn draw_levels(&mut self) -> usize {
         let limit = 1 << (2 * (MOST_LEVELS - 1));
         1 + (self.random.next_u64() | limit).trailing_zeros() as usize / 2

@@ -21,7 +21,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A cursor walks through what is inserted before and between its steps, and `get` finds it.
+    /// A cursor finds entries that are inserted before and between its steps, and so does `get`.
     #[test]
     fn is_a_sorted_map(steps in proptest::collection::vec(step(), 0..400)) {
         let memtable = Rc::new(Memtable::with_capacity(0));
@@ -56,7 +56,7 @@ proptest! {
     }
 }
 
-/// Keys that come in order, and in reverse, are found again; towers of many levels are built and followed.
+/// Keys that are inserted in ascending, descending and mixed order are found; the index gets many levels.
 #[test]
 fn holds_many_entries() {
     for order in [|n: u32| n, |n: u32| 9_999 - n, |n: u32| n * 7_919 % 10_000] {
@@ -83,7 +83,7 @@ fn holds_many_entries() {
     }
 }
 
-/// The memory counted is that of the arena and of large values; a tombstone isn't free.
+/// The counted memory includes the arena, large values and tombstones.
 #[test]
 fn counts_its_memory() {
     let memtable = Memtable::with_capacity(1 << 20);
@@ -114,7 +114,8 @@ fn counts_its_memory() {
     assert_eq!(memtable.range_tombstones().len(), 2);
 }
 
-/// Nanoseconds of processor time for inserts of random and of rising keys, lookups, and steps of a cursor, in a memtable of
+/// Measures processor time in nanoseconds of inserts of random and ascending keys, lookups, and steps of a
+/// cursor, in a memtable of
 /// 64 MiB. `cargo test --release -p siltstone-kv --lib memtable::tests::speed -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]

@@ -10,7 +10,7 @@ use std::rc::Rc;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Entries of several sources, some of them in more than one, are those of their union.
+    /// A merge returns the union of its sources' entries, some of which are in several sources.
     #[test]
     fn is_the_union_of_its_sources(
         entries in proptest::collection::vec((key(), 0_u64..20, said(), 1_u8..32), 0..80),
@@ -34,7 +34,7 @@ proptest! {
     }
 }
 
-/// After an error of a source the cursor shows nothing, and a seek makes it usable.
+/// After an error of a source the cursor is at no entry, and a seek makes it usable.
 #[test]
 fn shows_nothing_after_an_error() {
     let memtables: Vec<_> = (0..3).map(|_| Rc::new(Memtable::with_capacity(0))).collect();
@@ -43,7 +43,7 @@ fn shows_nothing_after_an_error() {
         memtables[usize::from(number % 3)].insert(Entry { key: &[number], sequence: 1, value });
     }
     let cursors: Vec<_> = memtables.iter().map(|memtable| Watched::new(memtable.cursor())).collect();
-    // That of key 10.
+    // Switch for failures of the cursor with key 10.
     let fails = Rc::clone(&cursors[1].fails);
     let mut merge = Merge::new(cursors);
     let at = |merge: &Merge<_>| Cursor::entry(merge).map(|entry| Said::of(entry.value));

@@ -1,16 +1,18 @@
-//! FADE: tombstones go on by a time to live per level (Sarkar, Papon, Staratzis, Athanassoulis, "Lethe: A Tunable Delete-Aware LSM
-//! Engine", SIGMOD 2020).
+//! FADE: tombstones move down by a time to live per level (Sarkar, Papon, Staratzis, Athanassoulis, "Lethe: A
+//! Tunable Delete-Aware LSM Engine", SIGMOD 2020).
 //!
-//! Levels above the last one share the deadline D: level i takes d_i = d_0 · T^i of it, where T is the size ratio of levels, and the
-//! sum is D. A tombstone that is older than d_0 + … + d_i makes its table in level i due. Due tables come first: those of the first
-//! level that has any, then the most overdue, then the one with the most tombstones. Otherwise the trigger is saturation, and the
-//! choice is the smallest overlap; of equals, the most tombstones (the paper's SO).
+//! Levels above the last one share the deadline D: level i gets d_i = d_0 · T^i of it, where T is the size
+//! ratio of levels, and the sum is D. A tombstone that is older than d_0 + … + d_i makes its table in level i
+//! due. Due tables come first: those of the first level that has any, then the most overdue, then the one
+//! with the most tombstones. Otherwise the trigger is saturation, and the choice is the smallest overlap; on
+//! ties, the most tombstones (the paper's SO).
 //!
-//! In the paper level 0 is the memtable. Here it is the memtable with level 0, which is flushed from it unmerged. D is
-//! `delete_persistence` without the share for resets, so that all policies keep the same promise.
+//! In the paper level 0 is the memtable. Here it is the memtable together with level 0, to which memtables
+//! are flushed unmerged. D is `delete_persistence` without the share for resets, so that all policies keep
+//! the same promise.
 //!
-//! A job begins when its table has expired, so the time that jobs take comes on top. Where expired tables of the first levels keep
-//! compaction busy, those of deeper levels wait: FADE has no bound then.
+//! A job begins when its table has expired, so the duration of jobs is added to the age. While expired tables
+//! of the first levels keep compaction busy, those of deeper levels wait: FADE has no bound then.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
@@ -34,7 +36,7 @@ impl Fade {
         Fade { shape, deadline: parameters.deadline(), multiplier: parameters.multiplier as f64 }
     }
 
-    /// Returns the level, the index and the time to leave of all tables with tombstones that a job can move on.
+    /// Returns level, index and due time of all tables with tombstones that a job can move down.
     fn dues<'t>(&'t self, tree: &'t Tree<'_>) -> impl Iterator<Item = (usize, usize, Timestamp)> + 't {
         let last = tree.last();
         tree.levels.iter().enumerate().flat_map(move |(level, tables)| {
@@ -68,7 +70,7 @@ impl Compaction for Fade {
             return self.shape.level0(tree, None);
         }
         let index = self.shape.cheapest(tree, level, |table, overlapped| {
-            // The second term decides between equal overlaps only.
+            // The second term only breaks ties of overlaps.
             overlap_ratio(table, overlapped) - 1e-9 * table.tombstones as f64
         })?;
         Some(self.shape.push(tree, level, index..index + 1, level + 1))

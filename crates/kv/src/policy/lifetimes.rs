@@ -4,14 +4,15 @@ use crate::entry::Timestamp;
 
 /// Number of lifetimes that are kept per level.
 const KEPT: usize = 64;
-/// Number of lifetimes from which statistics are returned.
+/// Minimum number of lifetimes for statistics.
 const ENOUGH: usize = 8;
-/// Largest number of levels.
+/// Maximum number of levels.
 const LEVELS: usize = 16;
 
-/// Lifetimes of the last tables that died, by the level that they were written to.
+/// Lifetimes of the last replaced tables, by the level that they were written to.
 ///
-/// A table lives from its write to the job that replaces it. A trivial move doesn't end its life: its zone was chosen at its write.
+/// The lifetime of a table is from its write to the job that replaces it. A trivial move doesn't end it: the
+/// table's zone was chosen at its write.
 #[derive(Debug, Clone, Default)]
 pub struct Lifetimes {
     levels: Vec<Recent>,
@@ -25,7 +26,7 @@ struct Recent {
 }
 
 impl Lifetimes {
-    /// Notes that a table has died that was written to this level; levels beyond the last possible one are ignored.
+    /// Notes the end of a table that was written to `level`; levels beyond the maximum are ignored.
     pub fn died(&mut self, level: usize, created: Timestamp, now: Timestamp) {
         if level >= LEVELS {
             return;
@@ -43,15 +44,15 @@ impl Lifetimes {
         }
     }
 
-    /// Returns the mean lifetime of tables of a level in milliseconds; `None` before enough have died.
+    /// Returns the mean lifetime of tables of a level in milliseconds; `None` if too few have ended.
     pub fn mean(&self, level: usize) -> Option<u64> {
         let lifetimes = self.lifetimes(level)?;
         let sum: u128 = lifetimes.iter().copied().map(u128::from).sum();
         u64::try_from(sum / lifetimes.len() as u128).ok()
     }
 
-    /// Returns the lifetime in milliseconds below which this share of the tables of a level lived, from 0 to 1 (nearest rank); `None`
-    /// before enough have died.
+    /// Returns a percentile of the lifetimes of a level's tables in milliseconds, for a share from 0 to 1
+    /// (nearest rank); `None` if too few have ended.
     pub fn percentile(&self, level: usize, share: f64) -> Option<u64> {
         let mut lifetimes = self.lifetimes(level)?.to_vec();
         lifetimes.sort_unstable();

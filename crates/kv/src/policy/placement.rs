@@ -1,18 +1,21 @@
-//! The class of the zone in which a new table is written: tables that die together belong together, so that zones die as a whole.
+//! Placement of new tables: tables with similar ends of life share zones, so that zones become free as a
+//! whole.
 //!
-//! - `lifetime`: by level, as RocksDB hints and ZenFS places: levels 0 and 1 live for a medium time, level 2 long, deeper ones extremely
-//!   long. ZenFS puts a table also in an open zone of a longer-lived class, where it has no zone of its own; here each class has one.
-//! - `zap`: as `lifetime`, but tables with tombstones die by a deadline (Nie et al., 2025; see [`zap`](super::zap)). One that
-//!   has less time left than tables of level 1 live on average goes with the low levels; one with less than the 75th percentile of its
-//!   level, to a class of expiring tables. Until enough tables have died to know, a table goes by its level.
+//! - `lifetime`: by level, with the hints of RocksDB and the zones of ZenFS: levels 0 and 1 are medium-lived,
+//!   level 2 is long-lived, deeper ones are extremely long-lived. ZenFS may also put a table in an open zone
+//!   of a longer-lived class if its own class has none; here each class has one.
+//! - `zap`: as `lifetime`, but tables with tombstones end by a deadline (Nie et al., 2025; see
+//!   [`zap`](super::zap)). A table with less remaining time than the mean lifetime of level 1 is placed with
+//!   the low levels; one with less than the 75th percentile of its level is placed in a class of expiring
+//!   tables. Tables are placed by level until enough lifetimes are known.
 //!
-//! Each class has an open zone, of which a drive has few (14 on a ZN540).
+//! Each class has an open zone; a drive permits few (14 on a ZN540).
 
 use super::lifetimes::Lifetimes;
 use crate::entry::Timestamp;
 use block::{Error, Result};
 
-/// The names of all placement policies, as [`placement`] takes them.
+/// Names of all placement policies, as accepted by [`placement`].
 pub const NAMES: [&str; 2] = [LIFETIME, ZAP];
 
 /// Name of placement by level.
@@ -28,27 +31,28 @@ const MEDIUM: u8 = 1;
 const LONG: u8 = 2;
 /// Class of tables of deeper levels.
 const EXTREME: u8 = 3;
-/// Class of tables that die by a deadline sooner than others of their level.
+/// Class of tables whose deadline ends them earlier than others of their level.
 const EXPIRING: u8 = 4;
 
-/// Share of the tables of a level that die sooner than an expiring one may live.
+/// Percentile of a level's lifetimes below which a table is expiring.
 const EXPIRING_SHARE: f64 = 0.75;
 
 /// A table that is about to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewTable {
-    /// Its level.
+    /// Level of the table.
     pub level: usize,
-    /// Time by which it leaves its level ([`Compaction::due`](super::Compaction::due)); `None` without tombstones or deadlines.
+    /// Time by which the table leaves its level ([`Compaction::due`](super::Compaction::due)); `None` without
+    /// tombstones or deadlines.
     pub due: Option<Timestamp>,
 }
 
 /// A placement policy.
 pub trait Placement: std::fmt::Debug {
-    /// Returns the number of classes, with class 0 ([`LOG`]) of the write-ahead log.
+    /// Returns the number of classes, including class 0 ([`LOG`]) of the write-ahead log.
     fn classes(&self) -> u8;
 
-    /// Returns the class of a new table: from 1 up to the number of classes.
+    /// Returns the class of a new table, from 1 to `classes() - 1`.
     fn place(&self, table: &NewTable, lifetimes: &Lifetimes, now: Timestamp) -> u8;
 }
 
@@ -113,7 +117,7 @@ impl Placement for ByDeadline {
 mod tests {
     use super::*;
 
-    /// Tables of level 1 live 100 ms, those of level 3 from 100 to 6400 ms.
+    /// Tables of level 1 live for 100 ms, those of level 3 for 100 to 6400 ms.
     fn lifetimes() -> Lifetimes {
         let mut lifetimes = Lifetimes::default();
         for table in 1..=64 {

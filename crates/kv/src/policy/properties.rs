@@ -1,4 +1,4 @@
-//! What holds for the jobs of every policy, in any tree; and trees for the tests of policies.
+//! Properties of the jobs of all policies, in arbitrary trees; and trees for the tests of policies.
 
 use super::{COMPACTIONS, CompactionParameters, Job, TableView, Tree, compaction};
 use crate::entry::Timestamp;
@@ -20,7 +20,7 @@ pub(super) fn table<'a>(id: u64, smallest: &'a str, largest: &'a str) -> TableVi
     }
 }
 
-/// Returns a table with tombstones, the oldest one of this time.
+/// Returns a table with a tombstone of time `oldest`.
 pub(super) fn deleted<'a>(id: u64, smallest: &'a str, largest: &'a str, oldest: Timestamp) -> TableView<'a> {
     TableView { tombstones: 1, oldest_tombstone: Some(oldest), ..table(id, smallest, largest) }
 }
@@ -36,7 +36,7 @@ pub(super) fn parameters() -> CompactionParameters {
     }
 }
 
-/// Checks that a tree is in order.
+/// Checks the order of a tree.
 pub(super) fn check_tree(tree: &Tree<'_>) {
     for (level, tables) in tree.levels.iter().enumerate() {
         for pair in tables.windows(2) {
@@ -49,7 +49,7 @@ pub(super) fn check_tree(tree: &Tree<'_>) {
     }
 }
 
-/// Returns the tables of a job: its inputs, then those of the target level.
+/// Returns the participating tables of a job: its inputs, and those of the target level.
 fn taken<'t, 'a>(tree: &'t Tree<'a>, job: &'t Job) -> (Vec<&'t TableView<'a>>, Vec<&'t TableView<'a>>) {
     let of = |level: usize, ids: &'t [u64]| {
         tree.level(level).iter().filter(|table| ids.contains(&table.id)).collect()
@@ -103,7 +103,7 @@ pub(super) fn check_job(tree: &Tree<'_>, job: &Job) {
     }
 }
 
-/// A table of a tree without entries.
+/// A table without contents.
 #[derive(Debug, Clone)]
 struct Owned {
     id: u64,
@@ -134,7 +134,7 @@ fn view(levels: &[Vec<Owned>]) -> Tree<'_> {
     Tree::of(levels.iter().map(|tables| tables.iter().map(Owned::view).collect()).collect())
 }
 
-/// Carries out a job as if no entry hid another: its outputs have the bytes of its inputs, in one table.
+/// Applies a job as if no entry hid another: its output is one table with the bytes of all its inputs.
 fn apply(levels: &mut Vec<Vec<Owned>>, job: &Job, id: u64, now: Timestamp) {
     let is_lowest = {
         let tree = view(levels);
@@ -170,7 +170,7 @@ fn apply(levels: &mut Vec<Vec<Owned>>, job: &Job, id: u64, now: Timestamp) {
     levels[job.target].sort_by_key(|table| table.smallest);
 }
 
-/// Time of the properties; tombstones are up to twice as old as the deadline, or expire later.
+/// Present time of the properties; tombstones are up to twice as old as the deadline, or expire later.
 const NOW: Timestamp = 10_000;
 
 fn tables(most: usize) -> impl Strategy<Value = Vec<(u8, u8, u64, Option<Timestamp>, bool)>> {
@@ -178,7 +178,7 @@ fn tables(most: usize) -> impl Strategy<Value = Vec<(u8, u8, u64, Option<Timesta
     prop::collection::vec((any::<u8>(), 0..40_u8, 1..300_u64, oldest, prop::bool::weighted(0.1)), 0..most)
 }
 
-/// Trees of up to five levels.
+/// Arbitrary trees of up to five levels.
 fn levels() -> impl Strategy<Value = Vec<Vec<Owned>>> {
     let drawn = (tables(9), prop::collection::vec(tables(20), 0..5));
     drawn.prop_map(|(level0, deeper)| {
@@ -207,7 +207,7 @@ fn levels() -> impl Strategy<Value = Vec<Vec<Owned>>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Jobs keep the order of the tree, come to an end, and leave no level too full and no tombstone overdue.
+    /// Jobs keep the order of the tree and terminate, and leave no level too full and no tombstone overdue.
     #[test]
     fn jobs_keep_the_order_and_come_to_an_end(first in levels(), level0_tables in 1..5_usize, multiplier in 2..5_u64) {
         for name in COMPACTIONS {
@@ -244,7 +244,7 @@ proptest! {
         }
     }
 
-    /// Nothing is forced before a policy wakes, and then something is.
+    /// No job is forced before a policy's wake time, and one is forced then.
     #[test]
     fn policies_wake_when_a_job_is_due(levels in levels()) {
         let tree = view(&levels);

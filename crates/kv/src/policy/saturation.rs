@@ -1,8 +1,10 @@
-//! Saturation: a level that is too large gives a table to the next one; no promise about deletions.
+//! Saturation: a level above its target size moves a table to the next one; deletions have no deadline.
 //!
-//! The trigger and the choice of RocksDB's leveled compaction: the level that is too full by the largest factor, level 0 by its number of tables
-//! and others by their size. Level 0 gives all tables that overlap its oldest; another level gives the table with the smallest overlap ratio: the size of what it overlaps in the
-//! next level, relative to its own. Without overlap the table is moved as it is.
+//! Trigger and choice are those of RocksDB's leveled compaction: the level that exceeds its target by the
+//! largest factor, level 0 by its number of tables and others by their size. From level 0, all tables that
+//! overlap its oldest one are merged; from another level, the table with the smallest overlap ratio: size of
+//! the tables that it overlaps in the next level, relative to its own. Without overlap the table is moved
+//! unchanged.
 
 use super::shape::Shape;
 use super::{Compaction, Job, TableView, Tree};
@@ -42,7 +44,7 @@ impl Compaction for Saturation {
     }
 }
 
-/// Returns the size of what a table overlaps in the next level, relative to its own.
+/// Returns the size of the tables that a table overlaps in the next level, relative to its own size.
 pub(super) fn overlap_ratio(table: &TableView<'_>, overlapped: u64) -> f64 {
     overlapped as f64 / table.bytes.max(1) as f64
 }
@@ -90,7 +92,7 @@ mod tests {
             let tree = Tree::of(vec![level0(tables0), level1(tables1)]);
             COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().level)
         };
-        // Four tables of level 0 make a job due, and four tables are the size of level 1.
+        // Four tables of level 0 make a job due, and four tables have the target size of level 1.
         assert_eq!(level(4, 4), [0; 3]);
         assert_eq!(level(8, 8), [0; 3], "of equals, level 0");
         assert_eq!(level(8, 9), [1; 3]);

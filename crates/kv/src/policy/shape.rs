@@ -1,9 +1,9 @@
-//! What the compaction policies share: sizes of levels, overlaps, the construction of jobs.
+//! Common functions of the compaction policies: sizes of levels, overlaps, the construction of jobs.
 
 use super::{CompactionParameters, Job, TableView, Tree};
 use std::ops::Range;
 
-/// The shape that compaction gives a tree, and the jobs that keep its order.
+/// Target shape of a tree, and construction of jobs that keep its order.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     level0_tables: usize,
@@ -20,7 +20,7 @@ impl Shape {
         Shape { level0_tables, level_bytes, multiplier, levels, job_bytes }
     }
 
-    /// Returns the target size of a level below level 0 in bytes; the last level has none.
+    /// Returns the target size in bytes of a level other than 0; unlimited for the last level.
     pub fn target_bytes(&self, level: usize) -> u64 {
         if level + 1 >= self.levels {
             return u64::MAX;
@@ -29,14 +29,15 @@ impl Shape {
         self.level_bytes.saturating_mul(self.multiplier.saturating_pow(exponent))
     }
 
-    /// Returns whether level 0 has this multiple of the tables that make a job due.
+    /// Returns whether level 0 has at least `multiple` times the tables that make a job due.
     pub(super) fn is_level0_full(&self, tree: &Tree<'_>, multiple: usize) -> bool {
         tree.level(0).len() >= self.level0_tables * multiple
     }
 
-    /// Returns the level that is too full by the largest factor: level 0 by its number of tables, from the number that makes a job due on, and
-    /// others that exceed their target size. Of equals, the first. (RocksDB's score: if level 0 always came first, the levels below would
-    /// grow without bound under load, and each job of level 0 with them.)
+    /// Returns the level that exceeds its target by the largest factor; on ties, the first. Level 0 is
+    /// measured by its number of tables and is included when a job is due; others are measured by their size.
+    /// (RocksDB's score: if level 0 always came first, the levels below would grow without bound under load,
+    /// and each job of level 0 with them.)
     pub(super) fn fullest(&self, tree: &Tree<'_>) -> Option<usize> {
         let (mut fullest, mut highest) = (None, 1.0);
         if self.is_level0_full(tree, 1) {
@@ -51,8 +52,8 @@ impl Shape {
         fullest
     }
 
-    /// Returns the table of a level below level 0 with the lowest cost, which is computed from the table and the size in bytes of what
-    /// it overlaps in the next level; of equals, the oldest table.
+    /// Returns the table of a level other than 0 with the lowest cost; on ties, the oldest. The cost is
+    /// computed from the table and the size in bytes of the tables that it overlaps in the next level.
     pub(super) fn cheapest(
         &self,
         tree: &Tree<'_>,
@@ -71,8 +72,8 @@ impl Shape {
         best.map(|(_, _, index)| index)
     }
 
-    /// Returns the job that moves a table of level 0 to level 1, with all tables of level 0 that overlap it, directly or through others.
-    /// Without an index it is the oldest table.
+    /// Returns the job that moves a table of level 0 to level 1, with all tables of level 0 that overlap it
+    /// directly or transitively. The default index is that of the oldest table.
     pub(super) fn level0(&self, tree: &Tree<'_>, index: Option<usize>) -> Option<Job> {
         let tables = tree.level(0);
         let first = tables.get(index.unwrap_or(tables.len().checked_sub(1)?))?;
@@ -92,16 +93,16 @@ impl Shape {
         Some(merge(tree, 0, &chosen, 1))
     }
 
-    /// Returns the job that merges neighbouring tables of a level below level 0 into a deeper level, together with the neighbours that
-    /// don't enlarge the inputs of the target level.
+    /// Returns the job that merges adjacent tables of a level other than 0 into a deeper level, with further
+    /// neighbours that don't add inputs of the target level.
     pub(super) fn push(&self, tree: &Tree<'_>, level: usize, run: Range<usize>, target: usize) -> Job {
         let run = self.widen(tree, level, run, target);
         let chosen: Vec<&TableView<'_>> = tree.level(level)[run].iter().collect();
         merge(tree, level, &chosen, target)
     }
 
-    /// Returns the run with the neighbours that lie in the range of its overlapped tables: merged later, they would rewrite the same
-    /// tables of the target again. (LevelDB and RocksDB widen their inputs so.)
+    /// Returns the run extended by neighbours that lie in the range of its overlapped tables: merged later,
+    /// they would rewrite the same tables of the target again. (LevelDB and RocksDB do the same.)
     fn widen(&self, tree: &Tree<'_>, level: usize, run: Range<usize>, target: usize) -> Range<usize> {
         let tables = tree.level(level);
         let (smallest, largest) = range(tables[run.clone()].iter());
@@ -125,8 +126,9 @@ impl Shape {
         start..end
     }
 
-    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes, and the most for a job;
-    /// without neighbours if the drive is short of space.
+    /// Returns the run of the table at `index` and its neighbours for which `wanted` is true. The job stays
+    /// within `most` bytes and the maximum size of a job. On a drive that is short of space the run is the
+    /// table alone.
     pub(super) fn extend(
         &self,
         tree: &Tree<'_>,
@@ -161,7 +163,8 @@ pub fn rewrite(tree: &Tree<'_>, level: usize, index: usize) -> Job {
     Job { level, inputs, target: level, overlapped: Vec::new(), is_trivial_move: false }
 }
 
-/// Returns the job as a merge where no table below its inputs overlaps them: moved as they are, they would keep their tombstones.
+/// Returns the job as a merge if no table below its inputs overlaps them: a trivial move would keep their
+/// tombstones.
 pub(super) fn merge_where_lowest(tree: &Tree<'_>, job: Job) -> Job {
     if !job.is_trivial_move {
         return job;
@@ -172,7 +175,7 @@ pub(super) fn merge_where_lowest(tree: &Tree<'_>, job: Job) -> Job {
     Job { is_trivial_move, ..job }
 }
 
-/// Returns the smallest and the largest key of at least one table.
+/// Returns the smallest and the largest key of the tables, of which there is at least one.
 fn range<'a: 'b, 'b>(mut tables: impl Iterator<Item = &'b TableView<'a>>) -> (&'a [u8], &'a [u8]) {
     let first = tables.next().expect("a job has at least one table");
     tables.fold((first.smallest, first.largest), |(smallest, largest), table| {

@@ -1,7 +1,9 @@
-//! A tree without I/O, whose tables are lists of keys, under each policy: bytes written, and ages at which tombstones go.
+//! Simulation of each policy on a tree without I/O, whose tables are lists of keys. It measures bytes
+//! written, and ages at which tombstones are dropped.
 //!
-//! Time passes with writes, one in a millisecond, and a job takes time by its size. Keys are read back at the end, so a job that
-//! breaks the order of the tree, or a tombstone that is dropped too early, fails the test.
+//! Time advances by writes, one per millisecond, and jobs take time in proportion to their size. Keys are
+//! read back at the end, so a job that breaks the order of the tree, or a tombstone that is dropped too
+//! early, fails the test.
 
 use super::properties::{check_job, check_tree};
 use super::{COMPACTIONS, Compaction, CompactionParameters, Job, TableView, Tree, compaction};
@@ -9,10 +11,10 @@ use crate::entry::Timestamp;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Sizes of a value's and a tombstone's entry in bytes.
+/// Sizes in bytes of the entries of a value and of a tombstone.
 const VALUE: u64 = 1024;
 const TOMBSTONE: u64 = 32;
-/// Size of a memtable, and of a table in bytes.
+/// Size in bytes of a memtable, and of a table.
 const TABLE: u64 = 32 << 10;
 /// Number of tables of level 0 at which writes wait.
 const STOP: usize = 12;
@@ -21,15 +23,15 @@ const STOP: usize = 12;
 #[derive(Debug, Clone, Copy)]
 struct Load {
     writes: u64,
-    /// Percentage of deletions of existing keys.
+    /// Percentage of writes that delete existing keys.
     deletes: u64,
-    /// Updates choose keys by Zipf's law, otherwise uniformly.
+    /// Whether updates choose keys by Zipf's law; otherwise they are uniform.
     is_zipf: bool,
-    /// Percentage of the run after which deletions are persistent.
+    /// Percentage of the run within which deletions must be persistent.
     threshold: u64,
-    /// Size of level 1 in memtables.
+    /// Size of level 1, in memtables.
     level1: u64,
-    /// Bytes that compaction reads and merges in a millisecond.
+    /// Bytes that compaction merges per millisecond.
     speed: u64,
 }
 
@@ -86,18 +88,18 @@ impl Table {
     }
 }
 
-/// What a run of a policy has cost and kept.
+/// Costs of a run of a policy, and the deadlines that it kept.
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
-    /// Bytes written by flushes and compactions, relative to those of the writes.
+    /// Bytes written by flushes and compactions, relative to the bytes of the writes.
     amplification: f64,
-    /// Tombstones that are or were older than the deadline.
+    /// Number of tombstones that exceeded the deadline.
     late: u64,
-    /// Tombstones that have gone.
+    /// Number of tombstones that were dropped.
     gone: u64,
-    /// Oldest age of a tombstone, relative to the deadline.
+    /// Highest age of a tombstone, relative to the deadline.
     oldest: f64,
-    /// Time for which writes waited, relative to the run.
+    /// Duration of stalls of writes, relative to the run.
     stalled: f64,
 }
 
@@ -109,12 +111,12 @@ struct World {
     memtable: Vec<Entry>,
     memtable_bytes: u64,
     now: Timestamp,
-    /// Time in milliseconds that a write takes.
+    /// Duration of a write in milliseconds.
     step: u64,
     next_id: u64,
     sequence: u64,
     running: Option<(Job, Timestamp)>,
-    /// Time at which the policy is asked again if the tree doesn't change.
+    /// Time of the next call of the policy if the tree doesn't change.
     wake: Option<Timestamp>,
     user_bytes: u64,
     written: u64,
@@ -167,7 +169,7 @@ impl World {
         }
     }
 
-    /// Lets time pass without writes.
+    /// Advances the time without writes.
     fn idle(&mut self, until: Timestamp) {
         if !self.memtable.is_empty() {
             self.flush();
@@ -201,7 +203,7 @@ impl World {
         self.next_id
     }
 
-    /// Ends the job that is running if its time has come, and begins the next one.
+    /// Ends the running job if its time has come, and begins the next one.
     fn work(&mut self) {
         if let Some((job, done)) = self.running.take() {
             if done > self.now {
@@ -262,7 +264,7 @@ impl World {
         check_tree(&tree(&self.levels));
     }
 
-    /// Cuts entries into tables, between keys.
+    /// Divides entries into tables, between keys.
     fn cut(&mut self, entries: Vec<Entry>) -> Vec<Table> {
         let mut tables = Vec::new();
         let mut part: Vec<Entry> = Vec::new();
@@ -281,7 +283,8 @@ impl World {
         tables
     }
 
-    /// Merges versions as the store must: a tombstone that a newer value hides stays until it has met all older versions.
+    /// Merges versions as the store must: a tombstone that a newer value hides is kept until it has met all
+    /// older versions.
     fn fold(&mut self, entries: &mut [Entry], target: Option<usize>) -> Vec<Entry> {
         let levels = std::mem::take(&mut self.levels);
         let tree = tree(&levels);
@@ -361,7 +364,7 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// A number below `end` by Zipf's law with exponent 1, approximately.
+    /// A number below `end`, approximately by Zipf's law with exponent 1.
     fn zipf(&mut self, end: usize) -> usize {
         let share = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         ((end as f64).powf(share) as usize).clamp(1, end) - 1
@@ -384,7 +387,8 @@ impl Load {
         world.outcome(&model)
     }
 
-    /// Returns the world after the writes, and its keys: with the sequences of their values, and in the order of their ranks.
+    /// Returns the world after the writes; the keys with the sequences of their values; and the keys in the
+    /// order of their ranks.
     fn world(&self, name: &str) -> (World, BTreeMap<u32, u64>, Vec<u32>) {
         let parameters = self.parameters();
         let deadline = parameters.deadline().unwrap();
@@ -413,7 +417,7 @@ impl Load {
         (world, model, keys)
     }
 
-    /// Runs all policies, prints what they cost, and checks what they promise.
+    /// Runs all policies, prints their costs, and checks their promises.
     fn compare(&self) -> [Outcome; 3] {
         let outcomes = COMPACTIONS.map(|name| self.run(name));
         let [saturation, fade, zap] = outcomes;
@@ -450,7 +454,7 @@ impl Load {
     }
 }
 
-/// Deletions of 10 % and a threshold of 16 %, as in the source's figures, at two shapes of the tree.
+/// 10 % deletions and a threshold of 16 %, as in the paper's figures, with two shapes of the tree.
 #[test]
 fn zap_keeps_the_promise_and_writes_less_than_fade() {
     let load =
@@ -465,7 +469,7 @@ fn zap_keeps_the_promise_and_writes_less_than_fade() {
     }
 }
 
-/// All shares of deletions and thresholds of the source. Run it with `--nocapture` for the figures.
+/// All shares of deletions and thresholds of the paper. `--nocapture` prints the results.
 #[test]
 fn zap_keeps_the_promise_at_all_shares_of_deletions() {
     if conformance::budget::is_left_out() {
@@ -480,7 +484,7 @@ fn zap_keeps_the_promise_at_all_shares_of_deletions() {
     }
 }
 
-/// The store becomes idle, so nothing but deadlines moves the tombstones.
+/// In an idle store only deadlines move the tombstones.
 #[test]
 fn tombstones_go_in_time_without_writes() {
     let load = Load { writes: 6_000, deletes: 10, is_zipf: false, threshold: 25, level1: 4, speed: 32 << 10 };
@@ -494,7 +498,8 @@ fn tombstones_go_in_time_without_writes() {
     }
 }
 
-/// A third of all keys is deleted at once, and falls due at once. Compaction needs a good part of the deadline for it.
+/// A third of all keys is deleted at once, so all deadlines are the same. Compaction needs much of the time
+/// until then.
 #[test]
 fn deletions_in_bulk_go_in_time() {
     let load = Load { writes: 8_000, deletes: 0, is_zipf: false, threshold: 50, level1: 4, speed: 12 << 10 };

@@ -1,37 +1,46 @@
-//! ZAP: deadlines are kept with as few bytes as saturation writes (Nie et al., "Time-constrained persistent deletion for key-value
-//! store engine on ZNS SSD", Future Generation Computer Systems 164, 2025; its thresholds and weights are ours).
+//! ZAP: keeps deadlines, and writes about as few bytes as saturation (Nie et al., "Time-constrained
+//! persistent deletion for key-value store engine on ZNS SSD", Future Generation Computer Systems 164, 2025;
+//! thresholds and weights are not those of the paper).
 //!
-//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. Otherwise level
-//! 0 goes by its number of tables, and the levels below by saturation; the table is chosen by a weight of its overlap ratio, its
-//! tombstones and its zones. (The paper weighs high levels only. Here low levels do too: an old tombstone that arrives in the level
-//! above the last one makes all tables that it is merged with due early.)
+//! As in the paper, tables with urgent tombstones come first, ordered by deadline and number of tombstones.
+//! Otherwise level 0 is compacted by its number of tables, and the levels below by saturation; the table is
+//! chosen by a weighted sum of its overlap ratio, its tombstones and its zones. (The paper weights high
+//! levels only. Here low levels are weighted also: an old tombstone that arrives in the level above the last
+//! one makes all tables that it is merged with due early.)
 //!
 //! # Zones
-//! A zone with stale data must be reset in time, so its live blocks are moved. A job leaves such zones at both ends of the range that it rewrites; the zones
-//! between them have no live blocks after it. So a job that a full level makes due takes neighbours up to 24 tables with those that they overlap, where RocksDB takes one table.
+//! A zone with stale data must be reset in time, so its live blocks are moved. A job leaves such zones at
+//! both ends of the range that it rewrites; the zones between them have no live blocks after it. So a job for
+//! a full level takes neighbours up to 24 tables including their overlapped ones, where RocksDB takes one
+//! table.
 //!
 //! # Laziness
-//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
-//! tombstones, and a forced job takes along neighbours that are due soon. Let D be `delete_persistence` without the share for resets,
-//! n the last level and R [`RATIO`]. A table of level i is due at the age A_i = D · R^(i+1-n), and at D in levels n - 1 and n and where
-//! nothing below overlaps it. (Lethe's ratio is that of level sizes: it forces many jobs early, and each costs as many tables as a
+//! A tombstone that moves with a saturation job costs nothing. So a job is forced as late as possible, the
+//! choice of saturation prefers old tombstones, and a forced job includes neighbours that are due soon. Let D
+//! be `delete_persistence` without the share for resets, n the last level and R [`RATIO`]. A table of level i
+//! is due at the age A_i = D · R^(i+1-n), and at the age D in levels n - 1 and n and if no table below
+//! overlaps it. (Lethe's ratio is that of level sizes: it forces many jobs early, and each costs as many
+//! tables as a late one.)
 //! late one.)
 //!
-//! Deletions in bulk fall due together. So the tables are sorted by the time at which they are due, and the size of the jobs up to
-//! each is added up: the first job is forced when the remaining time is no longer than all of them take at `bytes_per_second`, and one
-//! more job that may be running. But no job is forced before its tombstone has the age A_i / 2: a table that is rewritten earlier soon
-//! has others.
+//! Bulk deletions fall due together. So the tables are sorted by due time, and the sizes of the jobs are
+//! accumulated: the first job is forced when the remaining time is at most the time of all of them at
+//! `bytes_per_second`, plus one job that may be running. But no job is forced before its tombstone has the
+//! age A_i / 2: a table that is rewritten earlier would soon have new tombstones.
 //!
 //! # Lemma
-//! Assume, for a tree of constant height, that forced jobs merge at least `bytes_per_second`; that no other job takes longer than X of
-//! D (`JOB_SHARE`), or than the largest forced one; and that the tables of a level that fall due within any A_i / 2 can be merged
-//! in that time. Then no table has a tombstone older than D, that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are forced
-//! in the order in which they are due, and begin early enough for all of them, so a table leaves level i before the age A_i. Its
-//! tombstones arrive in level i + 1 before the age A_i, which is A_(i+1) / 2 or less: the time from which they may be forced there. By
-//! induction they leave level n - 1 before D, and the merge into level n drops them. ∎
+//! Assume, for a tree of constant height, that forced jobs merge at least `bytes_per_second`; that no other
+//! job takes longer than X of D (`JOB_SHARE`), or than the largest forced one; and that the tables of a level
+//! that fall due within any A_i / 2 can be merged in that time. Then no table has a tombstone older than D,
+//! that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are forced in the order of their due
+//! times, and begin early enough for all of them, so a table leaves level i before the age A_i. Its
+//! tombstones arrive in level i + 1 before the age A_i, which is at most A_(i+1) / 2: the age at which they
+//! may be forced there. By induction they leave level n - 1 before D, and the merge into level n drops them.
+//! ∎
 //!
-//! If level 0 has twice the tables that make a job due, saturation goes first, since writers would wait. The store must count on less than its
-//! whole speed for forced jobs, and flush a memtable with tombstones when level 0 would be due.
+//! If level 0 has twice the tables that make a job due, saturation comes first, because writers would wait.
+//! The store must set `bytes_per_second` below its full speed, and flush a memtable with tombstones when
+//! level 0 would be due.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
@@ -51,11 +60,11 @@ const AGE_WEIGHT: f64 = 0.3;
 const GARBAGE_WEIGHT: f64 = 0.2;
 /// Weight of the share of tombstones in a table.
 const TOMBSTONE_WEIGHT: f64 = 0.2;
-/// Share of the deadline for a job.
+/// Maximum share of the deadline for a job.
 const JOB_SHARE: f64 = 1.0 / 32.0;
-/// Tables up to which a job of saturation takes neighbours.
+/// Number of tables up to which a saturation job takes neighbours.
 const JOB_TABLES: u64 = 24;
-/// Share of the time in a level within which a neighbour of a forced table is taken along.
+/// Share of the time in a level: neighbours of a forced table that are due within it are included.
 const NEIGHBOUR_WINDOW: f64 = 0.5;
 
 /// The ZAP policy.
@@ -66,18 +75,18 @@ pub struct Zap {
     bytes_per_second: u64,
 }
 
-/// A table that has to leave its level.
+/// A table that must leave its level.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     level: usize,
     index: usize,
-    /// Time at which it is due.
+    /// Time at which the table is due.
     at: Timestamp,
-    /// Time before which it isn't forced.
+    /// Time before which the table isn't forced.
     from: Timestamp,
-    /// Number of its tombstones.
+    /// Number of the table's tombstones.
     tombstones: u64,
-    /// Size in bytes of the job.
+    /// Size of the job in bytes.
     bytes: u64,
 }
 
@@ -86,7 +95,7 @@ impl Zap {
         Zap { shape, deadline: parameters.deadline(), bytes_per_second: parameters.bytes_per_second }
     }
 
-    /// Returns the age of tombstones at which a table of a level is due, if nothing else is.
+    /// Returns the age in milliseconds of tombstones at which a table of a level is due.
     fn age(&self, level: usize, last: usize) -> Option<u64> {
         let exponent = (last.saturating_sub(level + 1)) as i32;
         Some((self.deadline? as f64 / RATIO.powi(exponent)) as u64)
@@ -97,7 +106,8 @@ impl Zap {
         u64::try_from(u128::from(bytes) * 1000 / u128::from(self.bytes_per_second)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the tables with tombstones in the order in which they are due, and the time at which the first job is forced.
+    /// Returns the tables with tombstones in the order of their due times, and the time at which the first
+    /// job is forced.
     fn dues(&self, tree: &Tree<'_>) -> Option<(Vec<Due>, Timestamp)> {
         let last = tree.last();
         let mut dues = Vec::new();
@@ -108,7 +118,7 @@ impl Zap {
                 if below.is_none() && level > 0 && table.is_held {
                     continue;
                 }
-                // Without tables below a single job is enough, at any level.
+                // If no table below overlaps it, a single job is enough at any level.
                 let age = self.age(if below.is_some() { level } else { last }, last)?;
                 let overlapped =
                     below.map_or(0, |below| tree.overlapping_bytes(below, table.smallest, table.largest));
@@ -156,7 +166,7 @@ impl Zap {
         Some(self.shape.push(tree, level, run, target))
     }
 
-    /// Returns the job of the level that is too full by the largest factor.
+    /// Returns the job of the level that exceeds its target by the largest factor.
     fn saturated(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
         let level = self.shape.fullest(tree)?;
         if level == 0 {
@@ -170,8 +180,8 @@ impl Zap {
         Some(self.shape.push(tree, level, run, level + 1))
     }
 
-    /// Returns the cost of choosing a table of a level that is too large: its overlap ratio, made cheaper by old and by many
-    /// tombstones, and by dead data in its zones, which its move may free.
+    /// Returns the cost of choosing a table of a full level: its overlap ratio, reduced for old and for many
+    /// tombstones, and for dead data in its zones, which the move may free.
     fn cost(&self, table: &TableView<'_>, overlapped: u64, age: Option<u64>, now: Timestamp) -> f64 {
         let used = match table.oldest_tombstone.zip(age) {
             Some((oldest, age)) => (now.saturating_sub(oldest) as f64 / age.max(1) as f64).min(1.0),
@@ -221,7 +231,7 @@ mod tests {
         compaction("zap", parameters()).unwrap()
     }
 
-    /// Time in milliseconds that is left to the job that may be running.
+    /// Time in milliseconds reserved for a running job.
     const RUNNING: u64 = (1000.0 * JOB_SHARE) as u64;
 
     #[test]

@@ -1,4 +1,4 @@
-//! A client of a server of this store: for the verbs of the command line, one request after the other.
+//! Client of a store's server, for the verbs of the command line; sends one request at a time.
 //!
 //! The crate `resp` parses replies. A reply has at most [`MOST_REPLY_BYTES`].
 
@@ -10,7 +10,7 @@ use runtime::net::{Address, Stream};
 use serde_json::Value;
 use std::time::Duration;
 
-/// Largest reply, in bytes.
+/// Maximum size of a reply, in bytes.
 pub const MOST_REPLY_BYTES: usize = 512 << 20;
 const RECEIVED_BYTES: usize = 256 << 10;
 
@@ -25,7 +25,7 @@ impl Client {
     /// Connects to the server of a store.
     ///
     /// # Errors
-    /// Those of connecting; [`Error::Protocol`] for a server of something else.
+    /// Errors of connecting; [`Error::Protocol`] for a server of another kind.
     pub async fn connect(address: &Address) -> Result<Client> {
         let stream = Stream::connect(address).await?;
         let mut client = Client { stream, address: address.clone(), received: Vec::new() };
@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key; `None` if the key doesn't exist.
     ///
     /// # Errors
     /// As [`ask`](Self::ask), for all methods.
@@ -96,7 +96,7 @@ impl Client {
         Ok(pairs.last().map(|pair| Stored { value: pair.value.to_vec(), expires: pair.expires }))
     }
 
-    /// Sets a key, for a time if there is one.
+    /// Sets a key, which expires after `expires_in` if that is given.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -117,7 +117,7 @@ impl Client {
         }
     }
 
-    /// The next keys of a range, with their values unless `only_keys`; none if there are no more.
+    /// Returns the next keys of a range, with their values unless `only_keys`; empty at the end of the range.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -148,7 +148,7 @@ impl Client {
         Ok(pairs)
     }
 
-    /// Lets [`scan`](Self::scan) read what the store has now, as long as the connection lasts.
+    /// Takes a snapshot that [`scan`](Self::scan) reads for the rest of the connection.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-/// Error of an error reply.
+/// Converts the text of an error reply to an error.
 fn error(text: &str) -> Error {
     match text.split_once(' ') {
         Some(("READONLY", text)) => Error::read_only(text.to_owned()),
@@ -186,7 +186,7 @@ fn error(text: &str) -> Error {
     }
 }
 
-/// Reads a section of `INFO` back: names of inner objects come before their own, after a dot.
+/// Parses a section of `INFO`: the name of a nested object and a dot precede the names of its members.
 fn parse_status(text: &str) -> Status {
     let mut status = Status::new();
     for line in text.lines() {

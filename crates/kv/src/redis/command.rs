@@ -1,4 +1,4 @@
-//! Parsing of commands: from arguments to requests, with redis's errors for those that are wrong.
+//! Parsing of commands: arguments to requests, with redis's errors for invalid ones.
 
 use super::pattern::Pattern;
 use super::resp::{Arguments, integer};
@@ -7,7 +7,7 @@ use crate::entry::{MOST_KEY_BYTES, Timestamp};
 use crate::reads::Scan;
 use std::borrow::Cow;
 
-/// Bytes of an unknown command's name, and of its arguments, that an error shows.
+/// Maximum bytes of an unknown command's name, and of its arguments, in an error.
 const SHOWN_BYTES: usize = 128;
 
 /// An error reply: a code, such as `ERR`, and a text.
@@ -35,7 +35,7 @@ pub(super) const LONG_STRING: Failure =
 /// Condition of `SET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// None.
+    /// Unconditional.
     Always,
     /// The key doesn't exist.
     IfAbsent,
@@ -43,14 +43,14 @@ pub enum Condition {
     IfPresent,
 }
 
-/// Expiry that a command gives a key.
+/// Change of a key's expiry by a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
-    /// None.
+    /// The key doesn't expire.
     Never,
-    /// The one that it has.
+    /// The key keeps its expiry.
     Keep,
-    /// Milliseconds since 1970; a time that has passed deletes the key.
+    /// Milliseconds since 1970; a past time deletes the key.
     At(i64),
 }
 
@@ -59,7 +59,7 @@ pub enum Expiry {
 pub enum SetReply {
     /// `OK`, or null if the condition isn't met.
     Ok,
-    /// The value before, or null.
+    /// The previous value, or null.
     Before,
     /// 1, or 0 if the condition isn't met.
     Number,
@@ -70,11 +70,11 @@ pub enum SetReply {
 pub struct ExpireConditions {
     /// The key has no expiry.
     pub if_none: bool,
-    /// The key has one.
+    /// The key has an expiry.
     pub if_any: bool,
-    /// The new one is later; none is the latest.
+    /// The new expiry is later; no expiry is the latest.
     pub if_later: bool,
-    /// The new one is earlier.
+    /// The new expiry is earlier.
     pub if_earlier: bool,
 }
 
@@ -95,7 +95,7 @@ pub enum Request<'a> {
     GetAndDelete {
         key: &'a [u8],
     },
-    /// `GETEX`; a wrong time is an error only if the key exists.
+    /// `GETEX`; an invalid time is an error only if the key exists.
     GetAndExpire {
         key: &'a [u8],
         expiry: Result<Expiry, Failure>,
@@ -106,13 +106,13 @@ pub enum Request<'a> {
     Exists {
         keys: Arguments<'a>,
     },
-    /// `EXPIRE` and its like; the time in milliseconds since 1970.
+    /// `EXPIRE` and its variants; `at` is in milliseconds since 1970.
     Expire {
         key: &'a [u8],
         at: i64,
         conditions: ExpireConditions,
     },
-    /// `TTL` and its like.
+    /// `TTL` and its variants.
     ReadExpiry {
         key: &'a [u8],
         in_seconds: bool,
@@ -141,7 +141,7 @@ pub enum Request<'a> {
     SetManyIfAbsent {
         pairs: Arguments<'a>,
     },
-    /// `is_other_type`: keys of a type that no key has.
+    /// `is_other_type`: the type that is asked for is one that no key has.
     Scan {
         cursor: u64,
         pattern: Option<Pattern>,
@@ -151,7 +151,7 @@ pub enum Request<'a> {
     Keys {
         pattern: Pattern,
     },
-    /// `KV.SCAN`, a command of this store.
+    /// `KV.SCAN`, an extension of this store.
     Range {
         range: Scan,
         only_keys: bool,
@@ -177,17 +177,17 @@ pub enum Request<'a> {
     Wait,
     Quit,
     Reset,
-    /// `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO` or `INFO`, whose arguments are parsed where they are carried out.
+    /// `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO` or `INFO`; its arguments are parsed during execution.
     Server {
         command: &'static Command,
         arguments: Arguments<'a>,
     },
 }
 
-/// Parses a command; `now` is asked for the time if it says one from now on.
+/// Parses a command; `now` is called only for a relative time.
 ///
 /// # Errors
-/// The error reply: an unknown command, or wrong arguments.
+/// The error reply for an unknown command or invalid arguments.
 pub fn parse(arguments: Arguments<'_>, now: impl FnOnce() -> Timestamp) -> Result<Request<'_>, Failure> {
     let Some(command) = table::find(arguments.at(0)) else { return Err(unknown(arguments)) };
     if !command.takes(arguments.len()) {
@@ -281,7 +281,7 @@ pub fn parse(arguments: Arguments<'_>, now: impl FnOnce() -> Timestamp) -> Resul
     })
 }
 
-/// Whether an argument is this word, in any case.
+/// Whether an argument equals this word, ignoring case.
 pub(super) fn is(argument: &[u8], word: &str) -> bool {
     argument.eq_ignore_ascii_case(word.as_bytes())
 }
@@ -295,7 +295,7 @@ pub(super) fn wrong_arity(name: &str) -> Failure {
     Failure::new(format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// Error of an unknown command, with the begin of its arguments.
+/// Error of an unknown command, with the start of its arguments.
 fn unknown(arguments: Arguments<'_>) -> Failure {
     let shown = |bytes: &[u8], most: usize| bytes[..bytes.len().min(most)].to_vec();
     let mut list = Vec::new();
@@ -330,7 +330,7 @@ fn check_keys(command: &Command, arguments: Arguments<'_>) -> Result<(), Failure
     }
 }
 
-/// Meaning of a number that is a time.
+/// Unit of a number that is a time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Unit {
     milliseconds: i64,
@@ -343,7 +343,7 @@ impl Unit {
     const SECONDS_FROM_NOW: Unit = Unit { milliseconds: 1000, is_absolute: false };
     const MILLISECONDS_FROM_NOW: Unit = Unit { milliseconds: 1, is_absolute: false };
 
-    /// The unit of an option of `SET`.
+    /// Unit of an option of `SET`; `None` for other options.
     fn of(option: &[u8]) -> Option<Unit> {
         let all = [
             ("ex", Unit::SECONDS_FROM_NOW),
@@ -361,7 +361,7 @@ impl Unit {
         time.ok_or_else(|| invalid_time(command))
     }
 
-    /// Parses a time that is after 1970, or after now.
+    /// Parses a positive time, absolute or relative.
     fn parse(self, text: &[u8], command: &str, now: impl FnOnce() -> i64) -> Result<i64, Failure> {
         match number(text)? {
             number @ 1.. => self.time(number, command, now),
@@ -490,7 +490,7 @@ fn parse_scan(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
     Ok(Request::Scan { cursor, pattern, count, is_other_type })
 }
 
-/// Largest number of keys that `KV.SCAN` returns.
+/// Maximum number of keys that `KV.SCAN` returns.
 const MOST_RANGE_KEYS: usize = 1000;
 
 /// Parses `KV.SCAN [FROM key] [TO key] [LIMIT count] [REVERSE] [KEYS]`.

@@ -1,13 +1,15 @@
-//! One client on one shard, served by one task.
+//! Service of one client by one task, on one shard.
 //!
 //! # Promises
-//! - All complete commands of a receive are carried out before the next one, and answered by one send, unless their replies are long.
-//!   While replies wait for the client, nothing more is received or carried out.
-//! - A connection holds [`RECEIVE_BYTES`] for commands. One that is longer takes at most twice its length, and no more than the server has
-//!   for all connections ([`BUFFER_BYTES`](super::facts::BUFFER_BYTES)); else the client is refused. A client that is silent in the middle of such a command
-//!   for [`SILENCE_LIMIT`] is closed. An idle client isn't.
-//! - A connection that sends `POST` or `Host:` is closed before any command of the same receive is carried out: it is a browser's.
-//! - `GET` and `SET` allocate nothing apart from what the store does and takes.
+//! - All complete commands of a receive are executed before the next receive, and answered by one send,
+//!   unless their replies are long. While replies wait for the client, nothing more is received or executed.
+//! - A connection has [`RECEIVE_BYTES`] for commands. A longer command takes at most twice its length, within
+//!   the server's total for all connections ([`BUFFER_BYTES`](super::facts::BUFFER_BYTES)); beyond that the
+//!   client is refused. A client that is silent for [`SILENCE_LIMIT`] in the middle of such a command is
+//!   disconnected; an idle client isn't.
+//! - A connection that sends `POST` or `Host:` is closed before any command of the same receive is executed:
+//!   the client is a browser.
+//! - `GET` and `SET` allocate nothing beyond the allocations of the store.
 
 use super::execute::{Executor, Flow};
 use super::facts::Facts;
@@ -26,27 +28,27 @@ use std::time::Duration;
 pub const RECEIVE_BYTES: usize = 64 << 10;
 /// Time limit for a client to be silent in the middle of a command that is longer than [`RECEIVE_BYTES`].
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
-/// Largest buffer: the longest command, and the line after which the next one is refused.
+/// Maximum size of the buffer: the longest command, and the line after which the next one is refused.
 const MOST_BYTES: usize = MOST_COMMAND_BYTES + 2 * MOST_LINE_BYTES;
-/// Time after which a connection with many commands lets other tasks run.
+/// Time after which a connection with many commands yields to other tasks.
 pub(super) const LONGEST_TURN: Duration = Duration::from_millis(1);
-/// Number of commands between two looks at the clock.
+/// Number of commands between two reads of the clock.
 pub(super) const CLOCK_INTERVAL: u32 = 32;
 
 /// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client closed it, or sent QUIT.
+    /// The client closed the connection, or sent QUIT.
     Goodbye,
-    /// The server stops.
+    /// The server is stopping.
     Stopped,
     /// The client was silent in the middle of a long command.
     Silent,
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Violation(String),
-    /// The client sent a request of HTTP.
+    /// The client sent an HTTP request.
     Http,
-    /// The connection broke.
+    /// The connection failed.
     Lost(Error),
 }
 
@@ -71,13 +73,13 @@ impl fmt::Display for End {
     }
 }
 
-/// Bytes received and not yet used.
+/// Received bytes that aren't consumed yet.
 struct Input {
     facts: Arc<Facts>,
-    /// `None` while it is being filled.
+    /// `None` while the buffer is being filled.
     buffer: Option<Buffer>,
     used: usize,
-    /// Bytes beyond [`RECEIVE_BYTES`], taken from the server's.
+    /// Bytes beyond [`RECEIVE_BYTES`], taken from the server's total.
     taken: usize,
 }
 
@@ -90,7 +92,8 @@ impl Input {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer.filled()[self.used..])
     }
 
-    /// Returns a buffer with the unused bytes and free space after them; `None` if the server has no memory for it.
+    /// Returns a buffer with the unused bytes and free space after them; `None` if the server's memory for
+    /// commands is exhausted.
     fn take_with_room(&mut self) -> Option<Buffer> {
         let mut buffer = self.buffer.take()?;
         let rest = buffer.filled().len() - self.used;
@@ -127,7 +130,8 @@ impl Drop for Input {
     }
 }
 
-/// Serves a client until it leaves. Once `stopping` is set, the command that is being carried out is answered, and no other one begins.
+/// Serves a client until the connection ends. Once `stopping` is set, the command in execution is answered,
+/// and no further one begins.
 pub(super) async fn serve(stream: &Stream, store: Store, facts: Arc<Facts>, stopping: Rc<Cell<bool>>) -> End {
     let mut executor = Executor::new(store, facts.clone(), stream.clone(), stopping.clone());
     let mut parser = Parser::default();
@@ -159,7 +163,7 @@ pub(super) async fn serve(stream: &Stream, store: Store, facts: Arc<Facts>, stop
     }
 }
 
-/// Carries out and answers all complete commands. Returns the reason if the connection ends.
+/// Executes and answers all complete commands. Returns the reason if the connection ends.
 async fn carry_out(
     executor: &mut Executor,
     parser: &mut Parser,
@@ -168,7 +172,7 @@ async fn carry_out(
 ) -> Result<Option<End>> {
     let mut turn = runtime::now();
     let mut commands = 0;
-    // Bytes of inline commands that were looked at.
+    // Bytes of inline commands that were checked for HTTP.
     let mut seen = 0;
     loop {
         if stopping.get() {
@@ -209,7 +213,7 @@ async fn carry_out(
     Ok(None)
 }
 
-/// Answers with an error of the protocol, after which the connection ends.
+/// Replies with a protocol error, which ends the connection.
 async fn refuse(executor: &mut Executor, text: &[u8]) -> End {
     executor.refuse(text).await;
     match executor.finish().await {

@@ -1,13 +1,14 @@
 //! Execution of the commands of a connection on the store.
 //!
 //! # Promises
-//! - Commands are carried out in order, each as a whole before the next one. Commands that follow each other and only set one value are
-//!   written together, and answered after that: an error is the answer to all of them.
-//! - A command that reads a key and changes it is atomic against all other changes of the key, and so is `MSETNX`, of all its keys. `MSET` is one write
-//!   of the store. `DEL`, `MGET`, `EXISTS` and `SCAN` read one key after the other.
-//! - A command with many parts lets other tasks run between them.
-//! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value, and those of
-//!   `KEYS` [`MOST_KEYS_BYTES`].
+//! - Commands are executed in order, each as a whole before the next one. Consecutive commands that only set
+//!   one value are written together, and answered afterwards: an error is the reply to all of them.
+//! - A command that reads a key and changes it is atomic with respect to all other changes of the key;
+//!   `MSETNX` is atomic with respect to all its keys. `MSET` is one write of the store. `DEL`, `MGET`,
+//!   `EXISTS` and `SCAN` read their keys one at a time.
+//! - A command with many parts yields to other tasks between them.
+//! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value;
+//!   those of `KEYS` have at most [`MOST_KEYS_BYTES`].
 
 mod keys;
 mod server;
@@ -31,23 +32,23 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Limit of the bytes of a reply to `KEYS`.
+/// Maximum bytes of a reply to `KEYS`.
 pub const MOST_KEYS_BYTES: usize = 64 << 20;
-/// Largest number of commands in a batch.
+/// Maximum number of commands in a batch.
 const BATCH_COMMANDS: usize = 256;
-/// Bytes from which on a batch is written.
+/// Size in bytes at which a batch is written.
 const BATCH_BYTES: usize = 1 << 20;
-/// Largest number of keys that one call of the store returns.
+/// Maximum number of keys that one call of the store returns.
 const SCAN_KEYS: usize = 1000;
 
-/// What follows a command.
+/// State of the connection after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// The next command.
+    /// The next command follows.
     Continue,
-    /// The end of the connection, after its replies.
+    /// The connection ends after the pending replies.
     Close,
-    /// The end of the connection at once: the command is a line of HTTP.
+    /// The connection ends immediately: the command is a line of HTTP.
     Http,
 }
 
@@ -66,11 +67,11 @@ pub struct Executor {
     replies: Replies,
     stream: Stream,
     pipeline: Pipeline,
-    /// Whether long commands end early.
+    /// Whether the server is stopping, so that long commands end early.
     stopping: Rc<Cell<bool>>,
-    /// What `KV.SCAN` reads; `None` for the present.
+    /// Snapshot for `KV.SCAN`; `None` reads the latest version.
     snapshot: Option<Snapshot>,
-    /// Begin of the turn, and parts of commands.
+    /// Start of the turn, and number of parts of commands so far.
     turn: Instant,
     parts: u32,
 }
@@ -84,10 +85,11 @@ impl Executor {
         Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot, turn, parts }
     }
 
-    /// Carries out a command. It may be written, and its reply sent, later.
+    /// Executes a command. The write and the reply may be deferred.
     ///
     /// # Errors
-    /// That the client is gone.
+    /// [`Error::Disconnected`] if the client has disconnected; other errors of
+    /// sending.
     pub async fn execute(&mut self, arguments: Arguments<'_>) -> Result<Flow> {
         self.facts.count_command();
         if is_http(arguments.at(0)) {
@@ -124,16 +126,17 @@ impl Executor {
         self.send_if_enough().await
     }
 
-    /// Adds an error of the protocol to the replies.
+    /// Appends a protocol error to the replies.
     pub async fn refuse(&mut self, text: &[u8]) {
         self.write_pipeline().await;
         self.replies.error(&[b"ERR ", text].concat());
     }
 
-    /// Writes and answers what hasn't been yet.
+    /// Writes deferred commands and sends all replies.
     ///
     /// # Errors
-    /// That the client is gone.
+    /// [`Error::Disconnected`] if the client has disconnected; other errors of
+    /// sending.
     pub async fn finish(&mut self) -> Result<()> {
         self.write_pipeline().await;
         if !self.replies.is_empty() {
@@ -143,7 +146,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Lets other tasks run once a long command has taken [`LONGEST_TURN`]; called after each of its parts.
+    /// Yields to other tasks once a long command has taken [`LONGEST_TURN`]; called after each of its parts.
     async fn pause(&mut self) {
         self.parts += 1;
         if self.parts.is_multiple_of(CLOCK_INTERVAL) && self.turn.elapsed() > LONGEST_TURN {
@@ -152,7 +155,8 @@ impl Executor {
         }
     }
 
-    /// Sends what is enough in the middle of a reply, and lets other tasks run; called after each of its parts.
+    /// Sends a part of a reply that has [`ENOUGH`](super::reply::ENOUGH) bytes, and may yield; called after
+    /// each part of a command.
     async fn step(&mut self) -> Result<()> {
         self.send_if_enough().await?;
         self.pause().await;
@@ -166,7 +170,8 @@ impl Executor {
         Ok(Flow::Continue)
     }
 
-    /// Sends all replies: without the ring what the kernel takes at once, which is nearly always everything, then the rest.
+    /// Sends all replies: first without the ring as many bytes as the kernel accepts, usually all, then the
+    /// rest.
     async fn send(&mut self) -> Result<()> {
         if let Some(bytes) = self.replies.in_one_piece() {
             let sent = self.stream.try_send(bytes)?;
@@ -178,7 +183,7 @@ impl Executor {
         self.stream.send(self.replies.take()).await.0
     }
 
-    /// Adds a request to those that are written together, if it only sets a value.
+    /// Adds a request to the pipeline if it only sets a value. Returns whether it was added.
     fn add_to_pipeline(&mut self, request: &Request<'_>) -> bool {
         let (key, value, expiry) = match request {
             Request::Set { key, value, expiry, condition: Condition::Always, reply: SetReply::Ok }
@@ -215,7 +220,7 @@ impl Executor {
         Ok(self.store.get(key).await?)
     }
 
-    /// Carries out a request that isn't in the pipeline. The outer error is that the client is gone.
+    /// Executes a request that isn't in the pipeline. The outer error is that of the connection.
     async fn carry_out(&mut self, request: Request<'_>) -> Result<Result<Flow, Failure>> {
         match request {
             Request::Quit => {
@@ -233,7 +238,7 @@ impl Executor {
         }
     }
 
-    /// Carries out a request whose reply is short, or one value.
+    /// Executes a request whose reply is short, or one value.
     async fn carry_out_short(&mut self, request: Request<'_>) -> Result<(), Failure> {
         match request {
             Request::Get { key } => {
@@ -328,7 +333,7 @@ impl Executor {
                 self.replies.count(count);
             }
             Request::Clear => {
-                // A range has no end after all keys: the last key is deleted by itself.
+                // The end of a range is exclusive, so the last key is deleted separately.
                 let last = vec![u8::MAX; MOST_KEY_BYTES];
                 let mut batch = Batch::new();
                 batch.delete_range(&[], &last);
@@ -341,7 +346,7 @@ impl Executor {
             Request::Select => self.replies.ok(),
             Request::Wait => self.replies.integer(0),
             Request::Snapshot => {
-                // The one before is released first: two would keep more from being erased.
+                // The previous snapshot is released first: two would delay the erasure of more data.
                 self.snapshot = None;
                 self.snapshot = Some(self.store.snapshot().await?);
                 self.replies.ok();
@@ -360,7 +365,7 @@ impl Executor {
                 self.replies.protocol = self.session.protocol;
                 self.replies.simple("RESET");
             }
-            // Carried out elsewhere.
+            // Handled by the caller.
             Request::GetMany { .. }
             | Request::Keys { .. }
             | Request::Range { .. }
@@ -450,9 +455,10 @@ impl Executor {
         Ok(())
     }
 
-    /// `MGET`: values are sent as they are read.
+    /// `MGET`: each value is sent when it has been read.
     async fn get_many(&mut self, keys: Arguments<'_>) -> Result<Result<Flow, Failure>> {
-        // An error has no place in the array, so that the first value is read before it begins; later ones end the connection.
+        // The array can't contain an error, so the first value is read before the array begins; later errors
+        // end the connection.
         let mut first = match self.get(keys.at(0)).await {
             Ok(first) => Some(first),
             Err(failure) => return Ok(Err(failure)),
@@ -473,19 +479,20 @@ impl Executor {
     }
 }
 
-/// Lowest key after this one.
+/// Lowest key after `key`.
 fn after(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// The batch that sets these keys, each of which is followed by its value.
+/// Batch that sets keys; each key is followed by its value.
 fn batch_of(pairs: Arguments<'_>) -> Batch {
     let mut batch = Batch::new();
     (0..pairs.len()).step_by(2).for_each(|index| batch.put(pairs.at(index), pairs.at(index + 1)));
     batch
 }
 
-/// Time at which a value expires; `None` if it has expired already. `before` is the time that the key has.
+/// Expiry of a new value; the outer `None` means that it has expired already. `before` is the key's present
+/// expiry.
 fn expires(expiry: Expiry, before: Option<Timestamp>) -> Option<Option<Timestamp>> {
     match expiry {
         Expiry::Never => Some(None),
@@ -494,7 +501,8 @@ fn expires(expiry: Expiry, before: Option<Timestamp>) -> Option<Option<Timestamp
     }
 }
 
-/// Update that sets a value, or deletes one that has expired already. `before` is the time at which the present value expires.
+/// Update that sets a value, or deletes the key if the value has expired already. `before` is the key's
+/// present expiry.
 fn put(value: Vec<u8>, expiry: Expiry, before: Option<Timestamp>) -> Update {
     expires(expiry, before).map_or(Update::Delete, |expires| Update::Put(Stored { value, expires }))
 }

@@ -1,4 +1,4 @@
-//! State of a server that all its connections share, and state of one connection.
+//! State shared by all connections of a server, and state of one connection.
 
 use super::reply::Protocol;
 use super::scan_cursors::ScanCursors;
@@ -7,27 +7,26 @@ use runtime::Instant;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Version of redis whose commands these are, for clients that ask.
+/// Version of redis that the commands correspond to, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
-/// Limit of the bytes that the connections of a server hold of commands that are arriving, beyond
-/// 64 KiB for each.
+/// Maximum bytes of arriving commands in all connections of a server, beyond 64 KiB for each.
 pub const BUFFER_BYTES: usize = 512 << 20;
 
-/// State that the connections of a server share, on all shards.
+/// State shared by the connections of a server, on all shards.
 #[derive(Debug)]
 pub struct Facts {
     cursors: Mutex<ScanCursors>,
-    /// Addresses, for operators.
+    /// Addresses of the server, for operators.
     pub addresses: Vec<String>,
     /// Port of the first TCP address; 0 without one.
     pub port: u16,
-    /// Limit of connected clients.
+    /// Maximum number of connected clients.
     pub max_connections: usize,
     started: Instant,
-    /// Connected clients.
+    /// Number of connected clients.
     pub connections: AtomicUsize,
     accepted: AtomicU64,
-    /// Clients that were closed at once, because of the limit.
+    /// Number of clients that were disconnected at once because of the limit.
     pub refused: AtomicU64,
     commands: AtomicU64,
     buffered: AtomicUsize,
@@ -52,11 +51,11 @@ impl Facts {
 
     /// Cursors of `SCAN`.
     pub fn cursors(&self) -> MutexGuard<'_, ScanCursors> {
-        // A panic in between leaves positions that are valid.
+        // A panic under the lock leaves valid positions.
         self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection, and returns its number, from 1.
+    /// Counts a connection and returns its number, beginning with 1.
     pub fn next_connection(&self) -> u64 {
         self.accepted.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -81,18 +80,18 @@ impl Facts {
         self.started.elapsed().as_secs()
     }
 
-    /// Takes bytes for a command that is arriving; false if the limit doesn't allow it.
+    /// Takes bytes for an arriving command; returns false if they exceed the limit.
     pub fn take_buffer(&self, bytes: usize) -> bool {
         let taken = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= BUFFER_BYTES);
         self.buffered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
     }
 
-    /// Gives bytes back.
+    /// Returns taken bytes.
     pub fn give_buffer(&self, bytes: usize) {
         self.buffered.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are taken.
+    /// Number of bytes that are taken.
     pub fn buffered(&self) -> usize {
         self.buffered.load(Ordering::Relaxed)
     }
@@ -103,31 +102,31 @@ impl Facts {
 pub struct Session {
     /// Number of the connection.
     pub id: u64,
-    /// Name that the client has given it.
+    /// Name that the client gave the connection.
     pub name: Vec<u8>,
     /// Name and version of the client's library.
     pub library: [Vec<u8>; 2],
     /// Version of the protocol.
     pub protocol: Protocol,
-    /// Whether `MULTI` was sent.
+    /// State of `MULTI`.
     pub transaction: Transaction,
     began: Instant,
 }
 
 impl Session {
-    /// State of a new connection.
+    /// Returns the state of a new connection.
     pub fn new(id: u64) -> Self {
         let began = runtime::now();
         let (name, library, protocol) = (Vec::new(), Default::default(), Protocol::Resp2);
         Session { id, name, library, protocol, transaction: Transaction::default(), began }
     }
 
-    /// Whole seconds since the begin of the connection.
+    /// Whole seconds since the start of the connection.
     pub fn age(&self) -> u64 {
         self.began.elapsed().as_secs()
     }
 
-    /// Resets what `RESET` does.
+    /// Resets the state as `RESET` does.
     pub fn reset(&mut self) {
         self.name.clear();
         self.protocol = Protocol::Resp2;

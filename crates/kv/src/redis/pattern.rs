@@ -1,18 +1,19 @@
-//! Patterns of keys, as redis matches them: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and `\` before a character that stands for itself.
+//! Patterns of keys as in redis: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and `\` before a literal character.
 //!
-//! A comparison takes at most as many steps as the product of the lengths of key and pattern, which has at most [`MOST_BYTES`].
+//! The number of steps of a match is at most the product of the lengths of key and pattern; a pattern has at
+//! most [`MOST_BYTES`].
 
 use super::command::Failure;
 
-/// Longest pattern, in bytes.
+/// Maximum length of a pattern, in bytes.
 pub const MOST_BYTES: usize = 1024;
 
-/// Characters of a set, a bit for each.
+/// Set of characters, one bit for each.
 type Set = [u64; 4];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
-    /// Any bytes, or none.
+    /// Any number of bytes, including none.
     Any,
     /// One byte.
     One,
@@ -21,7 +22,7 @@ enum Token {
 }
 
 impl Token {
-    /// Whether it matches this byte alone.
+    /// Whether the token matches this single byte.
     fn matches(&self, byte: u8) -> bool {
         match self {
             Token::Any => false,
@@ -40,10 +41,11 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Parses a pattern. All bytes of at most [`MOST_BYTES`] are one: a set that isn't closed ends with the pattern.
+    /// Parses a pattern. Any bytes of at most [`MOST_BYTES`] are valid: an unclosed set ends with the
+    /// pattern.
     ///
     /// # Errors
-    /// That it is too long.
+    /// A failure if the pattern is too long.
     pub fn parse(text: &[u8]) -> Result<Pattern, Failure> {
         if text.len() > MOST_BYTES {
             let length = text.len();
@@ -75,7 +77,7 @@ impl Pattern {
     /// Parses a pattern for lower-case names, which ignores the case of letters.
     ///
     /// # Errors
-    /// That it is too long.
+    /// A failure if the pattern is too long.
     pub fn parse_name(text: &[u8]) -> Result<Pattern, Failure> {
         let pattern = Pattern::parse(&text.to_ascii_lowercase())?;
         Ok(Pattern { ignores_case: true, ..pattern })
@@ -89,7 +91,7 @@ impl Pattern {
     /// Whether a key matches.
     pub fn matches(&self, key: &[u8]) -> bool {
         let (mut token, mut byte) = (0, 0);
-        // After the last `*`: the token, and the first byte that it hasn't taken.
+        // Token after the last `*`, and first byte that the `*` doesn't cover.
         let mut retry = None;
         while byte < key.len() {
             let own = if self.ignores_case { key[byte].to_ascii_lowercase() } else { key[byte] };
@@ -110,7 +112,7 @@ impl Pattern {
     }
 }
 
-/// Parses a set after its `[`, and the bracket that closes it.
+/// Parses a set after its `[`, including the closing bracket.
 fn parse_set(rest: &mut &[u8]) -> Set {
     let mut set = [0; 4];
     let mut add = |from: u8, to: u8| {
@@ -210,7 +212,7 @@ mod tests {
         assert!(!pattern.matches(&[b"a".repeat(400), vec![b'b'; 30_000]].concat()));
     }
 
-    /// Matches by trying every length for every star.
+    /// Reference implementation: tries every length for every star.
     fn tried(tokens: &[Token], key: &[u8]) -> bool {
         match tokens {
             [] => key.is_empty(),

@@ -1,16 +1,16 @@
-//! Replies of the protocol RESP 2 and 3, as bytes that are ready to be sent.
+//! Replies of the protocols RESP 2 and 3, as bytes ready to be sent.
 //!
-//! Short values share buffers; a long one has a buffer of its own. The connection bounds the bytes: it sends when there are
-//! [`ENOUGH`].
+//! Short values share buffers; a long one has its own buffer. The connection bounds the bytes: it sends at
+//! [`ENOUGH`] bytes.
 
 use crate::reads::Stored;
 use block::{Buffer, Data, Payload};
 
-/// Bytes of replies from which on they are sent, in the middle of a command too.
+/// Number of bytes at which replies are sent, even in the middle of a command.
 pub const ENOUGH: usize = 64 << 10;
 /// Size of the buffers for replies, in bytes.
 const PIECE: usize = 16 << 10;
-/// Length from which on a value has a buffer of its own, in bytes.
+/// Length in bytes at which a value gets its own buffer.
 const LONG: usize = 8 << 10;
 
 /// Version of the protocol.
@@ -22,10 +22,10 @@ pub enum Protocol {
     Resp3,
 }
 
-/// Replies that wait to be sent.
+/// Replies that aren't sent yet.
 #[derive(Debug)]
 pub struct Replies {
-    /// Version in which replies are written.
+    /// Version of the protocol that replies are written in.
     pub protocol: Protocol,
     /// Bytes before those in `tail`.
     sealed: Payload,
@@ -33,7 +33,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Returns no replies, of RESP 2.
+    /// Returns an empty list of replies, with protocol RESP 2.
     pub fn new() -> Self {
         Replies { protocol: Protocol::Resp2, sealed: Payload::new(), tail: None }
     }
@@ -43,12 +43,12 @@ impl Replies {
         self.sealed.len() + self.tail().len()
     }
 
-    /// Whether there are no bytes.
+    /// Whether there are no bytes to send.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether there are so many bytes that they are to be sent.
+    /// Whether there are at least [`ENOUGH`] bytes, so that they must be sent.
     pub fn is_enough(&self) -> bool {
         self.len() >= ENOUGH
     }
@@ -57,12 +57,12 @@ impl Replies {
         self.tail.as_ref().map_or(&[], Buffer::filled)
     }
 
-    /// Returns all bytes, where they are in one piece: a few replies.
+    /// Returns all bytes if they are contiguous, as for a few replies.
     pub fn in_one_piece(&self) -> Option<&[u8]> {
         self.sealed.is_empty().then(|| self.tail())
     }
 
-    /// Drops the first bytes of those in one piece.
+    /// Drops the first `count` contiguous bytes, which were sent.
     pub fn drop_first(&mut self, count: usize) {
         let Some(tail) = &mut self.tail else { return };
         let rest = tail.filled().len() - count;
@@ -70,13 +70,13 @@ impl Replies {
         tail.truncate_filled(rest);
     }
 
-    /// Takes all bytes out.
+    /// Takes all bytes.
     pub fn take(&mut self) -> Payload {
         self.seal();
         std::mem::take(&mut self.sealed)
     }
 
-    /// Releases memory while there are no replies.
+    /// Frees the buffer if there are no replies.
     pub fn release(&mut self) {
         if self.is_empty() {
             self.tail = None;
@@ -89,7 +89,7 @@ impl Replies {
         }
     }
 
-    /// Appends bytes as they are.
+    /// Appends raw bytes.
     fn put(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let tail = self.tail.get_or_insert_with(|| Buffer::new(PIECE));
@@ -136,7 +136,7 @@ impl Replies {
         self.put(b"+OK\r\n");
     }
 
-    /// Appends an error: a code, such as `ERR`, and a text. Line ends in it become spaces.
+    /// Appends an error: a code, such as `ERR`, and a text. Line ends are replaced by spaces.
     pub fn error(&mut self, text: &[u8]) {
         self.put(b"-");
         let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
@@ -152,7 +152,7 @@ impl Replies {
         self.put_number(b':', number);
     }
 
-    /// Appends a count.
+    /// Appends a count as an integer.
     pub fn count(&mut self, count: usize) {
         self.integer(count as i64);
     }
@@ -164,7 +164,7 @@ impl Replies {
         self.put(b"\r\n");
     }
 
-    /// Appends a bulk string; a long one has memory of its own.
+    /// Appends a bulk string; a long one gets its own buffer.
     pub fn value(&mut self, value: &[u8]) {
         if value.len() < LONG {
             return self.bulk(value);
@@ -191,18 +191,18 @@ impl Replies {
         });
     }
 
-    /// Begins an array of this many replies.
+    /// Begins an array of `length` replies.
     pub fn array(&mut self, length: usize) {
         self.put_number(b'*', length as i64);
     }
 
-    /// Begins a set of this many replies; an array in RESP 2.
+    /// Begins a set of `length` replies; an array in RESP 2.
     pub fn set(&mut self, length: usize) {
         let kind = if self.protocol == Protocol::Resp3 { b'~' } else { b'*' };
         self.put_number(kind, length as i64);
     }
 
-    /// Begins a map of this many pairs; an array in RESP 2.
+    /// Begins a map of `pairs` pairs; an array in RESP 2.
     pub fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(2 * pairs),

@@ -1,43 +1,44 @@
-//! Requests of the protocol RESP: an incremental parser without I/O.
+//! Incremental parser of RESP requests, without I/O.
 //!
 //! A request is an array of bulk strings, or an inline command, a line of words
 //! (<https://redis.io/docs/latest/develop/reference/protocol-spec/>). Replies are in [`reply`](super::reply).
 //!
 //! # Promises
-//! - No byte is parsed twice, apart from the line that is being received. Parsed requests don't depend on how the bytes arrive.
+//! - Each byte is parsed once, except those of an incomplete line. The result doesn't depend on how the bytes
+//!   arrive.
 //! - Memory grows with bytes that have arrived, never with lengths that a client announces.
-//! - A command has at most [`MOST_ARGUMENTS`] arguments and [`MOST_COMMAND_BYTES`]. Longer ones, and invalid bytes, are a
-//!   [`ProtocolError`]: the connection can't be continued.
+//! - A command has at most [`MOST_ARGUMENTS`] arguments and [`MOST_COMMAND_BYTES`]. Longer ones, and invalid
+//!   bytes, are a [`ProtocolError`]: the connection can't continue.
 
 use crate::entry::MOST_VALUE_BYTES;
 use std::fmt;
 
-/// Largest number of arguments of a command, its name included.
+/// Maximum number of arguments of a command, including its name.
 pub const MOST_ARGUMENTS: usize = 1 << 20;
-/// Largest command, in bytes as they arrive.
+/// Maximum size of a command, in bytes as received.
 pub const MOST_COMMAND_BYTES: usize = 128 << 20;
-/// Largest line, in bytes: a length, or an inline command.
+/// Maximum size of a line in bytes: a length, or an inline command.
 pub const MOST_LINE_BYTES: usize = 64 << 10;
 /// Number of arguments for which a parser keeps memory.
 const KEPT_ARGUMENTS: usize = 1024;
 
-/// Result of parsing what has arrived.
+/// Result of parsing the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// More bytes are needed.
     Incomplete,
-    /// An empty request of this many bytes, which has no reply.
+    /// An empty request of this many bytes; it has no reply.
     Empty(usize),
     /// A command of this many bytes; [`Parser::arguments`] returns its arguments.
     Command(usize),
 }
 
-/// Violation of the protocol. `Display` is the text of redis.
+/// Violation of the protocol. `Display` prints the text of redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// The number of arguments isn't a number, or too large.
+    /// The number of arguments is not a number, or is too large.
     ArrayLength,
-    /// The length of an argument isn't a number, or too large for an argument or for the command.
+    /// The length of an argument is not a number, or is too large for an argument or for the command.
     BulkLength,
     /// An argument begins with this byte instead of `$`.
     NoBulk(u8),
@@ -54,7 +55,7 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// Returns the text of the error reply, without `ERR`. A byte that isn't ASCII is in it as it is.
+    /// Returns the text of the error reply, without `ERR`. Non-ASCII bytes are included unchanged.
     pub fn text(self) -> Vec<u8> {
         let fixed: &[u8] = match self {
             ProtocolError::ArrayLength => b"Protocol error: invalid multibulk length",
@@ -78,12 +79,12 @@ impl fmt::Display for ProtocolError {
     }
 }
 
-/// Begin and end of an argument.
+/// Start and end of an argument, as offsets.
 type Span = (u32, u32);
 
 const _: () = assert!(MOST_COMMAND_BYTES < u32::MAX as usize, "positions fit");
 
-/// Arguments of a command, its name first.
+/// Arguments of a command, beginning with its name.
 #[derive(Debug, Clone, Copy)]
 pub struct Arguments<'a> {
     bytes: &'a [u8],
@@ -96,22 +97,22 @@ impl<'a> Arguments<'a> {
         self.spans.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no arguments.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Returns an argument; empty after the last one.
+    /// Returns an argument; empty beyond the last one.
     pub fn at(&self, index: usize) -> &'a [u8] {
         self.get(index).unwrap_or_default()
     }
 
-    /// Returns an argument, if there is one.
+    /// Returns an argument; `None` beyond the last one.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         self.spans.get(index).map(|(begin, end)| &self.bytes[*begin as usize..*end as usize])
     }
 
-    /// Returns the arguments from this one on.
+    /// Returns the arguments at and after `index`.
     pub fn from(&self, index: usize) -> Arguments<'a> {
         Arguments { bytes: self.bytes, spans: self.spans.get(index..).unwrap_or_default() }
     }
@@ -130,28 +131,28 @@ pub struct Parser {
     /// Words of an inline command, without their quotes.
     words: Vec<u8>,
     is_inline: bool,
-    /// Arguments of the present command that haven't arrived; 0 between commands.
+    /// Number of arguments of the present command that haven't arrived; 0 between commands.
     missing: usize,
-    /// Length of the argument that is arriving, once it is known.
+    /// Length of the arriving argument; `None` before it is known.
     length: Option<usize>,
-    /// Bytes of the present command that are parsed.
+    /// Number of parsed bytes of the present command.
     parsed: usize,
-    /// Bytes after them that contain no end of a line.
+    /// Number of bytes after these that were searched and contain no line end.
     searched: usize,
 }
 
 impl Parser {
-    /// Returns the arguments of the command that [`next`](Self::next) has returned for this input.
+    /// Returns the arguments of the command that [`next`](Self::next) returned for this input.
     pub fn arguments<'a>(&'a self, input: &'a [u8]) -> Arguments<'a> {
         let bytes = if self.is_inline { &self.words } else { input };
         Arguments { bytes, spans: &self.spans }
     }
 
-    /// Parses on. `input` is what has arrived from the first byte of the present request on: after [`Step::Incomplete`] the same bytes
-    /// and more, else those after the request that was returned.
+    /// Continues parsing. `input` begins with the first byte of the present request: after
+    /// [`Step::Incomplete`] it has the same bytes and more, otherwise the bytes after the returned request.
     ///
     /// # Errors
-    /// Those of the client; the parser can't be used after one.
+    /// [`ProtocolError`] for invalid input; the parser can't be used afterwards.
     pub fn next(&mut self, input: &[u8]) -> Result<Step, ProtocolError> {
         if self.missing == 0 {
             self.spans.clear();
@@ -214,13 +215,14 @@ impl Parser {
         length.filter(|length| *length <= allowed).ok_or(ProtocolError::BulkLength)
     }
 
-    /// Returns the bytes of the request that has been parsed, and begins the next one.
+    /// Returns the number of bytes of the parsed request, and begins the next one.
     fn finish(&mut self) -> usize {
         self.searched = 0;
         std::mem::take(&mut self.parsed)
     }
 
-    /// Returns begin and end of the line after the parsed bytes, without its CRLF, once it is complete.
+    /// Returns start and end of the line after the parsed bytes, without its CRLF; `None` if it isn't
+    /// complete.
     fn line(
         &mut self,
         input: &[u8],
@@ -272,7 +274,8 @@ impl Parser {
     }
 }
 
-/// Splits an inline command into words. A word may be in double quotes, with escapes as in C, or in single quotes.
+/// Splits an inline command into words. A word may be in double quotes, with escapes as in C, or in single
+/// quotes.
 fn split_words(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> Result<(), ProtocolError> {
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0B | 0x0C);
     let mut rest = line;
@@ -334,7 +337,8 @@ fn hexadecimal(high: u8, low: u8) -> Option<u8> {
     Some((digit(high)? << 4 | digit(low)?) as u8)
 }
 
-/// Parses an integer as redis does: decimal digits after an optional minus, without leading zeros, spaces or a plus.
+/// Parses an integer as redis does: decimal digits with an optional minus, without leading zeros, spaces or a
+/// plus.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let is_canonical = match digits {

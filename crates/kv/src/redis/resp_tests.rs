@@ -3,16 +3,16 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What a parser makes of a stream.
+/// Result of parsing a stream.
 #[derive(Debug, PartialEq, Eq)]
 struct Parsed {
     commands: Vec<Vec<Vec<u8>>>,
     error: Option<ProtocolError>,
-    /// Bytes that belong to no complete request; none after an error.
+    /// Number of bytes after the last complete request; 0 after an error.
     rest: usize,
 }
 
-/// Parses bytes that arrive in pieces of these lengths, in turn.
+/// Parses bytes that arrive in pieces of these lengths, cyclically.
 fn parse_in_pieces(bytes: &[u8], pieces: &[usize]) -> Parsed {
     let mut parser = Parser::default();
     let mut parsed = Parsed { commands: Vec::new(), error: None, rest: 0 };
@@ -38,7 +38,7 @@ fn parse_in_pieces(bytes: &[u8], pieces: &[usize]) -> Parsed {
             }
             Err(error) => return Parsed { error: Some(error), ..parsed },
         }
-        // Memory is that of bytes that have arrived: an argument takes at least 6 of them.
+        // Memory is bounded by the bytes that have arrived: an argument takes at least 6 of them.
         assert!(parser.spans.capacity() <= (2 * arrived / 6).max(2 * KEPT_ARGUMENTS));
     }
     parsed.rest = bytes.len() - begin;
@@ -158,7 +158,7 @@ fn integers_are_those_of_redis() {
     }
 }
 
-/// Bytes that are often parts of requests.
+/// Byte sequences that are often parts of requests.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just(b"*".to_vec()),

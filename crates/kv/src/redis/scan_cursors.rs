@@ -1,37 +1,41 @@
-//! Cursors of `SCAN`: numbers that stand for positions among the keys.
+//! Cursors of `SCAN`: numbers that refer to positions among the keys.
 //!
 //! # Promises
-//! - Every key that is there throughout an iteration is returned at least once, and every iteration ends, whichever cursors the server knows.
-//! - A cursor that the server has returned lately is a *ticket* for a position in the order of the keys: the iteration reads each key once. The cursor
-//!   before it leads on, too: its reply may have been lost. No ticket is given twice.
-//! - Memory is bounded: the [`MOST_TICKETS`] newest tickets are known, with keys of [`MOST_BYTES`] in all.
-//! - A cursor that isn't known, such as one of an earlier run, goes on as a *position in the order of the hashes of the keys*, from the lowest hash on. Such a
-//!   cursor holds its position itself, so it is valid for ever. Each of its calls reads all keys, and returns those of the next hashes ([`HashPage`]), up
-//!   to [`PAGE_BYTES`].
-//! - Cursors are below 2^53: some clients hold them in floating-point numbers.
+//! - Every key that exists throughout an iteration is returned at least once, and every iteration ends,
+//!   whether or not the server knows its cursors.
+//! - A recently returned cursor is a *ticket* for a position in the order of the keys: the iteration reads
+//!   each key once. The previous cursor also remains valid, because its reply may have been lost. Tickets are
+//!   never reused.
+//! - Memory is bounded: the server keeps the [`MOST_TICKETS`] newest tickets, with keys of at most
+//!   [`MOST_BYTES`] in all.
+//! - An unknown cursor, such as one of an earlier run, continues as a *position in the order of the hashes of
+//!   the keys*, beginning with the lowest hash. Such a cursor contains its position, so it never becomes
+//!   invalid. Each of its calls reads all keys, and returns those of the next hashes ([`HashPage`]), up to
+//!   [`PAGE_BYTES`].
+//! - Cursors are below 2^53: some clients store them as floating-point numbers.
 
 use crate::table::key_hash;
 use std::collections::BTreeMap;
 
-/// Largest number of tickets that are known.
+/// Maximum number of tickets that are kept.
 pub const MOST_TICKETS: usize = 8192;
-/// Limit of the bytes of their keys.
+/// Maximum bytes of the tickets' keys.
 pub const MOST_BYTES: usize = 8 << 20;
-/// Bytes of keys from which on a page of hashes is full.
+/// Bytes of keys at which a page of hashes is full.
 pub const PAGE_BYTES: usize = 1 << 20;
-/// Bit that tells positions among hashes from tickets.
+/// Bit that distinguishes positions among hashes from tickets.
 const HASHED: u64 = 1 << 52;
-/// Hashes are below this.
+/// Number of hashes: all are lower.
 const HASHES: u64 = 1 << 52;
-/// Bytes that a key takes besides its own.
+/// Memory of a key in addition to its bytes.
 const OVERHEAD: usize = 64;
 
 /// Position of a cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Position {
-    /// The keys from this one on, in their order.
+    /// Keys at or after this one, in their order.
     Key(Vec<u8>),
-    /// The keys whose hash is this or higher, in the order of the hashes.
+    /// Keys with this hash or a higher one, in the order of the hashes.
     Hash(u64),
 }
 
@@ -39,7 +43,7 @@ pub enum Position {
 struct Ticket {
     /// First key after the cursor.
     key: Vec<u8>,
-    /// The ticket of the step before.
+    /// Ticket of the previous step.
     before: Option<u64>,
 }
 
@@ -52,9 +56,10 @@ pub struct ScanCursors {
 }
 
 impl ScanCursors {
-    /// Returns no cursors; `seed` decides the numbers of tickets, so that those of an earlier run of the server are unknown.
+    /// Returns an empty set of cursors; `seed` determines the numbers of tickets, so that those of an earlier
+    /// run of the server are unknown.
     pub fn new(seed: u64) -> Self {
-        // The upper half is enough for centuries.
+        // The upper half suffices for centuries.
         ScanCursors { tickets: BTreeMap::new(), next: 1 + seed % (HASHED / 2), bytes: 0 }
     }
 
@@ -68,7 +73,7 @@ impl ScanCursors {
         }
     }
 
-    /// Returns a ticket for the iteration that has come from a cursor to this key.
+    /// Returns a ticket for an iteration that has advanced from `cursor` to `key`.
     pub fn advance(&mut self, cursor: u64, key: Vec<u8>) -> u64 {
         let before = self.tickets.get_mut(&cursor).and_then(|ticket| ticket.before.take());
         self.forget(before);
@@ -83,7 +88,7 @@ impl ScanCursors {
         number
     }
 
-    /// Forgets the tickets of an iteration that has come to its end.
+    /// Forgets the tickets of an iteration that has ended.
     pub fn end(&mut self, cursor: u64) {
         let before = self.tickets.get(&cursor).and_then(|ticket| ticket.before);
         self.forget(before);
@@ -96,23 +101,23 @@ impl ScanCursors {
     }
 }
 
-/// Collects the keys of the lowest hashes from a position on, out of all keys.
+/// Collects, from all keys, those with the lowest hashes from a position.
 #[derive(Debug)]
 pub struct HashPage {
     from: u64,
-    /// Lowest hash that is left for the next page; [`HASHES`] for none.
+    /// Lowest hash that is left for the next page; [`HASHES`] if there is none.
     end: u64,
     keys: BTreeMap<u64, Vec<Vec<u8>>>,
     bytes: usize,
 }
 
 impl HashPage {
-    /// An empty page of the hashes from this one on.
+    /// Returns an empty page that begins with the hash `from`.
     pub fn new(from: u64) -> Self {
         HashPage { from, end: HASHES, keys: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Takes a key if it belongs to the page.
+    /// Adds a key if it belongs to the page.
     pub fn offer(&mut self, key: &[u8]) {
         let hash = key_hash(key) >> 12;
         if !(self.from..self.end).contains(&hash) {
@@ -120,7 +125,7 @@ impl HashPage {
         }
         self.keys.entry(hash).or_default().push(key.to_vec());
         self.bytes += key.len() + OVERHEAD;
-        // Keys of one hash are on one page.
+        // Keys with the same hash are on the same page.
         while self.bytes > PAGE_BYTES && self.keys.len() > 1 {
             let Some((hash, keys)) = self.keys.pop_last() else { break };
             self.bytes -= keys.iter().map(|key| key.len() + OVERHEAD).sum::<usize>();
@@ -128,7 +133,7 @@ impl HashPage {
         }
     }
 
-    /// Bytes of the keys.
+    /// Memory of the keys in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -159,7 +164,7 @@ mod tests {
         let third = cursors.advance(second, b"d".to_vec());
         assert_eq!(cursors.position(first), Position::Hash(0), "two steps before");
         assert_eq!((cursors.position(second), cursors.position(third)), (key(b"c"), key(b"d")));
-        // The reply to a step was lost, and the client asks again: the first one stays.
+        // The reply to a step was lost, and the client repeats it: the earlier ticket stays valid.
         let again = cursors.advance(second, b"d".to_vec());
         assert_ne!(again, third);
         assert_eq!((cursors.position(again), cursors.position(third)), (key(b"d"), key(b"d")));
@@ -204,7 +209,7 @@ mod tests {
         }
         assert!(found.len() == all.len() && found.into_iter().collect::<BTreeSet<_>>() == all);
         assert!((4..=5).contains(&pages), "{pages}");
-        // Any number is a position.
+        // Any number is a valid position.
         assert_eq!(cursors.position(u64::MAX), Position::Hash(0));
         assert_eq!(HashPage::new(HASHES - 1).finish(), (Vec::new(), 0));
     }

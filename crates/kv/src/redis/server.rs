@@ -1,14 +1,15 @@
 //! Server that listens and hands each connection to a shard.
 //!
 //! # Promises
-//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that shard's own handle of
-//!   the store.
-//! - There are never more than `max_connections`; further ones are closed at once.
-//! - There is no authentication. Addresses other than unix sockets and loopback are refused unless `allow_remote` is set.
-//! - [`Server::stop`] accepts no new clients, ends the commands that are being carried out (their replies are sent for at most
-//!   [`STOP_LIMIT`]), closes the connections and drops the handles.
+//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through
+//!   that shard's own handle of the store.
+//! - There are at most `max_connections`; further ones are closed at once.
+//! - There is no authentication. Addresses other than unix sockets and loopback are refused unless
+//!   `allow_remote` is set.
+//! - [`Server::stop`] refuses new clients, completes the commands in execution (their replies are sent for at
+//!   most [`STOP_LIMIT`]), closes the connections and drops the handles.
 //!
-//! The protocol on a connection is left to `connection`.
+//! The protocol on a connection is in `connection`.
 
 use super::connection::{End, serve};
 use super::facts::Facts;
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 /// Time limit for clients to receive their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Limit of connected clients, unless configured.
+/// Default maximum number of connected clients.
 pub const MAX_CONNECTIONS: usize = 1024;
 
 /// Configuration of a server.
@@ -37,14 +38,14 @@ pub struct ServerConfig {
     pub addresses: Vec<Address>,
     /// Owner and permissions of unix sockets.
     pub access: Access,
-    /// Limit of connected clients.
+    /// Maximum number of connected clients.
     pub max_connections: usize,
-    /// Whether addresses that other machines reach are permitted, though there is no authentication.
+    /// Whether addresses that other machines can reach are permitted, although there is no authentication.
     pub allow_remote: bool,
 }
 
 impl ServerConfig {
-    /// Configuration of a server on one address, with the limits that are the default.
+    /// Returns the configuration of a server on one address, with default limits.
     pub fn new(address: Address) -> Self {
         let access = Access::default();
         ServerConfig {
@@ -56,7 +57,7 @@ impl ServerConfig {
     }
 }
 
-/// Checks that other machines don't reach an address, unless that is permitted.
+/// Refuses addresses that other machines can reach, unless these are permitted.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
@@ -72,7 +73,7 @@ pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
     }
 }
 
-/// A server of a store, listening or not.
+/// Server of a store, listening or not.
 pub struct Server {
     config: ServerConfig,
     running: Mutex<Option<Running>>,
@@ -93,7 +94,7 @@ struct Shared {
     parts: PerShard<ShardPart>,
 }
 
-/// A connection of a shard, as the server sees it.
+/// A connection of a shard, as the server tracks it.
 struct Watch {
     stream: Stream,
     stopping: Rc<Cell<bool>>,
@@ -130,14 +131,15 @@ impl ShardPart {
         let watches = || self.connections.borrow().values().cloned().collect::<Vec<_>>();
         for watch in watches() {
             watch.stopping.set(true);
-            // It may be closed already.
+            // The stream may be closed already.
             let _ = watch.stream.shutdown(Shutdown::Read).await;
         }
         if runtime::timeout(STOP_LIMIT, self.all_ended()).await.is_err() {
             for watch in watches() {
                 let _ = watch.stream.shutdown(Shutdown::Both).await;
             }
-            // One may wait for the store, as for a compaction: closing the store ends it.
+            // A connection may wait for the store, for example for a compaction; closing the store ends the
+            // wait.
             let _still = runtime::timeout(STOP_LIMIT, self.all_ended()).await;
         }
         drop(self.store.take());
@@ -145,7 +147,7 @@ impl ShardPart {
 }
 
 impl Server {
-    /// Checks the configuration; opens nothing.
+    /// Creates a server after checking the configuration; opens nothing.
     ///
     /// # Errors
     /// [`Error::Invalid`] without an address, or for one that [`check_address`] refuses.
@@ -169,7 +171,8 @@ impl Server {
     /// Listens, and serves the store on every shard; returns once clients can connect. Called on shard 0.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the server is running already or another process listens at an address; those of the kernel.
+    /// [`Error::Busy`] if the server is running already or another process listens at an address; errors of
+    /// the kernel.
     pub async fn start(&self, store: &Store) -> Result<()> {
         if self.running().is_some() {
             return Err(Error::busy(format!("redis door {}: running already", self.config.addresses[0])));
@@ -180,7 +183,7 @@ impl Server {
             Ok(opened) => opened,
             Err(error) => {
                 for listener in listeners {
-                    // The first error is reported.
+                    // The caller gets the first error.
                     let _ = listener.close().await;
                 }
                 return Err(error);
@@ -238,7 +241,7 @@ impl Server {
     /// Stops serving. Does nothing if the server isn't running.
     ///
     /// # Errors
-    /// Those of [`Listener::close`]; all other steps are done nevertheless.
+    /// Errors of [`Listener::close`]; all other steps are completed nevertheless.
     pub async fn stop(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
@@ -284,13 +287,13 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: StopToken) {
     }
 }
 
-/// Hands a connection to a shard, unless the limit is reached.
+/// Hands a connection to a shard, unless the limit is reached. Returns whether it was accepted.
 fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
     let facts = &shared.facts;
-    // Only tasks of this shard add, so there is no race to the last place.
+    // Only tasks of this shard add connections, so the check and the increment can't race.
     if facts.connections.load(Ordering::Relaxed) >= facts.max_connections {
         facts.refused.fetch_add(1, Ordering::Relaxed);
-        // As redis does; a client that doesn't take it sees the end of the connection.
+        // As in redis; a client that doesn't read the error sees the end of the connection.
         let _ = stream.try_send(b"-ERR max number of clients reached\r\n");
         tracing::warn!(
             "redis door: a client was refused: the limit of {} connections is reached",
@@ -326,7 +329,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Serves a connection on its shard; it is in the shard's list until it ends.
+/// Serves a connection on its shard; the shard lists it until it ends.
 async fn run_connection(remote: RemoteStream, permit: ConnectionPermit) {
     let Some(part) = permit.0.parts.here() else { return };
     let Some(store) = part.store.borrow().clone() else { return };

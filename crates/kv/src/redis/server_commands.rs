@@ -1,4 +1,5 @@
-//! Commands about the server and the connection: `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO`, `INFO`. They don't use the store.
+//! Commands about the server and the connection: `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO`, `INFO`. They
+//! don't use the store.
 
 use super::command::{Failure, SYNTAX, is, wrong_arity};
 use super::facts::{Facts, REDIS_VERSION, Session};
@@ -11,10 +12,10 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-/// Longest name of a connection or of a client's library, in bytes.
+/// Maximum length of the name of a connection or of a client's library, in bytes.
 const MOST_NAME_BYTES: usize = 1024;
 
-/// Carries out one of these commands, apart from those that take any number of arguments (`execute/server`).
+/// Executes one of these commands, except those with any number of arguments (`execute/server`).
 ///
 /// # Errors
 /// The error reply.
@@ -34,7 +35,7 @@ pub fn carry_out(
     }
 }
 
-/// Error of a subcommand that doesn't exist.
+/// Error of an unknown subcommand.
 fn unknown_subcommand(command: &str, subcommand: &[u8]) -> Failure {
     let shown = &subcommand[..subcommand.len().min(128)];
     let text = [b"ERR unknown subcommand '", shown, b"'. Try ", command.to_uppercase().as_bytes(), b" HELP."]
@@ -42,14 +43,14 @@ fn unknown_subcommand(command: &str, subcommand: &[u8]) -> Failure {
     Failure(Cow::Owned(text))
 }
 
-/// Checks a number of arguments of a subcommand; a negative one is a minimum.
+/// Checks the number of arguments of a subcommand; a negative `arity` is a minimum.
 fn check_arity(arguments: Arguments<'_>, arity: i32, name: &str) -> Result<(), Failure> {
     let wanted = arity.unsigned_abs() as usize;
     let fits = if arity < 0 { arguments.len() >= wanted } else { arguments.len() == wanted };
     if fits { Ok(()) } else { Err(wrong_arity(name)) }
 }
 
-/// Checks a user, of which there is one, `default`, who needs no password.
+/// Checks a user name; the only user, `default`, needs no password.
 fn check_user(user: &[u8]) -> Result<(), Failure> {
     match user {
         b"default" => Ok(()),
@@ -72,7 +73,7 @@ fn auth(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Checks the name of a connection, or of a client's library: visible ASCII characters.
+/// Checks the name of a connection or of a client's library: only visible ASCII characters.
 fn check_name(name: &[u8], error: &'static str) -> Result<(), Failure> {
     match name.len() <= MOST_NAME_BYTES && name.iter().all(u8::is_ascii_graphic) {
         true => Ok(()),
@@ -178,7 +179,7 @@ fn client(arguments: Arguments<'_>, session: &mut Session, replies: &mut Replies
             );
             replies.text(&line);
         }
-        // No memory is freed by closing clients, and reading a key doesn't change it.
+        // Without effect: closing clients frees no memory, and reading a key doesn't change it.
         name @ (b"no-evict" | b"no-touch") => {
             check_arity(
                 arguments,
@@ -225,8 +226,8 @@ fn commands(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failu
     Ok(())
 }
 
-/// The ten fields of a command: name, arity, flags, three of its keys; without categories, tips, specifications of keys and
-/// subcommands.
+/// Appends the ten fields of a command: name, arity, flags, three for its keys; categories, tips, key
+/// specifications and subcommands are empty.
 pub fn describe(command: &Command, replies: &mut Replies) {
     replies.array(10);
     replies.bulk(command.name.as_bytes());
@@ -242,7 +243,7 @@ pub fn describe(command: &Command, replies: &mut Replies) {
     replies.array(0);
 }
 
-/// Name and documentation of a command.
+/// Appends the name and documentation of a command.
 pub fn document(command: &Command, replies: &mut Replies) {
     replies.bulk(command.name.as_bytes());
     replies.map(2);
@@ -250,11 +251,11 @@ pub fn document(command: &Command, replies: &mut Replies) {
     texts.iter().for_each(|text| replies.bulk(text.as_bytes()));
 }
 
-/// Settings that clients ask for, with redis's names.
+/// Settings that clients ask for, by redis's names.
 pub fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
     let unix = facts.addresses.iter().find_map(|address| address.strip_prefix("unix:"));
     vec![
-        // Every write is logged before it is answered.
+        // Every write is logged before its reply.
         ("appendonly", "yes".into()),
         ("databases", "1".into()),
         ("maxclients", facts.max_connections.to_string()),
@@ -271,7 +272,7 @@ pub fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
 fn config(arguments: Arguments<'_>, facts: &Facts) -> Result<(), Failure> {
     let subcommand = arguments.at(1);
     match subcommand.to_ascii_lowercase().as_slice() {
-        // With names it is carried out elsewhere.
+        // With names, `execute/server` handles it.
         b"get" => Err(wrong_arity("config|get")),
         b"set" => {
             check_arity(arguments, -4, "config|set")?;
@@ -294,7 +295,7 @@ fn config(arguments: Arguments<'_>, facts: &Facts) -> Result<(), Failure> {
 /// Sections of `INFO`.
 const SECTIONS: [&str; 7] = ["Server", "Clients", "Memory", "Persistence", "Stats", "Replication", "Store"];
 
-/// Sections that a client asks for.
+/// Sections that a client requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sections {
     are_named: bool,
@@ -302,7 +303,7 @@ pub struct Sections {
 }
 
 impl Sections {
-    /// Adds one by its name, or all.
+    /// Adds a section by its name, or all sections.
     pub fn add(&mut self, name: &[u8]) {
         self.are_named = true;
         let is_all = ["default", "all", "everything"].iter().any(|all| is(name, all));
@@ -311,13 +312,13 @@ impl Sections {
         }
     }
 
-    /// Whether a section is selected; without names, all are.
+    /// Whether a section is requested; without names, all sections are.
     fn has(&self, name: &str) -> bool {
         !self.are_named || SECTIONS.iter().zip(self.named).any(|(section, wanted)| wanted && *section == name)
     }
 }
 
-/// `INFO`; `status` is the store's.
+/// Appends the reply to `INFO`; `status` is the store's.
 pub fn info(wanted: Sections, facts: &Facts, status: &Status, replies: &mut Replies) {
     let server = [
         ("redis_version", REDIS_VERSION.into()),
@@ -370,7 +371,8 @@ pub fn info(wanted: Sections, facts: &Facts, status: &Status, replies: &mut Repl
     replies.text(&text);
 }
 
-/// Writes the store's status a line for each number or text; names of inner objects come before their own, after a dot.
+/// Writes the store's status, one line for each number or text; the name of a nested object and a dot precede
+/// the names of its members.
 fn write_status(text: &mut String, prefix: &str, status: &Status) {
     for (name, value) in status {
         match value {

@@ -1,11 +1,11 @@
-//! The commands: names, numbers of arguments, and what the command `COMMAND` says of them.
+//! Table of commands: names, numbers of arguments, and properties for the command `COMMAND`.
 
 /// A command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
     /// Name in lower case.
     pub name: &'static str,
-    /// Number of arguments with the name; a negative one is a minimum.
+    /// Number of arguments including the name; a negative one is a minimum.
     pub arity: i32,
     /// Properties, as redis names them, separated by spaces.
     pub flags: &'static str,
@@ -18,21 +18,21 @@ pub struct Command {
 }
 
 impl Command {
-    /// Whether a command with this many arguments, its name included, is complete.
+    /// Whether `arguments` is a valid number of arguments, including the name.
     pub fn takes(&self, arguments: usize) -> bool {
         let wanted = self.arity.unsigned_abs() as usize;
         if self.arity < 0 { arguments >= wanted } else { arguments == wanted }
     }
 }
 
-/// Positions of keys among the arguments: first, last and step; a last one below 0 is counted from the end.
+/// Positions of keys among the arguments: first, last and step; a negative last position counts from the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
-    /// First position; 0 for no keys.
+    /// First position; 0 if the command has no keys.
     pub first: i32,
     /// Last position.
     pub last: i32,
-    /// Distance.
+    /// Distance between keys.
     pub step: i32,
 }
 
@@ -150,7 +150,7 @@ pub const COMMANDS: &[Command] = &[
 /// Length of the longest name.
 const LONGEST_NAME: usize = 16;
 
-/// Returns a command by its name, in any case.
+/// Returns a command by its name, ignoring case.
 pub fn find(name: &[u8]) -> Option<&'static Command> {
     let mut lower = [0; LONGEST_NAME];
     let lower = lower.get_mut(..name.len())?;

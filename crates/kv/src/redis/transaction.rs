@@ -1,7 +1,8 @@
-//! `MULTI`, which the store doesn't carry out: the commands of a transaction are refused, so that it has no effect.
+//! `MULTI`, which the store doesn't support: the commands of a transaction are refused, so that it has no
+//! effect.
 //!
-//! A client sends the commands after `MULTI` without a look at its reply. So everything up to `EXEC` or `DISCARD` is refused, and `EXEC` answers
-//! as redis does after a command that couldn't be queued.
+//! Clients send the commands after `MULTI` without waiting for its reply. So all commands up to `EXEC` or
+//! `DISCARD` are refused, and `EXEC` replies as redis does after a command that couldn't be queued.
 
 use super::command::{Failure, is, wrong_arity};
 use super::resp::Arguments;
@@ -13,19 +14,19 @@ const REFUSED: Failure = Failure::fixed("ERR refused after MULTI: transactions a
 const NESTED: Failure = Failure::fixed("ERR MULTI calls can not be nested");
 const ABORTED: Failure = Failure::fixed("EXECABORT Transaction discarded because of previous errors.");
 
-/// State of a connection: between `MULTI` and `EXEC`, or not.
+/// State of a connection: whether it is between `MULTI` and `EXEC`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Transaction {
     is_open: bool,
 }
 
 impl Transaction {
-    /// Returns the answer to a command that begins, ends or belongs to a transaction: `Ok` for the reply `OK`. `None` for a command that is to be
-    /// carried out.
+    /// Returns the reply to a command that begins, ends or belongs to a transaction: `Ok` is the reply `OK`.
+    /// `None` for a command that must be executed.
     pub fn answer(&mut self, arguments: Arguments<'_>) -> Option<Result<(), Failure>> {
         let name = arguments.at(0);
         let known = ["multi", "exec", "discard"].into_iter().find(|known| is(name, known));
-        // QUIT and RESET end the transaction, too.
+        // QUIT and RESET also end the transaction.
         let passes = !self.is_open || ["quit", "reset"].iter().any(|ends| is(name, ends));
         let Some(known) = known else { return if passes { None } else { Some(Err(REFUSED)) } };
         if arguments.len() != 1 {
@@ -43,14 +44,14 @@ impl Transaction {
     }
 }
 
-/// Whether a command is what a browser sends: the first line of a request, or the header that each has. Redis closes such a connection: otherwise a
-/// page could send commands in the body of a request.
+/// Whether a command is part of an HTTP request: the first line of a `POST`, or the header `Host:`. Redis
+/// closes such a connection: otherwise a web page could send commands in the body of a request.
 pub fn is_http(name: &[u8]) -> bool {
     is(name, "post") || is(name, "host:")
 }
 
-/// Length of the inline commands at the begin of these bytes, up to the first command that is an array; `None` if one of them
-/// [is of HTTP](is_http). The last line may be incomplete.
+/// Length of the inline commands at the start of `input`, up to the first command that is an array; `None` if
+/// one of them [is HTTP](is_http). The last line may be incomplete.
 pub fn inline_bytes(input: &[u8]) -> Option<usize> {
     let mut length = 0;
     for line in input.split_inclusive(|byte| *byte == b'\n') {

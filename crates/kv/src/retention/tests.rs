@@ -21,7 +21,7 @@ impl Level {
         self.entries.keys().any(|(key, _)| range.from <= *key && *key < range.to)
     }
 
-    /// Sequences and times of the deletions of a key.
+    /// Sequences and times of a key's tombstones.
     fn tombstones(&self, of: &[u8]) -> Vec<(Sequence, Timestamp)> {
         let tombstone = |((key, sequence), said): (&(Vec<u8>, Reverse<Sequence>), &Said)| match said {
             Said::Tombstone(deleted) if key == of => Some((sequence.0, *deleted)),
@@ -39,7 +39,7 @@ impl Level {
     }
 }
 
-/// Divides a history among levels, of which the newest comes first.
+/// Divides a history among levels, newest first.
 fn divide(history: &[Write], places: &[Index]) -> Vec<Level> {
     let mut levels = vec![Level::default(); places.len() + 1];
     let mut cuts: Vec<usize> = places.iter().map(|place| place.index(history.len() + 1)).collect();
@@ -60,7 +60,7 @@ fn divide(history: &[Write], places: &[Index]) -> Vec<Level> {
     levels
 }
 
-/// What a snapshot sees of levels.
+/// Keys and values that a snapshot sees in levels.
 fn seen(levels: &[Level], snapshot: Sequence, now: Timestamp) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let newest = |key: &[u8]| {
         // The first level with a version has the newest one.
@@ -110,8 +110,8 @@ fn compact(
     Level { entries: written.into_iter().collect(), ranges }
 }
 
-/// Checks that the deletions of the levels merged will be persistent by their deadlines: what is older and left has a tombstone above it
-/// that is as old.
+/// Checks that the deletions of the merged levels become persistent by their deadlines: each older version
+/// that is left has a tombstone above it with the same deadline.
 fn assert_deadlines(key: &[u8], merged: &[Level], output: &Level, deeper: &[Level]) {
     let left: Vec<Sequence> =
         output.values(key).into_iter().chain(deeper.iter().flat_map(|level| level.values(key))).collect();
@@ -129,7 +129,7 @@ fn assert_deadlines(key: &[u8], merged: &[Level], output: &Level, deeper: &[Leve
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Compactions of levels that follow each other change nothing that a snapshot sees, and leave what they promise to leave.
+    /// Compactions of consecutive levels don't change what snapshots see, and drop what they must.
     #[test]
     fn keeps_what_snapshots_see(
         history in history(80),
@@ -181,7 +181,7 @@ proptest! {
             }
         }
 
-        // The promise of persistent deletes.
+        // Persistent deletes.
         let output = compact(&levels, &[], &[], now, |_| true, |_| true);
         prop_assert!(output.ranges.is_empty());
         let left: Vec<_> = output.entries.into_iter().map(|((key, _), said)| match said {
@@ -217,13 +217,14 @@ fn kept_with(
     kept
 }
 
-/// A value that was deleted and written again keeps the tombstone, or the version below would have no deadline.
+/// A value that was deleted and written again keeps the tombstone; without it the version below would have no
+/// deadline.
 #[test]
 fn a_hidden_tombstone_keeps_its_deadline() {
     let versions = [(9, PUT), (8, Said::Tombstone(30)), (7, PUT), (6, Said::Tombstone(20)), (5, PUT)];
     assert_eq!(kept(&versions, &[], false), [(9, PUT), (6, Said::Tombstone(20))]);
     assert_eq!(kept(&versions, &[], true), [(9, PUT)]);
-    // A snapshot keeps version 5 until it is released; then its tombstone is what has it dropped in time.
+    // A snapshot keeps version 5 until its release; then the tombstone causes a timely drop.
     assert_eq!(kept(&versions, &[5], true), [(9, PUT), (6, Said::Tombstone(20)), (5, PUT)]);
     assert_eq!(kept(&versions, &[7], true), [(9, PUT), (8, Said::Tombstone(30)), (7, PUT)]);
     assert_eq!(
@@ -232,7 +233,8 @@ fn a_hidden_tombstone_keeps_its_deadline() {
     );
 }
 
-/// An expired value becomes a tombstone of its expiry above the bottom, and goes at the bottom.
+/// Above the bottom, an expired value becomes a tombstone with the time of its expiry; at the bottom it is
+/// dropped.
 #[test]
 fn an_expired_value_becomes_a_tombstone() {
     let expires = |at| Said::Put(Vec::new(), Some(at));
@@ -240,7 +242,7 @@ fn an_expired_value_becomes_a_tombstone() {
     assert_eq!(kept(&[(2, expires(50)), (1, PUT)], &[], true), []);
     assert_eq!(kept(&[(2, expires(50)), (1, PUT)], &[1], true), [(2, Said::Tombstone(50)), (1, PUT)]);
     assert_eq!(kept(&[(2, expires(51)), (1, PUT)], &[], true), [(2, expires(51))]);
-    // It may have been overwritten after it had expired.
+    // The value may have expired before it was overwritten.
     let overwritten = [(3, PUT), (2, expires(50)), (1, PUT)];
     assert_eq!(kept(&overwritten, &[], false), [(3, PUT), (2, Said::Tombstone(50))]);
     assert_eq!(kept_with(&overwritten, &[], false, false), [(3, PUT)], "without a deadline");

@@ -1,4 +1,4 @@
-//! Blocks, decoded.
+//! Decoded blocks.
 
 use super::entries::Entries;
 use super::filter::Filter;
@@ -9,7 +9,7 @@ use crate::entry::{RangeTombstone, Value};
 use block::{Error, Result};
 use std::sync::Arc;
 
-/// A block of a table, decoded and checked: what a block cache holds.
+/// A decoded and checked block of a table: the unit of a block cache.
 #[derive(Debug)]
 pub struct Block {
     offset: u64,
@@ -29,7 +29,7 @@ impl Block {
     /// Decodes the stored bytes of a block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they aren't those of a block at this place of this table.
+    /// [`Error::Corrupt`] for bytes that aren't a block at this place of this table.
     pub fn decode(stored: &[u8], handle: BlockHandle) -> Result<Self> {
         let offset = handle.offset;
         let (kind, bytes) = open(stored, handle)?;
@@ -49,10 +49,10 @@ impl Block {
         Ok(Block { offset, contents })
     }
 
-    /// Visits the keys of the block: of its entries, its children, or its ranges.
+    /// Visits the keys of the block: of its entries, children, or range tombstones.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for entries that contradict themselves.
+    /// [`Error::Corrupt`] for inconsistent entries.
     pub fn for_each_key(&self, mut visit: impl FnMut(&[u8])) -> Result<()> {
         match &self.contents {
             Contents::Data(entries) | Contents::Index(entries) => entries.for_each_key(visit),
@@ -68,7 +68,7 @@ impl Block {
         }
     }
 
-    /// Memory that it takes, in bytes.
+    /// Memory of the block, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let contents = match &self.contents {
             Contents::Data(entries) | Contents::Index(entries) => entries.memory_bytes(),
@@ -81,7 +81,7 @@ impl Block {
         size_of::<Self>() + contents
     }
 
-    /// Summary of the table, from the block that the footer names.
+    /// Summary of the table, from the block that the footer refers to.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a block of another kind.
@@ -123,7 +123,7 @@ impl Block {
         }
     }
 
-    /// Value of an entry of this block; an empty one if it isn't a data block.
+    /// Value of an entry of this block; empty if this isn't a data block.
     #[inline]
     pub(super) fn value(&self, body: &entries::Body) -> Value<'_> {
         match &self.contents {

@@ -1,4 +1,4 @@
-//! Building tables.
+//! Construction of tables.
 
 use super::Options;
 use super::entries_writer::{EntriesWriter, common_prefix, order_after};
@@ -11,17 +11,17 @@ use block::{Error, Result};
 use std::cmp::Ordering;
 use zones::bytes::Writer;
 
-/// Entries of a data block between restart points.
+/// Number of entries of a data block between restart points.
 const RESTART_INTERVAL: usize = 4;
-/// Largest size of data blocks that may be chosen, in bytes.
+/// Maximum permitted size of data blocks, in bytes.
 const MOST_DATA_BLOCK_BYTES: usize = 16 << 20;
-/// Index blocks are ended when they reach this length, in bytes: then the index gets a second level.
+/// Length in bytes at which an index block is ended: the index then gets a second level.
 const INDEX_BLOCK_BYTES: usize = 256 << 10;
 
-/// Builds a table from entries in order.
+/// Builder of a table, from entries in order.
 ///
-/// It holds what [`Builder::take_output`] didn't take, the index, 8 bytes for each key if there is a filter, the range tombstones,
-/// and up to three times the largest block.
+/// Its memory is the output that [`Builder::take_output`] hasn't taken, the index, 8 bytes for each key if
+/// there is a filter, the range tombstones, and up to three times the largest block.
 #[derive(Debug)]
 pub struct Builder {
     options: Options,
@@ -38,19 +38,20 @@ pub struct Builder {
     summary: Summary,
 }
 
-/// The index so far: at most two levels.
+/// Index that is being written; it has at most two levels.
 #[derive(Debug)]
 struct IndexWriter {
-    /// The lower bound of the block that is being written, and of the index block.
+    /// Lower bounds of the present data block, and of the present index block.
     lower: Bound,
     leaf_lower: Bound,
     leaf: EntriesWriter,
     root: EntriesWriter,
-    /// Blocks below the root are ended when they reach this length, in bytes.
+    /// Length in bytes at which blocks below the root are ended.
     leaf_bytes: usize,
 }
 
-/// Where the entries of a block begin: after the last entry of the block before, up to the first one of this.
+/// Lower bound of a block's entries: after the last entry of the previous block, at or before the first one
+/// of this block.
 #[derive(Debug, Clone)]
 struct Bound {
     key: Vec<u8>,
@@ -58,12 +59,12 @@ struct Bound {
 }
 
 impl Builder {
-    /// Builder of an empty table.
+    /// Returns a builder of an empty table.
     pub fn new(options: Options) -> Self {
         Self::with_index_blocks(options, INDEX_BLOCK_BYTES)
     }
 
-    /// Builder of a table whose index has a second level when it reaches `leaf_bytes`.
+    /// Returns a builder of a table whose index gets a second level at `leaf_bytes` bytes.
     pub(super) fn with_index_blocks(options: Options, leaf_bytes: usize) -> Self {
         let lowest = Bound { key: Vec::new(), sequence: Sequence::MAX };
         Builder {
@@ -93,8 +94,8 @@ impl Builder {
     /// Adds an entry.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an entry that isn't after the last one by [`order`](crate::entry::order), or is too large. The table is
-    /// as before.
+    /// [`Error::Invalid`] for an entry that isn't after the last one by [`order`](crate::entry::order), or is
+    /// too large. The table is unchanged then.
     pub fn add(&mut self, entry: Entry<'_>) -> Result<()> {
         let Entry { key, sequence, value } = entry;
         let value_bytes = match value {
@@ -110,7 +111,7 @@ impl Builder {
         if order == Ordering::Greater || (order == Ordering::Equal && self.sequence <= sequence) {
             return Err(self.out_of_order(&entry));
         }
-        // A large entry gets a block of its own, so that those before it are read without it.
+        // A large entry gets its own block, so that the entries before it are read without it.
         let length = self.block.len();
         let wanted = self.options.block_bytes;
         if length >= wanted || length + key.len() + value_bytes > wanted.saturating_mul(2) {
@@ -154,10 +155,10 @@ impl Builder {
         }
     }
 
-    /// Adds a range tombstone, in any order; one that is there already isn't stored twice.
+    /// Adds a range tombstone, in any order; duplicates are stored once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an empty range or a key that is too large. The table is as before.
+    /// [`Error::Invalid`] for an empty range or a key that is too large. The table is unchanged then.
     pub fn add_range_tombstone(&mut self, tombstone: RangeTombstone) -> Result<()> {
         let RangeTombstone { from, to, sequence, deleted } = &tombstone;
         if from.len() > MOST_KEY_BYTES || to.len() > MOST_KEY_BYTES {
@@ -178,24 +179,25 @@ impl Builder {
         Ok(())
     }
 
-    /// Length of the table if it ended here, in bytes: an estimate, since what is buffered isn't compressed yet.
+    /// Estimated length in bytes of the table if it ended here: buffered entries aren't compressed yet.
     pub fn bytes(&self) -> u64 {
         let index = self.index.leaf.len() + self.index.root.len();
         let filter = filter::encoded_bytes(self.hashes.len(), self.options.filter_bits);
         self.sealer.offset + (self.block.len() + index + filter + self.range_tombstone_bytes) as u64
     }
 
-    /// Takes the finished bytes if there are at least so many: the next bytes of the table. So its memory is bounded.
+    /// Takes the next finished bytes of the table if there are at least `at_least`, which bounds the
+    /// builder's memory; `None` otherwise.
     pub fn take_output(&mut self, at_least: usize) -> Option<Vec<u8>> {
         let output = &mut self.sealer.output;
         let is_enough = output.len() >= at_least && !output.is_empty();
         is_enough.then(|| std::mem::replace(output, Vec::with_capacity(at_least)))
     }
 
-    /// Ends the table. Returns the bytes that weren't taken, and its summary.
+    /// Ends the table. Returns the bytes that weren't taken, and the summary.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there are so many range tombstones that their block would be too large.
+    /// [`Error::Invalid`] if the block of range tombstones would be too large.
     pub fn finish(mut self) -> Result<(Vec<u8>, Summary)> {
         self.finish_block()?;
         if self.summary.entries > 0 {
@@ -216,7 +218,7 @@ impl Builder {
         self.finish_summary();
         let mut properties = Writer::default();
         self.summary.encode(&mut properties);
-        // The length is in the properties, whose own length doesn't depend on it.
+        // The properties contain the length of the table; their own length doesn't depend on it.
         let length = self.sealer.offset + (properties.0.len() + TRAILER_BYTES + FOOTER_BYTES) as u64;
         self.summary.length = length;
         properties.0.clear();
@@ -227,14 +229,14 @@ impl Builder {
         Ok((output, self.summary))
     }
 
-    /// Sets what range tombstones change of the smallest and largest keys.
+    /// Completes the smallest and largest keys with those of range tombstones.
     fn finish_summary(&mut self) {
         let summary = &mut self.summary;
         summary.largest = std::mem::take(&mut self.key);
         if summary.entries + summary.range_tombstones == 0 {
             summary.smallest_sequence = 0;
         }
-        // They are sorted by their first keys.
+        // Range tombstones are sorted by their first keys.
         if let Some(first) = self.range_tombstones.first()
             && (summary.entries == 0 || first.from < summary.smallest)
         {
@@ -307,9 +309,10 @@ impl IndexWriter {
 }
 
 impl Bound {
-    /// Sets it to the shortest bound up to `entry` after the entry with `sequence` before it, whose key has `common` bytes in common.
+    /// Sets the shortest bound after the previous entry and up to `entry`. The previous entry has the
+    /// sequence `sequence`, and its key shares `common` bytes with that of `entry`.
     ///
-    /// All entries that a read of `entry`'s key may find are on the same side: a get needs one block.
+    /// All entries that a read of `entry`'s key may find are on the same side, so a get needs one block.
     fn set_between(&mut self, sequence: Sequence, common: usize, entry: &Entry<'_>) {
         self.key.clear();
         match entry.key.get(..=common) {
@@ -317,7 +320,7 @@ impl Bound {
                 self.key.extend_from_slice(key);
                 self.sequence = Sequence::MAX;
             }
-            // Another version of the same key: an older one.
+            // `entry` is an older version of the same key.
             None => {
                 self.key.extend_from_slice(entry.key);
                 self.sequence = sequence.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Walking through a table.
+//! Cursor of a table.
 
 use super::block::Block;
 use super::entries::{Body, Entries};
@@ -11,31 +11,31 @@ use std::cmp::Ordering;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Cursor of a table; `R` is what leads to its [`Reader`]: a reference, an `Rc`, an `Arc`.
+/// Cursor of a table. `R` dereferences to its [`Reader`]: a reference, an `Rc` or an `Arc`.
 ///
-/// After an error it is at no entry.
+/// After an error the cursor is at no entry.
 #[derive(Debug)]
 pub struct TableCursor<R> {
     reader: R,
-    /// Blocks of the index from the root on, each with the child at which it is.
+    /// Blocks of the index from the root to the leaf, each with the index of the present child.
     path: SmallVec<[(Arc<Block>, usize); 2]>,
     block: Option<Arc<Block>>,
-    /// Key of the entry, or of the last one.
+    /// Key of the present entry, or of the last one.
     key: Vec<u8>,
     entry: Option<Position>,
 }
 
-/// An entry in the block.
+/// Position of an entry in the block.
 #[derive(Debug)]
 struct Position {
     at: usize,
     end: usize,
-    /// Restart point of the entry or before it.
+    /// Last restart point at or before the entry.
     restart: usize,
     body: Body,
 }
 
-/// Which child of an index block, which entry of a data block.
+/// First or last child of an index block, or entry of a data block.
 #[derive(Debug, Clone, Copy)]
 enum Edge {
     First,
@@ -43,12 +43,12 @@ enum Edge {
 }
 
 impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
-    /// Cursor at no entry.
+    /// Returns a cursor at no entry.
     pub fn new(reader: R) -> Self {
         TableCursor { reader, path: SmallVec::new(), block: None, key: Vec::new(), entry: None }
     }
 
-    /// Goes to the block that `choose` and its equals choose from the root down.
+    /// Moves to the block that `choose` selects, level by level from the root.
     async fn descend(&mut self, choose: impl Fn(&Entries) -> Result<usize>) -> Result<()> {
         self.entry = None;
         self.block = None;
@@ -61,7 +61,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Reads the blocks below the last one of the path, as far as none is skipped.
+    /// Reads the blocks below the last one of the path, until one is skipped.
     async fn read_below(&mut self, choose: impl Fn(&Entries) -> Result<usize>) -> Result<()> {
         while let Some((index, at)) = self.path.last() {
             let Some(block) = self.reader.read_child(index, *at).await? else { break };
@@ -75,8 +75,8 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the first entry of the next block, or the last one of the block before; to none if there is no such block. `after` is as
-    /// for [`TableCursor::read`].
+    /// Moves to the first entry of the next block, or to the last one of the previous block; to no entry if
+    /// there is no such block. `after` is as in [`TableCursor::read`].
     async fn go_to_neighbour(&mut self, enter_at: Edge, after: Option<Sequence>) -> Result<()> {
         self.entry = None;
         self.block = None;
@@ -100,7 +100,8 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the first or last entry of the block; `after` is as for [`TableCursor::read`], of the first one.
+    /// Moves to the first or last entry of the block; `after` is as in [`TableCursor::read`], for the first
+    /// one.
     fn enter(&mut self, edge: Edge, after: Option<Sequence>) -> Result<()> {
         let Some(block) = self.block.take() else { return Ok(()) };
         let entries = block.data()?;
@@ -112,7 +113,8 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the first or last entry of the block, or of the nearest one in that direction where it is skipped.
+    /// Moves to the first or last entry of the block. If the block is skipped, moves to the nearest block in
+    /// that direction.
     async fn enter_or_go_on(&mut self, edge: Edge) -> Result<()> {
         match self.block.is_some() {
             true => self.enter(edge, None),
@@ -120,7 +122,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         }
     }
 
-    /// Goes to the entry that ends at `end`, from the restart point before it.
+    /// Moves to the entry that ends at `end`, from the restart point before it.
     fn scan(&mut self, entries: &Entries, restart: usize, end: usize) -> Result<()> {
         let mut at = entries.restart(restart);
         self.read(entries, at, restart, None)?;
@@ -136,7 +138,8 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the entry at `at`. It must be after the one with the key that is kept and the sequence `after`.
+    /// Moves to the entry at `at`. Its key and sequence must be after the previous key and the sequence
+    /// `after`.
     #[inline]
     fn read(&mut self, entries: &Entries, at: usize, restart: usize, after: Option<Sequence>) -> Result<()> {
         self.entry = None;
@@ -160,13 +163,14 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the first entry of the block that isn't before (`key`, `sequence`); to none if all are.
+    /// Moves to the first entry of the block at or after (`key`, `sequence`); to no entry if all are before.
     fn seek_in_block(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
         let entries = block.data()?;
         if let Some(sought) = entries.seek(key, sequence)? {
             self.key.clear();
-            // What the entry shares with the one before it, that one shares with the key that was sought.
+            // The bytes that the entry shares with the previous entry are also those that the previous entry
+            // shares with the sought key.
             self.key.extend_from_slice(&key[..sought.header.shared]);
             self.key.extend_from_slice(entries.rest(&sought.header));
             let (at, end) = (sought.at, sought.header.end);
@@ -175,7 +179,8 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Goes to the entry before the one at `at` in the interval of `restart`; in the block before if there is none in this one.
+    /// Moves to the entry before the one at `at` in the interval of `restart`, or to the previous block if
+    /// there is none in this one.
     async fn go_before(&mut self, at: usize, restart: usize) -> Result<()> {
         self.entry = None;
         let Some(block) = self.block.take() else { return Ok(()) };
@@ -220,7 +225,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
         self.descend(|index| index.child_of(key, sequence)).await?;
         self.seek_in_block(key, sequence)?;
         if self.entry.is_none() {
-            // The key lies between this block's last entry and the next one's first.
+            // The sought key is between this block's last entry and the next block's first one.
             self.go_to_neighbour(Edge::First, None).await?;
         }
         Ok(())

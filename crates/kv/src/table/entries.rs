@@ -1,4 +1,4 @@
-//! Blocks of entries, read: data blocks and index blocks.
+//! Reading of blocks of entries: data blocks and index blocks.
 
 use super::entries_writer::{EntryKind, common_prefix, order_after};
 use super::stored::{BlockHandle, corrupt};
@@ -8,37 +8,37 @@ use logkit::leb128;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Where the parts of an entry are.
+/// Offsets of the parts of an entry.
 #[derive(Debug, Clone)]
 pub(super) struct Header {
-    /// Bytes of the key before that this one begins with.
+    /// Number of bytes at the start of the key that are shared with the previous key.
     pub(super) shared: usize,
-    /// The rest of the key.
+    /// Rest of the key.
     rest: Range<usize>,
     kind: EntryKind,
     /// End of the entry.
     pub(super) end: usize,
 }
 
-/// What an entry says of its key.
+/// Sequence, kind, time and value of an entry.
 #[derive(Debug, Clone)]
 pub(super) struct Body {
     pub(super) sequence: Sequence,
     kind: EntryKind,
-    /// When a tombstone was written or a value expires.
+    /// Time of the deletion, or of the value's expiry.
     time: Timestamp,
     value: Range<usize>,
 }
 
-/// The first entry that isn't before a key and sequence.
+/// First entry at or after a key and sequence.
 #[derive(Debug)]
 pub(super) struct Sought {
     pub(super) at: usize,
     pub(super) header: Header,
     pub(super) body: Body,
-    /// Restart point of the entry or before it.
+    /// Last restart point at or before the entry.
     pub(super) restart: usize,
-    /// Whether it has the key that was sought.
+    /// Whether the entry has the sought key.
     pub(super) is_key: bool,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct Sought {
 #[derive(Debug)]
 pub(super) struct Entries {
     bytes: Vec<u8>,
-    /// End of the entries, where the restart points begin.
+    /// End of the entries, and start of the restart points.
     end: usize,
     restarts: usize,
-    /// Offset of the block, for errors.
+    /// Offset of the block in the table, for errors.
     offset: u64,
 }
 
@@ -81,7 +81,7 @@ impl Entries {
         self.bytes.capacity()
     }
 
-    /// Number of restart points: in an index block, of children.
+    /// Number of restart points; in an index block this is the number of children.
     pub(super) fn restarts(&self) -> usize {
         self.restarts
     }
@@ -100,7 +100,7 @@ impl Entries {
         }
     }
 
-    /// End of the entries from restart point `index` to the next one.
+    /// End of the entries between restart point `index` and the next one.
     #[inline]
     pub(super) fn interval_end(&self, index: usize) -> usize {
         if index + 1 < self.restarts { self.restart(index + 1) } else { self.end }
@@ -111,13 +111,13 @@ impl Entries {
         corrupt(self.offset, format_args!("entry at {at}: {what}"))
     }
 
-    /// Reads where the parts of the entry at `at` are.
+    /// Decodes the offsets of the parts of the entry at `at`.
     #[inline(always)]
     pub(super) fn header(&self, at: usize) -> Result<Header> {
         self.try_header(at).ok_or_else(|| self.corrupt(at, "its lengths are out of range"))
     }
 
-    // Always inlined, since a call would return it through memory.
+    // Always inlined: a call would return the header through memory.
     #[inline(always)]
     fn try_header(&self, at: usize) -> Option<Header> {
         let entries = &self.bytes[..self.end];
@@ -146,7 +146,7 @@ impl Entries {
     /// Visits the keys of all entries.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for entries that contradict themselves.
+    /// [`Error::Corrupt`] for inconsistent entries.
     pub(super) fn for_each_key(&self, mut visit: impl FnMut(&[u8])) -> Result<()> {
         let (mut key, mut at) = (Vec::new(), 0);
         while at < self.end {
@@ -162,13 +162,13 @@ impl Entries {
         Ok(())
     }
 
-    /// Bytes of the key that aren't shared.
+    /// Bytes of the key that aren't shared with the previous key.
     #[inline]
     pub(super) fn rest(&self, header: &Header) -> &[u8] {
         &self.bytes[header.rest.clone()]
     }
 
-    /// Reads what an entry of a data block says.
+    /// Decodes the body of an entry of a data block.
     #[inline]
     pub(super) fn body(&self, header: &Header) -> Result<Body> {
         self.try_body(header)
@@ -191,7 +191,7 @@ impl Entries {
         fits.then_some(Body { sequence, kind: header.kind, time, value: at..header.end })
     }
 
-    /// What an entry with this body says.
+    /// Value of an entry with this body.
     #[inline]
     pub(super) fn value(&self, body: &Body) -> Value<'_> {
         let bytes = &self.bytes[body.value.clone()];
@@ -202,7 +202,7 @@ impl Entries {
         }
     }
 
-    /// Reads the header of the entry at restart point `index`: it has a whole key.
+    /// Decodes the header of the entry at restart point `index`, whose key is complete.
     fn header_at_restart(&self, index: usize) -> Result<Header> {
         let at = self.restart(index);
         match self.header(at)? {
@@ -211,7 +211,7 @@ impl Entries {
         }
     }
 
-    /// Key of the entry at restart point `index`, without its other parts.
+    /// Key of the entry at restart point `index`.
     #[inline]
     fn key_at_restart(&self, index: usize) -> Result<&[u8]> {
         let key = self.try_key_at_restart(index);
@@ -230,7 +230,8 @@ impl Entries {
         entries.get(at..)?.get(..usize::try_from(length).ok()?)
     }
 
-    /// Index of the last restart point whose entry isn't behind (`key`, `sequence`) by this reader of sequences; the first one if none is.
+    /// Index of the last restart point whose entry is at or before (`key`, `sequence`); 0 if all are after.
+    /// The closure reads an entry's sequence.
     #[inline]
     fn floor(
         &self,
@@ -257,19 +258,21 @@ impl Entries {
         Ok(low.saturating_sub(1))
     }
 
-    /// Finds the first entry of a data block that isn't before (`key`, `sequence`); `None` if all are.
+    /// Finds the first entry of a data block at or after (`key`, `sequence`); `None` if all are before.
     ///
-    /// No key is put together: the bytes that the entry before has in common with `key` say how most entries compare.
+    /// Keys aren't reconstructed: the number of bytes that the previous entry shares with `key` decides most
+    /// comparisons.
     #[inline]
     pub(super) fn seek(&self, key: &[u8], sequence: Sequence) -> Result<Option<Sought>> {
         let restart = self.floor(key, sequence, |header| Ok(self.body(header)?.sequence))?;
         let mut at = self.restart(restart);
-        // Bytes that the entry before, which is before the one that is sought, has in common with `key`.
+        // Number of bytes that the previous entry, which is before the sought one, shares with `key`.
         let mut common = 0;
         while at < self.end {
             let header = self.header(at)?;
             let shared = header.shared;
-            // An entry that shares more with the one before than `key` does differs from `key` where that one does.
+            // If an entry shares more bytes with the previous entry than `key` does, it compares to `key` as
+            // the previous one.
             if shared <= common {
                 let (rest, wanted) = (self.rest(&header), &key[shared..]);
                 let more = common_prefix(rest, wanted);
@@ -288,7 +291,7 @@ impl Entries {
         Ok(None)
     }
 
-    /// Index of the child that has (`key`, `sequence`), in an index block.
+    /// Index of the child of an index block that contains (`key`, `sequence`).
     pub(super) fn child_of(&self, key: &[u8], sequence: Sequence) -> Result<usize> {
         self.floor(key, sequence, |header| {
             let number = leb128::decode(&self.bytes[..header.end], header.rest.end);
@@ -298,7 +301,7 @@ impl Entries {
         })
     }
 
-    /// Handle of a child of an index block: it lies before the block.
+    /// Handle of a child of an index block; the child is stored before the block.
     pub(super) fn child(&self, index: usize, salt: u32) -> Result<BlockHandle> {
         let header = self.header_at_restart(index)?;
         let handle = self.try_child(&header, salt).filter(|handle| handle.end() <= self.offset);

@@ -1,4 +1,4 @@
-//! Blocks of entries, written: prefix compression with restart points.
+//! Writing of blocks of entries: prefix compression with restart points.
 
 use crate::entry::{Entry, Sequence, Value};
 use logkit::leb128::Encoded;
@@ -10,11 +10,11 @@ pub(super) enum EntryKind {
     Tombstone = 0,
     Put = 1,
     ExpiringPut = 2,
-    /// A block below an index block, from a key and a sequence on.
+    /// A block below an index block; the entry's key and sequence are its lower bound.
     Child = 3,
 }
 
-/// Number of bytes that are equal at the front.
+/// Length of the common prefix, in bytes.
 #[inline]
 pub(super) fn common_prefix(left: &[u8], right: &[u8]) -> usize {
     let most = left.len().min(right.len());
@@ -27,7 +27,7 @@ pub(super) fn common_prefix(left: &[u8], right: &[u8]) -> usize {
             within => return at + within,
         }
     }
-    // The last eight bytes, some of which were compared.
+    // Last eight bytes, some of which were compared already.
     if let (Some(left), Some(right)) = (left[..most].last_chunk(), right[..most].last_chunk()) {
         return most - 8 + first_difference(left, right);
     }
@@ -37,14 +37,14 @@ pub(super) fn common_prefix(left: &[u8], right: &[u8]) -> usize {
     at
 }
 
-/// Index of the first byte that differs; 8 if none does.
+/// Index of the first byte that differs; 8 if all are equal.
 #[inline]
 fn first_difference(left: &[u8; 8], right: &[u8; 8]) -> usize {
     let differs = u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right);
     differs.trailing_zeros() as usize / 8
 }
 
-/// Order of two keys that have `common` bytes in common at the front.
+/// Order of two keys with a common prefix of `common` bytes.
 #[inline]
 pub(super) fn order_after(common: usize, left: &[u8], right: &[u8]) -> Ordering {
     match (left.get(common), right.get(common)) {
@@ -57,9 +57,9 @@ pub(super) fn order_after(common: usize, left: &[u8], right: &[u8]) -> Ordering 
 #[derive(Debug)]
 pub(super) struct EntriesWriter {
     bytes: Vec<u8>,
-    /// Restart points: offsets of entries whose keys are whole, little-endian.
+    /// Restart points: little-endian offsets of entries with complete keys.
     restarts: Vec<u8>,
-    /// A restart point is set every so many entries.
+    /// Number of entries between two restart points.
     interval: usize,
     until_restart: usize,
 }
@@ -79,7 +79,7 @@ impl EntriesWriter {
         self.bytes.is_empty()
     }
 
-    /// Appends an entry whose key has `common` bytes in common with the one before.
+    /// Appends an entry whose key shares `common` bytes with the previous key.
     #[inline]
     pub(super) fn add(&mut self, entry: &Entry<'_>, common: usize) {
         let mut numbers = Encoded::<20>::default();
@@ -98,10 +98,10 @@ impl EntriesWriter {
         self.append(kind, entry.key, common, numbers.bytes(), value);
     }
 
-    /// Appends the block that has the entries from (`key`, `sequence`) on.
+    /// Appends a child block with the entries at and after (`key`, `sequence`).
     pub(super) fn add_child(&mut self, key: &[u8], sequence: Sequence, offset: u64, length: u32) {
         let mut numbers = Encoded::<30>::default();
-        // Most are the largest sequence.
+        // Most sequences are the largest one, so the complement is short.
         numbers.push(!sequence);
         numbers.push(offset);
         numbers.push(u64::from(length));

@@ -1,21 +1,22 @@
-//! Filters: whether a table may hold a key.
+//! Filters of tables: a key that a filter excludes isn't in the table.
 //!
-//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007): all bits of a key are in
-//! one line of 64 bytes, so that a probe costs one cache miss.
+//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007):
+//! all bits of a key are in one line of 64 bytes, so that a probe costs one cache miss.
 
 use super::stored::{MOST_BLOCK_BYTES, corrupt};
 use block::Result;
 
-/// Bytes of a line.
+/// Size of a line, in bytes.
 const LINE_BYTES: usize = 64;
-/// Most bits that a key sets.
+/// Maximum number of bits that a key sets.
 const MOST_PROBES: u8 = 22;
-/// Most bits of the filter for each key.
+/// Maximum number of filter bits per key.
 pub(super) const MOST_BITS: u32 = 32;
 
-/// Hash of a key, for filters: computed once for all tables that a read asks.
+/// Hash of a key for filters; a read computes it once for all tables.
 ///
-/// It is part of the format. Don't choose a key's shard by the same bits: the filters of a shard would lose them.
+/// It is part of the format. The shard of a key must depend on other bits: otherwise the filters of a shard
+/// would lose these bits.
 pub fn key_hash(key: &[u8]) -> u64 {
     let (chunks, rest) = key.as_chunks::<16>();
     let mut state = (key.len() as u64) ^ 0x243F_6A88_85A3_08D3;
@@ -41,7 +42,7 @@ fn fold(left: u64, right: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Line of a key: the high half of its hash, scaled.
+/// Index of a key's line, from the high half of its hash, scaled.
 #[inline]
 fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash >> 32) * lines as u128) >> 32) as usize
@@ -57,7 +58,7 @@ fn bits_of(hash: u64, probes: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Length of the block with a filter of so many keys, without its trailer, in bytes.
+/// Length in bytes of the block with a filter of `keys` keys, without its trailer.
 pub(super) fn encoded_bytes(keys: usize, bits: u32) -> usize {
     match bits {
         0 => 0,
@@ -72,7 +73,7 @@ fn lines(keys: usize, bits: u32) -> usize {
 /// Builds the filter of the keys with these hashes.
 pub(super) fn encode(hashes: &[u64], bits: u32) -> Vec<u8> {
     let lines = lines(hashes.len(), bits);
-    // ln 2 bits of each set, rounded down: lines that are fuller than others want fewer probes.
+    // ln 2 · bits, rounded down: lines that are fuller than average need fewer probes.
     let probes = (bits * 693 / 1000).clamp(1, u32::from(MOST_PROBES)) as u8;
     let mut bytes = vec![0; lines * LINE_BYTES];
     for &hash in hashes {
@@ -86,12 +87,12 @@ pub(super) fn encode(hashes: &[u64], bits: u32) -> Vec<u8> {
     bytes
 }
 
-/// A line of the processor's cache.
+/// A cache line of the processor.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Line([u64; 8]);
 
-/// A filter, decoded.
+/// A decoded filter.
 #[derive(Debug)]
 pub(super) struct Filter {
     lines: Vec<Line>,
@@ -117,7 +118,7 @@ impl Filter {
         Ok(Filter { lines: chunks.iter().map(line).collect(), probes })
     }
 
-    /// Whether the table may hold the key with this hash.
+    /// Whether the table may contain the key with this hash.
     #[inline]
     pub(super) fn may_contain(&self, hash: u64) -> bool {
         let Line(line) = &self.lines[line_of(hash, self.lines.len())];
@@ -133,7 +134,8 @@ impl Filter {
 mod tests {
     use super::*;
 
-    /// Expected share of false positives: keys per line follow a Poisson distribution (Putze et al., section 2.2).
+    /// Expected share of false positives: keys per line follow a Poisson distribution (Putze et al., section
+    /// 2.2).
     fn expected(bits: u32, probes: u8) -> f64 {
         let mean = 512.0 / f64::from(bits);
         let mut probability = (-mean).exp();
@@ -156,7 +158,7 @@ mod tests {
             let tries = 200_000;
             let found = (keys..keys + tries).filter(|&key| filter.may_contain(hash(key))).count();
             let (found, expected) = (found as f64 / tries as f64, expected(bits, filter.probes));
-            // Five in 100 000: what chance adds where few are expected.
+            // 0.00005 for random deviation where few false positives are expected.
             assert!(found < expected * 1.1 + 0.000_05, "{bits} bits: {found}, expected {expected}");
         }
         assert!(expected(10, 6) < 0.0105, "the default: about one in a hundred");

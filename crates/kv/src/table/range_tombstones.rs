@@ -5,7 +5,7 @@ use crate::entry::{MOST_KEY_BYTES, RangeTombstone};
 use block::Result;
 use logkit::leb128::{self, Encoded};
 
-/// Encodes range tombstones that are sorted and differ.
+/// Encodes sorted, distinct range tombstones.
 pub(super) fn encode(tombstones: &[RangeTombstone]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for tombstone in tombstones {
@@ -23,7 +23,7 @@ pub(super) fn encode(tombstones: &[RangeTombstone]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes them and checks their order.
+/// Decodes range tombstones and checks their order.
 pub(super) fn decode(bytes: &[u8], offset: u64) -> Result<Vec<RangeTombstone>> {
     let mut tombstones: Vec<RangeTombstone> = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Reading tables.
+//! Reading of tables.
 
 use super::block::Block;
 use super::cursor::TableCursor;
@@ -10,29 +10,31 @@ use block::{Error, Result};
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
-/// The blocks of a table: the store's cache, and the zones below it.
+/// Source of the blocks of a table: the store's cache, and the zones below it.
 pub trait BlockSource {
     /// Returns the block at a place, from a cache or by [`Block::decode`].
     ///
     /// # Errors
-    /// What reading and decoding return.
+    /// Errors of reading and decoding the block.
     fn read(&self, handle: BlockHandle) -> impl Future<Output = Result<Arc<Block>>>;
 
-    /// Whether a reader may keep this many bytes of blocks for as long as it lives, by itself; it then says when it has dropped them.
+    /// Whether a reader may keep `bytes` bytes of blocks for its lifetime. It calls
+    /// [`dropped`](Self::dropped) when it has dropped them.
     fn may_keep(&self, _bytes: usize) -> bool {
         false
     }
 
-    /// Whether a cursor goes on behind a block that can't be read. Only where that is told, since entries are missing then.
+    /// Whether a cursor skips an unreadable block. True only if the loss is reported, since entries are then
+    /// missing.
     fn skips(&self, _handle: BlockHandle, _error: &Error) -> bool {
         false
     }
 
-    /// Notes that a reader has dropped blocks that it was allowed to keep.
+    /// Notes that a reader has dropped blocks that it was permitted to keep.
     fn dropped(&self, _bytes: usize) {}
 }
 
-/// Finds entries in a table.
+/// Reader of a table.
 #[derive(Debug)]
 pub struct Reader<S: BlockSource> {
     source: S,
@@ -43,7 +45,7 @@ pub struct Reader<S: BlockSource> {
     range_tombstones: Option<BlockHandle>,
     pinned_index: OnceCell<Arc<Block>>,
     pinned_filter: OnceCell<Arc<Block>>,
-    /// Bytes that the source allowed to keep.
+    /// Number of bytes that the source permitted the reader to keep.
     kept: Cell<usize>,
 }
 
@@ -66,14 +68,14 @@ impl Found {
         self.body.sequence
     }
 
-    /// What it says of the key.
+    /// Value or tombstone.
     pub fn value(&self) -> Value<'_> {
         self.block.value(&self.body)
     }
 }
 
 impl<S: BlockSource> Reader<S> {
-    /// Reader of the table with this summary.
+    /// Returns a reader of the table with this summary.
     pub fn new(source: S, summary: &Summary) -> Self {
         Reader {
             source,
@@ -88,11 +90,11 @@ impl<S: BlockSource> Reader<S> {
         }
     }
 
-    /// Finds the newest version of a key that `snapshot` sees, a tombstone too. `hash` is [`key_hash`](super::key_hash) of the key.
-    /// Range tombstones aren't regarded.
+    /// Finds the newest version of a key that `snapshot` sees, which may be a tombstone; `None` if there is
+    /// none. `hash` is [`key_hash`](super::key_hash) of the key. Range tombstones aren't applied.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading blocks.
     pub async fn get(&self, key: &[u8], hash: u64, snapshot: Sequence) -> Result<Option<Found>> {
         let may_contain = match self.pinned_filter.get() {
             Some(filter) => filter.filter()?.may_contain(hash),
@@ -119,10 +121,10 @@ impl<S: BlockSource> Reader<S> {
         Ok(sought.filter(|sought| sought.is_key).map(|sought| Found { block, body: sought.body }))
     }
 
-    /// Range tombstones, by their first keys.
+    /// Range tombstones, ordered by their first keys.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading their block.
     pub async fn range_tombstones(&self) -> Result<Arc<[RangeTombstone]>> {
         match self.range_tombstones {
             Some(handle) => self.source.read(handle).await?.range_tombstones().cloned(),
@@ -130,7 +132,7 @@ impl<S: BlockSource> Reader<S> {
         }
     }
 
-    /// Cursor at no entry; [`TableCursor::new`] makes one that owns a shared reader.
+    /// Returns a cursor at no entry; [`TableCursor::new`] returns one that owns a shared reader.
     pub fn cursor(&self) -> TableCursor<&Self> {
         TableCursor::new(self)
     }
@@ -161,7 +163,7 @@ impl<S: BlockSource> Reader<S> {
         let Some(handle) = at else { return Ok(None) };
         let block = self.source.read(handle).await?;
         let bytes = block.memory_bytes();
-        // Another read may have kept it meanwhile.
+        // A concurrent read may have kept the block.
         if pinned.get().is_none() && self.source.may_keep(bytes) {
             self.kept.set(self.kept.get() + bytes);
             pinned.get_or_init(|| Arc::clone(&block));
@@ -169,12 +171,12 @@ impl<S: BlockSource> Reader<S> {
         Ok(Some(block))
     }
 
-    /// Root of the index for a cursor; `None` without entries, or where the source skips it.
+    /// Root of the index for a cursor; `None` without entries, or if the source skips the block.
     pub(super) async fn cursor_root(&self) -> Result<Option<Arc<Block>>> {
         self.unless_skipped(self.index, self.root().await)
     }
 
-    /// Reads the block that is child `at` of an index block; `None` where the source skips it.
+    /// Reads child `at` of an index block; `None` if the source skips it.
     pub(super) async fn read_child(&self, index: &Block, at: usize) -> Result<Option<Arc<Block>>> {
         let handle = index.index()?.child(at, self.salt)?;
         self.unless_skipped(Some(handle), self.source.read(handle).await.map(Some))
@@ -187,16 +189,16 @@ impl<S: BlockSource> Reader<S> {
         }
     }
 
-    /// Range tombstones for a scan, which goes on without them where the source skips them.
+    /// Range tombstones for a scan; empty if the source skips their block.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading their block.
     pub async fn scanned_range_tombstones(&self) -> Result<Arc<[RangeTombstone]>> {
         let found = self.range_tombstones().await.map(Some);
         Ok(self.unless_skipped(self.range_tombstones, found)?.unwrap_or_else(|| Arc::new([])))
     }
 
-    /// Levels of the index.
+    /// Number of levels of the index.
     pub(super) fn levels(&self) -> usize {
         self.levels
     }

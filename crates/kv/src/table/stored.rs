@@ -1,17 +1,17 @@
-//! Stored blocks: compressed bytes, their kind, and a checksum that depends on the place.
+//! Stored blocks: compressed bytes, their kind, and a checksum that depends on the block's place.
 
 use super::Compression;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use lz4_flex::block::{compress_into, decompress_into, get_maximum_output_size};
 
-/// Largest block, decoded, in bytes.
+/// Maximum size of a decoded block, in bytes.
 pub(super) const MOST_BLOCK_BYTES: usize = 128 << 20;
-/// Bytes that follow the contents: kind and compression, checksum.
+/// Number of bytes after the contents: kind and compression, checksum.
 pub(super) const TRAILER_BYTES: usize = 5;
-/// Most decoded bytes for each compressed one: a match of LZ4 grows by 255 for each byte.
+/// Maximum number of decoded bytes per compressed one: a match of LZ4 grows by 255 for each byte.
 const MOST_GROWTH: usize = 255;
-/// Buffers that are larger than this are freed after use, in bytes.
+/// Size in bytes above which buffers are freed after use.
 const KEPT_BYTES: usize = 1 << 20;
 
 /// Place of a stored block in its table.
@@ -32,7 +32,7 @@ impl BlockHandle {
     }
 }
 
-/// What a block holds.
+/// Kind of a block's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockKind {
     Data = 1,
@@ -43,36 +43,36 @@ pub(super) enum BlockKind {
 }
 
 impl BlockKind {
-    /// Whether blocks of this kind may be compressed: not those whose decoded form is larger than their contents.
+    /// Whether blocks of this kind may be compressed; false for those that are larger decoded than stored.
     fn may_be_compressed(self) -> bool {
         matches!(self, BlockKind::Data | BlockKind::Index)
     }
 }
 
-/// [`Error::Corrupt`] for the block at `offset` of a table.
+/// Returns [`Error::Corrupt`] for the block at `offset` of a table.
 #[cold]
 pub(super) fn corrupt(offset: u64, what: impl std::fmt::Display) -> Error {
     Error::corrupt(format!("table block at {offset}: {what}"))
 }
 
-/// Checksum of a block: CRC32C of its contents, kind and compression; exclusive or the salt; exclusive or bits of its offset.
+/// Checksum of a block: CRC32C of its contents, kind and compression, XOR the salt, XOR bits of its offset.
 fn checksum_of(bytes: &[u8], offset: u64, salt: u32) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32 ^ place_of_checksum(offset, salt)
 }
 
-/// The part of a checksum that depends on the table and the place.
+/// Part of a checksum that depends on the table and the place.
 pub(super) fn place_of_checksum(offset: u64, salt: u32) -> u32 {
     salt ^ (offset.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
 }
 
-/// Appends blocks to the bytes of a table that weren't taken yet.
+/// Appends blocks to the output of a table.
 #[derive(Debug)]
 pub(super) struct Sealer {
     compression: Compression,
     salt: u32,
     /// Finished bytes that weren't taken.
     pub(super) output: Vec<u8>,
-    /// Length of all finished bytes.
+    /// Number of finished bytes, including taken ones.
     pub(super) offset: u64,
     compressed: Vec<u8>,
 }
@@ -82,7 +82,7 @@ impl Sealer {
         Sealer { compression, salt, output: Vec::new(), offset: 0, compressed: Vec::new() }
     }
 
-    /// Appends a block with these contents, compressed if they shrink by an eighth.
+    /// Appends a block with these contents; compresses them if that saves an eighth.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than [`MOST_BLOCK_BYTES`].
@@ -118,7 +118,8 @@ impl Sealer {
         Ok(handle)
     }
 
-    /// Compresses `contents` where that may be of use; returns the length of the result.
+    /// Compresses `contents`; returns the length of the result, or `None` if the block is to be stored
+    /// uncompressed.
     fn compress(&mut self, kind: BlockKind, contents: &[u8]) -> Option<usize> {
         if self.compression == Compression::None || !kind.may_be_compressed() {
             return None;
@@ -131,7 +132,7 @@ impl Sealer {
     }
 }
 
-/// Checks a stored block; returns what it is and its contents, decompressed.
+/// Checks a stored block; returns its kind and decompressed contents.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for anything that [`Sealer::seal`] doesn't write.
@@ -171,7 +172,7 @@ pub(super) fn open(stored: &[u8], handle: BlockHandle) -> Result<(BlockKind, Vec
     }
 }
 
-/// Decodes the length of the contents and LZ4; on failure returns what is wrong.
+/// Decodes the length of the contents and LZ4; a failure returns its description.
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let Some((length, compressed)) = bytes.split_first_chunk::<4>() else {
         return Err(format!("{} compressed bytes; expected at least 4", bytes.len()));

@@ -1,4 +1,4 @@
-//! What is known of a table without reading it, and the footer that leads to it.
+//! Summary of a table, and the footer that locates the table's own copy of it.
 
 use super::stored::{BlockHandle, TRAILER_BYTES};
 use crate::entry::{MOST_KEY_BYTES, Sequence, Timestamp};
@@ -11,7 +11,8 @@ pub const FOOTER_BYTES: usize = 32;
 pub(super) const MAGIC: &[u8; 8] = b"SILTTABL";
 const VERSION: u32 = 1;
 
-/// Properties of a table, and where its blocks are: the store keeps it in its manifest, and the table itself has a copy.
+/// Properties of a table, and places of its blocks. The store keeps the summary in its manifest, and the
+/// table contains a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
     /// Length of the table, in bytes.
@@ -32,15 +33,16 @@ pub struct Summary {
     pub smallest: Vec<u8>,
     /// Largest key of entries and ends of range tombstones.
     pub largest: Vec<u8>,
-    /// Whether `largest` is the end of a range only, so that the table says nothing of that key.
+    /// Whether `largest` is only the exclusive end of a range, so that the table has no entry or deletion of
+    /// that key.
     pub largest_excluded: bool,
     /// Smallest sequence of entries and range tombstones; 0 without any.
     pub smallest_sequence: Sequence,
     /// Largest sequence of entries and range tombstones; 0 without any.
     pub largest_sequence: Sequence,
-    /// Earliest time of a deletion by a tombstone or a range tombstone.
+    /// Earliest time of a deletion by a tombstone or a range tombstone; `None` without any.
     pub oldest_tombstone: Option<Timestamp>,
-    /// Earliest time at which a value expires.
+    /// Earliest expiry of a value; `None` if no value expires.
     pub earliest_expiry: Option<Timestamp>,
     /// Number of data blocks.
     pub data_blocks: u64,
@@ -48,21 +50,21 @@ pub struct Summary {
     pub index: Option<BlockHandle>,
     /// Levels of the index: 1, or 2 if the root has index blocks as children; 0 without entries.
     pub index_levels: u8,
-    /// The filter.
+    /// The filter; `None` if the table has none.
     pub filter: Option<BlockHandle>,
-    /// The block of range tombstones.
+    /// The block of range tombstones; `None` without any.
     pub range_tombstone_block: Option<BlockHandle>,
 }
 
 impl Summary {
-    /// Whether the table says anything of a key, by its smallest and largest one.
+    /// Whether a key is between the table's smallest and largest key.
     pub fn covers(&self, key: &[u8]) -> bool {
         (self.entries > 0 || self.range_tombstones > 0)
             && self.smallest.as_slice() <= key
             && !self.ends_before(key)
     }
 
-    /// Whether all that the table says is of smaller keys.
+    /// Whether all keys of the table are smaller than `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         match self.largest_excluded {
             true => self.largest.as_slice() <= key,
@@ -100,10 +102,10 @@ impl Summary {
         }
     }
 
-    /// Takes a summary from the front of bytes, and checks it.
+    /// Decodes and checks a summary at the start of `reader`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no table's summary has.
+    /// [`Error::Corrupt`] for bytes that aren't the summary of a table.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
         let (length, salt) = (reader.u64()?, reader.u32()?);
         let [entries, tombstones, range_tombstones, key_bytes, value_bytes] = reader.u64s()?;
@@ -162,14 +164,14 @@ impl Summary {
         }
     }
 
-    /// Decodes a summary that has all the bytes.
+    /// Decodes a summary that takes all the bytes.
     pub(super) fn decode_whole(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "table summary");
         let summary = Self::decode(&mut reader)?;
         reader.end().map(|()| summary)
     }
 
-    /// What in it can't be; `None` if it is that of a table.
+    /// Description of a contradiction in the summary; `None` if it is consistent.
     fn contradiction(&self) -> Option<String> {
         let blocks_end = self.length.checked_sub((FOOTER_BYTES + TRAILER_BYTES) as u64);
         let Some(blocks_end) = blocks_end else {
@@ -227,7 +229,7 @@ pub(super) fn encode_footer(properties: BlockHandle) -> [u8; FOOTER_BYTES] {
 /// [`Block::summary`](super::Block::summary) of that block is the table's.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for another footer; [`Error::Unsupported`] for another version.
+/// [`Error::Corrupt`] for an invalid footer; [`Error::Unsupported`] for another version.
 pub fn decode_footer(footer: &[u8; FOOTER_BYTES], length: u64) -> Result<BlockHandle> {
     let mut reader = Reader::new(footer, "table footer");
     if reader.bytes(MAGIC.len())? != MAGIC {

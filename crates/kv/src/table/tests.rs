@@ -1,4 +1,4 @@
-//! Tables against a sorted list, and against damage.
+//! Tests of tables against a sorted list, and with damage.
 
 mod damage;
 mod model;
@@ -19,12 +19,12 @@ fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A table in memory; counts the blocks that are read.
+/// A table in memory that counts the blocks that are read.
 #[derive(Debug, Default)]
 struct Bytes {
     bytes: Vec<u8>,
     reads: Cell<usize>,
-    /// Bytes that readers keep; `None` where they may keep nothing.
+    /// Number of bytes that readers keep; `None` if they may keep nothing.
     kept: Cell<Option<usize>>,
 }
 
@@ -34,7 +34,7 @@ impl Bytes {
         Block::decode(stored.ok_or_else(|| Error::corrupt("beyond the table"))?, handle)
     }
 
-    /// Summary that the table itself has.
+    /// Summary in the table itself.
     fn summary(&self) -> Result<Summary> {
         let footer = self.bytes.last_chunk().ok_or_else(|| Error::corrupt("too short"))?;
         self.block(decode_footer(footer, self.bytes.len() as u64)?)?.summary().cloned()
@@ -160,7 +160,7 @@ fn a_builder_refuses_entries_out_of_order_or_too_large_and_stays_as_it_was() {
     assert_eq!(bytes, build(Builder::new(Options::default()), &expected, &[]).0.bytes);
 }
 
-/// Entries with keys and values of these lengths, which don't compress.
+/// Entries with incompressible keys and values of these lengths.
 fn large_entries(keys: usize, key_bytes: usize, value_bytes: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     let noise = |count: usize, seed: u64| {
         let word = |index: usize| key_hash(&(seed << 32 | index as u64).to_le_bytes()).to_le_bytes();
@@ -245,7 +245,7 @@ fn large_keys_and_values_have_blocks_of_their_own() {
     let builder = Builder::with_index_blocks(Options::default(), 4096);
     let (table, summary) = build(builder, &list, &[]);
     assert_eq!(summary.data_blocks, 45);
-    // Separators are short: a key of the index has the bytes that tell blocks apart.
+    // Separators are short: a key in the index has only the bytes that distinguish blocks.
     let reader = Reader::new(&table, &summary);
     let root = now(reader.root()).unwrap().unwrap();
     assert!(root.memory_bytes() < 2000, "{} bytes", root.memory_bytes());

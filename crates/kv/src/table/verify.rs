@@ -1,6 +1,7 @@
-//! Verification of a whole table: its footer, its properties, the index, the filter, and every entry of every block.
+//! Verification of a whole table: its footer, properties, index and filter, and every entry of every block.
 //!
-//! A damaged block doesn't hide the others: the rest is verified, and only sums over all entries are left out.
+//! A damaged block doesn't prevent the verification of the others; only sums over all entries are then
+//! omitted.
 
 use super::block::Block;
 use super::entries::Entries;
@@ -13,14 +14,14 @@ use block::{Error, Result};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// What was found in a table.
+/// Result of the verification of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Blocks that are sound.
+    /// Number of undamaged blocks.
     pub blocks: u64,
-    /// Entries of sound data blocks.
+    /// Number of entries of undamaged data blocks.
     pub entries: u64,
-    /// Those that are tombstones.
+    /// Number of tombstones among these entries.
     pub tombstones: u64,
 }
 
@@ -33,7 +34,7 @@ struct Sums {
     sequences: Option<(Sequence, Sequence)>,
     oldest_tombstone: Option<Timestamp>,
     earliest_expiry: Option<Timestamp>,
-    /// First key, and the last entry.
+    /// First key, and last entry.
     first: Option<Vec<u8>>,
     last: Option<(Vec<u8>, Sequence)>,
 }
@@ -42,7 +43,7 @@ impl Entries {
     /// Visits all entries in order.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] at the first that is invalid or out of order.
+    /// [`Error::Corrupt`] at the first entry that is invalid or out of order.
     fn for_each(&self, mut visit: impl FnMut(Entry<'_>)) -> Result<()> {
         let mut key = Vec::new();
         let mut last: Option<Sequence> = None;
@@ -105,18 +106,18 @@ impl Sums {
     }
 }
 
-/// Verification of one table.
+/// State of the verification of one table.
 struct Verification<'a, S> {
     source: &'a S,
     summary: &'a Summary,
     problem: &'a mut dyn FnMut(String),
     sums: Sums,
-    /// A block is damaged: sums over all entries are unknown.
+    /// Whether a block is damaged, so that sums over all entries are unknown.
     has_gap: bool,
 }
 
 impl<S: BlockSource> Verification<'_, S> {
-    /// Reads a block; `None` where it is damaged, which is noted.
+    /// Reads a block; reports damage and returns `None` if it is damaged.
     async fn read(&mut self, handle: BlockHandle) -> Result<Option<Arc<Block>>> {
         match self.source.read(handle).await {
             Ok(block) => {
@@ -127,7 +128,7 @@ impl<S: BlockSource> Verification<'_, S> {
         }
     }
 
-    /// Notes damage. Other errors end the verification.
+    /// Reports damage; returns other errors.
     fn note(&mut self, error: Error) -> Result<()> {
         match error {
             Error::Corrupt(detail) => (self.problem)(detail.to_string()),
@@ -138,7 +139,8 @@ impl<S: BlockSource> Verification<'_, S> {
         Ok(())
     }
 
-    /// Compares the table's own copy of its summary with that of the manifest. `footer` are its last bytes.
+    /// Compares the table's own copy of the summary with that of the manifest. `footer` has the last bytes of
+    /// the table.
     async fn properties(&mut self, footer: Result<[u8; FOOTER_BYTES]>) -> Result<()> {
         let handle = match footer.and_then(|footer| decode_footer(&footer, self.summary.length)) {
             Ok(handle) if handle.salt == self.summary.salt => handle,
@@ -192,7 +194,7 @@ impl<S: BlockSource> Verification<'_, S> {
         Ok(())
     }
 
-    /// Verifies the data blocks below an index block, and that the index leads to their entries.
+    /// Verifies the data blocks below an index block, and that the index locates their entries.
     async fn data_below(
         &mut self,
         index: &Block,
@@ -290,7 +292,8 @@ impl<S: BlockSource> Verification<'_, S> {
     }
 }
 
-/// Verifies a table with this summary. `footer` are its last bytes; `problem` is told what is wrong.
+/// Verifies a table with this summary. `footer` has its last bytes; `problem` gets the description of each
+/// problem.
 ///
 /// # Errors
 /// Errors other than damage and failed reads.
@@ -306,7 +309,7 @@ pub async fn verify<S: BlockSource>(
     let filter = match summary.filter {
         Some(handle) => {
             let block = verification.read(handle).await?;
-            // Without the filter the entries can be verified nevertheless.
+            // The entries can be verified without the filter.
             verification.has_gap = false;
             block
         }

@@ -4,33 +4,34 @@ use crate::entry::{RangeTombstone, Sequence};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// A set of range tombstones that answers which keys they delete.
+/// A set of range tombstones, with lookups of the keys that they delete.
 ///
-/// The ranges are divided into fragments that don't overlap, each with the newest tombstone that covers it: there are at most twice as
-/// many as tombstones, whereas fragments with all their tombstones may be as many as their square. A lookup for a snapshot that sees
-/// the fragment's tombstone is one search; for an older one the tombstones between the entry and the snapshot are searched one by one.
+/// The ranges are divided into disjoint fragments, each with the newest tombstone that covers it. There are
+/// at most twice as many fragments as tombstones; fragments with all their tombstones could have the square
+/// of that size. A lookup for a snapshot that sees the fragment's tombstone is one search; for an older
+/// snapshot the tombstones between the entry and the snapshot are searched linearly.
 #[derive(Debug, Clone, Default)]
 pub struct RangeTombstones {
-    /// In the order of their sequences.
+    /// Tombstones in the order of their sequences.
     tombstones: Vec<RangeTombstone>,
-    /// By first key.
+    /// Fragments by first key.
     fragments: BTreeMap<Vec<u8>, Fragment>,
     bytes: usize,
 }
 
 #[derive(Debug, Clone)]
 struct Fragment {
-    /// First key after it.
+    /// First key after the fragment.
     to: Vec<u8>,
-    /// Number of its newest tombstone.
+    /// Index of the newest tombstone that covers the fragment.
     newest: usize,
 }
 
-/// Bytes that a tombstone takes besides its keys, with two fragments and the overhead of allocations.
+/// Memory of a tombstone in addition to its keys, in bytes: two fragments and the overhead of allocations.
 const OVERHEAD: usize = 256;
 
 impl RangeTombstones {
-    /// Adds a tombstone. Returns false, and changes nothing, if there is the same one, or if its range is empty.
+    /// Adds a tombstone. Returns false, without a change, if the same one exists, or if its range is empty.
     pub fn insert(&mut self, tombstone: RangeTombstone) -> bool {
         if tombstone.from >= tombstone.to {
             return false;
@@ -42,11 +43,11 @@ impl RangeTombstones {
             return false;
         }
         let place = place + same_sequence.count();
-        // Each of the two fragments that it adds has two keys.
+        // A tombstone adds up to two fragments with two keys each.
         self.bytes += OVERHEAD + 3 * (tombstone.from.len() + tombstone.to.len());
         self.tombstones.insert(place, tombstone);
         if place + 1 < self.tombstones.len() {
-            // Older than others, which a replay may bring: its fragments are below theirs.
+            // Replay may insert a tombstone that is older than others: its fragments must be below theirs.
             self.fragments.clear();
             (0..self.tombstones.len()).for_each(|number| self.cover(number));
         } else {
@@ -55,10 +56,11 @@ impl RangeTombstones {
         true
     }
 
-    /// Makes a tombstone, which is newer than those covered before, a fragment of its own.
+    /// Adds the fragment of a tombstone that is newer than all covered ones.
     fn cover(&mut self, number: usize) {
         let RangeTombstone { from, to, .. } = &self.tombstones[number];
-        // A fragment that begins before the range ends where the range begins; what of it is after the range is one more.
+        // A fragment that begins before the range is cut at the begin of the range; its part after the range
+        // becomes a fragment.
         let crossing = self
             .fragments
             .range_mut::<[u8], _>((Bound::Unbounded, Bound::Excluded(from.as_slice())))
@@ -87,8 +89,8 @@ impl RangeTombstones {
         self.fragments.insert(from.clone(), Fragment { to: to.clone(), newest: number });
     }
 
-    /// Returns a tombstone that a snapshot sees and that deletes the entry of this key and sequence: one of a higher sequence, up to
-    /// that of the snapshot.
+    /// Returns a tombstone that a snapshot sees and that deletes the entry of this key and sequence: the
+    /// tombstone's sequence is higher, and at most that of the snapshot.
     #[inline]
     pub fn covers(&self, key: &[u8], sequence: Sequence, snapshot: Sequence) -> Option<&RangeTombstone> {
         if self.tombstones.is_empty() {
@@ -110,27 +112,27 @@ impl RangeTombstones {
             .find(|tombstone| tombstone.deletes(key, sequence))
     }
 
-    /// Returns the first key after `key` that may have an undeleted entry, among entries of sequences up to `newest`; `None` if that is
-    /// `key` itself.
+    /// Returns the first key after `key` that may have an undeleted entry, among entries with sequences up to
+    /// `newest`; `None` if `key` itself may have one.
     pub fn skip_to(&self, key: &[u8], newest: Sequence, snapshot: Sequence) -> Option<&[u8]> {
         let covers = |key: &[u8]| self.covers(key, newest, snapshot);
         let ranges = std::iter::successors(covers(key), |range| covers(&range.to));
         ranges.last().map(|range| range.to.as_slice())
     }
 
-    /// Returns the first key of the deleted range that `key` is in: no entry of that range up to `key` is undeleted, among entries of
-    /// sequences up to `newest`; `None` if `key` isn't in one.
+    /// Returns the first key of the deleted range that contains `key`: no entry in that range up to `key` is
+    /// undeleted, among entries with sequences up to `newest`; `None` if no range contains `key`.
     pub fn skip_back_to(&self, key: &[u8], newest: Sequence, snapshot: Sequence) -> Option<&[u8]> {
         self.covers(key, newest, snapshot).map(|range| range.from.as_slice())
     }
 
-    /// Whether there is a tombstone of a sequence above `newest`, up to `snapshot`.
+    /// Whether there is a tombstone with a sequence above `newest` and at most `snapshot`.
     pub fn has_between(&self, newest: Sequence, snapshot: Sequence) -> bool {
         let after = self.tombstones.partition_point(|tombstone| tombstone.sequence <= newest);
         self.tombstones.get(after).is_some_and(|tombstone| tombstone.sequence <= snapshot)
     }
 
-    /// The tombstones, the oldest first.
+    /// Iterates over the tombstones, oldest first.
     pub fn iter(&self) -> std::slice::Iter<'_, RangeTombstone> {
         self.tombstones.iter()
     }
@@ -140,12 +142,12 @@ impl RangeTombstones {
         self.tombstones.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no tombstones.
     pub fn is_empty(&self) -> bool {
         self.tombstones.is_empty()
     }
 
-    /// Bytes of memory that they take, about.
+    /// Approximate memory of the set, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -15,7 +15,7 @@ enum Move {
     Last,
     Next,
     Previous,
-    /// The next of the writes after the first ones.
+    /// Inserts the next write of the history.
     Insert,
 }
 
@@ -29,7 +29,7 @@ fn movement() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Cursor over what a snapshot sees of these memtables, of which the oldest comes first. Sources jump over deleted ranges.
+/// Cursor over the keys that a snapshot sees in these memtables, oldest first. Sources skip deleted ranges.
 fn cursor(
     memtables: &[Rc<Memtable>],
     (snapshot, now): (Sequence, Timestamp),
@@ -48,7 +48,8 @@ fn cursor(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
-    /// A snapshot sees what a map has after the writes up to it, in all directions, while later writes are inserted.
+    /// A snapshot sees the contents of a map after the writes up to it, in both directions, while later
+    /// writes are inserted.
     #[test]
     fn is_a_map_of_the_past(
         history in history(120),
@@ -89,7 +90,7 @@ proptest! {
         }
     }
 
-    /// A set of range tombstones answers what its tombstones say one by one, in whatever order they are inserted.
+    /// Lookups in a set of range tombstones agree with linear searches, for any order of inserts.
     #[test]
     fn range_tombstones_cover_what_they_delete(
         ranges in proptest::collection::vec((key(), key(), 1_u64..12, 0_u64..3), 0..12),
@@ -136,7 +137,7 @@ fn put(memtable: &Memtable, key: u32, sequence: Sequence) {
     memtable.insert(Entry { key: &key.to_be_bytes(), sequence, value });
 }
 
-/// Cursor over what a view sees of a memtable, and the number of movements in it.
+/// Cursor over a view of a memtable, and its number of movements.
 fn counting(
     memtable: &Rc<Memtable>,
     view: &View,
@@ -147,7 +148,7 @@ fn counting(
     (moves, Visible::new(Undeleted::new(source, view.clone(), newest), view.clone(), from.to_vec(), None))
 }
 
-/// A scan over ten thousand tombstones lets other tasks run, in both directions.
+/// A scan over ten thousand tombstones yields to other tasks, in both directions.
 #[test]
 fn lets_others_run_among_tombstones() {
     let memtable = Rc::new(Memtable::with_capacity(0));
@@ -171,7 +172,7 @@ fn lets_others_run_among_tombstones() {
     assert_eq!(turns, 10_000 / YIELD_AFTER as usize);
 }
 
-/// A range that is deleted in a source isn't read; nor are the many versions of a key.
+/// A cursor skips a range that is deleted in a source, and old versions of a key.
 #[test]
 fn seeks_past_deleted_ranges_and_old_versions() {
     let memtable = Rc::new(Memtable::with_capacity(0));

@@ -1,14 +1,16 @@
-//! A cursor over one source that jumps over ranges in which everything is deleted.
+//! A cursor over one source that skips completely deleted ranges.
 
 use super::View;
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence};
 use block::Result;
 
-/// A cursor that leaves out entries that range tombstones delete, by seeking past their ranges instead of reading them.
+/// A cursor that omits entries that range tombstones delete, by seeking past their ranges instead of reading
+/// them.
 ///
-/// It stands on one source, a table or a level, before sources are merged: a range tombstone deletes all that it covers in a source whose
-/// entries are older, whereas a merged cursor may meet newer entries in the range.
+/// It is used on one source, a table or a level, before sources are merged: if the entries of a source are
+/// older than a range tombstone, it deletes all entries in its range, whereas a merged cursor may have newer
+/// entries there.
 #[derive(Debug)]
 pub struct Undeleted<C> {
     cursor: C,
@@ -17,7 +19,8 @@ pub struct Undeleted<C> {
 }
 
 impl<C: Cursor> Undeleted<C> {
-    /// Creates a cursor over a source whose entries have sequences up to `newest`, not counting those above the view's snapshot.
+    /// Creates a cursor over a source whose entries have sequences up to `newest`, except entries above the
+    /// view's snapshot.
     pub fn new(cursor: C, mut view: View, newest: Sequence) -> Self {
         view.ranges.retain(|ranges| ranges.has_between(newest, view.snapshot));
         Undeleted { cursor, view, newest }

@@ -1,4 +1,4 @@
-//! Memory that the redis door allocates for a command, and for a client that reads nothing.
+//! Allocations of the redis door for a command, and for a client that doesn't read.
 //!
 //! The counts are of the whole process, so this binary has a single test.
 #![allow(clippy::unwrap_used)]
@@ -15,12 +15,12 @@ mod client;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Commands of one send.
+/// Number of commands per send.
 const PIPELINE: usize = 16;
-/// Sends that are counted.
+/// Number of measured sends.
 const COUNTED: u64 = 500;
 
-/// Sends a pipeline of commands again and again, and returns the allocations for each pipeline.
+/// Sends a pipeline of commands repeatedly, and returns the allocations per pipeline.
 async fn allocations(stream: &Stream, command: &[u8], reply: usize) -> u64 {
     let commands = Data::copy_of(&command.repeat(PIPELINE));
     let mut before = 0;
@@ -44,7 +44,7 @@ fn a_command_allocates_only_what_the_store_does() {
         let gets = allocations(&stream, &client::command(&[b"GET", b"key:000000000001"]), 108).await;
         let pings = allocations(&stream, b"PING\r\n", 7).await;
         let before = everywhere();
-        // A reply of 110 MiB for a client that reads nothing, while another client is answered.
+        // A reply of 110 MiB to a client that doesn't read, while another client is served.
         let client::Socket(lazy) = served.client().await;
         let names = b"$3\r\nget\r\n".repeat((1 << 20) - 2);
         let docs = [b"*1048576\r\n$7\r\nCOMMAND\r\n$4\r\nDOCS\r\n", names.as_slice()].concat();
@@ -62,10 +62,10 @@ fn a_command_allocates_only_what_the_store_does() {
     let (sets, gets, pings, unread) = runtime::run(runtime::Config::default(), test).unwrap();
     println!("allocations for {PIPELINE} commands: SET {sets}, GET {gets}, PING {pings}");
     assert_eq!(pings, 0);
-    // Pieces of 16 KiB, of which 7000 would be the whole reply: sockets take 10 MiB.
+    // The whole reply would be 7000 pieces of 16 KiB; sockets take 10 MiB.
     assert!(unread < 2000, "{unread} allocations for a client that reads nothing");
-    // The value that the store returns.
+    // One allocation for the value that the store returns.
     assert!(gets <= PIPELINE as u64, "{gets} allocations for {PIPELINE} GETs");
-    // What the store keeps of the writes of a pipeline, and the list of the writes while it grows.
+    // Allocations of the store for the writes of a pipeline, and of the growing list of writes.
     assert!(sets <= 2 * PIPELINE as u64, "{sets} allocations for {PIPELINE} SETs");
 }

@@ -1,4 +1,4 @@
-//! Single operations, one after another.
+//! Single operations in sequence.
 
 use super::common::{format, open, simulate, small, zones};
 use kv::{Acknowledge, Batch, Scan, Settings, Stored, Update};
@@ -115,7 +115,7 @@ fn batches_snapshots_updates_and_iterators() {
     });
 }
 
-/// The problems that a check of a store finds.
+/// Problems that a check of the store finds.
 async fn problems(zones: &std::sync::Arc<dyn block::ZonesPart>) -> Vec<kv::check::Problem> {
     let handle = zones.open().await.unwrap();
     kv::check::check(&*handle, 100, &|_, _| {}).await.unwrap().problems

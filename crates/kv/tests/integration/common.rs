@@ -5,7 +5,7 @@ use kv::{Settings, Store};
 use std::sync::Arc;
 use zns::{Shape, Zns};
 
-/// Runs `main` on so many simulated shards.
+/// Runs `main` on `shards` simulated shards.
 pub fn simulate<F: Future<Output = ()> + 'static>(
     seed: u64,
     shards: usize,
@@ -15,7 +15,7 @@ pub fn simulate<F: Future<Output = ()> + 'static>(
     runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 }
 
-/// An emulated drive in memory: so many zones of 1 MiB, with a capacity of 768 KiB.
+/// An emulated drive in memory with `count` zones of 1 MiB and a capacity of 768 KiB each.
 pub fn drive(count: u32) -> Arc<Zns> {
     let shape = Shape {
         zones: count,
@@ -27,7 +27,8 @@ pub fn drive(count: u32) -> Arc<Zns> {
     Arc::new(Zns::in_memory(&shape, zns::Settings::default()).unwrap())
 }
 
-/// An emulated drive in memory: so many zones of this size, of which so many may be open at a time; 0 is no limit.
+/// An emulated drive in memory with `count` zones of `zone_size` bytes and at most `most_open` open ones; 0
+/// is unlimited.
 pub fn limited_drive(count: u32, zone_size: u64, most_open: u32) -> Arc<dyn ZonesPart> {
     let shape =
         Shape { zones: count, zone_size, zone_capacity: zone_size, seed: Some(5), ..Shape::default() };
@@ -40,7 +41,7 @@ pub fn zones(count: u32) -> Arc<dyn ZonesPart> {
     drive(count)
 }
 
-/// Settings with small buffers and tables, so that little data has many levels.
+/// Settings with small buffers and tables, so that little data fills many levels.
 pub fn small() -> Settings {
     Settings {
         buffer_bytes: 64 << 10,
@@ -52,12 +53,12 @@ pub fn small() -> Settings {
     }
 }
 
-/// A new store.
+/// Formats a store.
 pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Store {
     Store::format(zones.clone(), settings).await.unwrap().on_lent_zones()
 }
 
-/// The store on these zones.
+/// Opens the store on these zones.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Store {
     Store::open(zones.clone(), settings).await.unwrap().on_lent_zones()
 }

@@ -1,8 +1,8 @@
-//! What clients write to a store, and what of it the store may hold after a power cut.
+//! Model of the writes of clients to a store, and of the permitted states after a power cut.
 //!
-//! A client has keys of its own and one write in flight. Each shard of the store keeps the writes of a client in their order, and a batch takes effect as a
-//! whole. So after a power cut each shard has a first part of the client's writes, which includes all that were durable; a batch of several shards is in all of
-//! these first parts or in none.
+//! Each client has its own keys and one write in flight. Each shard of the store keeps the writes of a client
+//! in order, and a batch is atomic. So after a power cut each shard has a prefix of the client's writes,
+//! which includes all durable ones; a batch for several shards is in all of these prefixes or in none.
 
 use kv::shard_of_key;
 use kv::{Acknowledge, Batch};
@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 /// Keys and values.
 pub type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A value: its bytes follow from a number, and don't shrink.
+/// A value: its incompressible bytes are derived from a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value {
     pub number: u64,
@@ -28,16 +28,16 @@ impl Value {
     }
 }
 
-/// A write of a batch, by the numbers of keys.
+/// A write of a batch; keys are given by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Put(u64, Value),
     Delete(u64),
-    /// From the first key on and below the second.
+    /// Deletes the keys between two numbers, the second one excluded.
     DeleteRange(u64, u64),
 }
 
-/// What a client does.
+/// An operation of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Writes a batch.
@@ -45,9 +45,9 @@ pub enum Operation {
     Flush,
     FlushBuffers,
     Compact,
-    /// Closes the store and opens it again; only where there is no other client.
+    /// Closes and reopens the store; only used with a single client.
     Reopen,
-    /// Waits for so many microseconds.
+    /// Waits for this number of microseconds.
     Wait(u64),
 }
 
@@ -56,7 +56,7 @@ pub fn key(client: usize, number: u64) -> Vec<u8> {
     format!("c{client}-{number:03}").into_bytes()
 }
 
-/// The batch of these changes.
+/// Batch of these changes.
 pub fn batch(client: usize, changes: &[Change]) -> Batch {
     let mut batch = Batch::new();
     for change in changes {
@@ -69,7 +69,8 @@ pub fn batch(client: usize, changes: &[Change]) -> Batch {
     batch
 }
 
-/// A batch that a client wrote, by the numbers of the disk's events: it can't be on the disk before `from`, and is durable from `durable` on.
+/// A batch that a client wrote, with event numbers of the disk: it can't be on the disk before `from`, and is
+/// durable at and after `durable`.
 #[derive(Debug, Clone)]
 struct Step {
     changes: Vec<Change>,
@@ -77,7 +78,7 @@ struct Step {
     durable: u64,
 }
 
-/// A client, with all that it wrote.
+/// A client with all its writes.
 #[derive(Debug)]
 pub struct Client {
     number: usize,
@@ -91,7 +92,7 @@ impl Client {
         Client { number, steps: Vec::new(), acknowledged: 0 }
     }
 
-    /// Notes a write that begins.
+    /// Notes the start of a write.
     pub fn begin(&mut self, changes: &[Change], event: u64) {
         self.steps.push(Step { changes: changes.to_vec(), from: event, durable: u64::MAX });
     }
@@ -101,12 +102,12 @@ impl Client {
         self.acknowledged = self.steps.len();
     }
 
-    /// Notes that the last write was refused: it never has an effect.
+    /// Notes that the last write was refused, so it must have no effect.
     pub fn refuse(&mut self) {
         self.steps.pop();
     }
 
-    /// Notes that the last write is durable; those before it are on the same shards.
+    /// Notes that the last write is durable; earlier ones are on the same shards.
     pub fn last_is_durable(&mut self, event: u64) {
         let last = self.steps.last_mut();
         last.into_iter().for_each(|step| step.durable = event);
@@ -122,7 +123,7 @@ impl Client {
         self.steps[..count].iter_mut().for_each(|step| step.durable = step.durable.min(event));
     }
 
-    /// The shards that a write changes.
+    /// Shards that a write changes.
     fn shards_of(&self, step: &Step, shards: usize) -> Vec<usize> {
         let has = |change: &Change, shard: usize| match *change {
             Change::Put(number, _) | Change::Delete(number) => {
@@ -146,10 +147,10 @@ impl Client {
         }
     }
 
-    /// Whether a store that was cut at these events may hold this.
+    /// Checks whether a store may have these contents after a power cut at these events.
     ///
     /// # Errors
-    /// A description of what it holds, and what it had to.
+    /// A description of the found and the permitted contents.
     pub fn check(&self, shards: usize, cuts: &RangeInclusive<u64>, all: &Map) -> Result<(), String> {
         let own = all.iter().filter(|(key, _)| key.starts_with(format!("c{}-", self.number).as_bytes()));
         let found: Map = own.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -174,7 +175,7 @@ impl Client {
         }
     }
 
-    /// The numbers of first steps that a shard may have.
+    /// Numbers of steps that a shard's prefix may have.
     fn first_parts(
         &self,
         shard: usize,
@@ -190,7 +191,8 @@ impl Client {
                 .collect()
         };
         let found = here(found);
-        // Only steps of this shard count: behind its last durable one, up to the last that may be on the disk.
+        // Only steps of this shard are candidates: after its last durable one, up to the last one that may be
+        // on the disk.
         let own =
             |(index, step): (usize, &Step)| self.shards_of(step, shards).contains(&shard).then_some(index);
         let steps = || self.steps.iter().enumerate();
@@ -226,13 +228,13 @@ impl Client {
     }
 }
 
-/// Keys whose values differ.
+/// Keys with different values.
 fn differing<'a>(found: &'a Map, expected: &'a Map) -> BTreeSet<&'a Vec<u8>> {
     let keys = found.keys().chain(expected.keys());
     keys.filter(|key| found.get(*key) != expected.get(*key)).collect()
 }
 
-/// Keys whose values differ, with these.
+/// Description of the keys with different values.
 pub fn difference(found: &Map, expected: &Map) -> String {
     let short = |value: Option<&Vec<u8>>| match value {
         Some(value) => format!("{} bytes, {:02x?}…", value.len(), &value[..value.len().min(4)]),
@@ -257,7 +259,7 @@ mod tests {
         Change::Put(number, Value { number: value, length: 4 })
     }
 
-    /// Puts key 0, then keys 0 and 1 together, of which the first is durable at event 5.
+    /// Client that puts key 0, then keys 0 and 1 together; the first batch is durable at event 5.
     fn client() -> Client {
         let mut client = Client::new(0);
         client.begin(&[put(0, 1)], 3);
@@ -280,10 +282,10 @@ mod tests {
             let check = |cuts, values: &[(u64, u64)]| client().check(shards, &cuts, &map(values)).is_ok();
             assert!(check(4..=4, &[]) && check(4..=4, &[(0, 1)]));
             assert!(!check(5..=5, &[]) && check(5..=5, &[(0, 1)]));
-            assert!(!check(4..=5, &[]), "an image of several cuts");
-            assert!(!check(5..=5, &[(0, 2), (1, 3)]), "before it was written");
+            assert!(!check(4..=5, &[]), "a state of several cuts");
+            assert!(!check(5..=5, &[(0, 2), (1, 3)]), "the second batch before it was written");
             assert!(check(6..=9, &[(0, 2), (1, 3)]) && check(6..=9, &[(0, 1)]));
-            assert!(!check(6..=9, &[(0, 2)]) && !check(6..=9, &[(0, 1), (1, 3)]), "a part of the batch");
+            assert!(!check(6..=9, &[(0, 2)]) && !check(6..=9, &[(0, 1), (1, 3)]), "the second batch in part");
         }
         let is_split = shard_of_key(&key(0, 0), 2) != shard_of_key(&key(0, 1), 2);
         assert!(is_split, "the keys are of one shard");

@@ -1,9 +1,11 @@
-//! Sequences of writes, flushes, compactions and openings, and a power cut at every event of the disk.
+//! Crash oracle: sequences of writes, flushes, compactions and openings, with a power cut at every event of
+//! the disk.
 //!
-//! A case runs once, on a disk that is recorded. At each event of the disk, from the first operation to the end of the store's close, many of the states are
-//! made that a power cut could leave there: writes that weren't flushed are lost, reordered and torn ([`layers::record::replay`]). From each state the check
-//! finds nothing wrong, the store opens, and its keys are what `crash_model` allows: what a flush had made durable is there, all else is old or new, a batch is whole or not there, and no
-//! deleted key comes back, after a compaction neither.
+//! A case runs once, on a recorded disk. For each event of the disk, from the first operation to the end of
+//! the store's close, many of the states are generated that a power cut could leave: unflushed writes are
+//! lost, reordered and torn ([`layers::record::replay`]). In each state the check must find no problem, the
+//! store must open, and its keys must be permitted by `crash_model`: flushed writes are present, other keys
+//! are old or new, batches are atomic, and no deleted key reappears, even after a compaction.
 
 use super::crash_model::{Change, Client, Map, Operation, Value, batch, difference, key};
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
@@ -19,40 +21,40 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Times of the disk, so that much is in flight at the same time.
+/// Delays of the disk, so that many requests are in flight.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
-/// Of so many states one is used further after it was looked at.
+/// One state in this number is used further after its check.
 const USE_EVERY: u64 = 8;
-/// Of so many states the recovery of one is cut in turn.
+/// The recovery of one state in this number is cut by another power cut.
 const AGAIN_EVERY: u64 = 64;
-/// States of a recovery that are tried, about.
+/// Approximate number of states of a recovery that are tried.
 const AGAIN_STATES: u64 = 20;
-/// States of a case of which not all are tried, about.
+/// Approximate number of states of a case that are tried if not all are.
 const SOME_STATES: u64 = 40;
-/// Key that only the use of a recovered store has.
+/// Key that is written only by the use of a recovered store.
 const LATER: &[u8] = b"later";
 
-/// What is tried.
+/// A case of the oracle.
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
     disk_bytes: u64,
     zone_bytes: u64,
     settings: Settings,
-    /// What is written and durable before.
+    /// Durable operations before the first event.
     start: Vec<Operation>,
     /// Operations of each client.
     clients: Vec<Vec<Operation>>,
-    /// States that are tried, about; `None` for all.
+    /// Approximate number of states that are tried; `None` tries all.
     states: Option<u64>,
 }
 
 type Clients = Rc<RefCell<Vec<Client>>>;
 
-/// What is known of a run.
+/// Record of a run.
 struct Run {
     history: Arc<History>,
-    /// Event of the disk before the first operation.
+    /// Number of the disk's event before the first operation.
     first: u64,
     clients: Clients,
 }
@@ -127,7 +129,7 @@ impl Case {
         Ok(Run { history, first, clients })
     }
 
-    /// Carries out the operations of a client; returns the store, which may be another one.
+    /// Runs the operations of a client; returns the store, which may have been reopened.
     async fn client(
         &self,
         mut store: Store,
@@ -181,7 +183,8 @@ impl Case {
         Ok(store)
     }
 
-    /// Runs the case, and opens the store from states of its disk: as many as the budget allows. Returns their number.
+    /// Runs the case, and opens the store from states of its disk, as many as the budget permits. Returns
+    /// their number.
     async fn check(&self, budget: &Budget, search: Search) -> Result<u64, String> {
         let run = in_time("the operations", self.run()).await?;
         let last = run.history.events();
@@ -224,7 +227,7 @@ impl Case {
         clients.iter().try_for_each(|client| client.check(self.shards(), &state.cuts, found))
     }
 
-    /// Checks and opens the store on a disk, and reads all of it.
+    /// Checks and opens the store on a disk, and reads all keys.
     async fn recovered(&self, disk: Arc<dyn DevicePart>) -> Result<(Store, Map), String> {
         self.is_sound(&disk).await.map_err(|error| format!("before it is opened: {error}"))?;
         let store = self.open(disk, false).await.map_err(failed("opening"))?;
@@ -242,7 +245,7 @@ impl Case {
         }
     }
 
-    /// All keys, as a scan and reads of single keys show them.
+    /// All keys, as scans and reads of single keys return them.
     async fn view(&self, store: &Store) -> Result<Map, String> {
         let mut found = Map::new();
         let mut iterator = store.iterate(b"", None).await.map_err(failed("a scan"))?;
@@ -265,7 +268,7 @@ impl Case {
         }
     }
 
-    /// Compacts and writes a store that was recovered, closes it and opens it again: it shows the same.
+    /// Compacts and writes a recovered store, closes it and opens it again; its keys must stay the same.
     async fn use_further(&self, store: Store, found: &Map, disk: Arc<dyn DevicePart>) -> Result<(), String> {
         let same = |shown: Map, when: &str| match shown == *found {
             true => Ok(()),
@@ -293,7 +296,8 @@ impl Case {
         store.close().await.map_err(failed("closing again"))
     }
 
-    /// Cuts the recovery from a state at some of its events: the second recovery finds what is allowed, and, if the first one had returned, the same.
+    /// Cuts the recovery from a state at some of its events. The second recovery must find a permitted state;
+    /// if the first one had completed, the same state.
     async fn recover_again(&self, run: &Run, state: &CrashState) -> Result<(), String> {
         let recorder = Recorder::in_memory();
         let empty = Arc::new(ImageDisk::empty(self.geometry()));
@@ -349,16 +353,16 @@ impl Case {
     }
 }
 
-/// Longest simulated time of a case, and of the use of a state.
+/// Limit of the simulated time of a case, and of the use of a state.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// What `work` returns, if it doesn't take longer than [`LIMIT`].
+/// Returns the result of `work`, or an error if it takes longer than [`LIMIT`].
 async fn in_time<T>(name: &str, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let outcome = runtime::timeout(LIMIT, work).await;
     outcome.unwrap_or_else(|_| Err(format!("{name}: not done after {LIMIT:?}")))
 }
 
-/// Notes that everything that was acknowledged is durable.
+/// Notes that all acknowledged writes are durable.
 fn all_durable(clients: &Clients, event: u64) {
     clients.borrow_mut().iter_mut().for_each(|client| client.durable(client.acknowledged(), event));
 }
@@ -366,7 +370,7 @@ fn all_durable(clients: &Clients, event: u64) {
 /// Number of keys of each client.
 const KEYS: u64 = 10;
 
-/// Small buffers and tables, so that little data has many of them.
+/// Small buffers and tables, so that little data fills many.
 fn settings(shards: u16) -> Settings {
     Settings {
         shards: Some(shards),
@@ -381,7 +385,8 @@ fn settings(shards: u16) -> Settings {
     }
 }
 
-/// Keys in deep tables, versions and a tombstone above them, and writes that are in the log alone.
+/// Initial data: keys in deep tables, versions and a tombstone above them, and writes that are only in the
+/// log.
 fn start() -> Vec<Operation> {
     vec![
         written(&[0, 1, 2, 3, 4, 5].map(|number| put(number, number, 100))),
@@ -393,14 +398,14 @@ fn start() -> Vec<Operation> {
     ]
 }
 
-/// The operations that sequences consist of; the values follow from their position in the sequence.
+/// Operations of sequences; their values are derived from the position in the sequence.
 fn operations(position: u64, shards: u16, acknowledge: Acknowledge) -> Vec<Operation> {
     let value = 100 * position;
     let writes = [
         vec![put(0, value, 50)],
         vec![put(6, value, 200)],
         vec![put(1, value, 3000)],
-        // In data blocks, and in several records.
+        // Values in data blocks, and in several records.
         vec![put(2, value, 9000)],
         vec![put(3, value, 130_000)],
         vec![Change::Delete(0)],
@@ -408,7 +413,7 @@ fn operations(position: u64, shards: u16, acknowledge: Acknowledge) -> Vec<Opera
         vec![Change::DeleteRange(0, 3)],
         vec![put(0, value, 20), Change::Delete(1), put(7, value + 1, 30)],
         vec![Change::DeleteRange(0, 8), put(2, value, 20), put(3, value + 1, 20)],
-        // A batch of several shards is in one record.
+        // A batch for several shards is limited to one record.
         match shards {
             1 => vec![put(4, value, 60_000), Change::Delete(0), put(8, value + 1, 60_000)],
             _ => vec![put(4, value, 6000), Change::Delete(0), put(8, value + 1, 6000)],
@@ -418,10 +423,11 @@ fn operations(position: u64, shards: u16, acknowledge: Acknowledge) -> Vec<Opera
     writes.chain([Operation::FlushBuffers, Operation::Compact, Operation::Reopen]).collect()
 }
 
-/// After which operations a sequence flushes.
+/// Whether a sequence flushes after each of its operations.
 const FLUSHES: [[bool; 2]; 3] = [[false, false], [true, false], [true, true]];
 
-/// All sequences of one and two operations, with each way of flushes and acknowledgements, in stores of one shard and of two.
+/// All sequences of one and two operations, with all combinations of flushes and acknowledgements, in stores
+/// of one and two shards.
 fn sequences() -> Vec<Case> {
     let mut cases = Vec::new();
     for (shards, acknowledge) in [1, 2].into_iter().flat_map(|shards| {
@@ -455,7 +461,7 @@ fn pick<T: Clone>(random: &mut Random, list: &[T]) -> T {
     list[random.below(list.len() as u64) as usize].clone()
 }
 
-/// Changes of a batch that a client draws; only the first keys have long values, so that all of them have space.
+/// Random changes of a batch; only the first keys have long values, so that the store has space for all.
 fn draw_changes(random: &mut Random, value: &mut u64, (shards, longest): (u16, usize)) -> Vec<Change> {
     let count = pick(random, &[1, 1, 1, 2, 4]);
     let mut changes = Vec::new();
@@ -465,7 +471,7 @@ fn draw_changes(random: &mut Random, value: &mut u64, (shards, longest): (u16, u
         changes.push(match random.below(10) {
             0 => Change::DeleteRange(number, number + random.below(KEYS)),
             1 | 2 => Change::Delete(number),
-            // A batch of several shards is in one record.
+            // A batch for several shards is limited to one record.
             3 if shards == 1 || count == 1 => put(number % 3, *value, longest),
             3..6 => put(number, *value, 1 + random.below(4000) as usize),
             _ => put(number, *value, random.below(300) as usize),
@@ -474,7 +480,7 @@ fn draw_changes(random: &mut Random, value: &mut u64, (shards, longest): (u16, u
     changes
 }
 
-/// Many operations, of several clients.
+/// Random case with many operations, of several clients.
 fn draw(seed: u64, broken: Option<Broken>) -> Case {
     let mut random = Random::new(seed);
     let shards = pick(&mut random, &[1, 1, 2]);
@@ -532,7 +538,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn every_sequence_of_two_operations_keeps_its_promises_at_every_cut() {
     let mut cases = sequences();
-    // Those that are tried in a short run are drawn, always the same.
+    // A short run tries a fixed random selection.
     let mut random = Random::new(1);
     for last in (1..cases.len()).rev() {
         cases.swap(last, random.below(last as u64 + 1) as usize);
@@ -545,7 +551,7 @@ fn every_sequence_of_two_operations_keeps_its_promises_at_every_cut() {
         if !budget.allows_more(count) {
             break;
         }
-        // A short run tries more sequences, and some states of each.
+        // A short run tries more sequences, with some states of each.
         let has_all = is_long() || asked.is_some();
         let case = Case { states: (!has_all).then_some(SOME_STATES), ..case };
         let tried = case.simulated(&budget, Search::brief(case.seed));
@@ -554,7 +560,7 @@ fn every_sequence_of_two_operations_keeps_its_promises_at_every_cut() {
     println!("{states} states");
 }
 
-/// Checkpoints are taken while writes are in a buffer that takes a while to fill.
+/// Checkpoints are written while a slowly filling buffer has writes.
 fn buffered_over_checkpoints(broken: Option<Broken>) -> Result<u64, String> {
     let puts = (0..80).flat_map(|value| {
         let put = written(&[put(value % KEYS, value, 20_000)]);
@@ -580,7 +586,8 @@ fn a_checkpoint_that_covers_writes_which_are_in_no_table_is_noticed() {
     assert!(noticed.contains("no first part of its writes"), "{noticed}");
 }
 
-/// Buffers are frozen, and checkpoints are taken, while parts of a write are in flight: after a power cut all of them are replayed.
+/// Buffers are frozen and checkpoints are written while parts of a write are in flight: after a power cut all
+/// of them are replayed.
 #[test]
 fn a_write_of_many_records_is_replayed_as_a_whole() {
     let large = |value| [written(&[put(0, value, 1_000_000)]), Operation::Flush];
@@ -602,8 +609,9 @@ fn a_write_of_many_records_is_replayed_as_a_whole() {
     println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// Batches that were acknowledged before they were written are in flight while the buffer that has them is frozen. Its table is small, since they overwrite their
-/// own values: it is there before their records are. It must not have them: the batch before them is replayed over it.
+/// Batches that were acknowledged early are in flight while their buffer is frozen. Its table is small, since
+/// they overwrite their own values, and is written before their records. It must not contain them: replay
+/// applies the batch before them over the table.
 #[test]
 fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
     let batch = |number: u64| {
@@ -627,7 +635,8 @@ fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
     println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// With these seeds small drives are so full that the cleaner, checkpoints, flushes and compactions wait for each other's zones.
+/// With these seeds small drives are nearly full, so that the cleaner, checkpoints, flushes and compactions
+/// wait for zones of each other.
 #[test]
 fn what_waits_for_space_on_a_nearly_full_drive_ends() {
     for seed in [464, 497] {

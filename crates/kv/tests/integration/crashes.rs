@@ -1,4 +1,4 @@
-//! Power cuts, failures and full drives, one at a time: what the review of the first version found, and its neighbours.
+//! Power cuts, failures and full drives, one at a time: regressions of the first version, and similar cases.
 
 use super::common::{drive, format, open, simulate, small};
 use block::{Error, ZoneIndex, ZonesPart};
@@ -13,7 +13,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key{number:06}").into_bytes()
 }
 
-/// Values that don't shrink.
+/// Incompressible values.
 fn noise(number: u32) -> Vec<u8> {
     (0..1000u32)
         .map(|at| (number.wrapping_mul(2_654_435_761).wrapping_add(at * 40_503) >> (at % 19)) as u8)
@@ -69,7 +69,7 @@ fn a_full_store_refuses_puts_and_takes_deletes_and_then_puts() {
         let store = format(&zones, &settings).await;
         let (keys, error) = fill(&store, Acknowledge::Written).await;
         assert!(matches!(error, Error::NoSpace(_)), "{error}");
-        // 40 zones of 768 KiB.
+        // The drive has 40 zones of 768 KiB.
         assert!(keys > 5000, "{keys} keys");
         let again = async |work: &mut dyn AsyncTry| {
             for _ in 0..30 {
@@ -82,7 +82,7 @@ fn a_full_store_refuses_puts_and_takes_deletes_and_then_puts() {
         };
         again(&mut DeleteAll).await;
         again(&mut PutOne(0)).await;
-        // It gives back the space of what was deleted.
+        // A compaction frees the space of deleted keys.
         store.compact().await.unwrap();
         let mut taken = 0;
         for number in 0..60 {
@@ -91,13 +91,13 @@ fn a_full_store_refuses_puts_and_takes_deletes_and_then_puts() {
         }
         assert_eq!(taken, 60, "{:?}", store.status().await);
         let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;
-        closed.expect("closing ends").unwrap();
+        closed.expect("closing hangs").unwrap();
         let store = runtime::timeout(Duration::from_secs(600), Store::open(zones.clone(), &settings)).await;
-        assert!(store.expect("opening ends").unwrap().get(&key(59)).await.unwrap().is_some());
+        assert!(store.expect("opening hangs").unwrap().get(&key(59)).await.unwrap().is_some());
     });
 }
 
-/// A write that is tried again.
+/// A write that is retried.
 trait AsyncTry {
     fn attempt<'a>(&'a mut self, store: &'a Store) -> block::Call<'a, block::Result<()>>;
 }
@@ -258,7 +258,7 @@ fn buffered_writes_survive_a_clean_close_and_a_power_cut_after_it() {
     }
 }
 
-/// Tables of an expiring class are moved by a store that has no such class.
+/// A store without the expiring class moves tables of that class.
 #[test]
 fn a_store_is_opened_with_another_placement() {
     simulate(3, 1, || async {
@@ -281,7 +281,7 @@ fn a_store_is_opened_with_another_placement() {
             runtime::sleep(Duration::from_secs(2)).await;
         }
         store.close().await.unwrap();
-        // Without a deadline zones are reset by the cleaner only.
+        // Without a deadline only the cleaner resets zones.
         let store = open(&zones, &small()).await;
         for round in 0..60u32 {
             for number in 0..400 {
@@ -311,7 +311,8 @@ fn a_batch_with_a_key_or_a_value_that_is_too_large_is_refused() {
     });
 }
 
-/// Zones fail one after another: each read of a key finds its value or fails, and the store says so; what lies elsewhere stays readable.
+/// Zones fail one after another: each read of a key finds its value or fails, and the status reports it; data
+/// in other zones stays readable.
 #[test]
 fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
     for seed in 0..6u64 {
@@ -347,9 +348,9 @@ fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
                     "{readable} keys, then {found}, by zone {zone}"
                 );
                 readable = found;
-                // Refused or done, but never without an answer.
+                // A put succeeds or is refused, but doesn't hang.
                 let put = runtime::timeout(Duration::from_secs(60), store.put(b"new", b"1")).await;
-                assert!(put.is_ok(), "a put waits for ever");
+                assert!(put.is_ok(), "a put hangs");
             }
             assert!(readable < all, "nothing was in the zones");
             let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;

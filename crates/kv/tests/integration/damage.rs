@@ -1,15 +1,16 @@
-//! One flipped bit of a recently written record after an unclean stop, and a zone that is offline: what is lost is told, and nothing
-//! older appears in its place.
+//! Damage: one flipped bit of a recently written record after an unclean stop, and an offline zone. Losses
+//! are reported, and no older value appears instead.
 
 use super::common::{simulate, small};
 use block::{
     BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Error, ZoneIndex, ZoneState, ZonesPart,
 };
 use disks::ram::RamPart;
-use kv::{Scan, Settings, Store};
+use kv::{Acknowledge, Batch, Scan, Settings, Store};
 use logkit::recovery::Goal;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -22,13 +23,18 @@ async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> Arc<dyn ZonesPart>
 }
 
 async fn disk() -> (Arc<dyn DevicePart>, Rc<dyn Device>) {
-    let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(33 * ZONE, BlockSize::default()).unwrap());
+    disk_of(33 * ZONE).await
+}
+
+async fn disk_of(bytes: u64) -> (Arc<dyn DevicePart>, Rc<dyn Device>) {
+    let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(bytes, BlockSize::default()).unwrap());
     let device = part.open().await.unwrap();
     (part, device)
 }
 
 async fn bytes_of(device: &Rc<dyn Device>) -> Vec<u8> {
-    let (outcome, buffer) = device.read(BlockIndex(0), Buffer::new(33 * ZONE as usize)).await;
+    let size = device.geometry().bytes() as usize;
+    let (outcome, buffer) = device.read(BlockIndex(0), Buffer::new(size)).await;
     outcome.unwrap();
     buffer.filled().to_vec()
 }
@@ -37,12 +43,12 @@ async fn bytes_of(device: &Rc<dyn Device>) -> Vec<u8> {
 async fn flipped(bytes: &[u8], at: usize) -> Arc<dyn DevicePart> {
     let mut bytes = Buffer::copy_of(bytes);
     bytes.filled_mut()[at] ^= 1;
-    let (part, device) = disk().await;
+    let (part, device) = disk_of(bytes.filled().len() as u64).await;
     device.write(BlockIndex(0), bytes.into(), Durability::Durable).await.unwrap();
     part
 }
 
-/// Values that don't shrink, too large for the header of a record.
+/// Incompressible values that are too large for the header of a record.
 fn value(number: u8) -> Vec<u8> {
     static MADE: [OnceLock<Vec<u8>>; 256] = [const { OnceLock::new() }; 256];
     let make = || {
@@ -53,7 +59,8 @@ fn value(number: u8) -> Vec<u8> {
     MADE[usize::from(number)].get_or_init(make).clone()
 }
 
-/// The disk after two values of one key and one of another, with a pause after them; and the first byte of the last value.
+/// A disk after two values of one key and one of another, followed by a pause; and the offset of the last
+/// value.
 async fn written(pause: Duration) -> (Vec<u8>, usize) {
     let (part, device) = disk().await;
     let settings = Settings { shards: Some(1), ..small() };
@@ -82,7 +89,7 @@ fn damaged_writes_that_had_been_durable_are_never_replaced_by_older_ones() {
             let report = kv::check::check(&*zones, 10, &|_, _| {}).await.unwrap();
             assert!(!report.is_sound(), "{report:?}");
         }
-        // Without a pause they may have been torn, which is told.
+        // Without a pause the records may be torn, which is reported as dropped.
         let (bytes, at) = written(Duration::ZERO).await;
         let zones = zones_on(flipped(&bytes, at + 20).await, false).await.open().await.unwrap();
         let report = kv::check::check(&*zones, 10, &|_, _| {}).await.unwrap();
@@ -105,7 +112,7 @@ fn damage_in_a_table_that_was_just_written_costs_the_keys_of_its_block() {
         store.flush_buffers().await.unwrap();
         runtime::sleep(Duration::from_secs(5)).await;
         let bytes = bytes_of(&device).await;
-        // The newest copy of a value is in a table: the log's lies before it, or in a zone before.
+        // The newest copy of a value is in a table; that of the log is at a lower address.
         let wanted = &value(7)[..100];
         let copies: Vec<usize> = (0..bytes.len() - 100)
             .filter(|at| bytes[*at] == wanted[0] && bytes[*at..*at + 100] == *wanted)
@@ -152,7 +159,7 @@ fn an_offline_zone_costs_what_is_in_it() {
             let bytes = bytes_of(&device).await;
             let (mut served, mut refused) = (0, 0);
             for zone in 2..32 {
-                // The header of the zone isn't right.
+                // The header of the zone is damaged.
                 let part = flipped(&bytes, (2 + zone) * BLOCK + 40).await;
                 let zones = zones_on(part, false).await;
                 let report = zones.open().await.unwrap().report(ZoneIndex(zone as u32), 1).await.unwrap()[0];
@@ -175,7 +182,7 @@ fn an_offline_zone_costs_what_is_in_it() {
                         }
                     }
                 }
-                // A key can't be read either if a newer table that may have it can't.
+                // A key is also unreadable if a newer table that may have it is unreadable.
                 served += u32::from((1..200).contains(&lost));
                 store.put(b"more", b"2").await.unwrap();
             }
@@ -185,10 +192,17 @@ fn an_offline_zone_costs_what_is_in_it() {
     }
 }
 
-/// A disk with 200 keys in tables and 20 newer ones in the log, killed after a pause or closed.
-async fn much_written(is_closed: bool) -> Vec<u8> {
-    let (part, device) = disk().await;
-    let settings = Settings { shards: Some(1), cache_bytes: 0, ..small() };
+/// A disk with 200 keys in tables and 20 newer ones in the log, after a kill following a pause, or after a
+/// close. With several shards, the newer keys are in records of more than one shard.
+async fn much_written(shards: u16, is_closed: bool) -> Vec<u8> {
+    let zones = kv::fewest_zones(shards).max(28) + 4;
+    let (part, device) = disk_of((u64::from(zones) + 1) * ZONE).await;
+    let settings = Settings {
+        shards: Some(shards),
+        buffer_bytes: u64::from(shards) * (64 << 10),
+        cache_bytes: 0,
+        ..small()
+    };
     let store = Store::format(zones_on(part.clone(), true).await, &settings).await.unwrap();
     for number in 0..200 {
         store.put(&[b'k', number], &value(number)).await.unwrap();
@@ -197,8 +211,10 @@ async fn much_written(is_closed: bool) -> Vec<u8> {
     store.wait_for_compactions().await.unwrap();
     store.close().await.unwrap();
     let store = Store::open(zones_on(part, false).await, &settings).await.unwrap();
-    for number in 200..220 {
-        store.put(&[b'k', number], &value(number)).await.unwrap();
+    for first in (200..220).step_by(4) {
+        let mut batch = Batch::new();
+        (first..first + 4).for_each(|number| batch.put(&[b'k', number], &value(number)));
+        store.write(batch, Acknowledge::Written).await.unwrap();
     }
     match is_closed {
         true => store.close().await.unwrap(),
@@ -210,8 +226,8 @@ async fn much_written(is_closed: bool) -> Vec<u8> {
     bytes_of(&device).await
 }
 
-/// Salvages the store on a disk; returns the numbers of keys that are found and of those whose read fails; none where no checkpoint can
-/// be read.
+/// Salvages the store on a disk; returns the number of keys that are found, and of those whose read fails;
+/// zeros if no checkpoint can be read.
 async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
     let device = disk.open().await.unwrap();
     let before = bytes_of(&device).await;
@@ -239,7 +255,7 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
             }
         }
     }
-    // Scans go on behind what can't be read, in both directions, and tell it.
+    // Scans skip unreadable parts, in both directions, and report them.
     for is_backward in [false, true] {
         let mut scan = Scan { is_backward, ..Scan::from(Vec::new(), 1000) };
         let mut scanned = Vec::new();
@@ -268,7 +284,7 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
         found.len()
     );
     assert_eq!(status["lost"].as_array().unwrap().len() as u64, lost);
-    // It takes no writes, and ends without any.
+    // A salvaged store takes no writes, and is closed without any.
     for refused in [
         store.put(b"more", b"2").await,
         store.delete(b"k").await,
@@ -282,39 +298,103 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
     (found.len(), failed)
 }
 
+/// Salvages a store of `shards` shards with each of its zones offline in turn, and, if it wasn't closed, with
+/// a flipped bit.
+async fn salvage_of(shards: u16, is_closed: bool) {
+    let bytes = much_written(shards, is_closed).await;
+    let (part, device) = disk_of(bytes.len() as u64).await;
+    device.write(BlockIndex(0), Buffer::copy_of(&bytes).into(), Durability::Durable).await.unwrap();
+    assert_eq!(salvaged(part).await, (220, 0), "an undamaged one");
+    // Includes the zones of roots and of the checkpoint.
+    let (mut kept, mut failed) = (Vec::new(), 0);
+    let zones = bytes.len() / ZONE as usize - 1;
+    let is_long = conformance::budget::is_long();
+    // The short test with several shards tries fewer places.
+    let rarer = if shards > 1 && !is_long { 4 } else { 1 };
+    for zone in (0..zones).step_by(if is_closed { 3 } else { rarer }) {
+        let (found, errors) = salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
+        kept.push(found);
+        failed += errors;
+    }
+    kept.sort_unstable();
+    println!("{shards} shards, closed: {is_closed}: {failed} reads failed, keys without one zone: {kept:?}");
+    // Only the zone of the single checkpoint may lose everything.
+    assert!((failed > 0 || rarer > 1) && kept[1] > 100);
+    if is_closed {
+        return;
+    }
+    // One flipped bit in a root, a header, a list of tables, an index, or data.
+    let (step, mut found) = (if is_long { 1 } else { 37 * rarer }, Vec::new());
+    for block in (0..bytes.len() / BLOCK).step_by(step) {
+        let at = block * BLOCK;
+        if at >= ZONE as usize && bytes[at..at + BLOCK] != [0; BLOCK] {
+            found.push(salvaged(flipped(&bytes, at + 45).await).await.0);
+        }
+    }
+    found.sort_unstable();
+    println!("{shards} shards, one bit: at least {}, at the median {}", found[0], found[found.len() / 2]);
+    assert!(found[found.len() / 2] > 200);
+}
+
 #[test]
 fn what_can_be_read_of_a_damaged_store_is_salvaged() {
     for is_closed in [true, false] {
+        simulate(1, 1, move || salvage_of(1, is_closed));
+    }
+}
+
+#[test]
+fn what_can_be_read_of_a_damaged_store_of_several_shards_is_salvaged() {
+    for (shards, is_closed) in [(2, true), (2, false), (4, false), (7, false)] {
+        simulate(1, 2, move || salvage_of(shards, is_closed));
+    }
+}
+
+/// Lines that are logged on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Lines {
+    fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_lost_part_is_logged_once() {
+    let lines = Lines::default();
+    let told = Arc::new(AtomicU32::new(0));
+    tracing::subscriber::with_default(lines.clone(), || {
+        let (lines, told) = (lines.clone(), told.clone());
         simulate(1, 1, move || async move {
-            let bytes = much_written(is_closed).await;
-            let (part, device) = disk().await;
-            device.write(BlockIndex(0), Buffer::copy_of(&bytes).into(), Durability::Durable).await.unwrap();
-            assert_eq!(salvaged(part).await, (220, 0), "an undamaged one");
-            // Every zone in turn is offline: those of roots and of the checkpoint, too.
-            let (mut kept, mut failed) = (Vec::new(), 0);
-            for zone in (0..32).step_by(if is_closed { 3 } else { 1 }) {
-                let (found, errors) = salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
-                kept.push(found);
-                failed += errors;
-            }
-            kept.sort_unstable();
-            println!("closed: {is_closed}: {failed} reads failed, keys without one zone: {kept:?}");
-            // At most the zone of the only checkpoint costs everything.
-            assert!(failed > 0 && kept[1] > 100);
-            if is_closed {
-                return;
-            }
-            // One flipped bit, of a root, a header, a list of tables, an index, data.
-            let (step, mut found) = (if conformance::budget::is_long() { 1 } else { 37 }, Vec::new());
-            for block in (0..bytes.len() / BLOCK).step_by(step) {
-                let at = block * BLOCK;
-                if at >= ZONE as usize && bytes[at..at + BLOCK] != [0; BLOCK] {
-                    found.push(salvaged(flipped(&bytes, at + 45).await).await.0);
+            let bytes = much_written(1, false).await;
+            for zone in (0..32).step_by(3) {
+                lines.0.lock().unwrap().clear();
+                salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
+                let logged = lines.0.lock().unwrap().clone();
+                for line in &logged {
+                    let Some(lost) = line.strip_prefix("salvaging the store: ") else { continue };
+                    told.fetch_add(1, Relaxed);
+                    assert_eq!(logged.iter().filter(|line| line.contains(lost)).count(), 1, "{logged:?}");
                 }
             }
-            found.sort_unstable();
-            println!("one bit: at least {}, at the median {}", found[0], found[found.len() / 2]);
-            assert!(found[found.len() / 2] > 200);
         });
-    }
+    });
+    assert!(told.load(Relaxed) > 0);
 }

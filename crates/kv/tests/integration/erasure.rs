@@ -1,4 +1,4 @@
-//! Persistent deletes: after their time no cell of the drive holds a deleted key.
+//! Persistent deletes: after their time limit no cell of the drive has a deleted key.
 
 use super::common::{drive, format, open, simulate, small};
 use block::{EraseGuarantee, ZoneIndex, ZonesPart};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zns::Zns;
 
-/// Time of the promise.
+/// Time limit of persistent deletes.
 const PERSISTENCE: Duration = Duration::from_secs(2);
 
 fn settings(compaction: &str, placement: &str) -> Settings {
@@ -35,7 +35,7 @@ fn other(number: u32) -> Vec<u8> {
     format!("key-{number:06}").into_bytes()
 }
 
-/// Writes other keys at a steady rate.
+/// Writes unrelated keys at a steady rate.
 async fn work(store: &Store, time: Duration, from: u32) {
     for round in 0..time.as_millis() as u32 / 20 {
         for number in 0..4 {
@@ -46,7 +46,7 @@ async fn work(store: &Store, time: Duration, from: u32) {
     }
 }
 
-/// Puts keys, overwrites and deletes them among others.
+/// Puts keys among others, overwrites and deletes them.
 async fn delete_some(store: &Store) {
     for number in 0..3000 {
         store.put(&other(number), format!("{number:0200}").as_bytes()).await.unwrap();

@@ -1,4 +1,5 @@
-//! Grid of geometries: numbers of shards, zones and open zones with which a store works, or is refused with the numbers.
+//! Grid of geometries: with each number of shards, zones and open zones a store works, or is refused with the
+//! numbers.
 
 use super::common::{format, limited_drive, open, simulate, small};
 use block::{BlockSize, DevicePart, ZonesPart};
@@ -8,13 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tasks that write at a time.
+/// Number of concurrent writers.
 const WRITERS: u32 = 4;
-/// Most keys of each task.
+/// Maximum number of keys per writer.
 const MOST_KEYS: u32 = 300;
 const MIB: u64 = 1 << 20;
 
-/// A geometry, and what is written.
+/// A geometry and a workload.
 #[derive(Debug, Clone, Copy)]
 struct Line {
     shards: u16,
@@ -22,13 +23,14 @@ struct Line {
     zone_size: u64,
     most_open: u32,
     value: usize,
-    /// Bytes that are written in all.
+    /// Total bytes that are written.
     bytes: u64,
     acknowledge: Acknowledge,
 }
 
 impl Line {
-    /// Keys of each task: their values take up to a twelfth of the zones, since a store with the fewest zones has about 3 for data.
+    /// Number of keys per writer: values take up to a twelfth of the zones, since a store with the minimum
+    /// number of zones has about 3 for data.
     fn keys(&self) -> u32 {
         let fit = u64::from(self.zones) * self.zone_size / 12 / self.value as u64 / u64::from(WRITERS);
         fit.clamp(1, u64::from(MOST_KEYS)) as u32
@@ -50,7 +52,7 @@ fn key(writer: u32, number: u32) -> Vec<u8> {
 
 fn value(line: &Line, number: u32, round: u32) -> Vec<u8> {
     let mut value = format!("{number} {round} ").into_bytes();
-    // Values that can't be compressed away.
+    // Incompressible values.
     let mut state = u64::from(number) << 32 | u64::from(round) | 1;
     while value.len() < line.value {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -62,7 +64,7 @@ fn value(line: &Line, number: u32, round: u32) -> Vec<u8> {
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Writes, overwrites and deletes keys of one task: a tenth of the writes are deletes.
+/// Writes, overwrites and deletes keys of one writer; a tenth of the writes are deletes.
 async fn write(store: &Store, line: Line, writer: u32, first: u32) -> Model {
     let mut model = Model::new();
     let writes = line.bytes / line.value as u64 / u64::from(WRITERS);
@@ -101,7 +103,7 @@ async fn check(store: &Store, line: &Line, model: &Model) {
     }
 }
 
-/// Drives a store through its life; returns why it was refused, if it was.
+/// Formats, writes, closes and reopens a store; returns the error if it was refused.
 async fn drive(zones: &Arc<dyn ZonesPart>, line: Line) -> Option<String> {
     let store = match Store::format(zones.clone(), &line.settings()).await {
         Ok(store) => store.on_lent_zones(),
@@ -130,7 +132,7 @@ fn run(line: Line) -> Option<String> {
     refused.lock().unwrap().take()
 }
 
-/// Fewest zones and open zones of a new store.
+/// Minimum numbers of zones and open zones of a new store.
 fn fewest(shards: u16) -> (u32, u32) {
     (kv::fewest_zones(shards), 3 + 2 * u32::from(shards))
 }
@@ -154,7 +156,7 @@ fn check_grid(shards: u16, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
         let fits = line.most_open == 0 || line.most_open >= fewest(shards).1;
         match run(line) {
-            None => assert!(fits && shards <= kv::MOST_SHARDS, "{line:?}: it was made"),
+            None => assert!(fits && shards <= kv::MOST_SHARDS, "{line:?}: the store was formatted"),
             Some(error) if shards > kv::MOST_SHARDS => {
                 assert!(error.contains("expected 1 to 16"), "{line:?}: {error}");
             }
@@ -169,7 +171,7 @@ fn check_grid(shards: u16, is_wanted: impl Fn(&Line) -> bool) {
 
 #[test]
 fn a_store_works_on_every_geometry_or_is_refused_with_the_numbers() {
-    // The longer test has the other lines.
+    // The long test has the other lines.
     for shards in [1, 4, 7, 32] {
         check_grid(shards, |line| line.value == 4000 && line.zone_size == MIB);
     }
@@ -235,7 +237,7 @@ fn the_default_number_of_shards_fits_the_zones() {
     }
 }
 
-/// Zones on a disk in memory, of which so many may be open at a time, whatever the limit was before.
+/// Zones on a disk in memory with a limit of `most_open` open ones, independent of earlier limits.
 async fn zones_on(disk: &Arc<dyn DevicePart>, most_open: u32, format: bool) -> Arc<dyn ZonesPart> {
     let options = zones::on_device::Options {
         format,
@@ -247,7 +249,8 @@ async fn zones_on(disk: &Arc<dyn DevicePart>, most_open: u32, format: bool) -> A
     Arc::new(zones::OnDevice::open(disk.clone(), options).await.unwrap())
 }
 
-/// A store of so many shards, made without a limit, on a drive that permits the fewest open zones of any store.
+/// A store of `shards` shards that was formatted without a limit, on a drive with the lowest permitted limit
+/// of open zones.
 async fn in_turns(shards: u16, acknowledge: Acknowledge) {
     let zones = 2 * kv::fewest_zones(shards);
     let disk = RamPart::new(u64::from(zones + 1) * MIB / 2, BlockSize::default()).unwrap();
@@ -278,7 +281,7 @@ async fn in_turns(shards: u16, acknowledge: Acknowledge) {
     store.close().await.unwrap();
     let store = open(&limited, &settings).await;
     check(&store, &line, &model).await;
-    // As FLUSHALL, with a write beside it.
+    // As FLUSHALL, with a concurrent write.
     let beside = b"a write beside".to_vec();
     let put = {
         let (store, beside) = (store.clone(), beside.clone());
@@ -296,13 +299,13 @@ async fn in_turns(shards: u16, acknowledge: Acknowledge) {
     limited.close().await.unwrap();
 }
 
-/// Fewest open zones with which a store is opened.
+/// Minimum number of open zones for opening a store.
 const FEWEST_OPEN: u32 = 5;
 
 fn in_turns_ends(shards: u16, acknowledge: Acknowledge) {
     simulate(11, 2, move || async move {
         let ended = runtime::timeout(Duration::from_secs(3600), in_turns(shards, acknowledge)).await;
-        assert!(ended.is_ok(), "{shards} shards, {acknowledge:?}: it waits for ever");
+        assert!(ended.is_ok(), "{shards} shards, {acknowledge:?}: the run hangs");
     });
 }
 

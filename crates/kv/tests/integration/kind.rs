@@ -1,11 +1,14 @@
-//! The kind `kv` in stacks: what is refused before anything is opened, and a store that is built, found again and checked.
+//! Kind `kv` in stacks: refusals before anything is opened, and a store that is built, reopened and checked.
 
-use block::{Call, Durable, EraseGuarantee, Error, ZoneGeometry};
+use block::{
+    BlockIndex, BlockSize, Call, DevicePart, Durability, Durable, EraseGuarantee, Error, ZoneGeometry,
+};
 use runtime::Config;
-use stack::{Contract, Kind, Registry, Shape, Stack};
+use stack::{Built, Contract, Kind, Registry, Shape, Stack};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-/// Zones that promise nothing about what a reset leaves. They are planned only.
+/// Zones without a guarantee of resets; used in plans only.
 static FORGETFUL: Kind = Kind {
     name: "forgetful",
     contract: Contract::Zones,
@@ -31,11 +34,34 @@ static FORGETFUL: Kind = Kind {
     build: |_| Call::ready(Err(Error::unsupported("zones that are planned only"))),
 };
 
-fn registry() -> Registry {
-    Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &kv::KIND])
+/// Size of the device of [`LATE`] in bytes.
+const LATE_BYTES: u64 = 16 << 20;
+
+/// The device of [`LATE`].
+fn late() -> Arc<dyn DevicePart> {
+    static PART: OnceLock<Arc<disks::ram::RamPart>> = OnceLock::new();
+    let make = || Arc::new(disks::ram::RamPart::new(LATE_BYTES, BlockSize::default()).unwrap());
+    PART.get_or_init(make).clone()
 }
 
-/// The problems of a stack that is to be formatted; empty if there are none.
+/// A device whose size is unknown until it is open.
+static LATE: Kind = Kind {
+    name: "late",
+    contract: Contract::Device,
+    summary: "a device whose size isn't planned",
+    keys: &[],
+    messages: &[],
+    shareable: false,
+    example: "late",
+    plan: |_| Ok(Shape::default()),
+    build: |_| Call::ready(Ok(Built::Device(late()))),
+};
+
+fn registry() -> Registry {
+    Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &LATE, &kv::KIND])
+}
+
+/// Problems of a stack that is to be formatted; empty if there are none.
 fn problems(line: &str) -> String {
     let stack = match Stack::from_line("line", line, &registry()) {
         Ok(stack) => stack,
@@ -102,7 +128,49 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ),
         ""
     );
-    assert_eq!(problems("kv(ram(size=64MiB), zone_size=1MiB)"), "");
+    for (line, expected) in [
+        ("kv(ram(size=64MiB), zone_size=1MiB)", ""),
+        ("kv(ram(size=64MiB))", ""),
+        (
+            "kv(ram(size=16MiB), zone_size=1MiB)",
+            "15 zones are too few for a store of 1 shards; expected at least 16",
+        ),
+        (
+            "kv(ram(size=32MiB), zone_size=1MiB, shards=4)",
+            "31 zones are too few for a store of 4 shards; expected at least 34",
+        ),
+        ("kv(ram(size=1MiB))", "zones are too few for a store of 1 shards; expected at least 16"),
+        ("kv(ram(size=4MiB), zone_size=16KiB)", "expected zones of at least 7 blocks of 4096 bytes"),
+        (
+            "kv(ram(size=64MiB), table_size=2MiB, level_size=1MiB)",
+            "level_size 1MiB: expected at least table_size",
+        ),
+        (
+            "kv(ram(size=64MiB), delete_persistence=\"10m\", erase=key)",
+            "erase \"key\": a reset of these zones gives at most",
+        ),
+    ] {
+        let found = problems(line);
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{line}: {found}");
+    }
+}
+
+#[test]
+fn a_device_whose_size_is_known_late_and_too_small_keeps_its_contents() {
+    let main = || async {
+        let device = late().open().await.unwrap();
+        let before = block::Buffer::copy_of(&vec![b'x'; LATE_BYTES as usize]);
+        device.write(BlockIndex(0), before.into(), Durability::Durable).await.unwrap();
+        let stack = Stack::from_line("line", "kv(late, zone_size=1MiB)", &registry());
+        let stack = stack.unwrap_or_else(|wrong| panic!("{wrong}")).with_base_directory(Path::new("/srv"));
+        let plan = stack.check(true).unwrap_or_else(|wrong| panic!("{wrong}"));
+        let refused = plan.build().await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("15 zones are too few for a store of 1 shards"), "{refused}");
+        let (outcome, found) = device.read(BlockIndex(0), block::Buffer::new(LATE_BYTES as usize)).await;
+        outcome.unwrap();
+        assert!(found.filled().iter().all(|byte| *byte == b'x'), "the device was written to");
+    };
+    runtime::run(Config::default(), main).unwrap();
 }
 
 #[test]
@@ -116,7 +184,7 @@ fn a_store_is_made_found_again_with_its_shards_and_checked() {
                 Stack::from_line("line", &line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
             stack.with_base_directory(&path).check(format).unwrap_or_else(|wrong| panic!("{wrong}"))
         };
-        // A door without an address is open and serves nobody.
+        // A door without an address opens, and accepts no clients.
         let built = plan(", shards=2", true).build().await.unwrap();
         built.start().await.unwrap();
         let (name, door) = built.doors().next().unwrap();
@@ -171,7 +239,7 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
                 "{error}"
             );
         }
-        // Storage that isn't there isn't made.
+        // Opening doesn't create missing storage.
         for line in
             ["kv(file(other.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
         {
@@ -183,7 +251,7 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
         }
         assert!(!path.join("other.img").exists() && !path.join("drive.zns").exists());
         std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
-        assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");
+        assert!(open("kv(file(disk.img))").await.0.is_some(), "the disk isn't empty");
     };
     runtime::run(Config::default(), main).unwrap();
 }

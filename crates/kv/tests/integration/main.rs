@@ -1,4 +1,4 @@
-//! The key-value store as programs use it, in simulated runs, and its redis door.
+//! The key-value store through its interface for programs, in simulated runs, and its redis door.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! The store against a map: snapshots, scans both ways, deletes of ranges, expiry, compactions and openings, by seed. It must notice a store that breaks a rule.
+//! The store against a map: snapshots, scans in both directions, deletes of ranges, expiry, compactions and
+//! openings, by seed. The test must detect a store that breaks a rule.
 
 use super::common::{drive, format, open, small};
 use block::ZonesPart;
@@ -18,7 +19,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("k{number:04}").into_bytes()
 }
 
-/// Compares what a store answers with what the map does.
+/// Compares a result of the store with that of the map.
 fn same<T: PartialEq + Debug>(found: &T, expected: &T, what: impl std::fmt::Display) -> Result<(), String> {
     match found == expected {
         true => Ok(()),
@@ -30,13 +31,13 @@ fn any_key(random: &mut Random) -> Vec<u8> {
     key(random.below(KEYS))
 }
 
-/// Writes of one batch, in the model as well.
+/// Draws a batch, and applies it to the model.
 fn writes(random: &mut Random, model: &mut Model, step: u32) -> Batch {
     let mut batch = Batch::new();
     for _ in 0..=random.below(4) {
         match random.below(10) {
             0 => {
-                // Mostly few keys, so that many live.
+                // Mostly short ranges, so that many keys stay.
                 let first = random.below(KEYS);
                 let to = if random.below(8) == 0 { any_key(random) } else { key(first + random.below(8)) };
                 let from = key(first);
@@ -50,7 +51,7 @@ fn writes(random: &mut Random, model: &mut Model, step: u32) -> Batch {
             }
             _ => {
                 let key = any_key(random);
-                // It doesn't shrink, so that there are deep levels.
+                // An incompressible value, so that levels get deep.
                 let mut value = vec![0; random.below(600) as usize];
                 Random::new(step.into()).fill(&mut value);
                 batch.put(&key, &value);
@@ -87,7 +88,7 @@ async fn check_scans(
             if !has_more {
                 break;
             }
-            // A page may be empty: then a shard had more than it may return.
+            // A page may be empty if a shard had more pairs than it may return.
             let Some((key, _)) = found.last() else { continue };
             match is_backward {
                 true => last = Some(key.clone()),
@@ -99,7 +100,7 @@ async fn check_scans(
     Ok(())
 }
 
-/// Walks an iterator to and fro.
+/// Moves an iterator back and forth.
 async fn check_iterator(store: &Store, model: &Model, random: &mut Random) -> Result<(), String> {
     let mut iterator = store.iterate(b"", None).await.unwrap();
     let key = any_key(random);
@@ -154,7 +155,7 @@ async fn run(seed: u64, broken: Option<Broken>) -> Result<(), String> {
             }
             55..58 => {
                 let key = any_key(&mut random);
-                // In the past, or long after the test.
+                // Expires at once, or long after the test.
                 let is_expired = random.below(2) == 0;
                 let expires = kv::now() + if is_expired { 0 } else { 1 << 40 };
                 store.put_until(&key, b"for a time", expires).await.unwrap();
@@ -218,9 +219,9 @@ fn the_store_answers_as_a_map_does() {
     }
 }
 
-/// With one of the seeds that the test above tries without the broken rule.
+/// Uses a seed that the test above also tries, without the broken rule.
 #[test]
 fn tombstones_that_are_dropped_above_older_versions_are_noticed() {
     let noticed = (0..40).find_map(|seed| simulated(seed, Some(Broken::DropsTombstones)).err());
-    println!("{:.100}", noticed.expect("the model doesn't notice it"));
+    println!("{:.100}", noticed.expect("the model doesn't detect it"));
 }

@@ -1,4 +1,4 @@
-//! Deletes that are persistent in time, across a restart: what the cells of the drive hold afterwards.
+//! Persistent deletes across a restart: contents of the drive's cells afterwards.
 
 use super::common::{drive, format, open, simulate, small};
 use block::{ZoneIndex, ZonesPart};
@@ -9,7 +9,7 @@ use zns::Zns;
 
 const PERSISTENCE: Duration = Duration::from_secs(20);
 
-/// Zones whose cells hold these bytes.
+/// Zones whose cells contain these bytes.
 pub async fn holding(drive: &Zns, wanted: &[u8]) -> Vec<u32> {
     let (zones, capacity) = (drive.geometry().zones, drive.geometry().zone_capacity);
     let mut found = Vec::new();
@@ -52,7 +52,7 @@ fn a_key_that_was_deleted_before_a_restart_is_gone_in_time() {
     }
 }
 
-/// Puts other keys; returns the number that it has put.
+/// Puts unrelated keys; returns the next number.
 async fn put_others(store: &kv::Store, from: u64, count: u64) -> u64 {
     for number in from..from + count {
         let key = format!("other {}", number % 3000);
@@ -82,7 +82,7 @@ fn a_deleted_key_is_gone_after_so_many_writes_also_across_a_restart() {
             store.put(b"key", b"a needle that is deleted").await.unwrap();
             written = put_others(&store, written, 5000).await;
             store.delete(b"key").await.unwrap();
-            // Time doesn't count.
+            // With a count of operations, elapsed time has no effect.
             runtime::sleep(Duration::from_secs(3600)).await;
             assert!(!holding(&drive, b"needle that is deleted").await.is_empty(), "nothing is erased yet");
             written = put_others(&store, written, COUNT / 2).await;
@@ -93,7 +93,7 @@ fn a_deleted_key_is_gone_after_so_many_writes_also_across_a_restart() {
             let promise = &status["delete_persistence"];
             let left = holding(&drive, b"needle that is deleted").await;
             if broken.is_some() {
-                // The cleaner may have reset the zones in time without being asked.
+                // The cleaner may have reset the zones in time on its own.
                 let is_noticed = promise["zones_overdue"] != 0 || promise["zones_late"] != 0;
                 assert!(is_noticed || left.is_empty(), "{left:?}: {status:?}");
                 return store.close().await.unwrap();

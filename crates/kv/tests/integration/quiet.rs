@@ -1,4 +1,5 @@
-//! Stores on which nothing happens, and steps of the system clock: promises are kept without activity, and an idle store writes nothing.
+//! Idle stores, and steps of the system clock: promises are kept without activity, and an idle store writes
+//! nothing.
 
 use super::common::{drive, format, open, simulate, small};
 use super::persistence::holding;
@@ -21,7 +22,7 @@ fn settings(compaction: &str) -> Settings {
     }
 }
 
-/// Puts keys, so that there are some tables.
+/// Puts keys, so that there are several tables.
 async fn fill(store: &Store) {
     for number in 0..2000u32 {
         store.put(format!("key {:05}", number * 7919 % 2000).as_bytes(), &[number as u8; 100]).await.unwrap();
@@ -29,7 +30,7 @@ async fn fill(store: &Store) {
     store.flush_buffers().await.unwrap();
 }
 
-/// Numbers that grow with every write and every reset.
+/// Counters that grow with every write and every reset.
 async fn activity(store: &Store) -> Vec<Value> {
     let status = store.status().await.unwrap();
     ["reset_zones", "checkpoints", "log_bytes", "overhead_bytes", "moved_bytes", "compactions"]
@@ -45,11 +46,11 @@ async fn promise(store: &Store) -> Value {
 enum Event {
     /// The key is deleted.
     Delete,
-    /// The key was put with an expiry an hour ahead, and nothing else happens.
+    /// The key was put with an expiry an hour ahead; there is no other activity.
     Expiry,
-    /// As `Delete`, and a quarter of the time later the system clock is set by so many seconds.
+    /// As `Delete`; a quarter of the time limit later the system clock is set by this number of seconds.
     Step(i64),
-    /// As `Step`, and the store is closed and opened after that.
+    /// As `Step`, followed by a close and an open of the store.
     StepAndReopen(i64),
 }
 
@@ -81,7 +82,7 @@ fn promises_are_kept_on_idle_stores_which_become_quiet() {
                 Event::Expiry => {
                     let expires = kv::now() + HOUR.as_millis() as u64;
                     store.put_until(b"key", NEEDLE, expires).await.unwrap();
-                    // Long enough for the store to be quiet before.
+                    // Long enough for the store to become idle first.
                     runtime::sleep(HOUR - PERSISTENCE / 2).await;
                     let before = activity(&store).await;
                     runtime::sleep(PERSISTENCE / 4).await;
@@ -109,7 +110,7 @@ fn promises_are_kept_on_idle_stores_which_become_quiet() {
             for name in ["zones_overdue", "tombstones_overdue"] {
                 assert_eq!(status[name], 0, "{case}: {status}");
             }
-            // After a step forward more time has passed, as far as is known.
+            // After a step forward the deadline clock has advanced more.
             if !matches!(event, Event::Step(1..) | Event::StepAndReopen(1..)) {
                 assert_eq!(status["zones_late"], 0, "{case}: {status}");
             }
@@ -163,7 +164,7 @@ fn zones_that_were_reset_with_less_are_reset_again_once_more_is_promised() {
             let store = format(&zones, &before).await;
             store.put(b"key", NEEDLE).await.unwrap();
             store.delete(b"key").await.unwrap();
-            // Zones aren't used again before the others: their cells stay.
+            // Reset zones aren't reused before the other free zones, so their cells stay.
             while store.status().await.unwrap()["reset_zones"].as_u64().unwrap() < 4 {
                 fill(&store).await;
                 store.compact().await.unwrap();
@@ -177,7 +178,7 @@ fn zones_that_were_reset_with_less_are_reset_again_once_more_is_promised() {
             assert!(status["weakly_reset_zones"].as_u64().unwrap() > 0, "{name}: {status}");
             assert!(status["weakly_reset"].as_str().unwrap().contains("were reset"), "{name}: {status}");
             store.close().await.unwrap();
-            // The obligation outlives a restart.
+            // The obligation persists across a restart.
             let store = open(&zones, &strong).await;
             runtime::sleep(PERSISTENCE).await;
             let status = promise(&store).await;

@@ -1,4 +1,4 @@
-//! Redis clients, on a store on zones in memory.
+//! Redis clients of a store on zones in memory.
 
 mod client;
 mod foreign;

@@ -1,4 +1,4 @@
-//! Zones of a fixed bandwidth in simulated time.
+//! Zones with a fixed bandwidth in simulated time.
 
 use block::{
     Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Time of a request beside its transfer.
+/// Duration of a request in addition to its transfer.
 const LATENCY: Duration = Duration::from_micros(100);
 
 /// Zones whose reads and appends share one link.
@@ -21,7 +21,7 @@ pub struct SlowZones {
 
 struct Link {
     bytes_per_second: u64,
-    /// Time at which it has transferred all requests, in nanoseconds.
+    /// Time at which the link has transferred all requests, in nanoseconds.
     free: AtomicU64,
 }
 

@@ -102,7 +102,7 @@ impl Epochs {
     }
 }
 
-/// CacheBlocks of the last commit that was requested and of the last one that is done.
+/// Number of the last commit that was requested, and of the last one that is done.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
     pub asked: Cell<u64>,
@@ -283,8 +283,8 @@ impl Core {
                 return self.flush_unrecorded_discards().await;
             }
             self.commit(Level::All).await?;
-            // A later discard in the same slot may have raised the slot's epoch; then the parts that were discarded before are
-            // still dirty in the table, too.
+            // A later discard in the same slot may have raised the slot's epoch; then parts that were
+            // discarded before are also still dirty in the table.
             if self.undurable_discards.get() == 0 {
                 return self.flush_unrecorded_discards().await;
             }

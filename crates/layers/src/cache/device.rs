@@ -42,8 +42,8 @@ impl CachePart {
     /// becomes the home shard.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if `fast` contains no cache; [`Error::Invalid`] if the devices don't match each other or the
-    /// options; [`Error::Corrupt`] for a damaged cache; those of the devices.
+    /// [`Error::NotFound`] if `fast` contains no cache; [`Error::Invalid`] if the devices don't match each
+    /// other or the options; [`Error::Corrupt`] for a damaged cache; errors of the devices.
     pub async fn open(
         slow: Arc<dyn DevicePart>,
         fast: Arc<dyn DevicePart>,
@@ -254,8 +254,8 @@ impl Tell for CachePart {
 }
 
 async fn close(core: Rc<Core>) -> Result<()> {
-    // Requests in flight end first, also those whose future was dropped. An open handle isn't waited for: it may never be
-    // dropped.
+    // Requests in flight end first, including those whose future was dropped. Open handles don't delay the
+    // close: a client may keep one forever.
     core.is_closed.set(true);
     core.changed.notify_all();
     core.calls.ended().await;

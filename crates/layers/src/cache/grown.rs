@@ -15,7 +15,7 @@ const AT_ONCE: u64 = 1 << 20;
 /// records the new size afterwards; until then the next open repeats the copy.
 ///
 /// # Errors
-/// Those of the devices.
+/// Errors of the devices.
 pub(super) async fn fill_last_part(
     fast: &Medium,
     slow: &Medium,

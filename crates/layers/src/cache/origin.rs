@@ -71,7 +71,7 @@ impl Origin {
     /// Computes the checksums of the samples of an origin of `size` bytes. A sample of zeros has the checksum 0.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub async fn sums_of(medium: &Medium, size: u64) -> Result<[u32; PLACES]> {
         let length = LENGTH.max(medium.geometry().block_size.bytes()).min(size);
         let last = size / length - 1;

@@ -300,7 +300,7 @@ impl Core {
         let Ok(found) = self.slow.bytes(self.on_slow(block) + run.start, length_of(run.clone())).await else {
             return self.slow.read(self.on_slow(block) + bytes.start, piece).await;
         };
-        // The data that was read is durable on the origin only after a flush that begins from now on.
+        // The data that was read is durable on the origin only after a flush that begins after this point.
         let epoch = self.slow_epochs.now();
         let inside = (bytes.start - run.start) as usize;
         piece.clear();
@@ -356,7 +356,8 @@ impl Core {
                 self.write_promoted(slot, at, found.into()).await?;
                 at += length;
             }
-            // The data that was read is durable on the origin only after a flush that begins from now on.
+            // The data that was read is durable on the origin only after a flush that begins after this
+            // point.
             let epoch = self.slow_epochs.now();
             self.note_promoted(slot, self.shape.touched(covered.start, covered.end), epoch);
         }
@@ -409,7 +410,7 @@ impl Core {
     /// is equal to clean parts.
     pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
         let (from, to) = (range.start.0 << shift, range.end().0 << shift);
-        // The slots before the origin: a part may be written back in between, and is data in both.
+        // The slots are examined before the origin: a part that is written back in between is data in both.
         let mut found = Vec::new();
         let mut add = |from: u64, to: u64, state| {
             if from < to {

@@ -324,7 +324,7 @@ async fn write_both(
     let (from, to) = (writing.from, writing.to);
     let touched = core.shape.touched(from, to);
     let fast_at = core.table.layout().data(slot) + from;
-    // If a part is dirty in the table, the write to the cache needs the requested durability, too.
+    // If a part is dirty in the table, the write to the cache also needs the requested durability.
     let fast_durability = match core.entry(slot).dirty & touched {
         0 => Durability::Visible,
         _ => durability,

@@ -49,8 +49,8 @@ const WORDS: &[&str] = &[
 /// Parses all rules of a layer.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the rule's number, its text, the column of the word that is wrong, what was
-/// expected and the nearest known word.
+/// [`Error::Invalid`] with the rule's number, its text, the column of the wrong word, the expected words and
+/// the nearest known one.
 pub fn parse_rules(texts: &[String], contract: Contract) -> Result<Vec<Rule>> {
     let parse = |(index, text): (usize, &String)| {
         parse_rule(text, contract).map_err(|(column, problem)| {

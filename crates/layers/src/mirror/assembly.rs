@@ -10,6 +10,7 @@
 
 use super::format::{Slot, SlotState, Superblock, Uuid};
 use super::leg::{Mask, each};
+use super::open::naming;
 use block::{Error, Result};
 
 /// Contents of a leg that the stack names.
@@ -166,7 +167,7 @@ fn choose_authority<'a>(
                 Found::Other(what) => format!("\"{name}\" holds {what}"),
                 Found::Unreadable(error) => {
                     unreadable.get_or_insert(error);
-                    format!("\"{name}\" can't be read: {}", error.detail())
+                    naming(name, error)
                 }
             });
         }
@@ -331,9 +332,7 @@ fn settle_missing(
         for (name, found) in names.iter().zip(found) {
             match found {
                 Found::Other(what) => whys.push(format!("\"{name}\" holds {what}")),
-                Found::Unreadable(error) => {
-                    whys.push(format!("\"{name}\" can't be read: {}", error.detail()))
-                }
+                Found::Unreadable(error) => whys.push(naming(name, error)),
                 Found::Member(_) => {}
             }
         }

@@ -56,7 +56,7 @@ impl Core {
             0 => self.write_page(pages[0], &self.chunks.bits_of(pages[0]), others).await,
             rest => (rest, Vec::new()),
         };
-        // Pages are written one at a time, this one included. Failing a leg writes pages, too.
+        // Pages are written one at a time, this one included. Failing a leg also writes pages.
         drop(permit);
         let contexts = failed.into_iter().map(|(leg, error)| (leg, error.in_context("writing its bitmap")));
         for (leg, error) in contexts {

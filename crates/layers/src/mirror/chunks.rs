@@ -273,7 +273,7 @@ impl Chunks {
         self.lacking.set(all.iter().filter(|chunk| chunk.flags & LACKING != 0).count() as u64);
     }
 
-    /// Returns the next chunk to copy from this one on, wrapping around.
+    /// Returns the first chunk to copy at or after this one, wrapping around.
     pub fn next_to_copy(&self, from: u64) -> Option<u64> {
         if self.differ.get() + self.lacking.get() == 0 {
             return None;
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(bits.iter().filter(|bit| **bit).count(), 2);
         chunks.page_is_durable(0, &bits);
         assert!(chunks.request(&blocks));
-        assert!(chunks.quiet(true).is_empty(), "somebody writes");
+        assert!(chunks.quiet(true).is_empty(), "a chunk with a writer is offered");
         chunks.begin_another(&(3..4));
         chunks.end(&blocks);
         assert_eq!(chunks.quiet(true), [1]);
@@ -419,7 +419,7 @@ mod tests {
         chunks.end(&blocks);
         assert!(chunks.quiet(false).is_empty(), "touched since the last look");
         assert_eq!(chunks.quiet(false), [0, 1]);
-        // Touched meanwhile: only one of them is cleared.
+        // Chunk 1 gets a writer meanwhile: only chunk 0 is cleared.
         assert!(chunks.begin(&(4..5)));
         assert_eq!(chunks.clear(&[0, 1]), [0]);
         assert_eq!(chunks.dirty(), 1);
@@ -464,7 +464,8 @@ mod tests {
                     0 => {
                         chunks.may_differ(&blocks);
                         for block in 0..64 {
-                            // Whole chunks differ then; what was equal of them, and isn't meant, stays so.
+                            // The whole chunks are marked; blocks outside the range that are known to be
+                            // equal stay equal.
                             differs[block as usize] |= blocks.contains(&block);
                         }
                     }
@@ -478,7 +479,8 @@ mod tests {
                     }
                 }
                 let expected = differs[start as usize..blocks.end as usize].iter().any(|it| *it);
-                // A chunk that was copied and then meant in part is taken to differ as a whole.
+                // A chunk that was copied and then marked for a part of its blocks counts as differing as a
+                // whole.
                 assert!(!expected || chunks.blocks_differ(&blocks), "seed {seed}: {blocks:?}");
             }
         }

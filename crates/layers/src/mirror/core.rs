@@ -32,7 +32,7 @@ use std::time::Duration;
 pub struct Settings {
     /// Legs that reads avoid.
     pub write_mostly: Mask,
-    /// Limit of outstanding writes on those; 0: they don't lag.
+    /// Limit of outstanding writes on write-mostly legs; 0: they don't lag.
     pub write_behind: u64,
     /// Limit of the bytes of outstanding writes.
     pub behind_bytes: u64,

@@ -179,7 +179,8 @@ impl Superblock {
     /// Decodes the first bytes of a block.
     ///
     /// # Errors
-    /// Those of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for fields out of range.
+    /// Errors of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for
+    /// fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a mirror")?;
         let legs = raw.legs.get() as usize;
@@ -254,7 +255,7 @@ pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl F
 /// Decodes the bits of sector `index` of a mirror's bitmap; the first chunk has the lowest bit.
 ///
 /// # Errors
-/// Those of [`Format::read`]; [`Error::Corrupt`] for a sector of another mirror or with another index.
+/// Errors of [`Format::read`]; [`Error::Corrupt`] for a sector of another mirror or with another index.
 pub fn decode_bitmap(bytes: &[u8], array: Uuid, index: u32) -> Result<[u8; BITMAP_BYTES]> {
     let what = format!("sector {index} of the bitmap");
     let raw: &RawBitmap = BITMAP.read(bytes, &what)?;

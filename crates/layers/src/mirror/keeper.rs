@@ -124,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Copies a chunk from the source to all other legs, unless the extents of all legs say that it is zeros.
+    /// Copies a chunk from the source to all other legs, unless all legs report it as zeros.
     async fn copy_chunk(self: &Rc<Self>, chunk: u64) -> Result<()> {
         let (joined, blocks) = (self.joined.get(), self.chunks.blocks_of(chunk));
         let holding = self.hold(&blocks).await;
@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Whether the extents of all legs say that these blocks are zeros.
+    /// Whether all legs report these blocks as zeros.
     async fn are_zeros(&self, blocks: &Range<u64>) -> bool {
         for leg in each(self.active.get() | self.rebuilding.get()) {
             let mut at = blocks.start;

@@ -9,7 +9,7 @@ pub const LEAST_CHUNK: u64 = 4 << 10;
 pub const USUAL_CHUNK: u64 = 64 << 20;
 /// Largest number of chunks, which bounds the bitmap and the state of chunks in memory.
 pub const MOST_CHUNKS: u64 = 1 << 21;
-/// Legs from this size on have their data aligned to [`ALIGNMENT`].
+/// Smallest size of a leg whose data is aligned to [`ALIGNMENT`].
 const LARGE: u64 = 128 << 20;
 const ALIGNMENT: u64 = 1 << 20;
 

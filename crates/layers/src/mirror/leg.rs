@@ -86,7 +86,7 @@ impl LegDevice {
         BlockRange::new(start, (blocks.end - blocks.start) << self.shift)
     }
 
-    /// Reads data from block `at` on.
+    /// Reads data, beginning at block `at`.
     pub fn read(&self, at: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
         self.device.read(self.on_leg(&(at..at)).start, buffer)
     }

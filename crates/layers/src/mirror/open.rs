@@ -60,6 +60,16 @@ impl Plan {
     }
 }
 
+/// Text of an error of a leg, which names the leg.
+pub(super) fn naming(leg: &str, error: &Error) -> String {
+    let (name, detail) = (format!("\"{leg}\""), error.detail());
+    match detail.contains(&name) {
+        // That of a part of a stack begins with its kind and name.
+        true => detail.to_owned(),
+        false => format!("{name} can't be read: {detail}"),
+    }
+}
+
 /// Formats the mirror if requested, and opens it on this shard.
 ///
 /// # Errors
@@ -79,7 +89,7 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
             if plan.format || matches!(error, Error::Busy(_)) {
                 return Err(error.in_context(format!("leg \"{name}\"")));
             }
-            tracing::warn!("mirror: leg {name} is missing: {error}");
+            tracing::warn!("mirror: a leg is missing: {}", naming(name, error));
         }
         devices.push(LegDevice::new(device, block_size, 0));
         missing.push(error);
@@ -290,7 +300,7 @@ fn core(
     })
 }
 
-/// Legs that flushes never left out, before or from now on: these may replace the source for unreadable blocks.
+/// Legs that are part of every flush, past and future: these may replace the source for unreadable blocks.
 fn trusted(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Mask {
     let lagged = |leg: &usize| {
         let slot = assembly.slot_of[*leg];

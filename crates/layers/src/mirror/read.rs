@@ -361,13 +361,13 @@ mod tests {
         let mut chosen = Vec::new();
         let timed: Vec<Timed<'_>> = (0..12)
             .map(|number| {
-                // Not where another one ended.
+                // No read continues another one.
                 let leg = choose(&legs, 0b11, 1000 + 10 * number);
                 chosen.push(leg);
                 Timed::begin(&legs[leg], 0)
             })
             .collect();
-        // Nine are waiting for the fast one when the slow one takes as long as the tenth.
+        // With nine reads in flight on the fast leg, a tenth one would take there as long as on the slow leg.
         assert_eq!(chosen.iter().filter(|leg| **leg == 1).count(), 1, "{chosen:?}");
         assert_eq!(chosen[..9], [0; 9]);
         drop(timed);
@@ -379,7 +379,7 @@ mod tests {
         let legs = legs(&[100, 150]);
         legs[1].next.store(64, Ordering::Relaxed);
         assert_eq!((choose(&legs, 0b11, 64), choose(&legs, 0b11, 65)), (1, 0));
-        // But not for twice the time.
+        // But a leg that takes twice the time isn't preferred.
         legs[1].latency.store(300, Ordering::Relaxed);
         assert_eq!(choose(&legs, 0b11, 64), 0);
     }

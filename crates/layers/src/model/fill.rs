@@ -142,7 +142,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What fio would log every so many milliseconds of writes of 1 MiB, 32 at a time, for so many seconds.
+    /// Returns the log that fio would write for 1 MiB writes at depth 32: a line per `every` ms, for
+    /// `seconds` s.
     fn log(profile: &SolidState, every: u64, seconds: u64) -> String {
         let mut server = SolidServer::new(profile.clone(), 5);
         let mut flying: Vec<u64> =
@@ -208,7 +209,7 @@ mod tests {
     fn a_speed_that_stays_has_no_buffer() {
         let without = SolidState { write_buffer: None, ..profile(1, 1) };
         assert_eq!(fit(&log(&without, 250, 20)).expect("a log"), None);
-        // One that becomes faster hasn't, either.
+        // A device that becomes faster has no write buffer.
         let faster: String = (1..20).map(|at| format!("{}, {}, 1, 0, 0\n", at * 250, at * 1000)).collect();
         assert_eq!(fit(&faster).expect("a log"), None);
     }

@@ -204,7 +204,7 @@ mod tests {
     use crate::model::profile::known;
     use serde_json::json;
 
-    /// What fio would say of a device like this one.
+    /// Returns the report that fio would write for a device with this profile.
     fn report(profile: &Profile) -> Value {
         let mut jobs = Vec::new();
         for (name, load) in loads(true) {

@@ -26,7 +26,8 @@ impl Lanes {
         Lanes(vec![0; service.parallelism.unwrap_or(profile.parallelism) as usize])
     }
 
-    /// Takes the server that is free first for `service` nanoseconds, from `now` on at the earliest. Returns the end.
+    /// Takes the server that is free first for `service` nanoseconds, beginning at `now` or later. Returns
+    /// the end.
     fn take(&mut self, now: u64, service: u64) -> u64 {
         let free = self.0.iter_mut().min().expect("a profile has a server at least");
         *free = now.max(*free) + service;

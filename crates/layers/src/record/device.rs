@@ -16,7 +16,7 @@ pub(super) const LONGEST_WRITE: usize = 1 << 30;
 /// A device whose writes, discards and flushes are recorded.
 pub struct RecordDevicePart {
     inner: Arc<dyn DevicePart>,
-    /// The timeline's, which a growth of the inner device doesn't change.
+    /// Geometry in the timeline, which a growth of the inner device doesn't change.
     geometry: DeviceGeometry,
     membership: Membership,
     contents: Contents,
@@ -160,7 +160,7 @@ impl Log {
 
 struct RecordDevice {
     inner: Rc<dyn Device>,
-    /// The timeline's, which a growth of the inner device doesn't change.
+    /// Geometry in the timeline, which a growth of the inner device doesn't change.
     geometry: DeviceGeometry,
     log: Log,
     contents: Contents,

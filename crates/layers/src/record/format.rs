@@ -1,6 +1,6 @@
-//! Encoding of a timeline file, version 3, little-endian. Version 2 has no opens, closes and appends with an offset; version 1
-//! has no reads, either. The book's page `formats/timeline.md` describes it; a change here needs a new version and a change
-//! there.
+//! Encoding of a timeline file, version 3, little-endian. Version 2 has no opens, closes and appends with an
+//! offset; version 1 also has no reads. The book's page `formats/timeline.md` describes it; a change here
+//! needs a new version and a change there.
 //!
 //! Decoders refuse unknown values. The order of records is checked by [`timeline`](super::timeline).
 
@@ -473,7 +473,7 @@ impl Content {
         self.len() == 0
     }
 
-    /// Copies the bytes from `offset` on to `target`, and zeros past the end.
+    /// Copies the bytes that begin at `offset` to `target`, and zeros past the end.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
         let mut index = self.segments.partition_point(|(end, _)| *end <= offset);
         let (mut at, mut filled) = (offset, 0);

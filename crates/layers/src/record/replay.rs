@@ -6,7 +6,8 @@
 //!
 //! - **certain**: a flush that began after the operation had completed without error has itself completed without error; or the
 //!   operation completed and was FUA, or the device has no volatile cache;
-//! - **superseded**: it completed before the submission of an operation that is certain in the unit. Its data is gone;
+//! - **superseded**: it completed before the submission of an operation that is certain in the unit. Its data
+//!   is overwritten;
 //! - **possible**: otherwise: in flight, completed and not flushed, or failed (any part of a failed write may be on the medium).
 //!
 //! Two operations are *ordered* if one completed before the other was submitted; otherwise they are concurrent, and either may

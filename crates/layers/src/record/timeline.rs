@@ -59,7 +59,7 @@ pub enum EventKind {
 pub enum Ending {
     /// With an end record.
     Clean,
-    /// After a whole record, without an end record: the recording was interrupted, or still goes on.
+    /// After a whole record, without an end record: the recording was interrupted, or still continues.
     Unfinished,
     /// With an incomplete or invalid record.
     Torn {
@@ -76,7 +76,7 @@ impl Timeline {
     /// Reads a timeline's file.
     ///
     /// # Errors
-    /// Those of reading the file and of [`parse`](Self::parse).
+    /// Errors of reading the file and of [`parse`](Self::parse).
     pub async fn read(path: &Path) -> Result<Self> {
         let file = File::open(path, OpenOptions::default()).await?;
         let mut bytes = Vec::new();

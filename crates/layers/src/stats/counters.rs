@@ -131,7 +131,7 @@ impl ShardCounters {
             counters.bytes.store(0, Ordering::Relaxed);
             counters.errors.store(0, Ordering::Relaxed);
         }
-        // Release: a reader that sees this number sees the zeros above, too.
+        // Release: a reader that sees this number also sees the zeros above.
         self.clearings.store(clearings, Ordering::Release);
     }
 }

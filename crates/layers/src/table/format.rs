@@ -123,7 +123,8 @@ impl Superblock {
     /// Decodes the first bytes of a unit.
     ///
     /// # Errors
-    /// Those of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for fields out of range.
+    /// Errors of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for
+    /// fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a table")?;
         if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {

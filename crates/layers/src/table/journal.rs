@@ -66,8 +66,8 @@ impl Journal {
         self.next - self.durable_tail
     }
 
-    /// Plans an append of this number of records. From a quarter of the ring in use on, pages are written in proportion to
-    /// appends, so that all pages waiting now are written before another quarter is full.
+    /// Plans an append of this number of records. Once a quarter of the ring is in use, pages are written in
+    /// proportion to appends, so that all pages waiting now are written before another quarter is full.
     pub fn plan(&self, records: u64) -> Plan {
         let free = self.units - self.used();
         // One unit is reserved for an empty record with a new tail.

@@ -1,8 +1,8 @@
 //! Appending records: two lanes, each with one record in flight, while further writes queue up for the next one.
 //!
-//! Two lanes keep the device busy while clients learn of one record and send their next writes. One lane would leave it idle
-//! meanwhile; three make records small. Records take effect in the order of their numbers, whatever order they complete in: so
-//! the acknowledged writes are always a prefix of the log.
+//! Two lanes keep the device busy while clients learn of one record and send their next writes. One lane
+//! would leave it idle meanwhile; three make records small. Records may complete in any order, and take
+//! effect in the order of their numbers, so the acknowledged writes are always a prefix of the log.
 
 use super::core::Core;
 use super::counters::count;
@@ -58,7 +58,7 @@ pub async fn lane(core: Rc<Core>) {
         // Clients whose writes have completed join the next record.
         runtime::yield_now().await;
     }
-    // Write-back goes on until the queue is empty.
+    // Write-back continues until the queue is empty.
     core.demand.wake();
 }
 
@@ -87,7 +87,7 @@ impl Core {
             }
             let waiting = self.space.enter_lane();
             self.demand.wake();
-            // The throttle gives more space with time, too.
+            // The throttle also grants more space as time passes.
             waiting.changed(self.throttle.hold(head, self.log.free(), missing)).await;
         }
     }

@@ -1,6 +1,7 @@
 //! Writes that go straight to the origin, in the mode `cleaner`.
 //!
-//! They do so once the cache is empty and sealed. Until then writes are cached, or wait while the last batch is written back.
+//! Writes go around once the cache is empty and sealed. Until then they are cached, or wait while the last
+//! batch is written back.
 //!
 //! A write that waited for free space when the cache became empty is still cached, and may overtake a write to the same block
 //! that is in flight around the cache. Write-back of a batch therefore waits for the writes in flight around the cache that

@@ -23,7 +23,7 @@ const REMOVED_AT_ONCE: usize = 512;
 struct Version {
     block: u64,
     address: u64,
-    /// Its data in memory.
+    /// Location of the data in memory.
     slot: Slot,
 }
 
@@ -224,10 +224,10 @@ impl Batch {
         Start { position: self.end, kept: self.pieces.last_from(self.end.address) }
     }
 
-    /// Chooses the versions to write, by what is cached now.
+    /// Chooses the versions to write, by the present index.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for corrupt data, with what an operator can do.
+    /// [`Error::Corrupt`] for corrupt data, with the operator's options.
     pub fn prepare(&mut self, core: &Core) -> Result<()> {
         self.sort(core);
         self.check(core)?;
@@ -260,7 +260,7 @@ impl Batch {
             if !is_last || is_discarded || is_open && index.newest(version.block).is_some_and(suffices) {
                 continue;
             }
-            // The others are kept, too: they are removed from the index after the batch.
+            // Superseded versions are also kept: they are removed from the index after the batch.
             self.versions.swap(newest, at);
             newest += 1;
         }
@@ -268,7 +268,7 @@ impl Batch {
         self.newest = newest;
     }
 
-    /// Refuses corrupt versions among those to write, unless the operator gave them up.
+    /// Refuses corrupt versions among those to write, unless the operator accepted their loss.
     fn check(&self, core: &Core) -> Result<()> {
         if self.corrupt.is_empty() {
             return Ok(());
@@ -365,7 +365,7 @@ impl Batch {
         let mut at = 0;
         while at < run.count {
             let first = versions[at].slot;
-            // Blocks that are consecutive in the ring, too, are one slice.
+            // Blocks that are also consecutive in the ring are one slice.
             let together =
                 versions[at..].iter().zip(0_u32..).take_while(|(version, n)| version.slot.follows(first, *n));
             let together = together.count();
@@ -390,7 +390,7 @@ impl Batch {
         (self.versions.len() - self.newest) as u64
     }
 
-    /// Removes the batch from the index. From the first poll on none of it is found.
+    /// Removes the batch from the index. After the first poll lookups find none of its versions.
     pub async fn remove_from_index(&self, core: &Core) {
         // The header of the next record lies at the end of the batch, so no data has that address.
         core.index.borrow_mut().forget_to(self.end.address);

@@ -17,7 +17,7 @@ impl Core {
     /// has to wait for nothing but its record is queued at once: its call is only the wait.
     ///
     /// # Errors
-    /// Those of [`change`](Self::change).
+    /// Errors of [`change`](Self::change).
     pub fn write<'a>(
         self: &'a Rc<Self>,
         entry: Entry,
@@ -66,7 +66,8 @@ impl Core {
         }
         let outcome = self.queue.submit(entry, payload, memory, &self.ring).await;
         match (outcome, durability) {
-            // What is submitted from now on is of a later epoch, so it reaches the origin after this change.
+            // Changes that are submitted later belong to a later epoch, so they reach the origin after this
+            // one.
             (Ok(()), Durability::Durable) => self.flush_cache().await,
             (outcome, _) => outcome,
         }
@@ -91,7 +92,7 @@ impl Core {
     /// The error that stops write-back; the failure of the cache device.
     async fn goes_around(&self) -> Result<bool> {
         loop {
-            // After a failure no lane takes what is queued.
+            // After a failure no lane takes queued changes.
             self.health.check_open()?;
             if self.is_drained() && self.cleaner.is_sealed() {
                 return Ok(true);
@@ -141,8 +142,8 @@ impl Core {
         self.around.flush(&self.origin).await
     }
 
-    /// Makes all acknowledged changes durable in the cache, and ends the flush epoch: what is submitted from now on is written
-    /// back after them.
+    /// Makes all acknowledged changes durable in the cache, and ends the flush epoch: changes that are
+    /// submitted later are written back after them.
     async fn flush_cache(&self) -> Result<()> {
         self.health.check_device()?;
         self.epoch.flush();

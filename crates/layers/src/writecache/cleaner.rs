@@ -1,6 +1,7 @@
-//! The mode `cleaner`: what is cached is destaged, and nothing new is cached once the cache is empty.
+//! The mode `cleaner`: cached blocks are destaged, and once the cache is empty, writes are no longer cached.
 //!
-//! Until then writers get half of the space that write-back frees, so the cache empties while they go on. Writes go straight to
+//! Until then writers get half of the space that write-back frees, so the cache drains while they continue.
+//! Writes go straight to
 //! the origin once the cache is **sealed**: both superblocks durably have the tail at the end of the log. An older tail would
 //! destage an older version over such a write after a power cut, or when the newer superblock is corrupt.
 
@@ -40,12 +41,12 @@ impl Cleaner {
         (head_before + (destaged - tail_before) / 2).saturating_sub(head)
     }
 
-    /// Whether both superblocks say that nothing is cached.
+    /// Whether both superblocks record that the cache is empty.
     pub fn is_sealed(&self) -> bool {
         self.is_sealed.get()
     }
 
-    /// Notes whether both superblocks say that nothing is cached.
+    /// Notes whether both superblocks record that the cache is empty.
     pub fn set_sealed(&self, is_sealed: bool) {
         self.is_sealed.set(is_sealed);
     }

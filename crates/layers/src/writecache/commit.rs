@@ -1,5 +1,5 @@
-//! Flushes of the cache device without a client's flush (`autocommit_blocks`, `autocommit_time`): they bound what a power cut
-//! loses.
+//! Flushes of the cache device without a client's flush (`autocommit_blocks`, `autocommit_time`). They bound
+//! the loss of a power cut.
 
 use super::core::Core;
 use runtime::sync::Notify;

@@ -56,7 +56,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates the state from what opening found.
+    /// Creates the state from the result of opening.
     pub fn new(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc<dyn Device>) -> Self {
         let Recovered { ring, superblock, index, head, flush_epoch, oldest } = recovered;
         let thresholds = Thresholds::new(&options, &ring);
@@ -90,8 +90,8 @@ impl Core {
         }
     }
 
-    /// Number of blocks of the ring that writers may use now. In a nearly full ring they go on at the origin's speed, on space
-    /// that is kept for this, instead of waiting for a whole batch.
+    /// Number of blocks of the ring that writers may use now. In a nearly full ring writers continue at the
+    /// origin's speed, on space that is reserved for this, instead of waiting for a whole batch.
     pub fn space_for_writers(&self) -> u64 {
         let head = self.log.head().address;
         let space = self.throttle.space(head, self.log.free());
@@ -101,7 +101,7 @@ impl Core {
         space.min(self.cleaner.allowance(head, self.log.tail().address + self.throttle.done()))
     }
 
-    /// Whether write-back of the blocks from this address on is asked for, whatever the watermarks say.
+    /// Whether blocks at or after this address are to be written back regardless of the watermarks.
     pub fn is_urgent(&self, written: u64) -> bool {
         self.space.has_lanes()
             || self.cleaner.is_on()
@@ -123,7 +123,7 @@ impl Core {
         self.demand.wake();
     }
 
-    /// Takes no more writes: the cache device failed.
+    /// Refuses further writes: the cache device failed.
     pub fn fail(&self, error: &Error) {
         self.health.fail(error);
         self.queue.wake_all();
@@ -162,13 +162,13 @@ impl Core {
         self.space.notify();
         self.demand.wake();
         self.autocommit.wake();
-        // Lanes, write-back, committer, and calls of other shards. A handle that is still open may never be dropped, so it
-        // isn't waited for.
+        // Lanes, write-back, committer, and calls of other shards. Open handles don't delay a close: a client
+        // may keep one forever.
         self.tasks.ended().await;
         self.health.check_device()?;
         self.commit().await?;
         self.around.flush(&self.origin).await?;
-        // Both, so that either one has the last durable record.
+        // Both superblocks, so that either one has the last durable record.
         self.superblocks.write(self.log.durable_record()).await?;
         self.superblocks.write(self.log.durable_record()).await
     }

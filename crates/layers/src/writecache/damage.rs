@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-/// Blocks of the ring that keep write-back from going on.
+/// Blocks of the ring that stop write-back.
 #[derive(Debug, Default)]
 pub struct Damage {
     accepts_corrupt: Cell<bool>,
@@ -15,8 +15,8 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Accepts blocks with wrong checksums from now on, and releases the unreadable addresses reported so far. Returns the
-    /// number of these.
+    /// Accepts blocks with wrong checksums, and releases the unreadable addresses reported so far. Returns
+    /// the number of released addresses.
     pub fn accept_loss(&self) -> usize {
         self.accepts_corrupt.set(true);
         let unreadable = self.unreadable.take();

@@ -37,7 +37,7 @@ impl Demand {
         self.target.set(address);
     }
 
-    /// Demands that everything before this address is destaged, too.
+    /// Raises the target to this address, unless it is already higher.
     pub fn raise_target(&self, address: u64) {
         self.target.set(self.target.get().max(address));
     }
@@ -80,8 +80,8 @@ impl Demand {
         runtime::wall_clock().as_millis() as u64 >= oldest.saturating_add(age.as_millis() as u64)
     }
 
-    /// Whether a batch is to be written back now. `used` are blocks of the ring that no batch has; `running` says whether a
-    /// batch was just written back.
+    /// Whether a batch is to be written back now. `used` is the number of blocks of the ring outside of
+    /// batches; `running` tells whether a batch was just written back.
     pub fn is_due(&self, used: u64, running: bool) -> bool {
         self.is_high(used) || running && used >= self.thresholds.low || self.is_too_old()
     }

@@ -22,7 +22,7 @@ pub async fn write(core: &Rc<Core>, batch: &Rc<Batch>) -> Result<()> {
     write_runs(core, batch).await
 }
 
-/// Makes what was written durable, unless its writes were.
+/// Makes the written blocks durable, unless their writes were durable.
 ///
 /// # Errors
 /// Errors of the origin.

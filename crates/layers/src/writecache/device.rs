@@ -199,7 +199,8 @@ impl DevicePart for WriteCachePart {
 
     fn keeps_acknowledged(&self) -> bool {
         let [origin, fast] = &self.devices;
-        // What was destaged is flushed before its records are freed. In the mode `cleaner` writes go around.
+        // Destaged blocks are flushed before their records are freed. In the mode `cleaner` writes go around
+        // the cache.
         let keeps_origin = if self.is_cleaner { origin.keeps_acknowledged() } else { origin.keeps_flushed() };
         fast.keeps_acknowledged() && keeps_origin
     }

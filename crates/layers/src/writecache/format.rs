@@ -1,5 +1,5 @@
-//! On-device format, version 1: the superblock, and the metadata of records. The book's page "A write cache" describes them byte
-//! by byte.
+//! On-device format, version 2: the superblock, and the metadata of records. The book's page "A write cache"
+//! describes them byte by byte.
 //!
 //! Decoding accepts any bytes without a panic, and rejects everything that encoding doesn't write.
 

@@ -5,8 +5,8 @@
 //! included, so that reads by clients are checked. Discarded ranges are in a map and don't overlap. Both have addresses of the
 //! log; the higher address is the newer version.
 //!
-//! Invariant: addresses are entered in rising order. Versions up to the **floor** are on the origin: they aren't found any more,
-//! whether they have been removed from the table yet or not.
+//! Invariant: addresses are entered in rising order. Versions up to the **floor** are on the origin: lookups
+//! don't find them, even before they are removed from the table.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -161,8 +161,8 @@ impl Index {
         self.discarded.insert(start, count, address);
     }
 
-    /// Raises the floor: versions up to this address are on the origin, and aren't found from now on. Their slots are removed
-    /// later.
+    /// Raises the floor: versions up to this address are on the origin, and lookups no longer find them.
+    /// Their slots are removed later.
     pub fn forget_to(&mut self, address: u64) {
         self.floor = self.floor.max(address);
     }

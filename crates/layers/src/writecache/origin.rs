@@ -53,7 +53,7 @@ impl Origin {
         }
     }
 
-    /// Remaining time of the pause of write-back; `None` if it may go on.
+    /// Remaining time of the pause of write-back; `None` if write-back may continue.
     pub fn pause_left(&self) -> Option<Duration> {
         let left = self.pause.saturating_sub(self.used.get()?.elapsed());
         (!left.is_zero()).then_some(left)

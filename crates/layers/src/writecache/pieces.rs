@@ -34,17 +34,17 @@ pub struct Pieces {
     ring: Ring,
     /// Address before which the ring may be read.
     limit: u64,
-    /// In the order of their addresses.
+    /// Pieces in the order of their addresses.
     pieces: Vec<Piece>,
-    /// Piece from the batch before, which wasn't used up.
+    /// Last piece of the previous batch, which wasn't used up.
     kept: Option<Piece>,
     /// Errors of unreadable blocks, by address.
     unreadable: BTreeMap<u64, Error>,
 }
 
 impl Pieces {
-    /// Begins without any but perhaps the piece that another batch has [kept](Self::last_from). Blocks before the limit may be
-    /// read.
+    /// Creates the list with the piece that the previous batch [kept](Self::last_from), if any. Blocks before
+    /// the limit may be read.
     pub fn new(device: Rc<dyn Device>, ring: Ring, limit: u64, kept: Option<Piece>) -> Self {
         Pieces { device, ring, limit, pieces: Vec::new(), kept, unreadable: BTreeMap::new() }
     }
@@ -61,7 +61,7 @@ impl Pieces {
         Some(Slot { piece: self.pieces.len() as u32 - 1, at: (address - last.0) as u32 })
     }
 
-    /// Slot of the block at this address, read if it isn't in memory. Addresses are asked for in rising order.
+    /// Slot of the block at this address, read if it isn't in memory. Calls pass addresses in rising order.
     ///
     /// # Errors
     /// Errors of the cache device; unreadable blocks are no error.
@@ -133,7 +133,8 @@ impl Pieces {
         self.unreadable.keys().copied()
     }
 
-    /// The last piece, if it goes on after this address and all of it is readable: the next batch begins with it.
+    /// The last piece, if it continues after this address and all of it is readable: the next batch begins
+    /// with it.
     pub fn last_from(&self, address: u64) -> Option<Piece> {
         let last = self.pieces.last().filter(|(start, data)| {
             let end = start + self.ring.blocks_in(data.len());

@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// One change of a record.
 #[derive(Debug)]
 pub struct Item {
-    /// What the change does.
+    /// Changed blocks, and the effect on them.
     pub entry: Entry,
     /// Data of a write, else empty.
     pub payload: Payload,

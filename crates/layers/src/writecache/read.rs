@@ -126,7 +126,7 @@ impl Core {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        // The index before the origin: a block may be written back in between, and is data in both.
+        // The index is examined before the origin: a block that is written back in between is data in both.
         let mut runs = Vec::new();
         {
             let index = self.index.borrow();

@@ -16,21 +16,21 @@ use std::collections::VecDeque;
 pub struct Record {
     /// Number of the record.
     pub number: u64,
-    /// Address of its header.
+    /// Address of the record's header.
     pub address: u64,
     /// Address after the record.
     pub end: u64,
     /// Flush epoch in which the record was formed; all its writes belong to this epoch.
     pub flush_epoch: u64,
-    /// Its changes.
+    /// Changes of the record.
     pub items: Vec<Item>,
-    /// Checksums of its data blocks, once it is encoded.
+    /// Checksums of the data blocks, once the record is encoded.
     pub sums: Vec<u32>,
     /// Outcome of the write, once it has completed.
     outcome: Option<Result<()>>,
 }
 
-/// What a record's header says besides the record's own fields.
+/// Header fields of a record that come from the cache's state.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp<'a> {
     /// Identity of the cache.

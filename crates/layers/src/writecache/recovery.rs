@@ -1,9 +1,10 @@
 //! Formatting and opening a write cache.
 //!
-//! Opening follows the records from the tail on, segment by segment, many segments at a time, to the first missing record. Of
-//! records that were durable, as later records and the superblock say, only the header is checked; of the others the data, too. A
-//! missing record that was durable is corruption, not the end of the log, and refused. The records are entered into the index, and
-//! a new epoch begins, durably, so that records after the end of the log are invalid.
+//! Opening follows the records from the tail, segment by segment and many segments at a time, to the first
+//! missing record. If later records or the superblock show that a record was durable, only its header is
+//! checked; otherwise its data is checked as well. A missing record that was durable is corruption, which is
+//! refused, and not the end of the log. The records are entered into the index, and a new epoch begins
+//! durably, so that records after the end of the log are invalid.
 
 use super::format::{Action, Superblock};
 use super::index::{BITS, Index};
@@ -193,7 +194,7 @@ impl Scan {
             for (address, found) in chain.records {
                 let number = found.header.sequence;
                 if is_missing.is_some() || number != expected {
-                    // After the end; it may still say that the missing record was durable.
+                    // A record after the end; its header may still show that the missing record was durable.
                     is_missing.get_or_insert(expected);
                     if number > expected {
                         self.durable = self.durable.max(found.header.durable);

@@ -6,7 +6,7 @@ use super::format::{Entry, Meta};
 use block::{Error, Result};
 use logkit::record::{Header, Identity, Parsed};
 
-/// What a header has to agree with.
+/// Properties of the cache against which a record's header is checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Expect<'a> {
     /// Identity of the cache.

@@ -1,4 +1,5 @@
-//! Configuration of a write cache: what a stack's line gives, and what the size of the ring makes of it.
+//! Configuration of a write cache: settings from a stack's line, and thresholds that follow from the size of
+//! the ring.
 
 use super::ring::Ring;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub struct Settings {
     pub dirty: usize,
 }
 
-/// How a cache is opened.
+/// Options of opening a cache.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Create the cache from scratch; its former contents are lost.
@@ -42,7 +43,7 @@ pub struct Options {
     pub high_watermark: u64,
     /// Used percentage of the ring below which write-back ends.
     pub low_watermark: u64,
-    /// Destage what is cached, and cache nothing new.
+    /// Destage cached blocks, and cache no new ones: the mode `cleaner`.
     pub cleaner: bool,
     /// Limit to a batch of write-back, in bytes.
     pub batch: u64,

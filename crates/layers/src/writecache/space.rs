@@ -1,7 +1,7 @@
 //! Waiting for free space in the ring.
 //!
-//! Whoever waits checks its condition again after each wake-up: it is woken when space was freed, and when an error keeps space
-//! from being freed.
+//! A waiter checks its condition again after each wake-up: waiters are woken when space is freed, and when an
+//! error keeps space from being freed.
 
 use runtime::sync::Notify;
 use std::cell::Cell;
@@ -27,7 +27,7 @@ impl SpaceWaiters {
         WaitingLane(self)
     }
 
-    /// Waits, from this call on, until space is freed or can't be.
+    /// Waits until space is freed or can't be. Notifications count from this call, before the first poll.
     pub fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.notified()
     }

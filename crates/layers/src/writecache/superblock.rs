@@ -1,7 +1,7 @@
 //! The superblock in memory, and its writer.
 //!
-//! Copy `sequence % 2` is written, so the other copy stays valid whatever becomes of the write. The superblock in memory changes
-//! when the write has succeeded. One writer at a time: write-back, or the close after it.
+//! Copy `sequence % 2` is written, so the other copy stays valid even if the write fails. The superblock in
+//! memory changes when the write has succeeded. One writer at a time: write-back, or the close after it.
 
 use super::format::Superblock;
 use super::log::Position;
@@ -24,7 +24,7 @@ pub struct Superblocks {
 }
 
 impl Superblocks {
-    /// Goes on from the superblock that opening wrote.
+    /// Continues from the superblock that opening wrote.
     pub fn new(device: Rc<dyn Device>, ring: Ring, current: Superblock) -> Self {
         let Superblock { identity, epoch, origin_blocks, .. } = current;
         Superblocks { device, ring, identity, epoch, origin_blocks, current: Cell::new(current) }
@@ -42,7 +42,7 @@ impl Superblocks {
         self.epoch
     }
 
-    /// What a record of this cache has to agree with.
+    /// Properties of the cache against which a record's header is checked.
     pub fn expect(&self) -> Expect<'_> {
         Expect { identity: &self.identity, origin_blocks: self.origin_blocks }
     }

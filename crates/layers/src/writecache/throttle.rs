@@ -9,9 +9,10 @@
 //! at the setpoint (as in the kernel's `balance_dirty_pages`, mm/page-writeback.c). If a batch takes longer than
 //! expected, writers slow down further and never stop. Once twice the setpoint is free, they aren't throttled any more.
 //!
-//! **Batches** are what the origin takes in [`BATCH_TIME`], and each at most twice the one before, so that the first ones soon
-//! measure its rate. On a disk with an arm longer ones pay: sorted, they are written with short seeks. There they don't overlap,
-//! because such a disk has its own order: what is left of one batch would wait for the next ones, and its flush with it.
+//! **Batches** are as large as the origin takes in [`BATCH_TIME`], and each at most twice the one before, so
+//! that the first ones soon measure its rate. On a disk with an arm longer ones pay: sorted, they are written
+//! with short seeks. There batches don't overlap, because such a disk reorders its queue: the rest of one
+//! batch would wait for the next ones, and so would its flush.
 //!
 //! Amounts are blocks of the ring, headers included.
 
@@ -34,10 +35,10 @@ const DECAY: f64 = 0.5;
 const BEGIN: f64 = 1.75;
 /// Setpoint of the free space, in largest batches: one that is being written, and some for when it takes longer.
 const AIM: f64 = 1.25;
-/// Below this share of the setpoint writers slow down whatever is estimated to be destaged.
+/// Below this share of the setpoint writers slow down regardless of the estimate of destaged blocks.
 const SCARCE: f64 = 1.0 / 8.0;
 
-/// Progress of write-back, and what it lets writers do.
+/// Progress of write-back, and the space that it leaves to writers.
 #[derive(Debug)]
 pub struct Throttle {
     /// Limit to a batch.
@@ -146,8 +147,8 @@ impl Throttle {
         (space.max(0.0) as u64).min(free)
     }
 
-    /// Throttles writers from now on: they need `missing` more blocks than [`space`](Self::space) gave. Returns the time after
-    /// which to ask again.
+    /// Throttles writers, which need `missing` more blocks than [`space`](Self::space) returned. Returns the
+    /// time after which to call again.
     pub fn hold(&self, head: u64, free: u64, missing: u64) -> Duration {
         const WAIT: (f64, f64) = (20e-6, 50e-3);
         if self.throttled.get().is_none() {

@@ -1,9 +1,10 @@
-//! Write-back: the ring is destaged to the origin, batch by batch, from the tail on.
+//! Write-back: the ring is destaged to the origin, batch by batch, beginning at the tail.
 //!
 //! Order of writes, each durable before the next begins: a batch on the origin; the superblock with the tail after it; the next
-//! batch. Only a batch of the same flush epoch need not wait until the one before it is durable. So what is written again after a
-//! crash is of the same epoch as what the origin had got of it, and the origin alone is at every moment a state that an earlier
-//! power cut could have left. Space of the ring is reused only when, besides, no read that found it is in flight.
+//! batch. Only a batch of the same flush epoch need not wait until the one before it is durable. So data that
+//! is written again after a crash belongs to the same epoch as the part of it that the origin already has,
+//! and the origin alone is always in a state that an earlier power cut could have left. Space of the ring is
+//! reused only when, in addition, no read that found it is in flight.
 
 use super::batch::{Batch, Start};
 use super::core::Core;
@@ -62,7 +63,7 @@ pub async fn run(core: Rc<Core>) {
             Err(error) => {
                 count(&core.counters.writeback_errors, 1);
                 write_back.ahead = None;
-                // What is acknowledged may still become durable; all others are written back again.
+                // Acknowledged batches may still become durable; all others are written back again.
                 let _ = write_back.settle().await;
                 core.throttle.fail();
                 core.health.writeback_failed(error);
@@ -75,13 +76,13 @@ pub async fn run(core: Rc<Core>) {
             }
         }
     }
-    // Nothing is lost if it fails: what isn't durable on the origin is still in the ring.
+    // A failure loses nothing: blocks that aren't durable on the origin are still in the ring.
     let _ = write_back.settle().await;
 }
 
 impl Core {
-    /// Whether write-back of a cache that is being closed has ended. Queued writes, whose callers may have gone, may still need
-    /// space.
+    /// Whether write-back of a cache that is being closed has ended. Queued writes, whose calls may have been
+    /// dropped, may still need space.
     fn is_done(&self) -> bool {
         let is_destaged = self.log.tail().address == self.log.committed().address;
         self.health.is_closing() && self.queue.is_empty() && (is_destaged || !self.demand.is_on_close())
@@ -170,7 +171,8 @@ impl Core {
         }
     }
 
-    /// Reads when the record at this address was written, if ages matter.
+    /// Time at which the record at this address was written, read from its header; `None` if ages don't
+    /// matter or the header can't be read.
     async fn written_at(&self, address: u64) -> Option<u64> {
         if !self.demand.has_age_limit() {
             return None;
@@ -225,10 +227,10 @@ impl WriteBack {
         }
         self.wait_for_settled().await;
         let core = self.core.clone();
-        // Nothing that the cache could still lose goes to the origin, or supersedes an older version: the origin's state after
-        // a power cut stays a prefix of the writes.
+        // Only versions that are durable in the cache go to the origin or supersede older ones, so that the
+        // origin's state after a power cut is a prefix of the writes.
         core.commit().await?;
-        // From now on no write goes around the cache until what is cached has been written back.
+        // Until the cached blocks have been written back, no further write goes around the cache.
         let limit = core.log.durable();
         core.around.wait().await;
         let start = Start::at(self.written());

@@ -1,5 +1,5 @@
-//! What of the cache allocates where all blocks are in it: nothing for a read in any mode, and nothing for a write with writeback,
-//! in steady state.
+//! Allocations of the cache in steady state, with all blocks cached: none for a read in any mode, and none
+//! for a write with writeback.
 
 use block::{BlockSize, DevicePart, Part};
 use conformance::allocations::{CLIENTS, counted, reads, writes};
@@ -9,14 +9,15 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-/// Allocations for so many writes and reads of a cache with this mode.
+/// Allocations for 200 writes and 1000 reads per client of a cache with this mode, and the number of read
+/// misses.
 fn of(mode: Mode) -> (u64, u64, u64) {
     let found = runtime::run(runtime::Config::default(), move || async move {
         let ram = |bytes| {
             let part = disks::ram::RamPart::new(bytes, BlockSize::new(BLOCK as u64).expect("a size"));
             Arc::new(part.expect("memory")) as Arc<dyn DevicePart>
         };
-        // Nothing goes past the cache, and nothing is told to the table meanwhile.
+        // No request bypasses the cache, and nothing is recorded in the table meanwhile.
         let options = Options {
             format: true,
             mode: Mode::Writeback,

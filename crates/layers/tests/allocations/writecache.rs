@@ -1,5 +1,5 @@
-//! In steady state a write through the write cache and a read of what is cached allocate nothing; a record, which carries many
-//! writes, allocates once: the list of the slices that it is made of. Write-back allocates per batch.
+//! In steady state a write through the write cache and a read of cached blocks allocate nothing. A record,
+//! which carries many writes, allocates once: the list of its slices. Write-back allocates per batch.
 
 use block::{BlockSize, DevicePart, Part};
 use conformance::allocations::{counted, reads, writes};

@@ -1,4 +1,5 @@
-//! What a cache does beyond the contract: what is refused, what is lost with the fast device, messages, errors, growth.
+//! Tests of the cache beyond the contract: refusals, data lost with the fast device, messages, errors,
+//! growth.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 use crate::common::{full, on_a_shard, read, write};
@@ -41,7 +42,7 @@ async fn count(part: &CachePart, name: &str) -> u64 {
     part.status().await[name].as_u64().unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// Waits until a count is this.
+/// Waits until a count has this value.
 async fn until(part: &CachePart, name: &str, value: u64) {
     for _ in 0..5000 {
         if count(part, name).await == value {
@@ -79,7 +80,7 @@ fn writeback_without_its_cache_is_an_error_and_writethrough_has_everything() {
             handle.flush().await.unwrap();
             drop(handle);
             drop(part);
-            // It died; another one is in its place.
+            // The fast device was lost; an empty one replaces it.
             let refused = refusal(CachePart::open(slow.clone(), fast(), "archive", &options(mode)).await);
             assert!(refused.contains("no table on the device"), "{refused}");
             let origin = slow.open().await.unwrap();
@@ -130,16 +131,17 @@ fn what_is_clean_isnt_written_back_after_a_crash() {
         let handle = part.open().await.unwrap();
         for block in 0..40 {
             read(&*handle, 8 * block, 8).await.unwrap();
-            // This disk answers at once; the cache's own tasks want to run, too.
+            // The disk answers at once; the sleep lets the cache's own tasks run.
             runtime::sleep(Duration::from_micros(200)).await;
         }
         until(&part, "promotions", 40).await;
         write(&*handle, 800, 2).await.unwrap();
-        // Once what was read has settled, the flush makes the table say what is dirty.
+        // After the promoted blocks have settled, the flush records the dirty ones in the table.
         runtime::sleep(Duration::from_millis(100)).await;
         handle.flush().await.unwrap();
         drop(handle);
-        // It died; the tasks of the old one live on in this test, but touch nothing while nobody asks for anything.
+        // Simulates a crash. The tasks of the old cache still exist in this test, but change nothing without
+        // requests.
         part.message("mode writeback").await.unwrap();
         let copy = disk(768);
         let (from, to) = (cache.open().await.unwrap(), copy.open().await.unwrap());
@@ -179,7 +181,7 @@ fn detach_writes_back_and_can_be_cancelled() {
         }
         assert_eq!(part.status().await["detach"], "done", "{:?}", part.status().await);
         assert_eq!((count(&part, "used_blocks").await, count(&part, "dirty_blocks").await), (0, 0));
-        // Everything is on the origin, and goes there.
+        // Everything is on the origin, and new writes go there.
         write(&*handle, 2, 5).await.unwrap();
         let origin = slow.open().await.unwrap();
         for (block, byte) in [(0, 3), (1, 4), (2, 5), (472, 3)] {
@@ -199,13 +201,13 @@ fn detach_ends_while_nobody_asks_for_anything_and_all_blocks_are_hot() {
             for block in 0..80 {
                 read(&*handle, 8 * block, 1).await.unwrap();
                 if round == 0 {
-                    // This disk answers at once; the cache's own tasks want to run, too.
+                    // The disk answers at once; the sleep lets the cache's own tasks run.
                     runtime::sleep(Duration::from_micros(200)).await;
                 }
             }
         }
         until(&part, "promotions", 80).await;
-        // What was read settles, and from then on nothing happens by itself.
+        // The promoted blocks settle; afterwards nothing happens without a request.
         runtime::sleep(Duration::from_millis(100)).await;
         assert_eq!(count(&part, "used_blocks").await, 80, "{:?}", part.status().await);
         part.message("detach").await.unwrap();
@@ -289,7 +291,7 @@ fn errors_of_the_cache_cost_nothing_that_the_origin_has() {
         let slow = disk(512);
         let origin = slow.open().await.unwrap();
         origin.write(BlockIndex(0), full(1, 512), Durability::Durable).await.unwrap();
-        // Behind the first chunk's head all is data: it can neither be read nor written.
+        // After the head of the first chunk there is only data. Its reads fail after the first 200.
         let rules = ["range=128KiB..3MiB read error=EIO after=200".to_owned()];
         let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
         let broken = Arc::new(FaultDevicePart::new(fast(), rules, 1).unwrap());
@@ -342,7 +344,7 @@ fn a_cache_that_cant_be_written_is_gone_without_for_writethrough_and_an_error_fo
 #[test]
 fn a_table_that_failed_says_so() {
     on_a_shard(|| async {
-        // Superblocks, journal, and the table itself: all that isn't data.
+        // Superblocks, journal and the table itself: everything but data.
         let rules = ["range=0..128KiB write error=EIO".to_owned()];
         let fault = FaultDevicePart::new(fast(), parse_rules(&rules, stack::Contract::Device).unwrap(), 1);
         let broken = Arc::new(fault.unwrap());
@@ -377,7 +379,7 @@ fn long_runs_go_past_the_cache() {
             write(&*handle, block, 1).await.unwrap();
         }
         assert!(count(&part, "bypassed").await > 400, "{:?}", part.status().await);
-        // 64 KiB, and what was begun.
+        // The first 64 KiB, and blocks whose promotion had begun.
         assert!(count(&part, "used_blocks").await <= 3, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
@@ -402,12 +404,12 @@ fn promotions_are_throttled() {
     });
 }
 
-/// In virtual time, which passes only when everybody waits.
+/// Runs a test in virtual time, which passes only while all tasks wait.
 fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
     runtime::simulate(runtime::Simulation::new(1), main).unwrap();
 }
 
-/// Its slot is used for another block only when the read has ended.
+/// A slot is reused for another block only after the read has ended.
 #[test]
 fn a_block_stays_while_it_is_read() {
     simulated(|| async {
@@ -432,7 +434,7 @@ fn a_block_stays_while_it_is_read() {
         until(&part, "read_hits", 1).await;
         part.message("warm evict 0+32768").await.unwrap();
         until(&part, "used_blocks", 0).await;
-        // This one takes the slot that was free last.
+        // This block gets the slot that was freed last.
         read(&*handle, 8, 8).await.unwrap();
         until(&part, "promotions", 2).await;
         assert!(reading.await == vec![1; 8 * 4096], "another block's bytes");
@@ -441,7 +443,7 @@ fn a_block_stays_while_it_is_read() {
     });
 }
 
-/// Else the block would stay for good.
+/// A block that stays held could never be evicted.
 #[test]
 fn a_read_that_is_dropped_before_it_begins_holds_no_block() {
     simulated(|| async {
@@ -449,7 +451,7 @@ fn a_read_that_is_dropped_before_it_begins_holds_no_block() {
         let part = CachePart::open(disk(1024), fast(), "slow", &options).await.unwrap();
         let handle = part.open().await.unwrap();
         write(&*handle, 5, 1).await.unwrap();
-        // It is long enough to bring nothing in, and one block of it is there.
+        // The read is long enough to promote nothing, and one of its blocks is cached.
         drop(handle.read(BlockIndex(0), Buffer::new(8 * 4096)));
         part.message("warm evict 0+32768").await.unwrap();
         assert_eq!(count(&part, "used_blocks").await, 0, "{:?}", part.status().await);
@@ -458,7 +460,7 @@ fn a_read_that_is_dropped_before_it_begins_holds_no_block() {
     });
 }
 
-/// What a cache has on a slow device that can be made to fail.
+/// A cache over a slow device that can be made to fail.
 struct Reads {
     part: CachePart,
     slow: Arc<FaultDevicePart>,
@@ -466,7 +468,7 @@ struct Reads {
 }
 
 impl Reads {
-    /// The origin has the number of each block in it.
+    /// Creates the cache; each block of the origin contains its number.
     async fn new(mode: Mode, block_size: u64) -> Reads {
         let blocks = 8192;
         let slow = disk(blocks);
@@ -490,7 +492,7 @@ impl Reads {
         number.to_le_bytes().repeat(512)
     }
 
-    /// Reads blocks until the cache has them; they must be right each time.
+    /// Reads blocks until they are a hit; their contents must be right each time.
     async fn until_hit(&self, at: u64, expected: &[u64]) {
         let expected: Vec<u8> = expected.iter().flat_map(|number| Reads::block(*number)).collect();
         for _ in 0..5000 {
@@ -505,7 +507,7 @@ impl Reads {
         panic!("block {at} never comes in: {:?}", self.part.status().await);
     }
 
-    /// These blocks are in the cache: the origin isn't needed for them.
+    /// Checks that these blocks are cached: reads succeed without the origin.
     async fn has(&self, blocks: impl IntoIterator<Item = u64>) {
         self.slow.message("rules on").await.unwrap();
         for number in blocks {
@@ -527,7 +529,7 @@ fn reads_bring_in_what_they_touch_whatever_the_size_of_blocks() {
         for shift in [15, 16, 18, 19, 20, 22, 24, 25, 26, 27] {
             let reads = Reads::new(Mode::Writethrough, 1 << shift).await;
             let part = ((1_u64 << shift) / 64 / 4096).max(1);
-            // In other parts of a block, or other blocks.
+            // Different parts of one block, or different blocks.
             for at in [0, 200, 4200, 3000, 3001] {
                 reads.until_hit(at, &[at]).await;
                 reads.has(at / part * part..(at / part + 1) * part).await;
@@ -538,7 +540,7 @@ fn reads_bring_in_what_they_touch_whatever_the_size_of_blocks() {
     });
 }
 
-/// A small write takes a slot, and only what was written is in it.
+/// A small write allocates a slot, and only the written parts of it are valid.
 #[test]
 fn reads_bring_in_the_rest_of_a_block_that_was_written_in_part() {
     on_a_shard(|| async {
@@ -549,13 +551,13 @@ fn reads_bring_in_the_rest_of_a_block_that_was_written_in_part() {
                 let payload = Buffer::copy_of(&Reads::block(number)).into();
                 reads.handle.write(BlockIndex(at), payload, Durability::Visible).await.unwrap();
             }
-            // On both sides of what was written, and across it.
+            // Before, between and after the written parts.
             let expected = [4, other, 6, 7, 8, third, 10];
             reads.until_hit(7, &[7]).await;
             reads.until_hit(4, &expected).await;
             reads.has([4, 6, 7, 8, 10]).await;
             if shift == 16 {
-                // What was around came with it.
+                // The parts around them were promoted with them.
                 reads.has([0, 1, 2, 3, 11, 12, 13, 14, 15]).await;
             }
             reads.part.message("detach").await.unwrap();
@@ -568,7 +570,7 @@ fn reads_bring_in_the_rest_of_a_block_that_was_written_in_part() {
     });
 }
 
-/// Hot blocks are hot still after a close, and those that were in the small queue leave first.
+/// Hot blocks are still hot after a close; blocks of the small queue are evicted first.
 #[test]
 fn what_was_hot_stays_when_the_cache_is_opened_again() {
     on_a_shard(|| async {
@@ -577,13 +579,13 @@ fn what_was_hot_stays_when_the_cache_is_opened_again() {
         let part = CachePart::open(slow.clone(), fast.clone(), "slow", &unthrottled).await.unwrap();
         let handle = part.open().await.unwrap();
         let hot = 40_u64;
-        // In rounds, so that each round is a visit.
+        // One round is one visit of each block.
         for _ in 0..5 {
             for block in 0..hot {
                 read(&*handle, 8 * block, 1).await.unwrap();
             }
             until(&part, "promotions", hot).await;
-            // Meanwhile the table is told what there is, and how hot it is by then.
+            // Meanwhile the table records the cached blocks with their current heat.
             runtime::sleep(Duration::from_millis(30)).await;
         }
         write(&*handle, 8, 9).await.unwrap();
@@ -595,7 +597,7 @@ fn what_was_hot_stays_when_the_cache_is_opened_again() {
         let part = CachePart::open(slow, fast, "slow", &again).await.unwrap();
         assert_eq!(part.message("warm list 0 4096").await.unwrap(), before);
         let handle = part.open().await.unwrap();
-        // A scan over ten times of what there is room for.
+        // A scan of ten times the cache's capacity.
         for block in 1000..1900 {
             read(&*handle, 8 * block, 1).await.unwrap();
         }

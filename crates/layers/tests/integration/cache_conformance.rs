@@ -1,4 +1,4 @@
-//! The cache keeps the promises of the contract that it stands on, in every mode, while blocks come and go.
+//! The cache keeps the promises of its contract in every mode, while blocks are promoted and evicted.
 
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart};
 use layers::cache::{CachePart, Mode, Options};
@@ -16,7 +16,8 @@ fn disk(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
     }))
 }
 
-/// Runs the suite on a cache on devices of these sizes and block sizes, and again on what a close left.
+/// Runs the suite on a cache on devices of these sizes and block sizes, and again on the devices as a close
+/// left them.
 fn holds(options: Options, slow: (u64, u64), fast: (u64, u64), delays: &'static [&'static str]) {
     let config = runtime::Config::default().with_shards(2);
     let main = move || async move {

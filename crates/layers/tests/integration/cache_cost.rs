@@ -1,4 +1,4 @@
-//! What the cache costs: in simulated time, and, ignored as long as nobody asks, in real time:
+//! Cost of the cache in simulated time and, in ignored tests, in real time:
 //!
 //! `cargo test --release --workspace cache_cost:: -- --ignored --nocapture --test-threads 1`
 
@@ -28,7 +28,8 @@ fn model(name: &str, bytes: u64) -> Arc<dyn DevicePart> {
     Arc::new(ModelPart::new(ram(bytes), name, profile, 1))
 }
 
-/// Random requests of 4 KiB in the first blocks, for so long; gives operations a second and CPU time for each.
+/// Runs random requests of 4 KiB in the first `blocks` blocks for `time`. Returns operations per second, and
+/// CPU time of each.
 async fn run(device: &Rc<dyn Device>, blocks: u64, load: Load, time: Duration) -> (f64, Duration) {
     let done = Rc::new(Cell::new(0_u64));
     let (begun, cpu) = (runtime::now(), runtime::thread_cpu_time());
@@ -74,7 +75,7 @@ fn cpu_of_an_operation_over_ram() {
             let options = Options { format: true, mode, sequential_threshold: 0, ..Options::default() };
             let part = CachePart::open(ram(128 << 20), ram(160 << 20), "slow", &options).await.unwrap();
             let cached = part.open().await.unwrap();
-            // All of it is there.
+            // Fills the cache with all blocks.
             for block in 0..blocks {
                 cached
                     .write(BlockIndex(block), Data::copy_of(&[1; 4096]).into(), Durability::Visible)
@@ -98,8 +99,8 @@ fn cpu_of_an_operation_over_ram() {
     });
 }
 
-/// How many random writes a second the model of a solid-state device makes, alone and as the cache of a model of a disk, for
-/// so long.
+/// Random writes per second of the model of a solid-state device, alone and as the cache of a model of a
+/// disk, during `time`.
 async fn on_models(time: Duration) -> (f64, f64) {
     let blocks = 200_000;
     let alone = model("as2280p4u", 1 << 30).open().await.unwrap();
@@ -111,11 +112,11 @@ async fn on_models(time: Duration) -> (f64, f64) {
     let (with, cpu) = run(&cached, blocks, Load::Write, time).await;
     println!("{before:.0} IOPS alone, {with:.0} with the cache: {:.4} ({cpu:?} CPU each)", with / before);
     println!("{:?}", part.status().await);
-    // It isn't closed: the model of the disk would take long to be written back to.
+    // The cache isn't closed: write-back to the model of the disk would take long.
     (before, with)
 }
 
-/// In simulated time, where only the devices take any.
+/// Simulated time, in which only the devices take any.
 #[test]
 fn random_writes_on_models_go_as_fast_as_the_cache_device() {
     let simulation = runtime::Simulation { trace_lines: 0, ..runtime::Simulation::new(1) };

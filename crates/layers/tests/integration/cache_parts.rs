@@ -1,5 +1,5 @@
-//! Parts of which the cache has, or changes, only some bytes: at the end of an origin that has grown, and at the edges of what
-//! is discarded.
+//! Parts of which only some bytes are cached or changed: at the end of an origin that has grown, and at the
+//! edges of discarded ranges.
 
 use crate::common::on_a_shard;
 use block::{
@@ -46,7 +46,7 @@ async fn write(device: &dyn Device, at: u64, bytes: &[u8]) {
     device.write(block, Buffer::copy_of(bytes).into(), Durability::Visible).await.expect("it can be written");
 }
 
-/// What a device has, on another one with blocks of this size.
+/// Copies a device to a new one with blocks of this size.
 async fn copy(device: &Arc<dyn DevicePart>, block_size: u64) -> Arc<dyn DevicePart> {
     let bytes = device.geometry().bytes();
     let other = disk(bytes, block_size);
@@ -60,7 +60,7 @@ fn options(mode: Mode, block_size: u64) -> Options {
     Options { mode, block_size, settle_every: Duration::from_millis(5), ..Options::default() }
 }
 
-/// Waits until a word of the status is this.
+/// Waits until a status field has this value.
 async fn until(part: &CachePart, name: &str, value: impl Into<serde_json::Value>) {
     let value = value.into();
     for _ in 0..5000 {
@@ -77,27 +77,27 @@ async fn detach(part: &CachePart) {
     until(part, "detach", "done").await;
 }
 
-/// An origin that ends inside of a part, and grows.
+/// An origin that ends inside a part, and grows.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
-    /// The blocks of both devices, and those of the fast one when the origin has grown.
+    /// Block size of both devices, and of the fast one after the origin has grown.
     device_blocks: (u64, u64),
     block: u64,
-    /// The size at first, and what it becomes.
+    /// Sizes of the origin: the first one, and those after each growth.
     sizes: &'static [u64],
 }
 
-/// Its parts have 1 KiB where devices have blocks of 512 bytes.
+/// Cache block with parts of 1 KiB on devices with blocks of 512 bytes.
 const BLOCK: u64 = 64 << 10;
-/// Its parts have 8 KiB.
+/// Cache block with parts of 8 KiB.
 const LARGE: u64 = 512 << 10;
-/// Its parts have 64 KiB; the last one has half of that.
+/// Cache block with parts of 64 KiB, of which the last one is half as long.
 const ODD: u64 = 101 * (32 << 10);
 
 const GROWTHS: [Growth; 5] = [
     Growth { device_blocks: (512, 512), block: BLOCK, sizes: &[2 * BLOCK + 21 * 512, 3 * BLOCK] },
     Growth { device_blocks: (512, 512), block: BLOCK, sizes: &[512, 1024] },
-    // Its old end is inside of a block of the devices, too.
+    // The old end is also inside a block of the later devices.
     Growth { device_blocks: (512, 1024), block: BLOCK, sizes: &[2 * BLOCK + 21 * 512, 3 * BLOCK] },
     Growth { device_blocks: (4096, 4096), block: LARGE, sizes: &[LARGE + 3 * 4096, LARGE + 4 * 4096] },
     Growth {
@@ -107,8 +107,8 @@ const GROWTHS: [Growth; 5] = [
     },
 ];
 
-/// The two devices of a cache of which the origin's last block, full of twos if only the cache has it, came in; and the origin,
-/// ones otherwise, goes on.
+/// Devices of a cache before the origin grew. The origin is filled with ones, and extends past the cached
+/// size; its last cached block was promoted or, with `is_dirty`, is filled with twos in the cache alone.
 async fn before_it_grew(growth: Growth, is_dirty: bool) -> (Arc<dyn DevicePart>, Arc<dyn DevicePart>) {
     let Growth { device_blocks: (size, later), block, sizes, .. } = growth;
     let (slow, fast) = (disk(*sizes.last().unwrap(), size), disk(8 << 20, size));
@@ -122,7 +122,7 @@ async fn before_it_grew(growth: Growth, is_dirty: bool) -> (Arc<dyn DevicePart>,
     if is_dirty {
         write(&*handle, sizes[0] - size, &vec![2; size as usize]).await;
         handle.flush().await.unwrap();
-        // It dies before it has written anything back.
+        // Simulates a crash before anything is written back.
         copies = (copy(&slow, size).await, copy(&fast, later).await);
         drop(handle);
         part.close().await.unwrap();
@@ -136,7 +136,7 @@ async fn before_it_grew(growth: Growth, is_dirty: bool) -> (Arc<dyn DevicePart>,
     copies
 }
 
-/// What the origin has once it has grown.
+/// Contents of the origin after the growth.
 fn expected(growth: Growth, is_dirty: bool, size: u64) -> Vec<u8> {
     let mut bytes = vec![1; size as usize];
     if is_dirty {
@@ -175,7 +175,7 @@ fn behind_the_old_end_of_a_grown_origin_is_what_the_origin_has() {
                     }
                     part.close().await.unwrap();
                 }
-                // And nothing else was written back.
+                // Nothing else was written back.
                 let size = *growth.sizes.last().unwrap();
                 let origin = slow.open().await.unwrap();
                 let found = read(&*origin, 0, size).await;
@@ -190,7 +190,7 @@ fn a_growth_that_fails_in_the_middle_is_made_up_for_by_the_next_opening() {
     on_a_shard(|| async {
         let growth = GROWTHS[4];
         let size = growth.sizes[1];
-        // Opening writes a superblock; then come the bytes behind the old end, and another superblock.
+        // Opening writes a superblock, then the bytes after the old end, then another superblock.
         for (on_slow, rule) in [
             (true, "read error=EIO range=3280896..3293184"),
             (true, "flush error=EIO"),
@@ -221,7 +221,7 @@ fn a_growth_that_fails_in_the_middle_is_made_up_for_by_the_next_opening() {
     });
 }
 
-/// What a discard that fails in the middle leaves, the cache has as the origin, so that it stays.
+/// After a discard that failed in the middle, cache and origin agree, so contents don't change on eviction.
 #[test]
 fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
     on_a_shard(|| async {
@@ -296,7 +296,7 @@ fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
             let made = Options { format: true, ..options(Mode::Writeback, LARGE) };
             let part = CachePart::open(slow.clone(), fast.clone(), "slow", &made).await.unwrap();
             let handle = part.open().await.unwrap();
-            // The table says that the first part counts in the cache, and that both sides have the second one.
+            // In the table the cache is authoritative for the first part, and the second part is clean.
             write(&*handle, 0, &[2; PART]).await;
             handle.flush().await.unwrap();
             read(&*handle, PART as u64, 512).await;
@@ -324,10 +324,10 @@ fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
             if is_written {
                 write(&*handle, 0, &[3; PART]).await;
             }
-            // The cleaner has the table told of the last part.
+            // The cleaner commits the last part to the table.
             until(&part, "table_commits", commits + 1).await;
             assert!(began.elapsed() < Duration::from_secs(1), "the origin was flushed");
-            // The power goes: the origin keeps nothing that was not flushed, the cache everything.
+            // Power cut: the origin loses everything that was not flushed, the cache nothing.
             let fast = copy(&fast, 512).await;
             drop(handle);
             part.close().await.unwrap();

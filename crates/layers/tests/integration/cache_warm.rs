@@ -1,5 +1,5 @@
-//! Warming: what a cache says that it holds, and that another one holds afterwards; what makes room for what, what stays, and
-//! that every step ends.
+//! Warming: the list of cached blocks and its transfer to another cache; which blocks are displaced and which
+//! stay; every step ends.
 
 use crate::common::{full, on_a_shard, read, write};
 use block::{BlockCount, BlockIndex, BlockSize, Device, DeviceGeometry, DevicePart, Durability, Error, Part};
@@ -51,7 +51,7 @@ async fn tell(part: &CachePart, message: &str) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Goes on until everything is done, and adds up.
+/// Repeats steps until all ranges are done, and adds up their answers.
 async fn all(part: &CachePart, verb: &str, wants: &[(Heat, u64, u64)]) -> BTreeMap<String, u64> {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     let mut wants = wants.to_vec();
@@ -78,7 +78,7 @@ async fn all(part: &CachePart, verb: &str, wants: &[(Heat, u64, u64)]) -> BTreeM
     sums
 }
 
-/// All that it lists: by block, its parts that are there and dirty, and its heat.
+/// Lists all cached blocks: valid parts, dirty parts and heat by block.
 async fn listed(part: &CachePart, page: u32) -> BTreeMap<u64, (u64, u64, Heat)> {
     let mut found = BTreeMap::new();
     let mut from = Some(0);
@@ -98,7 +98,7 @@ fn heat(text: &str) -> Heat {
     Heat::parse(text).unwrap()
 }
 
-/// Reads a whole block of the cache, and lets it come in.
+/// Reads a whole block of the cache, and lets it be promoted.
 async fn ask(handle: &dyn Device, block: u64) {
     let found = read(handle, block * BLOCK / 4096, 8).await.unwrap();
     for (number, bytes) in found.chunks(4096).enumerate() {
@@ -107,7 +107,7 @@ async fn ask(handle: &dyn Device, block: u64) {
     runtime::sleep(Duration::from_micros(100)).await;
 }
 
-/// Blocks 0 to 59 once, then 0 to 9 again and again.
+/// Reads blocks 0 to 59 once, then blocks 0 to 9 repeatedly.
 async fn heated(part: &CachePart) {
     let handle = part.open().await.unwrap();
     for block in 0..60 {
@@ -172,7 +172,7 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
         let part = cache(&slow, 768, &made(Mode::Writethrough)).await;
         let slots = count(&part, "total_blocks").await;
         let range = |from: u64, to: u64, word: &str| (heat(word), from * BLOCK, to * BLOCK);
-        // More than it has.
+        // More blocks than the cache has slots.
         let sums = all(&part, "fetch", &[range(0, 200, "main/2/5")]).await;
         let in_it = sums["fetched"] / BLOCK;
         assert!(in_it < slots && in_it > slots * 8 / 10, "some are kept free for others: {in_it} of {slots}");
@@ -183,7 +183,7 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
             assert_eq!(sums["no_room"], 40 * BLOCK, "{word}: {sums:?}");
             assert_eq!(listed(&part, 4096).await, first, "{word} displaces nothing");
         }
-        // Ten become hotter; then hotter ones displace all the others and not these.
+        // Ten blocks become hotter; then hotter ones displace all others but these.
         let sums = all(&part, "heat", &[range(20, 30, "main/3/1"), range(500, 501, "main/3/1")]).await;
         assert_eq!((sums["present"], sums["absent"]), (10 * BLOCK, BLOCK), "{sums:?}");
         let sums = all(&part, "fetch", &[range(300, 400, "main/3/0")]).await;
@@ -196,16 +196,16 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
             slots - in_it,
             "no more is free"
         );
-        // Colder than what is there: it doesn't become colder.
+        // Setting a lower heat leaves a block as hot as it is.
         all(&part, "heat", &[range(20, 30, "small/0/0")]).await;
         assert!((20..30).all(|block| now[&block].2.level() == 7));
-        // A client's misses find room all the same.
+        // Misses of clients still find slots.
         let handle = part.open().await.unwrap();
         for block in 0..20 {
             ask(&*handle, block).await;
             runtime::sleep(Duration::from_millis(5)).await;
         }
-        // They pass through the small queue.
+        // The blocks pass through the small queue.
         assert!(count(&part, "promotions").await > 10, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
@@ -224,7 +224,7 @@ fn what_is_dirty_stays() {
         let wants = [(heat("main/3/0"), 50 * BLOCK, 400 * BLOCK), (heat("main/3/0"), 0, 40 * BLOCK)];
         let sums = all(&part, "fetch", &wants).await;
         assert!(sums["no_room"] > 0, "{sums:?}");
-        // Of the dirty blocks the rest came in around what is dirty.
+        // The missing parts of dirty blocks were fetched around the dirty ones.
         for block in 0..40 {
             let expected = [vec![block as u8 + 1; 4096], vec![0; 7 * 4096]].concat();
             assert_eq!(read(&*handle, 8 * block, 8).await.unwrap(), expected, "block {block}");
@@ -312,7 +312,7 @@ fn errors_are_counted_and_the_rest_comes_in() {
     });
 }
 
-/// Clients write and read while everything comes in and goes, over and over.
+/// Clients write and read while all blocks are fetched and evicted repeatedly.
 #[test]
 fn clients_go_on_meanwhile() {
     on_a_shard(|| async {

@@ -1,4 +1,4 @@
-//! The layers keep the promises of the contract that they stand on.
+//! The layers keep the promises of their contract.
 
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
@@ -10,8 +10,8 @@ use layers::writecache::{Options, Order, WriteCachePart};
 use stack::Contract;
 use std::sync::Arc;
 
-/// What the layers stand on. Requests from two shards must not mix inside a sector below a layer that is being
-/// checked, so each request to this one is done as a whole.
+/// Disk below the layers. Requests from two shards must not mix inside a sector below a layer that is being
+/// checked, so this disk carries out each request as a whole.
 fn disk() -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::default(),
@@ -60,7 +60,7 @@ fn model_of_a_device_without_moving_parts() {
 #[test]
 fn model_of_a_disk() {
     device(|| {
-        // A fast one, so that the suite ends.
+        // A fast disk, so that the suite ends.
         let text = "[drum]\ntitle = \"a drum\"\nmedium = \"disk\"\nrpm = 6000000\ntrack_seek = \"1us\"\nfull_seek = \"9us\"\n\
                     bandwidth = \"1GiB\"\ninterface = \"1us\"\nqueue_depth = 8\nwrite_buffer = 8\nvolatile_cache = true";
         let profile = layers::model::profile::parse(text).expect("it is right").remove("drum");
@@ -68,7 +68,7 @@ fn model_of_a_disk() {
     });
 }
 
-/// Of so many blocks of 4096 bytes, in blocks of this size.
+/// Disk of `blocks` times 4096 bytes, with this block size.
 fn disk_of(blocks: u64, block_size: u64) -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::new(block_size).expect("a size"),
@@ -143,7 +143,7 @@ fn record_on_zones() {
     });
 }
 
-/// A write cache that is a quarter as large as its origin, so that it is full again and again.
+/// A write cache a quarter as large as its origin, so that it becomes full repeatedly.
 fn write_cache(block_sizes: (u64, u64), change: impl Fn(&mut Options) + Send + Sync + 'static) {
     let config = runtime::Config::default().with_shards(2);
     let change = Arc::new(change);

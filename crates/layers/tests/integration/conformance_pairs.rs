@@ -1,6 +1,7 @@
-//! Every layer over every other one, and over itself: each pair keeps the contract, and has lost nothing when it was closed, the power
-//! was cut, and it is opened again. Pairs are built from lines, so that what the layers declare fits together, too; in a simulated
-//! world, whose seed decides the order of everything and in which waiting takes no time.
+//! Every layer over every other one, and over itself: each pair keeps the contract, and has lost nothing when
+//! it is opened again after a close and a power cut. Pairs are built from lines, so the layers' declarations
+//! are also checked to fit together. The simulated world's seed decides all orders; waiting takes no real
+//! time.
 
 use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Part, Result};
 use conformance::device::{Options, VolatileDisk};
@@ -13,12 +14,13 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How large a disk is, in blocks of 4096 bytes.
+/// Size of a disk, in blocks of 4096 bytes.
 const BLOCKS: u64 = 160;
-/// What the suite writes to: more than the first of two disks has, less than a layer over two layers.
+/// Size of the range that the suite writes: more than the first of two disks, less than a layer over two
+/// layers.
 const WINDOW_BYTES: u64 = 768 << 10;
 
-/// A layer in a line: `LOWER` stands for each device below it, `FILE` for a file that no other layer has.
+/// A layer in a line: `LOWER` is replaced by each device below it, `FILE` by a file that no other layer has.
 type Line = &'static str;
 
 const LAYERS: [Line; 10] = [
@@ -34,7 +36,7 @@ const LAYERS: [Line; 10] = [
     "record(LOWER, FILE, overwrite=true, buffer=1MiB)",
 ];
 
-/// A disk that is there as long as the pair, and loses what isn't flushed.
+/// A disk that exists as long as the pair, and loses unflushed data.
 static DISK: Kind = Kind {
     name: "disk",
     contract: Contract::Device,
@@ -48,7 +50,7 @@ static DISK: Kind = Kind {
 };
 
 thread_local! {
-    /// By the names of the parts.
+    /// Disks by the names of their parts.
     static DISKS: RefCell<BTreeMap<String, VolatileDisk>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -76,7 +78,7 @@ fn registry() -> Registry {
     ])
 }
 
-/// A whole stack as the device on its top.
+/// A whole stack as the device at its top.
 struct Whole {
     built: BuiltStack,
     top: Arc<dyn DevicePart>,
@@ -110,8 +112,8 @@ async fn build(line: &str, format: bool) -> Arc<dyn DevicePart> {
     Arc::new(Whole { top: built.top().expect("it has one"), built })
 }
 
-/// Each device in it is one of its own, and each file one that no other pair has: they run at the same time, and layers of a
-/// process that name the same timeline share it.
+/// Line of a pair. Each of its devices is separate, and no other pair has its files: pairs run at the same
+/// time, and layers of one process that name the same timeline share it.
 fn pair(upper: usize, lower: usize) -> String {
     let line = LAYERS[upper].replace("LOWER", &LAYERS[lower].replace("LOWER", "disk"));
     let mut pieces = line.split("FILE");
@@ -143,7 +145,7 @@ fn judge(line: &str, seed: u64) -> std::result::Result<(), String> {
     simulated.map_err(|error| error.to_string())?.value
 }
 
-/// This layer over all of them.
+/// Runs the suite on this layer over every layer.
 fn over_all(upper: usize) {
     let seed = seed();
     for lower in 0..LAYERS.len() {
@@ -161,7 +163,7 @@ macro_rules! over_all {
             }
         )*
 
-        /// None is forgotten.
+        /// No layer is left out.
         #[test]
         fn all_layers_are_tried() {
             assert!([$($number),*].into_iter().eq(0..LAYERS.len()));
@@ -182,7 +184,8 @@ over_all! {
     record_over_all: 9
 }
 
-/// The proof that it can fail: a device that drops writes, or puts them elsewhere, below a layer that notices nothing.
+/// Proof that the suite can fail: a device that drops or misdirects writes, below a layer that doesn't
+/// notice.
 #[test]
 fn what_goes_wrong_below_a_layer_is_found_out() {
     for rule in ["write drop every=50", "write misdirect by=1 blocks every=50"] {

@@ -1,4 +1,4 @@
-//! Extents through layers: whole and true. A device below that knows its holes is asked a few times only.
+//! Extents through layers: complete and correct, with few requests to a device below that knows its holes.
 
 use crate::common::{full, geometry, write};
 use block::{
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks that were written, and the number of questions about extents.
+/// Blocks that were written, and the number of requests for extents.
 #[derive(Default)]
 struct Known {
     written: Mutex<Vec<bool>>,
@@ -139,7 +139,7 @@ use ExtentState::{Data, Hole};
 #[test]
 fn a_stripe_answers_all_its_chunks_at_once() {
     simulated(|| async {
-        // Of different blocks: extents of 512 bytes become blocks of 4 KiB.
+        // Legs with different block sizes: extents of 512 bytes become blocks of 4 KiB.
         let legs = [sparse(64 << 20, 4096), sparse(64 << 20, 512), sparse(64 << 20, 4096)];
         let parts = legs.iter().map(|(part, _)| part.clone()).collect();
         let part = stripe::stripe(parts, 16 << 10).unwrap();

@@ -1,4 +1,4 @@
-//! What each rule of `fault` does.
+//! Effect of each rule of `fault`.
 
 use crate::common::{disk, full, on_a_shard, read, write};
 use block::{
@@ -105,7 +105,8 @@ fn torn_writes_write_the_beginning_only() {
     });
 }
 
-/// A torn write is held up between reading what it leaves and writing it back; what overlaps comes meanwhile.
+/// A torn write is delayed between reading the block that it tears and writing it back; overlapping writes
+/// arrive meanwhile.
 #[test]
 fn a_torn_write_brings_no_bytes_back_that_another_one_replaced() {
     for seed in 1..20 {
@@ -124,8 +125,8 @@ fn a_torn_write_brings_no_bytes_back_that_another_one_replaced() {
             runtime::sleep(Duration::from_millis(5)).await;
             let began = runtime::now();
             faulty.write(BlockIndex(3), full(4, 1), Durability::Visible).await.unwrap();
-            assert!(began.elapsed() < Duration::from_millis(5), "what doesn't overlap waits for nobody");
-            // A call that is dropped goes on to its end, also one that still waits for its turn.
+            assert!(began.elapsed() < Duration::from_millis(5), "a write that doesn't overlap was delayed");
+            // A dropped call still runs to its end, even one that waits for a lock.
             let dropped = faulty.write(BlockIndex(0), full(3, 2), Durability::Visible);
             assert!(runtime::timeout(Duration::from_millis(1), dropped).await.is_err());
             tearing.await.unwrap();
@@ -218,7 +219,7 @@ fn rules_are_switched_off_and_on_by_message() {
     });
 }
 
-/// Which of 400 reads fail.
+/// Numbers of the failed ones among 400 reads.
 async fn failures(rules: &[&str], seed: u64) -> Vec<usize> {
     let under = under(rules, seed).await;
     let mut failed = Vec::new();

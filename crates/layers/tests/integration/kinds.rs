@@ -31,7 +31,7 @@ fn declarations_and_examples_are_right() {
     registry().verify().unwrap();
 }
 
-/// What `stack kinds` says that a part can be told is read.
+/// Every declared message of a part is parsed.
 #[test]
 fn declared_messages_are_read() {
     for kind in [&stats::KIND, &stats::ZONES_KIND, &model::KIND] {
@@ -54,7 +54,7 @@ fn a_wrong_rule_is_refused_before_anything_is_built() {
     assert!(problems.contains("column 6") && problems.contains("\"error\""), "{problems}");
 }
 
-/// What is said of a stack that is refused.
+/// Error of a stack that is refused.
 fn refused(line: &str) -> String {
     Stack::from_line("line", line, &registry()).unwrap().check(false).unwrap_err().to_string()
 }
@@ -147,7 +147,8 @@ fn raid0_of_parts_is_built_as_planned() {
     });
 }
 
-/// Which stacks keep acknowledged writes when their process is killed. `A` and `B` are files, `M` is memory.
+/// Stacks that keep acknowledged writes when their process is killed, and stacks that don't. `A` and `B` are
+/// files, `M` is memory.
 #[test]
 fn a_stack_keeps_what_was_acknowledged_if_all_parts_that_acknowledge_do() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,12 +209,13 @@ fn a_stack_of_all_three_records_at_both_ends() {
         built.close().await.unwrap();
         let timeline = Timeline::read(&folder.path().join("run.timeline")).await.unwrap();
         assert_eq!(timeline.ending, Ending::Clean);
-        // Two devices join; the first write passes both, the second only the client's; the end.
+        // Two devices join; the first write passes both, the second one only the client's device; then the
+        // end.
         assert_eq!((timeline.devices.len(), timeline.events.len()), (2, 2 + 4 + 2 + 1));
     });
 }
 
-/// A leg, an origin or a cache device that isn't there is an error; nothing is left in its place.
+/// A missing leg, origin or cache device is an error; no file is created in its place.
 #[test]
 fn a_missing_part_with_contents_is_not_created_empty() {
     on_a_shard(|| async {
@@ -242,7 +244,7 @@ fn a_missing_part_with_contents_is_not_created_empty() {
             parsed().check(true).unwrap().build().await.unwrap().close().await.unwrap();
             parsed().check(false).unwrap().build().await.unwrap().close().await.unwrap();
             let path = folder.path().join(missing);
-            // A file without any contents is no better.
+            // An empty file counts as missing.
             for empty in [false, true] {
                 std::fs::remove_file(&path).unwrap();
                 if empty {

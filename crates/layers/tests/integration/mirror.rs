@@ -1,4 +1,4 @@
-//! What a mirror promises while it runs: legs that fail, lag, are brought back; on the contract's own suite and beyond it.
+//! Promises of a running mirror with legs that fail, lag and join again: the contract's suite, and more.
 
 use crate::common::{full, read, write};
 use block::{
@@ -77,7 +77,7 @@ fn the_suite_on_three_legs_one_of_which_lags() {
     });
 }
 
-/// In virtual time, which passes only when everybody waits.
+/// Runs a test in virtual time, which passes only while all tasks wait.
 fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
     runtime::simulate(runtime::Simulation::new(1), main).unwrap();
 }
@@ -87,7 +87,7 @@ fn faulty(disk: &Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
     Arc::new(FaultDevicePart::new(disk.clone(), rules, 3).unwrap())
 }
 
-/// All data of a leg, from where it begins on legs of this size.
+/// All data of a leg, which begins at block 3 on legs of this size.
 async fn data_of(leg: &Arc<dyn DevicePart>, blocks: usize) -> Vec<u8> {
     read(&*leg.open().await.unwrap(), 3, blocks).await.unwrap()
 }
@@ -126,15 +126,15 @@ fn a_leg_that_fails_a_write_is_left_behind_for_good() {
         assert_eq!(part.status().await["one_copy_bytes"], part.geometry().bytes());
         drop(handle);
         part.close().await.unwrap();
-        // Alone, the one that was left behind doesn't know it.
+        // The superblock of the leg that was left behind doesn't record that.
         refused(plan(std::slice::from_ref(&b), false), "leg 0 of 2 of the mirror is missing").await;
-        // With the other one, it doesn't count.
+        // With the other leg, its superblock isn't authoritative.
         let part = MirrorPart::open(plan(&[b.clone(), a.clone()], false)).await.unwrap();
         let handle = part.open().await.unwrap();
         for block in 0..61 {
             assert_eq!(read(&*handle, block, 1).await.unwrap()[0], block as u8 + 1);
         }
-        // It comes back by the bitmap, and then has everything.
+        // The leg joins again by the bitmap, and then has all data.
         let error = part.message("add b").await.unwrap_err();
         assert!(matches!(error, Error::NotFound(_)) || state_of(&part, 0).await == "faulty", "{error}");
         let said = part.message("re-add 0").await.unwrap();
@@ -176,7 +176,7 @@ fn legs_that_each_went_on_alone_are_refused_until_one_is_named() {
         assert_eq!(read(&*part.open().await.unwrap(), 7, 1).await.unwrap()[0], 2);
         part.close().await.unwrap();
         assert_eq!(data_of(&a, 61).await, data_of(&b, 61).await);
-        // From now on they agree again.
+        // Afterwards both legs are members again.
         MirrorPart::open(both).await.unwrap().close().await.unwrap();
     });
 }
@@ -197,7 +197,7 @@ fn a_new_leg_in_place_of_a_lost_one() {
         settled(&part).await;
         part.close().await.unwrap();
         assert_eq!(data_of(&new, 61).await, data_of(&b, 61).await);
-        // The list does no harm, and isn't needed any more; the old leg is known to be replaced.
+        // The `rebuild` list is harmless, and no longer needed; the old leg is known to be replaced.
         let part = MirrorPart::open(rebuilding).await.unwrap();
         assert_eq!(part.status().await["state"], "clean");
         part.close().await.unwrap();
@@ -222,7 +222,7 @@ fn a_leg_that_cant_be_opened_is_missing() {
         settled(&part).await;
         part.close().await.unwrap();
 
-        // It may have newer data, as long as nobody knows that it is gone.
+        // The missing leg may have newer data as long as its loss isn't recorded.
         let without = plan(&[a.clone(), gone.clone()], false);
         refused(without.clone(), "is missing (\"b\" can't be read: b.img: it is gone").await;
         let rebuild = Permissions { degraded: true, rebuild: 0b10 };
@@ -250,12 +250,12 @@ fn a_leg_that_cant_be_opened_is_missing() {
         }
         refused(plan(&[gone.clone(), gone], false), "\"a\" can't be read: b.img: it is gone").await;
 
-        // One that somebody uses isn't gone.
+        // A leg in use isn't missing.
         let used = Arc::new(MissingLeg::new(Error::busy("b.img is in use")));
         let permissions = Permissions { degraded: true, rebuild: 0 };
         refused(Plan { permissions, ..plan(&[a.clone(), used], false) }, "leg \"b\": b.img is in use").await;
 
-        // It is back, and waits for a word.
+        // The leg is present again, and waits for an operator's message.
         let part = MirrorPart::open(plan(&[a.clone(), b.clone()], false)).await.unwrap();
         assert_eq!(state_of(&part, 1).await, "faulty");
         part.message("re-add b").await.unwrap();
@@ -289,7 +289,7 @@ fn a_block_that_a_leg_can_not_read_is_written_anew() {
     });
 }
 
-/// A mirror of which b takes 10 ms for each write.
+/// A mirror whose leg b takes 10 ms for each write.
 async fn lagging(flush_fast: bool) -> (MirrorPart, Arc<dyn DevicePart>, Arc<dyn DevicePart>) {
     let (a, b) = (disk(64, 4096), disk(64, 4096));
     let mut plan = plan(&[a.clone(), faulty(&b, "write delay=10ms")], true);
@@ -305,7 +305,7 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         let (part, a, b) = lagging(false).await;
         let handle = part.open().await.unwrap();
         let began = runtime::now();
-        // The same block again and again: the slow leg gets them one after the other, nobody waits for that.
+        // Writes of one block: the slow leg gets them one after the other, and no write waits for it.
         for byte in 1..=8 {
             write(&*handle, 5, byte).await.unwrap();
         }
@@ -315,7 +315,7 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         assert_eq!(part.status().await["one_copy_bytes"], 8 * 4096);
         assert_eq!(data_of(&b, 61).await[5 * 4096], 0);
         assert_eq!(read(&*handle, 5, 1).await.unwrap()[0], 8);
-        // The ninth waits for its own, and so for all before it.
+        // The ninth write exceeds the limit: it waits for the slow leg, and so for all writes before it.
         write(&*handle, 5, 9).await.unwrap();
         assert!(began.elapsed() >= Duration::from_millis(90), "{:?}", began.elapsed());
         write(&*handle, 6, 6).await.unwrap();
@@ -333,7 +333,7 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
 fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
     simulated(|| async {
         let (fast, log, slow) = (disk(64, 4096), disk(130, 4096), disk(64, 4096));
-        // It keeps what it has until it is told.
+        // The write cache keeps all blocks until the message `flush`.
         let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
         let behind = Arc::new(WriteCachePart::open(slow, log, options).await.unwrap());
         let mut plan = plan(&[fast, behind.clone()], true);
@@ -348,7 +348,7 @@ fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
             write(&*handle, block, 7).await.unwrap();
         }
         handle.flush().await.unwrap();
-        // Nothing is behind, and yet the fast device alone has it.
+        // No write is outstanding, but only the fast device has the data.
         assert_eq!(part.status().await["behind_bytes"], 0);
         assert_eq!(one_copy().await, 8 * 4096);
         assert_eq!(part.status().await["legs"][1]["only_in_cache_bytes"], 8 * 4096);
@@ -361,7 +361,7 @@ fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
     });
 }
 
-/// The figure of a write cache passes every layer between it and the mirror.
+/// The figure of a write cache passes through every layer between it and the mirror.
 #[test]
 fn what_is_in_one_copy_is_seen_through_layers() {
     simulated(|| async {
@@ -412,7 +412,7 @@ fn what_is_behind_without_data_holds_no_bytes() {
         assert_eq!(behind().await, (3.into(), 4096.into()));
         handle.flush().await.unwrap();
         assert_eq!(behind().await, (0.into(), 0.into()));
-        // A leg that is left behind has nothing that it could be behind with.
+        // A faulty leg has no outstanding writes.
         write(&*handle, 5, 6).await.unwrap();
         part.message("fail b").await.unwrap();
         runtime::sleep(Duration::from_millis(50)).await;
@@ -461,8 +461,8 @@ fn when_only_the_lagging_leg_is_left_reads_wait_for_it() {
     });
 }
 
-/// Whoever opens a mirror without a stack may ask for anything. The loop that clears the bitmap has nothing to wait for then, and
-/// must let the others run all the same: this test doesn't end if it doesn't.
+/// Settings without a stack have no limits. With such a delay the loop that clears the bitmap never waits,
+/// and must still yield to other tasks; otherwise this test doesn't end.
 #[test]
 fn a_bitmap_that_is_cleared_at_once_leaves_the_shard_to_the_others() {
     for delay in [Duration::ZERO, Duration::from_nanos(3)] {
@@ -484,7 +484,7 @@ fn a_bitmap_that_is_cleared_at_once_leaves_the_shard_to_the_others() {
             part.close().await.unwrap();
         };
         simulated(run);
-        // Also where time passes by itself.
+        // The same in real time.
         crate::common::on_a_shard(run);
     }
 }
@@ -540,12 +540,12 @@ fn a_scrub_counts_what_differs_and_repairs_it_when_told() {
     });
 }
 
-/// Scripts wait for `idle`.
+/// The status reports `idle` only when nothing is left to copy or compare: scripts wait for it.
 #[test]
 fn the_sync_action_says_what_is_copied_or_compared() {
     simulated(|| async {
         let (a, b) = (disk(64, 4096), disk(64, 4096));
-        // Comparing takes at least that long, and copying all of it a quarter of a second.
+        // Comparing takes at least 5 ms, and copying all data a quarter of a second.
         let mut slow = plan(&[a, faulty(&b, "read delay=5ms")], true);
         slow.settings.sync_speed_max = 1 << 20;
         let part = MirrorPart::open(slow).await.unwrap();
@@ -572,7 +572,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
         assert_eq!(part.status().await["sync_action"], "idle", "nothing is copied to a leg that is faulty");
         write(&*handle, 7, 7).await.unwrap();
         part.message("re-add b").await.unwrap();
-        // It begins when the leg has everything.
+        // The check begins when the leg has all data.
         part.message("check").await.unwrap();
         assert_eq!(all_in_turn().await, "recover, check");
         assert_eq!(state_of(&part, 1).await, "active");
@@ -592,7 +592,7 @@ fn reads_leave_a_slow_leg_alone() {
         let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
         settled(&part).await;
         let handle = part.open().await.unwrap();
-        // Each is asked once, to begin with.
+        // Each leg is read once at first.
         for block in [1, 2] {
             read(&*handle, block, 1).await.unwrap();
         }
@@ -603,7 +603,7 @@ fn reads_leave_a_slow_leg_alone() {
         let took = began.elapsed();
         assert!(took < Duration::from_millis(101), "1000 reads take {took:?}");
         let legs = part.status().await["legs"].clone();
-        // A probe now and then, for which nobody waits.
+        // Only occasional probes, which run in the background.
         assert!((1..=4).contains(&legs[0]["reads"].as_u64().unwrap()), "{legs}");
         drop(handle);
         part.close().await.unwrap();
@@ -637,14 +637,14 @@ fn copying_goes_on_where_it_was_after_a_restart() {
 fn when_all_legs_fail_nobody_is_left_behind() {
     simulated(|| async {
         let of_a = "write error=EIO range=80KiB..84KiB times=1";
-        // Once it was written when the mirror was made.
+        // The first write to this range was that of the format.
         let of_b = "write error=EIO range=80KiB..84KiB after=1 times=1";
         let legs = [faulty(&disk(64, 4096), of_a), faulty(&disk(64, 4096), of_b)];
         let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
         settled(&part).await;
         let handle = part.open().await.unwrap();
         assert!(write(&*handle, 17, 1).await.is_err());
-        // They are made equal, from one of them.
+        // The legs are made equal by copying from one of them.
         settled(&part).await;
         write(&*handle, 17, 2).await.unwrap();
         assert_eq!((state_of(&part, 0).await, state_of(&part, 1).await), ("active".into(), "active".into()));

@@ -1,5 +1,5 @@
-//! What happens to a mirror while legs are being made equal: changes that fail on their way, flushes, an operator who brings back a
-//! leg with a superblock that can't be.
+//! Races with the resync of legs: changes that fail in flight, flushes, and an operator who adds a leg with a
+//! superblock out of range.
 
 use crate::common::{full, read, write};
 use block::{
@@ -15,13 +15,13 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The first block of the data on legs of this size.
+/// First block of the data on legs of this size.
 const DATA: u64 = 3;
-/// Blocks of the one chunk that there is, of which the keeper copies half at once.
+/// Number of blocks of the only chunk; the keeper copies half of it at once.
 const CHUNK: u64 = 256;
-/// How much is copied in a second: half a chunk in half a second.
+/// Limit of copying in bytes per second: half a chunk takes half a second.
 const SPEED: u64 = 1 << 20;
-/// In the first half of the chunk; on the legs it begins at 32 KiB.
+/// Block in the first half of the chunk; it begins at 32 KiB on the legs.
 const BLOCK: u64 = 5;
 
 fn disk() -> Arc<ImageDisk> {
@@ -34,7 +34,7 @@ fn disk() -> Arc<ImageDisk> {
     }))
 }
 
-/// A disk that goes wrong by this rule, as soon as it is told "rules on".
+/// A disk that fails by this rule after the message `rules on`.
 async fn faulty(disk: &Arc<ImageDisk>, rule: &str) -> Arc<dyn DevicePart> {
     let rules = parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
     let part = FaultDevicePart::new(disk.clone(), rules, 3).unwrap();
@@ -63,7 +63,7 @@ fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
     }
 }
 
-/// In virtual time, which passes only when everybody waits.
+/// Runs a test in virtual time, which passes only while all tasks wait.
 fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
     runtime::simulate(runtime::Simulation::new(1), main).unwrap();
 }
@@ -85,7 +85,7 @@ async fn half_copied(part: &MirrorPart, before: u64) {
     assert_eq!(copied, CHUNK / 2 * 4096, "{:?}", part.status().await);
 }
 
-/// The mirror is closed; whether its legs have the same data.
+/// Whether the legs of a closed mirror have the same data.
 async fn are_equal(a: &Arc<ImageDisk>, b: &Arc<ImageDisk>) -> bool {
     let mut data = Vec::new();
     for leg in [a, b] {
@@ -95,7 +95,7 @@ async fn are_equal(a: &Arc<ImageDisk>, b: &Arc<ImageDisk>) -> bool {
     data[0] == data[1]
 }
 
-/// The leg that is being rebuilt has taken it, the only one that is active hasn't.
+/// The leg that is being rebuilt took the change, and the only active one failed it.
 #[test]
 fn a_change_that_fails_behind_the_copying_of_its_chunk_is_copied_again() {
     simulated(|| async {
@@ -121,12 +121,12 @@ fn a_change_that_fails_behind_the_copying_of_its_chunk_is_copied_again() {
     });
 }
 
-/// Each of the legs that are active has something else of it.
+/// Each active leg has another part of the change.
 #[test]
 fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
     simulated(|| async {
         let (a, b) = (disk(), disk());
-        // Not zeros, which wouldn't be copied.
+        // Data other than zeros, which wouldn't be copied.
         let old = DevicePart::open(&*a).await.unwrap();
         old.write(BlockIndex(DATA), full(1, CHUNK as usize), Durability::Visible).await.unwrap();
         let legs = [
@@ -150,13 +150,14 @@ fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
     });
 }
 
-/// Of two that are being rebuilt one is left behind, and the last one can't be told so: the other one isn't forgotten.
+/// Both rebuilding legs fail a change. The superblock write that records the first one fails on the last
+/// active leg; the second one becomes faulty as well.
 #[test]
 fn legs_that_fail_a_change_together_are_left_behind_together() {
     simulated(|| async {
         let (a, b, c) = (disk(), disk(), disk());
         let legs = [
-            // Its superblocks.
+            // The superblocks of the leg.
             faulty(&a, "write error=EIO range=0..8KiB").await,
             faulty(&b, "write error=EIO range=32KiB..36KiB").await,
             faulty(&c, "write error=EIO range=32KiB..36KiB").await,
@@ -189,7 +190,7 @@ fn legs_that_fail_a_change_together_are_left_behind_together() {
     });
 }
 
-/// A superblock of the same mirror that names fewer legs: where the source would be, it has none.
+/// A superblock of the same mirror with fewer slots: it has none for the source.
 #[test]
 fn a_leg_that_names_fewer_legs_is_not_re_added() {
     simulated(|| async {
@@ -210,15 +211,15 @@ fn a_leg_that_names_fewer_legs_is_not_re_added() {
         }
         let error = part.message("re-add b").await.unwrap_err();
         assert!(error.detail().contains("its superblock has 2 slots; expected 3"), "{error}");
-        // It may be overwritten.
+        // With `add` the leg is overwritten.
         part.message("add b").await.unwrap();
         settled(&part).await;
         part.close().await.unwrap();
     });
 }
 
-/// A disk with a volatile cache, of which a flush takes what is there when it begins and takes its time for it. All flushes take
-/// as long, so none returns before one that has taken something earlier.
+/// A disk with a volatile cache. A flush covers the data in the cache when it begins. All flushes take the
+/// same time, so none returns before one that began earlier.
 struct Caching {
     cached: ImageDisk,
     durable: Arc<ImageDisk>,
@@ -307,7 +308,7 @@ impl Device for CachingDevice {
     }
 }
 
-/// The leg becomes active, and even the source, while the write is in its cache.
+/// The leg becomes active, and then the source, while the write is in the leg's cache.
 #[test]
 fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
     simulated(|| async {
@@ -321,19 +322,19 @@ fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
         let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
         settled(&part).await;
         part.close().await.unwrap();
-        // Nothing is dirty, so nothing has to be copied.
+        // No chunk is dirty, so nothing has to be copied.
         let part = MirrorPart::open(plan(&legs, false)).await.unwrap();
         part.message("fail b").await.unwrap();
         let handle = part.open().await.unwrap();
         part.message("re-add b").await.unwrap();
-        // The leg's own flush has begun.
+        // The flush of the leg has begun.
         runtime::sleep(Duration::from_millis(1)).await;
         assert_eq!(part.status().await["legs"][1]["state"], "rebuilding");
         write(&*handle, BLOCK, 7).await.unwrap();
         handle.flush().await.unwrap();
         settled(&part).await;
         assert_eq!(part.status().await["legs"][1]["source"], true);
-        // The power is cut.
+        // Power cut.
         let part = MirrorPart::open(plan(&[a.durable.clone(), b.durable.clone()], false)).await.unwrap();
         settled(&part).await;
         assert_eq!(read(&*part.open().await.unwrap(), BLOCK, 1).await.unwrap()[0], 7);
@@ -341,7 +342,7 @@ fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
     });
 }
 
-/// What was copied to it may be lost, and nobody would copy it again.
+/// Copied data may be lost, and would not be copied again.
 #[test]
 fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
     simulated(|| async {
@@ -359,7 +360,7 @@ fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
         for leg in &legs {
             leg.message("rules on").await.unwrap();
         }
-        // Even where the last leg fails it, too.
+        // The leg is left behind even if the last leg also fails the flush.
         handle.flush().await.unwrap_err();
         assert_eq!(part.status().await["legs"][1]["state"], "faulty");
         drop(handle);
@@ -377,7 +378,7 @@ async fn copied(part: &MirrorPart) {
     panic!("copying never ends: {:?}", part.status().await);
 }
 
-/// The last active leg fails a change that was acknowledged before, and the leg that is being rebuilt has it.
+/// The last active leg fails a change that was acknowledged before; the leg that is being rebuilt took it.
 #[test]
 fn a_lagging_change_that_fails_on_the_last_leg_is_copied_again() {
     simulated(|| async {
@@ -399,13 +400,13 @@ fn a_lagging_change_that_fails_on_the_last_leg_is_copied_again() {
         write(&*handle, BLOCK, 9).await.unwrap();
         part.message("fail a").await.unwrap();
         assert_eq!(part.status().await["behind_writes"], 1);
-        // On the leg that lags it fails now.
+        // Now the lagging leg fails the change.
         runtime::sleep(Duration::from_millis(100)).await;
         slow.message("rules off").await.unwrap();
         copied(&part).await;
         assert_eq!(part.status().await["legs"][2]["state"], "active");
         assert!(are_equal(&b, &c).await, "legs differ, and both are read");
-        // What was acknowledged is lost: neither a flush nor a close calls it durable.
+        // The acknowledged change is lost: flushes and the close fail.
         for _ in 0..2 {
             let error = handle.flush().await.unwrap_err();
             assert!(error.detail().contains("may be lost"), "{error}");
@@ -415,13 +416,13 @@ fn a_lagging_change_that_fails_on_the_last_leg_is_copied_again() {
     });
 }
 
-/// Each leg may have lost something else when it failed the flush.
+/// Each leg may have lost other data when it failed the flush.
 #[test]
 fn a_flush_that_fails_on_all_legs_makes_them_equal() {
     simulated(|| async {
         let (a, b) = (disk(), disk());
         let legs = [faulty(&a, "flush error=EIO").await, faulty(&b, "flush error=EIO").await];
-        // A bit is cleared as soon as it may be.
+        // Bits are cleared as soon as possible.
         let mut plan = plan(&legs, true);
         plan.settings.bitmap_delay = Duration::from_millis(1);
         let part = MirrorPart::open(plan.clone()).await.unwrap();
@@ -433,7 +434,7 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
         for leg in &legs {
             leg.message("rules on").await.unwrap();
         }
-        // One of them drops what was in its cache.
+        // One leg drops the contents of its cache.
         write(&*DevicePart::open(&*b).await.unwrap(), DATA + BLOCK, 1).await.unwrap();
         handle.flush().await.unwrap_err();
         for leg in &legs {
@@ -442,7 +443,7 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
         settled(&part).await;
         assert!(are_equal(&a, &b).await, "legs differ, and both are read");
         assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 9);
-        // Flushes go well again, but say nothing of what was written before the one that failed.
+        // Flushes of the legs succeed again, but don't cover writes before the failed flush.
         let error = handle.flush().await.unwrap_err();
         assert!(error.detail().contains("may be lost"), "{error}");
         runtime::sleep(Duration::from_millis(100)).await;
@@ -453,7 +454,7 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
         );
         drop(handle);
         part.close().await.unwrap_err();
-        // Opened again, it starts from what is there.
+        // After opening again, the mirror starts from the data on the legs.
         plan.format = false;
         plan.bitmap_chunk = None;
         let part = MirrorPart::open(plan).await.unwrap();
@@ -464,7 +465,8 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
     });
 }
 
-/// A change whose chunk no leg can mark fails, and costs no leg. Where some leg can, those that can't are left behind.
+/// A change whose chunk no leg can mark fails, and no leg becomes faulty. If some legs can mark it, the
+/// others become faulty.
 #[test]
 fn a_bitmap_that_no_leg_takes_fails_the_change_and_costs_no_leg() {
     simulated(|| async {
@@ -520,7 +522,7 @@ fn a_bitmap_that_no_leg_takes_fails_the_change_and_costs_no_leg() {
     });
 }
 
-/// Clearing bits is no reason to leave all legs behind but one.
+/// If no leg can clear bits, no leg becomes faulty.
 #[test]
 fn bits_that_no_leg_clears_cost_no_leg() {
     simulated(|| async {

@@ -1,4 +1,5 @@
-//! Modelled devices take the time that their profiles say: in simulated time, exactly and the same on every machine.
+//! Modelled devices take the times of their profiles: exactly in simulated time, and the same on every
+//! machine.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Payload};
 use layers::model::{ModelPart, profile};
@@ -8,21 +9,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a load came to.
+/// Result of a load.
 #[derive(Debug)]
 struct Measured {
     iops: f64,
     median: Duration,
 }
 
-/// What is done over and over.
+/// A repeated operation and its parameters.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     is_write: bool,
     is_random: bool,
     bytes: usize,
     depth: usize,
-    /// What isn't counted, and what is.
+    /// Time before the measurement, and time of the measurement.
     warm_up: Duration,
     time: Duration,
 }
@@ -95,8 +96,9 @@ fn is_near(what: &str, value: f64, expected: f64, share: f64) {
     assert!((value / expected - 1.0).abs() <= share, "{what}: {value}, expected {expected} within {share}");
 }
 
-/// Random writes of 4 KiB at depth 32, as published, measured as they were there: nothing is left out, five minutes. A tenth of
-/// the size does the same in a tenth of the time, although the buffer's filling up is a larger part of it then.
+/// Random writes of 4 KiB at depth 32, measured as in the published comparison: five minutes, warm-up
+/// included. A tenth of the size gives the same in a tenth of the time, although filling the buffer is a
+/// larger part of it then.
 #[test]
 fn three_devices_do_what_was_published() {
     let seconds = Duration::from_secs;
@@ -131,7 +133,8 @@ fn bytes_pass_at_the_bandwidth() {
     }
 }
 
-/// Half a turn and the mean seek: 5.6 ms, and 0.85 ms + 8/15 of the rest, the mean of the root of a distance.
+/// Half a rotation, 5.6 ms, and the mean seek: 0.85 ms plus 8/15 of the range, the mean of the root of a
+/// distance.
 #[test]
 fn an_arm_reaches_one_place_after_the_other() {
     let one = Load { is_write: false, depth: 1, time: Duration::from_secs(30), ..RANDOM_WRITES };
@@ -151,7 +154,7 @@ fn a_buffer_fills_and_then_throttles() {
         time: Duration::from_secs(2),
         ..RANDOM_WRITES
     };
-    // 24 GiB at 1800 MiB/s, of which 150 MiB/s leave it, last 14.9 s.
+    // 24 GiB at 1800 MiB/s, of which 150 MiB/s drain, last 14.9 s.
     is_near("before", measure("qlc", 2000, writes(2, 1 << 20)).iops, 1800.0, 0.02);
     is_near("behind", measure("qlc", 2000, writes(16, 1 << 20)).iops, 150.0, 0.02);
 }
@@ -174,7 +177,7 @@ fn a_flush_waits_for_the_platter() {
     assert!(flushed > Duration::from_millis(60), "16 places aren't reached sooner: {flushed:?}");
 }
 
-/// On the real clock: what is answered late is late by what the machine takes to come back.
+/// In real time an operation is late by the machine's wake-up latency.
 #[test]
 fn real_time_is_met() {
     let measured = runtime::run(runtime::Config::default(), || async {
@@ -185,7 +188,7 @@ fn real_time_is_met() {
     });
     let (measured, status) = measured.unwrap();
     println!("{measured:?} {status:?}");
-    // Never faster than the profile; how much slower is the machine's.
+    // Never faster than the profile; the machine decides how much slower.
     assert!(measured.iops < 82_000.0, "{measured:?}");
     assert!(measured.median > Duration::from_micros(380), "{measured:?}");
 }

@@ -1,4 +1,4 @@
-//! What a device holds in a cache alone, told on any shard.
+//! Bytes of a device that are only in a cache, as reported on any shard.
 
 use crate::common::{read, write};
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Part};
@@ -44,7 +44,8 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
         runtime::sleep(Duration::from_millis(1)).await;
     }
     let handle = part.open().await.unwrap();
-    // What making the mirror wrote is written back: by a write cache when it is told, by a cache when nothing is asked for.
+    // The writes of the mirror's format are written back: by a write cache on the message `flush`, by a cache
+    // while it is idle.
     if cache.kind() == layers::writecache::KIND.name {
         cache.message("flush").await.unwrap();
     }
@@ -69,7 +70,7 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
 
 #[test]
 fn of_a_write_cache() {
-    // In simulation all shards share a thread.
+    // In a simulation all shards share a thread.
     runtime::run(Config::default().with_shards(2), || async {
         let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
         is_told_on_another_shard(Arc::new(WriteCachePart::open(disk(64), disk(130), options).await.unwrap()))
@@ -93,7 +94,7 @@ fn of_a_cache_in_writeback() {
     .unwrap();
 }
 
-/// Parts that are written again, discarded, and written back.
+/// Parts that are rewritten, discarded, and written back.
 #[test]
 fn of_a_cache_it_is_what_is_dirty() {
     simulate(Simulation::new(1), || async {
@@ -111,7 +112,7 @@ fn of_a_cache_it_is_what_is_dirty() {
         assert_eq!(part.only_in_cache(), Some(3 * 4096));
         handle.discard(block::BlockRange::new(1, 1)).await.unwrap();
         assert_eq!(part.only_in_cache(), Some(2 * 4096));
-        // While nothing is asked for, all of it is written back.
+        // While the cache is idle, all dirty parts are written back.
         runtime::sleep(Duration::from_secs(5)).await;
         assert_eq!(part.only_in_cache(), Some(0));
         drop(handle);

@@ -1,4 +1,4 @@
-//! What `record` writes down.
+//! Events that `record` writes to a timeline.
 
 use crate::common::{disk, full, on_a_shard, read, write};
 use block::{
@@ -51,7 +51,7 @@ fn everything_that_changes_something_is_written_down_in_order() {
         handle.discard(BlockRange::new(1, 1)).await.unwrap();
         handle.flush().await.unwrap();
         read(&*handle, 0, 4).await.unwrap();
-        // Refused, and empty: nothing to write down.
+        // Refused and empty requests aren't recorded.
         assert!(write(&*handle, 64, 1).await.is_err());
         handle.discard(BlockRange::new(5, 0)).await.unwrap();
         drop(handle);
@@ -83,7 +83,7 @@ fn reads_are_written_down_where_asked_for_and_data_is_left_out() {
         assert_eq!(read(&*handle, 1, 1).await.unwrap()[0], 7, "what is below has the data");
         let (result, buffer) = handle.read(BlockIndex(0), Buffer::new(8192)).await;
         assert!(result.is_err() && buffer.filled().is_empty());
-        // Refused: nothing to write down.
+        // Refused reads aren't recorded.
         assert!(handle.read(BlockIndex(64), Buffer::new(4096)).await.0.is_err());
         let timeline = recorder.timeline().unwrap();
         assert_eq!(words(&timeline).join(" "), "0:joined 0:write 0:done 0:read 0:done 0:read 0:failed");
@@ -134,7 +134,7 @@ fn layers_of_one_file_share_one_order_and_the_last_one_ends_it() {
         drop(handle);
         above.close().await.unwrap();
         above.close().await.unwrap();
-        // The lower one still records while it is open.
+        // The lower layer still records while it is open.
         let handle = below.open().await.unwrap();
         handle.flush().await.unwrap();
         below.close().await.unwrap();
@@ -165,7 +165,7 @@ fn an_older_file_is_only_overwritten_if_it_is_a_timeline_and_may_be() {
             }
         }
         assert_eq!(words(&Timeline::read(&path).await.unwrap()).join(" "), "0:joined 0:ended");
-        // Another program writes it.
+        // Another program writes the timeline.
         let (writer, before) = (std::fs::File::open(&path).unwrap(), std::fs::read(&path).unwrap());
         writer.lock().unwrap();
         let error = Recorder::open(&path, true, DEFAULT_LIMIT).await.err().unwrap();
@@ -208,7 +208,7 @@ fn where_the_timeline_cannot_be_written_calls_fail() {
         return;
     }
     on_a_shard(|| async {
-        // The file of a recorder is always made by it, so a full one comes through a link.
+        // A recorder creates its file itself, so the full device is reached by a symbolic link.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("full");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();

@@ -1,5 +1,5 @@
-//! The model of a power cut, against its definition written down a second time, without intervals, cursors
-//! or settling: for every cut and every unit, straight from the events.
+//! The model of a power cut against an independent implementation of its definition: for every cut and every
+//! unit, straight from the events, without intervals, cursors or settling.
 
 use crate::common::builder::Builder;
 use crate::common::on_a_shard;
@@ -20,12 +20,12 @@ fn small(volatile_cache: bool, atomic_write: u32) -> DeviceGeometry {
 
 #[derive(Debug, Clone)]
 enum Act {
-    /// First unit, how many, FUA, zeros instead of data.
+    /// First unit, number of units, FUA, and whether it writes zeros.
     Write(u64, u64, bool, bool),
     Flush,
-    /// Says nothing about what was written.
+    /// A read, which has no effect on the state.
     Read(u64),
-    /// Which of the operations in flight ends, and whether it fails.
+    /// Index of the operation in flight that ends, and whether it fails.
     Complete(usize, bool),
 }
 
@@ -40,7 +40,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     )
 }
 
-/// An operation as the definition sees it. A write's data is its value in every byte.
+/// An operation as the definition has it. The data of a write is its value in every byte.
 #[derive(Debug, Clone)]
 struct Plain {
     value: u8,
@@ -62,7 +62,7 @@ fn run(acts: &[Act], geometry: DeviceGeometry) -> Run {
     let volatile = geometry.volatile_cache;
     let mut builder = Builder::new(geometry);
     let (mut writes, mut flushes): (Vec<Plain>, Vec<(u64, u64)>) = (Vec::new(), Vec::new());
-    // In flight: the event, and the write, if it is one.
+    // Operations in flight: the event, and the index of the write if it is one.
     let mut open: Vec<(u64, Option<usize>)> = Vec::new();
     let mut reads: Vec<u64> = Vec::new();
     for act in acts {
@@ -110,7 +110,7 @@ impl Run {
         write.fua || !self.volatile || self.flushes.iter().any(flushed)
     }
 
-    /// What the unit may hold after the cut, by the definition.
+    /// Permitted contents of the unit after the cut, by the definition.
     fn legal(&self, unit: u64, cut: u64) -> BTreeSet<u8> {
         let here: Vec<&Plain> =
             self.writes.iter().filter(|write| write.submitted < cut && write.units.contains(&unit)).collect();
@@ -250,7 +250,7 @@ fn discarding_a_large_device_is_cheap() {
     builder.submit(&SubmissionFields::new(3, 0, 1 << 48));
     let history = History::new(&builder.parse(), 0).unwrap();
     let states: Vec<_> = CrashStates::new(history, 4..5, Search::new(3)).collect();
-    // The one sector that held data still does, or doesn't: whatever else is torn is zeros either way.
+    // The only sector with data still has it or doesn't: everything else is zeros in any case.
     assert_eq!(states.len(), 2);
     let found: BTreeSet<u8> = states.iter().map(|state| unit_of(&state.image, (1 << 30) / 512)).collect();
     assert_eq!(found, BTreeSet::from([0, 7]));

@@ -1,4 +1,4 @@
-//! What `stats` counts.
+//! Counters of `stats`.
 
 use crate::common::{disk, full, on_a_shard};
 use block::{
@@ -69,7 +69,7 @@ fn what_is_in_flight_is_seen_and_a_dropped_call_is_not() {
             let polled = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending())).await;
             assert!(polled);
             assert_eq!(number(&part, "read", "in_flight").await, 1);
-            // Clearing forgets what was, not what is.
+            // A clear resets the counters, and keeps the calls in flight.
             part.tell(Message::ClearStats).await.unwrap();
             assert_eq!(number(&part, "read", "in_flight").await, 1);
             call.await.0.unwrap();

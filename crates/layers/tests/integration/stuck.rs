@@ -1,5 +1,5 @@
-//! The grid of what stops answering: each dependency of a layer, each operation, in simulated time. Within the time limit every
-//! request ends, what doesn't need the dependency goes on, and the stack can be closed.
+//! Each dependency of a layer stops answering, for each operation, in simulated time. Within the time limit
+//! every request ends, requests that don't need the dependency continue, and the stack can be closed.
 
 use crate::common::{full, geometry, read, write};
 use block::{
@@ -24,7 +24,7 @@ const FLUSH: u32 = 4;
 const DISCARD: u32 = 8;
 const ZEROES: u32 = 16;
 const ALL: u32 = 31;
-/// Fails the close.
+/// The close fails.
 const CLOSE_FAILS: u32 = 32;
 const OPERATIONS: [(&str, u32); 6] = [
     ("read", READ),
@@ -35,13 +35,13 @@ const OPERATIONS: [(&str, u32); 6] = [
     ("all", ALL),
 ];
 
-/// `timeout` of the stacks, 2 s, and time for what goes on.
+/// `timeout` of the stacks, 2 s, and time for the requests that continue.
 const LONGEST: Duration = Duration::from_millis(2200);
 /// Time after which a request counts as waiting for ever.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// Operations to which each of the parts doesn't answer, by the number of the part. A simulation runs on one thread.
+    /// Operations that each part doesn't answer, by the number of the part. A simulation runs on one thread.
     static SILENT: [Cell<u32>; 2] = const { [const { Cell::new(0) }; 2] };
 }
 
@@ -72,7 +72,7 @@ impl Part for SilentPart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            // As a leaf's: it flushes.
+            // A leaf flushes when it is closed.
             answers(self.number, FLUSH).await;
             match silent(self.number) & CLOSE_FAILS {
                 0 => Ok(()),
@@ -193,12 +193,12 @@ async fn one_of_each(device: &Rc<dyn Device>) -> (Duration, usize) {
     (began.elapsed(), failed)
 }
 
-/// Which part falls silent, when, and what has to go on.
+/// A stack, the part that stops answering, and whether requests have to succeed.
 #[derive(Clone, Copy)]
 struct Case {
     line: &'static str,
     silent: usize,
-    /// Whether no request and not the close may fail.
+    /// Whether all requests and the close have to succeed.
     goes_on: bool,
 }
 
@@ -229,7 +229,7 @@ const CASES: &[Case] = &[
     case("cache(silent(0), ram(16MiB), timeout=2s, block_size=32KiB, mode=passthrough)", 0, false),
 ];
 
-/// Returns what went wrong.
+/// Returns descriptions of the failures.
 async fn run(case: Case, operations: u32, only_close: bool) -> Vec<String> {
     (0..2).for_each(|number| silence(number, 0));
     let parsed = Stack::from_line("line", case.line, &registry()).unwrap();
@@ -332,7 +332,7 @@ fn a_device_that_answers_again_is_used_again_after_its_late_requests() {
         silence(0, 0);
         runtime::sleep(Duration::from_secs(1)).await;
         assert_eq!(read(&*device, 4, 1).await.unwrap()[0], 0);
-        // The last leg of a mirror isn't given up for good.
+        // The last leg of a mirror isn't abandoned for good.
         drop(device);
         built.close().await.unwrap();
         let (built, device) = opened("mirror(silent(0), silent(1), timeout=2s, bitmap_chunk=16KiB)").await;

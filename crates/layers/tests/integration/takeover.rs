@@ -1,5 +1,6 @@
-//! A process that was killed, and the next one over the same devices: its first flush makes durable what the one before had
-//! written and not flushed. Then the power fails, and every device loses all that no flush covered.
+//! A killed process, and the next one over the same devices: the first flush of the next one makes durable
+//! what the killed one had written and not flushed. Then a power cut: every device loses all data that no
+//! flush covered.
 
 use crate::common::{read, write};
 use block::{BlockCount, BlockSize, Device, DeviceGeometry, DevicePart};
@@ -54,8 +55,8 @@ impl Losing {
     }
 }
 
-/// Process 0 flushes one version of a block, writes another, and is killed. Process 1 flushes; then the power fails, and process 2
-/// reads the second version.
+/// Process 0 flushes one version of a block, writes another, and is killed. Process 1 flushes; after a power
+/// cut process 2 reads the second version.
 ///
 /// `open` opens the stack on the two disks, in the process of this number.
 fn the_first_flush_reaches_everything<Fut: Future<Output = Rc<dyn Device>> + 'static>(

@@ -1,4 +1,4 @@
-//! Reading timelines: what was written comes back, and nothing else is ever taken for an event.
+//! Parsing timelines: recorded events are returned, and other bytes never count as events.
 
 use crate::common::builder::Builder;
 use crate::common::geometry;
@@ -9,7 +9,7 @@ use layers::record::format::{FILE_HEADER, RECORD_HEADER, RecordType, SubmissionF
 use layers::record::timeline::Ending;
 use proptest::prelude::*;
 
-/// A timeline with a bit of everything.
+/// A timeline with events of every kind.
 fn sample() -> Builder {
     let mut builder = Builder::new(geometry());
     for index in 0..6_u8 {
@@ -117,7 +117,7 @@ fn what_makes_no_sense_ends_the_timeline_though_its_checksums_are_right() {
 
 #[test]
 fn a_few_bytes_cannot_ask_for_much_memory() {
-    // Segments of zeros that add up to far more than the file: they are counted, not made.
+    // Segments of zeros that add up to far more than the file: they are counted, not allocated.
     let mut builder = Builder::new(geometry());
     let mut body = Vec::new();
     SubmissionFields::new(1, 0, 1 << 40).encode(&mut body);

@@ -1,4 +1,4 @@
-//! What the write cache does when things go wrong, and what an operator tells it.
+//! Failures of the write cache's devices, and messages of operators.
 
 use crate::common::{full, on_a_shard, read, write};
 use block::{
@@ -36,7 +36,7 @@ struct Stack {
     device: Rc<dyn Device>,
 }
 
-/// A write cache over disks that go wrong by these rules once they are switched on.
+/// A write cache over disks that fail by these rules once they are switched on.
 async fn stack(origin: &str, fast: &str, options: Options) -> Stack {
     let (origin, fast) = (faulty(ORIGIN, origin), faulty(CACHE, fast));
     for disk in [&origin, &fast] {
@@ -48,7 +48,7 @@ async fn stack(origin: &str, fast: &str, options: Options) -> Stack {
     Stack { origin, fast, part, device }
 }
 
-/// One that writes back only if it is told to, or full.
+/// Options of a cache that writes back only on a message, or when it is full.
 fn lazy() -> Options {
     Options { high_watermark: 100, low_watermark: 100, ..Options::default() }
 }
@@ -58,7 +58,7 @@ impl Stack {
         self.part.status().await[name].as_u64().unwrap()
     }
 
-    /// What the origin alone holds.
+    /// First byte of a block on the origin.
     async fn on_origin(&self, block: u64) -> u8 {
         read(&*self.origin.open().await.unwrap(), block, 1).await.unwrap()[0]
     }
@@ -101,7 +101,7 @@ fn writes_stay_in_the_cache_until_they_are_told_to_go() {
         assert_eq!(stack.status("written_back").await, 0);
         let error = stack.part.message("defragment").await.unwrap_err();
         assert!(error.detail().contains("flush_on_suspend"), "{error}");
-        // Opened again it goes on; what was cached is still there.
+        // Opened again, the cache takes writes, and has the blocks that were cached.
         write(&*stack.device, 1, 9).await.unwrap();
         let (origin, fast) = stack.close().await;
         let part = WriteCachePart::open(origin.clone(), fast.clone(), lazy()).await.unwrap();
@@ -114,7 +114,8 @@ fn writes_stay_in_the_cache_until_they_are_told_to_go() {
     });
 }
 
-/// Clients that flush after each write: writes that wait for a record share it, although flushes come between them.
+/// Clients that flush after each write: writes that wait for a record share one, even with flushes between
+/// them.
 #[test]
 fn flushes_of_other_clients_do_not_divide_records() {
     const CLIENTS: u64 = 8;
@@ -153,7 +154,7 @@ fn an_origin_that_fails_stops_writers_when_the_cache_is_full_and_nothing_is_lost
         assert!(matches!(error, Error::Io(_)) && error.detail().contains("full"), "{error}");
         assert!((50..CACHE).contains(&acknowledged), "{acknowledged}");
         assert!(stack.part.status().await["writeback_error"].as_str().unwrap().contains("of the origin"));
-        // Reads go on, and so does everything once the origin works again.
+        // Reads still succeed, and so do all requests once the origin works again.
         assert_eq!(read(&*stack.device, 30, 1).await.unwrap()[0], 30);
         assert!(stack.part.message("flush").await.is_err());
         stack.origin.message("rules off").await.unwrap();
@@ -194,8 +195,8 @@ fn a_cache_device_that_fails_takes_no_more_writes_and_what_it_holds_is_kept() {
     });
 }
 
-/// Of a superblock that couldn't be written nobody knows whether it is there. Here it is: with it the log begins behind the batch,
-/// which therefore must not be taken apart again on the origin.
+/// A superblock whose write failed may be on the medium. Here it is: its log begins after the batch, so the
+/// batch must not be written to the origin a second time.
 #[test]
 fn what_is_on_the_origin_isnt_written_back_again_because_the_superblock_fails() {
     on_a_shard(|| async {
@@ -289,7 +290,7 @@ fn what_cant_be_read_keeps_write_back_until_it_is_given_up() {
             assert!(said.contains("1 that can't be read"), "{said}");
             stack.flush_soon().await;
             let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
-            // Of a record without its header the data is known as long as the cache is open.
+            // The data of a record without its header is known as long as the cache is open.
             let second = if is_header { 2 } else { 0 };
             assert_eq!((on_origin, stack.status("cached_blocks").await), ([1, second, 3], 0));
             assert_eq!(stack.status("lost_blocks").await, u64::from(!is_header));
@@ -329,7 +330,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
         let smaller = off(faulty(ORIGIN - 1, "any error=EIO")).await;
         let error = refused(smaller, fast.clone()).await;
         assert!(error.detail().contains("formatted for an origin of 512 blocks"), "{error}");
-        // One that has grown is welcome.
+        // An origin that has grown is accepted.
         let larger = off(faulty(ORIGIN + 5, "any error=EIO")).await;
         let part = WriteCachePart::open(larger, fast, lazy()).await.unwrap();
         let device = part.open().await.unwrap();
@@ -366,7 +367,7 @@ fn a_cleaner_empties_the_cache_and_then_writes_go_around_it() {
             write(&*stack.device, block, 3).await.unwrap();
         }
         stack.part.message("cleaner").await.unwrap();
-        // It gets empty although writes don't stop.
+        // The cache drains although writes continue.
         for turn in 0.. {
             assert!(turn < 20, "the cache is never empty");
             for block in 20..60 {
@@ -411,7 +412,7 @@ fn blocks_written_again_and_again_go_to_the_origin_once_between_flushes() {
 }
 
 impl Stack {
-    /// What both disks hold now, as disks of their own: origin and cache.
+    /// Copies of the present contents of both disks, as disks: origin and cache.
     async fn copies(&self) -> [Arc<FaultDevicePart>; 2] {
         let copies = [(&self.origin, ORIGIN), (&self.fast, CACHE)].map(async |(disk, blocks)| {
             let copy = faulty(blocks, "any error=EIO");
@@ -426,7 +427,8 @@ impl Stack {
     }
 }
 
-/// Whichever superblock is left after a power cut: none writes an older version back over what went around the cache.
+/// With either superblock after a power cut, no older version overwrites data that was written around the
+/// cache.
 #[test]
 fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
     on_a_shard(|| async {
@@ -458,7 +460,7 @@ fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
 fn a_close_ends_a_flush_to_the_origin_that_an_operator_waits_for() {
     on_a_shard(|| async {
         let stack = stack("write delay=5ms", "any error=EIO", lazy()).await;
-        // Each of its own epoch, and so of its own batch.
+        // Each block is in an epoch of its own, and so in a batch of its own.
         for block in 0..10 {
             write(&*stack.device, block, 7).await.unwrap();
             stack.device.flush().await.unwrap();
@@ -467,7 +469,7 @@ fn a_close_ends_a_flush_to_the_origin_that_an_operator_waits_for() {
         let part = stack.part.clone();
         let flush = runtime::spawn(async move { part.message("flush").await });
         runtime::sleep(Duration::from_millis(7)).await;
-        // A handle that is still open isn't waited for, either.
+        // An open handle doesn't delay the close.
         let closed = runtime::timeout(Duration::from_secs(1), stack.part.close()).await;
         closed.expect("the close waits for the flush, and that for write-back, which has ended").unwrap();
         let error = flush.await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Bursts that are larger than the write cache, in simulated time: what each second brings once the cache is full.
+//! Bursts larger than the write cache, in simulated time: writes per second once the cache is full.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Payload};
 use layers::model::{ModelPart, Profile, profile};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// A known profile with one text of it replaced by another.
+/// A built-in profile with replacements in its text.
 fn changed(name: &str, changes: &[(&str, &str)]) -> Profile {
     let mut text = profile::known().unwrap().remove(name).unwrap().to_toml(name);
     for (from, to) in changes {
@@ -25,15 +25,15 @@ fn model(on: Arc<dyn DevicePart>, profile: Profile) -> Arc<dyn DevicePart> {
     Arc::new(ModelPart::new(on, "model", profile, 7))
 }
 
-/// What a burst came to.
+/// Result of a burst.
 struct Burst {
-    /// When each write was acknowledged, and what it took.
+    /// Time of the acknowledgement and latency of each write.
     writes: Vec<(Duration, Duration)>,
     time: Duration,
 }
 
 impl Burst {
-    /// How many writes each whole second brought, from this one on.
+    /// Number of writes in each whole second, beginning with second `from`.
     fn seconds(&self, from: u64) -> Vec<u64> {
         let mut seconds = vec![0; (self.time.as_secs() - from) as usize];
         for (at, _) in &self.writes {
@@ -53,7 +53,7 @@ impl Burst {
     }
 }
 
-/// Random writes of 4 KiB, 32 at a time, for so long.
+/// Writes 4 KiB at random offsets at depth 32 for `time`.
 async fn write_at_random(device: Rc<dyn Device>, time: Duration) -> Burst {
     let begin = now();
     let writes = Rc::new(RefCell::new(Vec::new()));
@@ -74,7 +74,8 @@ async fn write_at_random(device: Rc<dyn Device>, time: Duration) -> Burst {
     Burst { writes: writes.take(), time }
 }
 
-/// A burst to this origin, behind a cache of so many bytes on an Optane drive, or alone.
+/// Result of a burst to this origin, with a cache of `cache` bytes on an Optane drive or, with `None`,
+/// without a cache.
 fn burst(origin: &Profile, cache: Option<u64>, seconds: u64) -> Burst {
     let (origin, time) = (origin.clone(), Duration::from_secs(seconds));
     let simulated = runtime::simulate(Simulation::new(1), move || async move {
@@ -92,19 +93,19 @@ fn burst(origin: &Profile, cache: Option<u64>, seconds: u64) -> Burst {
     simulated.unwrap().value
 }
 
-/// Once the cache is full, each second brings at least this share of what the origin alone does in the mean, and of what the
-/// cache itself does; and no write takes longer than this.
+/// Checks that once the cache is full, the writes of each second reach at least the shares `least` of the
+/// mean of the origin alone and of the mean with the cache, and that no write takes longer than `slowest`.
 fn goes_on(what: &str, origin: Profile, cache: u64, seconds: u64, least: [f64; 2], slowest: Duration) {
     let alone = burst(&origin, None, seconds.min(20)).mean(1);
     let burst = burst(&origin, Some(cache), seconds);
-    // Full is what has seven tenths of its blocks in use: the rest is room that is kept, and headers.
+    // The cache is full with seven tenths of its blocks in use: the others are reserved space and headers.
     let full = burst.writes[(cache / 4096 * 7 / 10) as usize].0;
     assert!(full < Duration::from_secs(2), "{what}: the cache takes writes at its own speed, {full:?}");
     let from = full.as_secs() + 1;
     let (each, mean, longest) = (burst.seconds(from), burst.mean(from), burst.slowest(from));
     let worst = *each.iter().min().unwrap() as f64;
     println!("{what}: alone {alone:.0}; mean {mean:.0}, worst {worst:.0}, slowest {longest:?}: {each:?}");
-    // Within the chance of the models.
+    // Within the randomness of the models.
     assert!(mean >= 0.99 * alone, "{what}: {mean:.0} a second in the mean, alone {alone:.0}");
     assert!(worst >= least[0] * alone, "{what}: {worst:.0} in one second, alone {alone:.0}");
     assert!(worst >= least[1] * mean, "{what}: {worst:.0} in one second, {mean:.0} in the mean");
@@ -139,7 +140,7 @@ fn before_drives_without_an_arm() {
     }
 }
 
-/// Far slower than what is believed of an origin at first, and than a small batch suggests: writers slow down in time.
+/// A disk far slower than the default rate and than its first small batch suggest: writers slow down in time.
 #[test]
 fn before_a_disk_that_is_very_slow() {
     let changes = [("rpm = 5400", "rpm = 1800"), ("write_buffer = 512", "write_buffer = 2")];
@@ -147,7 +148,7 @@ fn before_a_disk_that_is_very_slow() {
     goes_on("64 MiB before a slow disk", disk, 64 * MIB, 90, [0.9, 0.6], Duration::from_secs(2));
 }
 
-/// A drive that is fast until its own buffer is full: what was known of it is wrong at once.
+/// A drive that is fast until its own buffer is full: the estimated rate becomes wrong at once.
 #[test]
 fn before_a_drive_that_becomes_slow() {
     if conformance::budget::is_left_out() {

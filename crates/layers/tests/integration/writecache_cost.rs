@@ -1,10 +1,12 @@
-//! Instructions per 4 KiB random write at depth 32 while write-back runs all the time. Ignored: it is measured from outside.
+//! Instructions per 4 KiB random write at depth 32 with continuous write-back. Ignored: an external tool
+//! measures it.
 //!
 //! ```text
 //! valgrind --tool=callgrind INTEGRATION_BINARY --ignored --exact writecache_cost::writes_over_ram
 //! ```
 //!
-//! `WRITES` is the number of writes: the difference of two runs, over the difference of their numbers, leaves the start out.
+//! `WRITES` is the number of writes. The difference of two runs, divided by the difference of their numbers,
+//! leaves out the start.
 
 use block::{BlockIndex, BlockSize, Data, Device, DevicePart, Durability, Part};
 use layers::writecache::{Options, WriteCachePart};
@@ -39,7 +41,7 @@ async fn write_randomly(device: &Rc<dyn Device>) {
     runtime::join_all(clients.collect::<Vec<_>>()).await;
 }
 
-/// The origin, all of it written once, so that its memory isn't new.
+/// The origin, written completely once, so that its memory is already allocated.
 async fn origin() -> Arc<dyn DevicePart> {
     let (part, data) = (ram(ORIGIN), Data::copy_of(&[1; 1 << 20]));
     let device = part.open().await.unwrap();

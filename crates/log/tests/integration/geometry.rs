@@ -252,12 +252,39 @@ fn a_log_works_on_every_geometry_or_is_refused_with_the_numbers() {
     }
 }
 
-#[test]
-fn every_geometry() {
-    if conformance::budget::is_left_out() {
-        return;
-    }
-    for shards in [1, 2, 3, 4, 7, 8, 16, 32] {
+/// All lines with so many shards.
+fn check_all(shards: usize) {
+    if !conformance::budget::is_left_out() {
         check_grid(shards, 8 * MIB, |_| true);
     }
+}
+
+#[test]
+fn every_geometry_of_one_or_two_shards() {
+    [1, 2].into_iter().for_each(check_all);
+}
+
+#[test]
+fn every_geometry_of_three_or_four_shards() {
+    [3, 4].into_iter().for_each(check_all);
+}
+
+#[test]
+fn every_geometry_of_seven_shards() {
+    check_all(7);
+}
+
+#[test]
+fn every_geometry_of_eight_shards() {
+    check_all(8);
+}
+
+#[test]
+fn every_geometry_of_sixteen_shards() {
+    check_all(16);
+}
+
+#[test]
+fn every_geometry_of_thirty_two_shards() {
+    check_all(32);
 }

@@ -11,6 +11,8 @@ use crate::scan::{self, Kept, Scanned};
 use crate::stream::{Sequences, StreamId};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
 
+/// What an offline zone may hold that the checkpoint doesn't cover.
+pub(super) const NEWEST: &str = "records after the newest checkpoint that were acknowledged as durable";
 /// Number of zones that are scanned at a time.
 const ZONES_AT_ONCE: usize = 8;
 
@@ -87,7 +89,8 @@ pub async fn scan_all<K: Kept>(
         let known = by_zone[report.zone.0 as usize];
         if known.is_none_or(|entry| !entry.full || !entry.last.is_within(&root.covered)) {
             // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
-            goal.tolerate(scan::refuse_offline(zones, report.zone).await, &mut scans.lost)?;
+            let refusal = scan::refuse_offline(zones, report.zone, NEWEST).await;
+            goal.tolerate(refusal, &mut scans.lost)?;
         }
     }
     scans.zones = wanted.len() as u64;
@@ -136,7 +139,7 @@ async fn scan_zone<K: Kept>(
 }
 
 /// Refuses a root of a log that was closed if the log was used afterwards: the newest root is damaged, and without it this one would
-/// pass for the newest. The records of its epoch begin in zones that the checkpoint doesn't know.
+/// pass for the newest. The records of its epoch begin in zones that the checkpoint doesn't know: those that were [reset since](super::reset_since).
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a record of a later epoch.
@@ -144,25 +147,17 @@ pub async fn check_closed(
     zones: &dyn Zones,
     layout: &Layout,
     root: &Root,
-    known: &[ZoneEntry],
+    reset_since: &[u32],
     reports: &[ZoneReport],
 ) -> Result<()> {
     if !root.clean {
         return Ok(());
     }
-    let mut is_new: Vec<bool> = reports
-        .iter()
-        .map(|report| {
-            report.zone.0 >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline)
-        })
-        .collect();
-    for entry in known {
-        if reports.get(entry.zone as usize).is_some_and(|report| report.generation == entry.generation) {
-            is_new[entry.zone as usize] = false;
-        }
-    }
-    let new = reports.iter().zip(&is_new).filter(|(report, is_new)| **is_new && report.write_pointer > 0);
-    let looks = new.map(|(report, _)| async move {
+    let new = reset_since.iter().filter_map(|zone| reports.get(*zone as usize));
+    let new = new.filter(|report| {
+        report.zone.0 >= ROOT_ZONES && report.state != ZoneState::Empty && report.write_pointer > 0
+    });
+    let looks = new.map(|report| async move {
         // A zone that can't be read tells nothing of an epoch.
         let Ok(bytes) = scan::read(zones, layout, report.zone.0, 0, 1).await else { return Ok(()) };
         match Parsed::decode(&bytes, &root.identity) {

@@ -61,10 +61,9 @@ impl<K> Tail<K> {
         }
     }
 
-    /// Logs what was dropped, and what is damaged.
+    /// Logs what was dropped, and what is damaged. What is lost is logged by the owner, with what it finds lost itself.
     pub fn tell(&self) {
         self.describe().iter().for_each(|line| tracing::warn!("opening the log: {line}"));
-        self.lost.iter().for_each(|line| tracing::error!("opening the log: {line}"));
     }
 
     /// Describes what was dropped, and what is damaged, for operators; nothing where the log ends at a whole record.

@@ -10,16 +10,17 @@ use logkit::layout::ROOT_ZONES;
 use logkit::pool::budget::Demand;
 use logkit::{Mover, Owner, checkpoint, lane};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Time in which everything here ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Zones whose next appends fail, those to zones of roots excluded.
+/// Zones whose next appends fail, those to zones of roots excluded. Only an append that begins a zone finds too many open.
 struct Failing {
     inner: Rc<dyn Zones>,
+    begun: RefCell<BTreeSet<ZoneIndex>>,
     next: RefCell<VecDeque<Error>>,
     /// Whether appends of one block fail for lack of space: marks, and records without data.
     refuses_marks: Cell<bool>,
@@ -28,7 +29,12 @@ struct Failing {
 impl Failing {
     async fn new() -> Result<Rc<Self>> {
         let inner = zones(40, 64 << 10, 0).await?.open().await?;
-        Ok(Rc::new(Failing { inner, next: RefCell::default(), refuses_marks: Cell::new(false) }))
+        Ok(Rc::new(Failing {
+            inner,
+            begun: RefCell::default(),
+            next: RefCell::default(),
+            refuses_marks: Cell::new(false),
+        }))
     }
 
     fn fail(&self, errors: impl IntoIterator<Item = Error>) {
@@ -50,11 +56,17 @@ impl Zones for Failing {
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        let next = if zone.0 < ROOT_ZONES { None } else { self.next.borrow_mut().pop_front() };
+        let is_begun = self.begun.borrow().contains(&zone);
+        let fails = |error: &Error| zone.0 >= ROOT_ZONES && !(is_begun && matches!(error, Error::Busy(_)));
+        let is_next = self.next.borrow().front().is_some_and(fails);
+        let next = if is_next { self.next.borrow_mut().pop_front() } else { None };
         let is_refused = self.refuses_marks.get() && payload.len() <= 4096;
         match next.or_else(|| is_refused.then(|| Error::no_space("the file system is full"))) {
             Some(error) => Call::ready(Err(error)),
-            None => self.inner.append(zone, payload),
+            None => {
+                self.begun.borrow_mut().insert(zone);
+                self.inner.append(zone, payload)
+            }
         }
     }
 
@@ -265,4 +277,76 @@ fn a_mark_of_an_idle_log_for_which_there_is_no_space_ends_nothing() {
             Ok(())
         });
     }
+}
+
+/// The log is closed while the mark has no space, and the cleaner is in the middle of a victim.
+#[test]
+fn no_record_follows_a_mark_that_was_dropped() {
+    for has_follower in [false, true] {
+        simulate(async move || {
+            let failing = Failing::new().await?;
+            let owner = Bare::format(failing.clone(), false).await?;
+            lane::start(&owner);
+            owner.append(Item::new(1, 2, 8)).await;
+            // A mark of users' records, which has space.
+            runtime::sleep(Duration::from_secs(20)).await;
+            let mut mover = Mover::new(2);
+            mover.append(&owner, crate::bare::MOVED, [Item::new(2, 2, 8)]).await?;
+            failing.refuses_marks.set(true);
+            runtime::sleep(Duration::from_secs(20)).await;
+            let streams = &owner.kit().streams;
+            assert!(streams.has_uncommitted() && owner.kit().failure().is_none());
+            owner.kit().begin_closing();
+            runtime::sleep(Duration::from_secs(20)).await;
+            assert_eq!(owner.kit().failure(), None, "the mark isn't needed");
+            if has_follower {
+                // Its data would be believed to be moved, and the record could never commit, nor be found.
+                let moved = mover.append(&owner, crate::bare::MOVED, [Item::new(3, 2, 8)]).await;
+                assert!(moved.is_err() && owner.kit().failure().is_some(), "{moved:?}");
+            }
+            assert_eq!(streams.committed(crate::bare::CLEANER), 1);
+            owner.close().await;
+            Ok(())
+        });
+    }
+}
+
+/// Fewer zones may be open on the drive than are held: nobody told the budget.
+#[test]
+fn whatever_needs_a_zone_finds_one_because_all_holders_seal_theirs() {
+    simulate(async || {
+        // One is the newest root's, and a second one once the next root zone is begun.
+        let zones = zones(400, 64 << 10, 3).await?.open().await?;
+        let owner = Bare::format(zones, false).await?;
+        lane::start(&owner);
+        let mut mover = Mover::new(2);
+        for number in 0..40 {
+            owner.append(Item::new(number, 1, 8)).await;
+            owner.take_checkpoint(false).await?;
+            mover.append(&owner, crate::bare::MOVED, [Item::new(number, 1, 8)]).await?;
+            mover.close(&*owner).await;
+        }
+        owner.close().await;
+        let seen = owner.seen.borrow();
+        assert_eq!((seen.committed.len(), seen.refused.len(), owner.kit().failure()), (80, 0, None));
+        Ok(())
+    });
+}
+
+#[test]
+fn lanes_give_their_zones_to_a_drive_that_opens_no_other() {
+    simulate(async || {
+        let zones = zones(40, 64 << 10, 2).await?.open().await?;
+        let owner = Bare::format(zones, false).await?;
+        checkpoint::seal(owner.kit()).await;
+        lane::start(&owner);
+        owner.append(Item::new(1, 1, 8)).await;
+        let (mut mover, begun) = (Mover::new(2), runtime::now());
+        mover.append(&owner, crate::bare::MOVED, [Item::new(2, 1, 8)]).await?;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        mover.close(&*owner).await;
+        owner.close().await;
+        assert_eq!(owner.kit().failure(), None);
+        Ok(())
+    });
 }

@@ -9,7 +9,8 @@ use runtime::net::Address;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The acceptance of the whole: server and leaf in one runtime, on a unix socket, with the memory of this machine.
+/// Conformance of the whole: server and leaf in one runtime, on a unix socket, with the memory of this
+/// machine.
 #[test]
 fn over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
@@ -32,7 +33,7 @@ fn over_a_unix_socket() {
         assert_eq!((number(&status, "free_bytes"), number(&status, "reclaim_bytes")), (24 * MIB, 0));
         discard(&*device, 8 * MIB, 32 * MIB).await;
         assert!(read(&*device, 8 * MIB, 32 * MIB).await.iter().all(|byte| *byte == 0));
-        assert!(read(&*device, 0, 8 * MIB).await == data[..8 << 20], "the rest stays");
+        assert!(read(&*device, 0, 8 * MIB).await == data[..8 << 20], "the rest is kept");
         status_when(&part, "released", |status| number(status, "lent_bytes") == 8 * MIB).await;
         drop(device);
         part.close().await.unwrap();
@@ -49,7 +50,7 @@ fn the_leaf_keeps_the_contract_of_devices() {
         let node = node(config(&address), &Machine::new(512 * MIB)).await;
         let number = std::cell::Cell::new(0);
         let make = async || {
-            // The suite wants a device of zeros each time, and at most three borrowers are taken.
+            // The suite needs a zeroed device each time, and the node accepts at most three borrowers.
             number.set(number.get() + 1);
             let part = MemoryNodePart::connect(address.clone(), format!("part{}", number.get() % 3), 1).await;
             let part = part.unwrap();
@@ -74,7 +75,7 @@ fn names_have_memory_of_their_own_and_keep_it_without_a_client() {
         write(&*first, 0, pattern(MIB, 1)).await.unwrap();
         write(&*second, 0, pattern(MIB, 2)).await.unwrap();
         assert!(read(&*first, 0, MIB).await == pattern(MIB, 1)[..]);
-        // A second client of the name, on the other shard of the server, has the same memory.
+        // A second client with the name, on the other shard of the server, has the same memory.
         let again = borrow(&address, "one").await;
         assert!(read(&*open(&again).await, 0, MIB).await == pattern(MIB, 1)[..]);
         drop((first, one, again));
@@ -123,7 +124,7 @@ fn a_node_that_ends_fails_requests_and_one_that_starts_again_can_be_opened() {
         let failed = write(&*device, 0, pattern(MIB, 2)).await.unwrap_err();
         assert_eq!(failed.errno(), 104, "{failed}");
         let failing = status_when(&part, "an error", |status| !status["status_error"].is_null()).await;
-        assert_eq!(number(&failing, "capacity_bytes"), 64 * MIB, "what is known last stays");
+        assert_eq!(number(&failing, "capacity_bytes"), 64 * MIB, "the last known value");
         let second = node(config(&address), &Machine::new(512 * MIB)).await;
         let well = status_when(&part, "reconnected", |status| status["status_error"].is_null()).await;
         assert_eq!(number(&well, "lent_bytes"), 0);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A server whose status is what a test writes, and that has memory for the borrower `one`.
+/// A server whose status is written by the test, and that has memory for the borrower `one`.
 async fn impostor(address: &Address, status_bytes: u64) -> (Server, Rc<dyn block::Device>) {
     let ram = |bytes| Arc::new(RamPart::new(bytes, BlockSize::new(512).unwrap()).unwrap());
     let status = ram(status_bytes);
@@ -93,7 +93,8 @@ fn a_part_closes_at_once_although_its_node_does_not_answer() {
         say(&*status, SOUND.as_bytes()).await;
         let part = borrow(&address, "one").await;
         server.stop().await.unwrap();
-        // Connections are accepted by the kernel and never answered: the next read of the status takes its limit of 3 s.
+        // The kernel accepts connections and the server never answers: the next read of the status takes its
+        // limit of 3 s.
         let _silent = Listener::bind(&address).unwrap();
         runtime::sleep(Duration::from_secs(2)).await;
         let begin = runtime::now();

@@ -19,7 +19,7 @@ fn no_more_than_the_capacity_is_lent_to_all_together() {
         write(&*other, 0, pattern(24 * MIB, 2)).await.unwrap();
         let refused = write(&*other, 24 * MIB, pattern(4096, 3)).await.unwrap_err();
         assert_eq!(refused.errno(), ENOSPC, "{refused}");
-        // What is there can be written again, and zeros take nothing.
+        // Allocated blocks can be overwritten, and zeros use no memory.
         write(&*one, 0, pattern(40 * MIB, 4)).await.unwrap();
         write(&*other, 24 * MIB, block::Data::copy_of(&[0; 4096])).await.unwrap();
         discard(&*one, 0, MIB).await;
@@ -44,7 +44,7 @@ fn beyond_what_the_machine_can_spare_writes_fail() {
         assert_eq!(refused.errno(), ENOSPC, "{refused}");
         let status = status_when(&part, "nothing is free", |status| number(status, "free_bytes") == 0).await;
         assert_eq!(number(&status, "reclaim_bytes"), 0, "but nothing is reclaimed");
-        // Without waiting for the task that measures.
+        // Before the next periodic measurement.
         machine.change(|measured| measured.available = 74 * MIB);
         runtime::sleep(Duration::from_millis(25)).await;
         write(&*device, 3 * MIB, pattern(MIB, 1)).await.unwrap();
@@ -93,7 +93,7 @@ fn reclaim_is_divided_and_ends_as_borrowers_discard() {
             "three quarters of 12 MiB"
         );
         status_when(&other, "reclaiming", |status| reclaim(status) == 3 * MIB).await;
-        // Discarded memory is no longer reclaimed, even before the machine is measured again.
+        // Discarded memory isn't reclaimed again, even before the next measurement.
         discard(&*first, 0, 8 * MIB).await;
         machine.change(|measured| measured.available = 64 * MIB + 4 * MIB);
         let status = status_when(&one, "less to reclaim", |status| reclaim(status) < 9 * MIB).await;
@@ -102,7 +102,7 @@ fn reclaim_is_divided_and_ends_as_borrowers_discard() {
         machine.change(|measured| measured.available = 64 * MIB + 8 * MIB);
         status_when(&one, "reclaiming has ended", |status| reclaim(status) == 0).await;
         status_when(&other, "reclaiming has ended", |status| reclaim(status) == 0).await;
-        assert!(read(&*first, 8 * MIB, 22 * MIB).await == pattern(30 * MIB, 1)[8 << 20..], "the rest stays");
+        assert!(read(&*first, 8 * MIB, 22 * MIB).await == pattern(30 * MIB, 1)[8 << 20..], "rest is kept");
         node.stop().await.unwrap();
     });
 }
@@ -144,7 +144,7 @@ fn names_are_checked_and_borrowers_counted() {
         let refused = refused.err().unwrap();
         assert!(refused.detail().contains("limit of 3 borrowers"), "{refused}");
         borrow(&address, "two").await;
-        // A name without memory and without a client is free again soon.
+        // A borrower without memory and without a client is removed soon.
         parts.pop();
         runtime::sleep(Duration::from_secs(31)).await;
         borrow(&address, "four").await;

@@ -1,4 +1,4 @@
-//! What the tests share: a node on a machine whose memory a test sets.
+//! Helpers of the tests: a node on a machine whose memory a test sets.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Error, Part, Result, Status,
@@ -11,7 +11,8 @@ use std::time::Duration;
 pub const MIB: u64 = 1 << 20;
 pub const BLOCK: usize = 4096;
 
-/// A machine whose memory is set by a test. What is lent comes off what is available, as on a real one, if the test says how much that is.
+/// A machine whose memory is set by a test. Lent memory reduces the available memory only if the test sets
+/// that.
 #[derive(Clone)]
 pub struct Machine(Arc<Mutex<Result<Measurement>>>);
 
@@ -36,7 +37,7 @@ impl Machine {
     }
 }
 
-/// 64 MiB, 48 MiB for each of 3 borrowers, with a reserve of 64 MiB.
+/// Configuration: 64 MiB, 48 MiB for each of 3 borrowers, with a reserve of 64 MiB.
 pub fn config(address: &Address) -> NodeConfig {
     NodeConfig {
         address: address.clone(),
@@ -56,7 +57,7 @@ pub async fn node(config: NodeConfig, machine: &Machine) -> MemoryNode {
     node
 }
 
-/// Runs a test in a simulated world, with the address of a node that isn't there yet.
+/// Runs a test in a simulated world, with the address for a node that the test starts.
 pub fn simulated<Fut: Future<Output = ()> + 'static>(
     seed: u64,
     test: impl FnOnce(Address) -> Fut + Send + 'static,
@@ -71,7 +72,7 @@ pub async fn borrow(address: &Address, name: &str) -> MemoryNodePart {
     MemoryNodePart::connect(address.clone(), name.to_owned(), 1).await.unwrap()
 }
 
-/// Blocks of this many bytes, none of them zeros and no two alike.
+/// Blocks of this many bytes in total: none is zeros, and all differ.
 pub fn pattern(bytes: u64, seed: u8) -> Data {
     let mut data = vec![seed; bytes as usize];
     data.chunks_mut(BLOCK)

@@ -1,4 +1,4 @@
-//! A real cluster whose slots are moved while they are read and written.
+//! A real cluster whose slots are moved during reads and writes.
 
 use crate::servers::{Cluster, ask};
 use crate::support::{BLOCK, MIB, connect, content, discard, number, open, read, write};
@@ -11,7 +11,7 @@ const STRINGS: u64 = 32;
 const TASKS: u64 = 4;
 const BLOCKS: u64 = MIB / BLOCK;
 
-/// Writes, reads and discards blocks of the strings of one task; every read has the last version.
+/// Writes, reads and discards blocks of the strings of one task; every read returns the latest version.
 async fn work(device: Rc<dyn Device>, task: u64, is_over: Rc<Cell<bool>>) -> u64 {
     let mut random = runtime::Random::new(task);
     let mut versions = vec![0; (STRINGS * BLOCKS) as usize];

@@ -1,4 +1,4 @@
-//! Remote memory on a real cluster that loses a master, and with it writes that it had acknowledged.
+//! Remote memory on a real cluster that loses a master together with acknowledged writes.
 
 use crate::servers::{Cluster, wait_for};
 use crate::support::{BLOCK, MIB, connect, content, read, write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const PAGES: u64 = 8192;
 const CLUSTER_BYTES: u64 = 160 * MIB;
 
-/// A device, and the versions of each page that may be read.
+/// A device and the permitted versions of each page.
 struct Checked {
     part: Arc<RemotePart>,
     device: Rc<dyn Device>,
@@ -47,7 +47,7 @@ impl Checked {
         }
     }
 
-    /// Whether a page could be read; panics if it has other bytes than those that were written.
+    /// Whether a page could be read. Panics if it has none of the permitted versions.
     async fn check(&mut self, page: u64) -> bool {
         match read(&*self.device, page, 1).await {
             Ok(found) => {
@@ -97,7 +97,7 @@ fn lost_writes_are_noticed_and_copies_lose_nothing() {
             let offset = |server: usize, name| cluster.servers[server].field(&["INFO", "replication"], name);
             offset(master, "master_repl_offset") == offset(replica, "slave_repl_offset")
         });
-        // What is written from now on doesn't reach the replica.
+        // Later writes don't reach the replica.
         cluster.servers[replica].signal("STOP");
         assert_eq!(cluster.servers[master].ask(&["CLIENT", "KILL", "TYPE", "replica"]), ":1");
         let mut random = runtime::Random::new(1);
@@ -106,7 +106,7 @@ fn lost_writes_are_noticed_and_copies_lose_nothing() {
                 cluster.servers[master].kill();
                 cluster.servers[replica].signal("CONT");
             }
-            // Each page once.
+            // Writes each page once.
             let page = number * 5 % PAGES;
             alone.write(page, 2).await;
             covered.write(page, 2).await;
@@ -129,10 +129,10 @@ fn lost_writes_are_noticed_and_copies_lose_nothing() {
         println!("{} of {PAGES} pages were lost by the failover; the replica is {role} now", lost.len());
         assert!(!lost.is_empty() && lost.len() < PAGES as usize / 2, "{} pages", lost.len());
         for page in lost {
-            // The last pages of the first round were still staged then.
+            // The last pages of the first round were still staged when replication stopped.
             let was_replicated = page < PAGES / 2 && alone.versions[page as usize].contains(&1);
             assert!(!was_replicated, "page {page}: the replica had the version that was acknowledged last");
-            assert!(!alone.check(page).await, "page {page} is lost, and stays so");
+            assert!(!alone.check(page).await, "page {page} remains lost");
             alone.write(page, 3).await;
             assert!(alone.check(page).await, "until it is written again");
         }

@@ -1,4 +1,4 @@
-//! A server in the same simulated world that says what a test wants.
+//! A scripted server in the simulated world.
 
 use resp::Reply;
 use runtime::net::{Address, Listener, Stream};
@@ -7,24 +7,24 @@ use std::rc::Rc;
 
 pub const SERVER: &str = "10.0.0.1:6379";
 
-/// What a server does about a command.
+/// Action of a server in answer to a command.
 pub enum Said {
     Bytes(Vec<u8>),
     Nothing,
     Close,
-    /// What a server does that works, and has nothing.
+    /// Reply of a working, empty server.
     Usual,
 }
 
-/// Sends these bytes.
+/// Sends these bytes as the reply.
 pub fn say(bytes: &str) -> Said {
     Said::Bytes(bytes.as_bytes().to_vec())
 }
 
-/// What a server does, by the command.
+/// Script of a server: its action by command.
 type Script = Box<dyn FnMut(&[String]) -> Said>;
 
-/// A server, and the commands that it has received.
+/// A scripted server that records the commands that it receives.
 #[derive(Clone)]
 pub struct Fake {
     received: Rc<RefCell<Vec<Vec<String>>>>,
@@ -32,7 +32,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// Listens, and answers by a script, whose argument is the command.
+    /// Listens, and answers each command by the script.
     pub fn start(address: &str, script: impl FnMut(&[String]) -> Said + 'static) -> Fake {
         let listener = Listener::bind(&address.parse::<Address>().unwrap()).unwrap();
         let fake = Fake { received: Rc::default(), script: Rc::new(RefCell::new(Box::new(script))) };
@@ -48,12 +48,12 @@ impl Fake {
         fake
     }
 
-    /// Answers by another script from now on.
+    /// Replaces the script.
     pub fn follow(&self, script: impl FnMut(&[String]) -> Said + 'static) {
         *self.script.borrow_mut() = Box::new(script);
     }
 
-    /// How often a command was received.
+    /// Number of times that a command was received.
     pub fn count(&self, name: &str) -> usize {
         self.received.borrow().iter().filter(|command| command[0] == name).count()
     }
@@ -75,7 +75,7 @@ impl Fake {
                 };
                 self.received.borrow_mut().push(words);
                 match said {
-                    // The client may have left.
+                    // The client may have disconnected.
                     Said::Bytes(bytes) => drop(stream.send(block::Data::copy_of(&bytes).into()).await),
                     Said::Close => return,
                     Said::Nothing | Said::Usual => {}

@@ -1,4 +1,5 @@
-//! Servers that break the rules, or are never ready: a clear error in a bounded time, and nothing else is harmed.
+//! Servers that violate the protocol or are never ready: the device reports a clear error in bounded time,
+//! and later requests work.
 
 use crate::fake::{Fake, SERVER, Said, bulk, say, simulated};
 use crate::support::{BLOCK, MIB, connect, content, discard, number, open, read, write};
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 const OTHER: &str = "10.0.0.2:6379";
 
-/// A script that says something to one command, and the usual to others.
+/// Script with a special action for one command and the usual reply to all others.
 fn to(
     name: &'static str,
     mut says: impl FnMut() -> Said + 'static,
@@ -58,9 +59,9 @@ fn replies_that_are_not_the_expected_ones_end_the_connection_and_nothing_else() 
             let outcome = read(&*device, number % 4 * 256, 1).await;
             match outcome {
                 Err(Error::Protocol(detail)) => assert!(detail.len() < 400, "{detail}"),
-                // What comes after a whole reply is noticed with the next one.
+                // Bytes after a complete reply are detected with the next reply.
                 Ok(bytes) if number == 17 => assert_eq!(bytes, [0; BLOCK as usize]),
-                // An error reply, and then something else.
+                // The reply is an error reply followed by other bytes.
                 Err(Error::Io(_)) if number == 16 => {}
                 other => panic!("reply {number}: {other:?}"),
             }
@@ -119,7 +120,7 @@ fn a_server_that_does_not_answer_is_an_error_after_two_seconds() {
         let server = Fake::start(SERVER, |_| Said::Usual);
         let part = connect(&[SERVER.parse().unwrap()], "disk", 4 * MIB).await.unwrap();
         let device = open(&part).await;
-        // The next ones don't answer the login either; many requests wait for their turn.
+        // New connections get no answer to the login; most requests wait for a permit.
         server.follow(|_| Said::Nothing);
         let begin = runtime::now();
         let outcomes = runtime::join_all((0..1000).map(|block| read(&*device, block, 1))).await;
@@ -221,7 +222,7 @@ fn a_server_that_was_restarted_is_noticed() {
         let device = open(&part).await;
         write(&*device, 0, content(0, 1)).await.unwrap();
         let other_run = || to("INFO", || say(&bulk("run_id:other\r\n")));
-        // The server ends with the first read, and another one begins.
+        // The server ends during the first read, and a new run of it starts.
         server.follow(move |words| match words[0].as_str() {
             "GETRANGE" => Said::Close,
             "INFO" => say(&bulk("run_id:other\r\n")),
@@ -231,7 +232,7 @@ fn a_server_that_was_restarted_is_noticed() {
         assert!(error.detail().contains("was restarted"), "{error}");
         server.follow(other_run());
         let error = write(&*device, 0, content(0, 1)).await.unwrap_err();
-        assert!(error.detail().contains("was restarted"), "for ever: {error}");
+        assert!(error.detail().contains("was restarted"), "also later: {error}");
         read(&*open(&part).await, 0, 1).await.unwrap();
     });
 }
@@ -248,7 +249,7 @@ fn redirections_are_followed() {
         read(&*device, 0, 1).await.unwrap();
         assert_eq!((other.count("ASKING"), other.count("GETRANGE"), first.count("GETRANGE")), (1, 1, 2));
         read(&*device, 0, 1).await.unwrap();
-        assert_eq!((other.count("ASKING"), first.count("GETRANGE")), (2, 3), "the slot stays where it is");
+        assert_eq!((other.count("ASKING"), first.count("GETRANGE")), (2, 3), "the slot doesn't move");
         first.follow(to("GETRANGE", || say(&format!("-MOVED 1 {OTHER}\r\n"))));
         other.follow(to("CLUSTER", || cluster_of(OTHER)));
         runtime::sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! A device on redis servers: scripted ones, that break the rules, and real ones.
+//! The device on scripted servers that violate the protocol, and on real ones.
 
 #![allow(clippy::unwrap_used)]
 

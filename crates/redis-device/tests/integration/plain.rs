@@ -43,12 +43,12 @@ fn strings_are_as_long_as_they_must_be_and_go_when_they_are_discarded() {
         assert_eq!(lengths(), [":1048576", ":1048576", ":4096"]);
         assert_eq!(read(&*device, 212, 300).await.unwrap(), vec![7; 300 * BLOCK as usize]);
         assert_eq!(read(&*device, 512, 2).await.unwrap()[BLOCK as usize..], [0; BLOCK as usize]);
-        // A part: zeros, and the string doesn't grow.
+        // Part of a string: zeros are written, and the string doesn't grow.
         discard(&*device, 255, 2).await.unwrap();
         assert_eq!(read(&*device, 255, 2).await.unwrap(), vec![0; 2 * BLOCK as usize]);
         discard(&*device, 513, 1).await.unwrap();
         assert_eq!(lengths(), [":1048576", ":1048576", ":4096"]);
-        // All of the second one, and all of the last one that there is.
+        // All of the second string, and all of the last string's existing bytes.
         discard(&*device, 256, 258).await.unwrap();
         assert_eq!(lengths(), [":1048576", ":0", ":0"]);
         assert_eq!(server.ask(&["EXISTS", "disk:0", "disk:1", "disk:2"]), ":1");

@@ -1,4 +1,4 @@
-//! Real servers. They are in Debian's package redis-tools: redis-server is another name of redis-check-rdb.
+//! Real servers, from Debian's package redis-tools: redis-server is another name of redis-check-rdb.
 
 use resp::Reply;
 use runtime::net::Address;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const PROGRAM: &str = "/usr/bin/redis-check-rdb";
-/// Number of times that a server is asked for something that takes a while, and the time between two.
+/// Number of attempts of a check, and the time between two.
 const TRIES: u32 = 1500;
 const BETWEEN: Duration = Duration::from_millis(10);
 
-/// A running server on loopback, which keeps nothing.
+/// A running server on loopback, without persistence.
 pub struct Server {
     process: Child,
     folder: PathBuf,
@@ -24,7 +24,8 @@ pub struct Server {
     pub bus_port: u16,
 }
 
-/// A port that nothing listens on, and no other test of this process takes; not one of those that the kernel gives to connections.
+/// Returns an unused port, different for each test of this process and outside of the range of ephemeral
+/// ports.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -41,7 +42,7 @@ fn pause() {
     std::thread::sleep(BETWEEN);
 }
 
-/// Waits until something is as wanted.
+/// Waits until the condition holds.
 pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..TRIES {
         if is_so() {
@@ -76,25 +77,25 @@ impl Server {
         wait_for("a server that listens", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
     }
 
-    /// Sends a command and returns its reply: as it is, or the text of a bulk string.
+    /// Sends a command and returns its reply: the text of a bulk string, else the raw reply.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words)
     }
 
-    /// A field of INFO, or CLUSTER INFO.
+    /// Field of INFO or CLUSTER INFO.
     pub fn field(&self, command: &[&str], name: &str) -> String {
         let text = self.ask(command);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_default().trim_end().to_owned()
     }
 
-    /// Ends it without a word.
+    /// Kills the server.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Starts it again, empty.
+    /// Restarts the server, empty.
     pub fn start_again(&mut self) {
         self.process = spawn(&self.folder, self.port, self.bus_port, &self.arguments);
         self.wait();
@@ -133,7 +134,7 @@ impl Drop for Server {
     }
 }
 
-/// As [`Server::ask`], of a port.
+/// Sends a command to the server at a port, as [`Server::ask`] does.
 pub fn ask(port: u16, words: &[&str]) -> String {
     let mut bytes = Vec::new();
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
@@ -156,7 +157,7 @@ pub fn ask(port: u16, words: &[&str]) -> String {
     }
 }
 
-/// A cluster: masters, and after them a replica of each.
+/// A cluster: its masters, followed by one replica of each.
 pub struct Cluster {
     pub servers: Vec<Server>,
     pub masters: usize,
@@ -165,7 +166,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until it works; `None` if the test is skipped. A master that is silent for this many milliseconds fails.
+    /// Starts a cluster and waits until it works; `None` if the test is skipped. `node_timeout` is the time
+    /// in milliseconds after which a silent master fails.
     pub fn start(folder: &Path, masters: usize, has_replicas: bool, node_timeout: &str) -> Option<Cluster> {
         let arguments = [
             "--cluster-enabled",

@@ -1,4 +1,4 @@
-//! What the tests share: devices, and blocks whose contents tell what they are.
+//! Helpers of the tests: devices, and blocks whose contents identify their version.
 
 use block::{BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Result, Status};
 use redis_device::{Config, RedisPart};
@@ -20,7 +20,7 @@ pub async fn open(part: &RedisPart) -> Rc<dyn Device> {
     part.open().await.unwrap()
 }
 
-/// A block of random bytes.
+/// Random bytes of a block's version.
 pub fn content(block: u64, version: u64) -> Data {
     let mut random = runtime::Random::new(block << 24 | version);
     let mut bytes = vec![0; BLOCK as usize];

@@ -1,4 +1,4 @@
-//! Requests that a living node answers with an error: each has failed alone.
+//! Requests that a node answers with an error: only these requests fail.
 
 use crate::model::{Model, settle, simulate};
 use crate::node::{TestNode, config};
@@ -7,7 +7,7 @@ use remote::{Config, RemotePart};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// A device whose pages are on the nodes, and the model of it.
+/// A device whose pages are on the nodes, and its model.
 async fn filled(
     seed: u64,
     copies: u64,
@@ -15,7 +15,7 @@ async fn filled(
     let nodes = [TestNode::new(100), TestNode::new(100)];
     let part = RemotePart::open(Config { copies, ..config(&nodes) }).await.unwrap();
     let mut model = Model::new(&part, seed, 20_000).await;
-    // More than the local memory holds. Then the first node is the one that is read.
+    // More pages than local memory holds. Afterwards the first node is preferred for reads.
     for _ in 0..4500 {
         model.write().await;
     }
@@ -40,7 +40,7 @@ fn one_error_of_a_read_fails_no_other_read() {
                 (&node["state"], &node["losses"], &node["errors"]),
                 (&"up".into(), &0.into(), &2.into())
             );
-            // Two at a time: with a single copy that page is an error, and no other one.
+            // Two errors: with a single copy the read of that page fails, and no other read.
             nodes[0].controls.failing_reads.store(2, Relaxed);
             assert!(model.read_all(21).await <= 2 - copies);
             assert_eq!((model.read_all(21).await, model.failed_writes), (0, 0));

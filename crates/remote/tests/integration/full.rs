@@ -1,4 +1,5 @@
-//! Full nodes: filled to the end by writes of new pages or by overwrites, with a node that has gone or none; then a discard leads out, and writes go on.
+//! Full nodes: filled by writes of new pages or by overwrites, with or without a lost node; after a discard
+//! writes succeed again.
 
 use crate::model::{settle, simulate};
 use crate::node::{TestNode, config};
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fill {
-    /// New pages, from the first on.
+    /// New pages, beginning with the first one.
     Puts,
     /// Overwrites of few pages by larger ones.
     Overwrites,
@@ -28,7 +29,7 @@ struct Case {
     copies: u64,
     group: u64,
     fill: Fill,
-    /// One of so many pages is discarded then.
+    /// One in this number of pages is discarded afterwards.
     discarded: u64,
 }
 
@@ -48,7 +49,7 @@ const CASES: [Case; 9] = [
     case(3, 40, 3, 4, Fill::Mixed, 2),
 ];
 
-/// A page of which so many bytes can't be compressed.
+/// A page whose first `noise` bytes can't be compressed.
 fn page(number: u64, noise: usize) -> Vec<u8> {
     let mut random = Random::new(number);
     let mut bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
@@ -79,7 +80,7 @@ async fn leads_out(case: &Case, seed: u64, what: &str) {
     let device = part.open().await.unwrap();
     let pages = part.geometry().blocks.0;
     let mut random = Random::new(seed);
-    // Bytes of each page that can't be compressed.
+    // Number of incompressible bytes of each page.
     let mut sizes: Vec<Option<usize>> = vec![None; pages as usize];
     for round in 0..2 {
         let mut next = 0;
@@ -105,7 +106,7 @@ async fn leads_out(case: &Case, seed: u64, what: &str) {
         };
         assert!(matches!(error, Error::NoSpace(_)), "{what}, round {round}: {error}");
         check(&device, &sizes, what).await;
-        // Still full after a while; then a discard makes space for as much, without an operator.
+        // The nodes stay full; then a discard makes space for new pages, without an operator.
         settle().await;
         let mut freed: Vec<u64> = (0..pages).filter(|number| sizes[*number as usize].is_some()).collect();
         freed = freed.into_iter().step_by(case.discarded as usize).collect();
@@ -121,7 +122,7 @@ async fn leads_out(case: &Case, seed: u64, what: &str) {
             sizes[number as usize] = Some(2000);
         }
         check(&device, &sizes, what).await;
-        // A node without memory of its own is one more way to be full.
+        // A node without memory of its own is another way to be full.
         nodes[0].controls.is_full.store(round == 0, Relaxed);
         settle().await;
         nodes[0].controls.is_full.store(false, Relaxed);

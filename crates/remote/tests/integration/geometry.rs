@@ -13,7 +13,7 @@ fn page(number: u64) -> Payload {
     block::Data::copy_of(&bytes).into()
 }
 
-/// Opens a device, fills it to the last page with what can't be compressed, rewrites some, and reads it.
+/// Opens a device, fills it to the last page with incompressible data, rewrites some of it, and reads it.
 async fn works(nodes: usize, mib: u64, copies: u64, group: u64, shards: usize) -> Result<u64, Error> {
     let nodes: Vec<Arc<TestNode>> = (0..nodes).map(|_| TestNode::new(mib)).collect();
     let part = RemotePart::open(Config { copies, group: group << 20, ..config(&nodes) }).await?;
@@ -21,7 +21,7 @@ async fn works(nodes: usize, mib: u64, copies: u64, group: u64, shards: usize) -
     let each = move |part: Arc<RemotePart>, shard: usize| async move {
         let device = part.open().await.unwrap();
         let own = || (0..pages).filter(|number| *number as usize % shards == shard);
-        // Twice: what is stale must make space for the second time.
+        // All pages are written twice: stale ones must make space for the second time.
         for number in own().chain(own()) {
             device.write(BlockIndex(number), page(number), Durability::Visible).await.unwrap();
         }
@@ -59,7 +59,7 @@ fn each_geometry_works_or_is_refused_with_the_numbers() {
                 (1..=3).flat_map(move |copies| groups.iter().map(move |group| (nodes, mib, copies, *group)))
             })
             .collect();
-        // With many shards one of each kind is enough.
+        // With several shards every ninth case is enough.
         let every = if long || *shards == 1 { 1 } else { 9 };
         for (nodes, mib, copies, group) in cases.into_iter().step_by(every) {
             let shards = *shards;

@@ -1,4 +1,5 @@
-//! Memory that another process keeps: a device that ends without a word is there again, with everything that was acknowledged.
+//! Memory that another process keeps: after the end of a process without a close, the next one has every
+//! acknowledged write.
 
 use crate::node::{TestNode, config};
 use block::{BlockIndex, Buffer, DevicePart, Durability, Part, Payload};
@@ -23,7 +24,7 @@ fn everything_that_was_acknowledged_is_there_for_the_next_process() {
     let kept = memory();
     let configured = || Config { kept: Some(kept.try_clone().unwrap()), ..config(&nodes) };
     for round in 0..5_u64 {
-        // Nothing is told to it when it ends: blocks are open, and being written, and no task goes on.
+        // The process ends without a close: blocks are open and being written, and all tasks stop.
         let config = configured();
         runtime::simulate(runtime::Simulation::new(round), move || async move {
             let part = RemotePart::open(config).await.unwrap();

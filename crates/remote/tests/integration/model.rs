@@ -1,4 +1,5 @@
-//! The device answers as memory does, whatever its nodes do: a page is what was written last, or an error that says that it was lost.
+//! The device against a model: whatever its nodes do, a page has the contents of its last write, or its read
+//! fails because the page was lost.
 
 use crate::node::{TestNode, config};
 use block::{BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Part, Payload};
@@ -17,7 +18,8 @@ pub fn simulate<F: Future<Output = ()> + 'static>(seed: u64, main: impl FnOnce()
     runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 }
 
-/// The bytes of a page, by what it was written with: some are of one pattern, some can be compressed well or badly, some not at all.
+/// Bytes of a page with this content number: some are one pattern, some compress well or badly, some not at
+/// all.
 fn page(content: u64) -> Vec<u8> {
     let mut random = Random::new(content);
     let noise = [0, 0, 40, 2000, 3500, 4096, 4096][(content % 7) as usize];
@@ -30,15 +32,15 @@ fn page(content: u64) -> Vec<u8> {
     bytes
 }
 
-/// A device, and what it must hold.
+/// A device, and its expected contents.
 pub struct Model {
     pub device: Rc<dyn Device>,
     pages: u64,
-    /// Contents that a page may have: several after a write that failed.
+    /// Permitted contents of each page: several after a failed write.
     contents: BTreeMap<u64, Vec<Option<u64>>>,
     random: Random,
     next: u64,
-    /// Errors of reads.
+    /// Number of failed reads.
     pub failed_reads: u64,
     pub failed_writes: u64,
 }
@@ -58,7 +60,7 @@ impl Model {
     }
 
     fn range(&mut self) -> (u64, u64) {
-        // Runs as the kernel makes them, in a few parts of the device.
+        // Runs of pages as a kernel accesses them, in three parts of the device.
         let count = 1 + self.random.next_u64() % 16;
         let part = self.random.next_u64() % 3 * (self.pages / 3);
         let first = (part + self.random.next_u64() % (self.pages / 3)).min(self.pages - count);
@@ -95,7 +97,7 @@ impl Model {
         self.contents.clear();
     }
 
-    /// Reads pages; returns whether none was lost.
+    /// Reads pages. Returns false if the read failed.
     async fn read(&mut self, first: u64, count: u64, seed: u64) -> bool {
         let (outcome, buffer) = self.device.read(BlockIndex(first), Buffer::new(count as usize * PAGE)).await;
         if outcome.is_err() {
@@ -115,7 +117,7 @@ impl Model {
         self.read(first, count, seed).await;
     }
 
-    /// Reads everything; returns the number of pages that were lost.
+    /// Reads all pages. Returns the number of lost ones.
     pub async fn read_all(&mut self, seed: u64) -> u64 {
         let mut lost = 0;
         for number in 0..self.pages {
@@ -145,7 +147,7 @@ fn pages_are_what_was_written_last() {
         simulate(seed, move || async move {
             let nodes = [TestNode::new(40), TestNode::new(30)];
             let part = RemotePart::open(config(&nodes)).await.unwrap();
-            // More than the local memory holds, and the zones are used again and again.
+            // More pages than local memory holds, so that zones are reused.
             let mut model = Model::new(&part, seed, 12_000).await;
             for _ in 0..4000 {
                 model.step(seed).await;
@@ -176,7 +178,7 @@ fn with_two_copies_a_node_that_is_lost_loses_no_page() {
                 for _ in 0..300 {
                     model.step(seed).await;
                 }
-                // One after the other dies, with what it holds, or stalls, and comes back.
+                // The nodes in turn die with their contents, or stall, and return.
                 let node = &nodes[(round % 3) as usize];
                 let stalls = round >= 3;
                 let control = if stalls { &node.controls.is_stalled } else { &node.controls.is_dead };
@@ -237,7 +239,7 @@ fn nodes_that_return_other_bytes_or_lose_writes_never_change_a_page() {
             let part = RemotePart::open(Config { copies, compression, ..config(&nodes) }).await.unwrap();
             let mut model = Model::new(&part, seed, 20_000).await;
             nodes[0].controls.garbage_one_in.store(20, Ordering::Relaxed);
-            // So slow that the other copy is read, too.
+            // So slow that the other copy is also read.
             nodes[0].controls.delay.store(if seed >= 2 { 5000 } else { 0 }, Ordering::Relaxed);
             for step in 0..4000 {
                 nodes[1].controls.loses_writes.store(copies == 1 && step % 400 >= 200, Ordering::Relaxed);
@@ -280,7 +282,7 @@ fn a_slow_node_is_not_waited_for_where_there_is_another_copy() {
     });
 }
 
-/// As a kernel reads ahead: pages that lie side by side, one request for each.
+/// Neighbouring pages with one request for each, as in a kernel's read-ahead.
 #[test]
 fn neighbours_that_are_read_at_the_same_time_are_one_read_of_a_node() {
     const COUNT: u64 = 8;
@@ -305,13 +307,14 @@ fn neighbours_that_are_read_at_the_same_time_are_one_read_of_a_node() {
                 assert_eq!(buffer.filled(), bytes, "page {page}");
             }
         };
-        // Far from the pages that were written last, which are still here. The first page's slot begins before the others.
+        // Far from the pages that were written last, which are still local. The first page's slot begins
+        // before the others.
         let before = part.status().await["node_read_bytes"].as_u64().unwrap();
         runtime::join_all((160..160 + COUNT).map(read)).await;
         let bytes = part.status().await["node_read_bytes"].as_u64().unwrap() - before;
         let most = 2 * 4 * PAGE as u64;
         assert!(0 < bytes && bytes <= most, "{bytes} bytes for {COUNT} pages, which take 18 KiB");
-        // Those that have waited for a read that is dropped read for themselves.
+        // Reads that waited for a dropped read go to the nodes themselves.
         let (device, begin) = (model.device.clone(), runtime::now());
         let dropped = runtime::spawn(async move {
             let read = device.read(BlockIndex(400), Buffer::new(PAGE));

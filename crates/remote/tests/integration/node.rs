@@ -21,28 +21,28 @@ pub enum Request {
     Discard,
 }
 
-/// What a node does.
+/// Behaviour of a node.
 #[derive(Debug, Default)]
 pub struct Controls {
-    /// Calls fail, and so do connections.
+    /// Calls and connections fail.
     pub is_dead: AtomicBool,
-    /// Number of restarts: handles of an earlier one are disconnected.
+    /// Number of restarts: handles from before a restart are disconnected.
     pub epoch: AtomicU64,
-    /// Microseconds that a call takes.
+    /// Duration of a call in microseconds.
     pub delay: AtomicU64,
     /// Calls never end.
     pub is_stalled: AtomicBool,
-    /// Request with which that begins, and number of such requests before.
+    /// Request at which calls begin to stall, and number of such requests before it.
     silence: Mutex<Option<(Request, u64)>>,
-    /// One of so many reads returns other bytes; 0 for none.
+    /// One in this number of reads returns other bytes; 0 for none.
     pub garbage_one_in: AtomicU64,
-    /// So many reads fail with EIO.
+    /// Number of further reads that fail with EIO.
     pub failing_reads: AtomicU64,
-    /// So many writes fail with EIO.
+    /// Number of further writes that fail with EIO.
     pub failing_writes: AtomicU64,
-    /// Writes are acknowledged, and not done.
+    /// Writes are acknowledged, but not carried out.
     pub loses_writes: AtomicBool,
-    /// Bytes that it reclaims.
+    /// Number of bytes that the node reports as being reclaimed.
     pub reclaim: AtomicU64,
     /// Writes fail for lack of space.
     pub is_full: AtomicBool,
@@ -55,24 +55,24 @@ pub struct TestNode {
 }
 
 impl TestNode {
-    /// A node of so many MiB.
+    /// Creates a node with `mib` MiB.
     pub fn new(mib: u64) -> Arc<Self> {
         let ram = RamPart::new(mib << 20, BlockSize::new(4096).unwrap()).unwrap();
         Arc::new(TestNode { ram, controls: Arc::default() })
     }
 
-    /// Bytes of memory that it has taken.
+    /// Bytes of memory that the node uses.
     pub async fn taken(&self) -> u64 {
         self.ram.status().await["memory_bytes"].as_u64().unwrap()
     }
 
-    /// Ends, and is there again at once: it has nothing, and its connections are lost.
+    /// Restarts the node at once: its contents and connections are lost.
     pub async fn restart(&self) {
         self.controls.epoch.fetch_add(1, Ordering::Relaxed);
         self.forget().await;
     }
 
-    /// Forgets everything, as a node that was restarted.
+    /// Discards the contents, as a restart does.
     pub async fn forget(&self) {
         let ram = self.ram.open().await.unwrap();
         ram.discard(self.ram.geometry().whole()).await.unwrap();
@@ -122,7 +122,7 @@ impl DevicePart for TestNode {
 }
 
 impl Controls {
-    /// Lets the node be silent from this request on, after so many others like it.
+    /// Stalls the node at a request of this kind, after `count` others of the kind.
     pub fn silent_after(&self, request: Request, count: u64) {
         *self.silence.lock().unwrap() = Some((request, count));
     }
@@ -155,14 +155,14 @@ impl Controls {
     }
 }
 
-/// Takes one of a number, unless it is 0.
+/// Decrements a number unless it is 0. Returns whether it did.
 fn take_one(number: &AtomicU64) -> bool {
     number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| number.checked_sub(1)).is_ok()
 }
 
 struct TestDevice {
     ram: Rc<dyn Device>,
-    /// Restart of the node that it was connected to.
+    /// Number of restarts of the node before the handle was opened.
     epoch: u64,
     controls: Arc<Controls>,
 }

@@ -1,5 +1,6 @@
-//! Nobody reads or writes for a day, and nodes are restarted in turn, are away for a while, or silent. `remote` reads no wall clock. With two copies, or a backup device, no page is lost,
-//! and the status says at each time what would be.
+//! An idle device whose nodes are restarted in turn, are away for a while, or don't answer. `remote` reads no
+//! wall clock. With two copies, or a backup device, no page is lost, and the status tells at any time whether
+//! the loss of a node would lose pages.
 
 use crate::model::{Model, simulate};
 use crate::node::{TestNode, config};
@@ -9,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// What happens to the nodes of an idle device, one after the other.
+/// Event at the nodes of an idle device, one node after the other.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// It ends, and is there again at once.
+    /// The node is restarted at once.
     Restart,
-    /// It ends, and is there again after so many seconds.
+    /// The node ends, and is back after this number of seconds.
     Away(u64),
-    /// It doesn't answer for so many seconds, and has what it had.
+    /// The node doesn't answer for this number of seconds, and keeps its contents.
     Silent(u64),
 }
 
@@ -65,7 +66,7 @@ fn an_idle_device_keeps_every_page_though_its_nodes_are_restarted_in_turn() {
             };
             let part = RemotePart::open(config).await.unwrap();
             let mut model = Model::new(&part, number, 14_000).await;
-            // More than the local memory holds.
+            // More pages than local memory holds.
             for _ in 0..2400 {
                 model.write().await;
             }
@@ -80,7 +81,7 @@ fn an_idle_device_keeps_every_page_though_its_nodes_are_restarted_in_turn() {
                         node.controls.is_dead.store(true, Relaxed);
                         node.forget().await;
                         runtime::sleep(Duration::from_secs(seconds)).await;
-                        // With a third node the copies are elsewhere by now.
+                        // With a third node the copies have been made there by now.
                         assert_eq!(survives(&part).await, seconds > 10 && case.nodes > 2, "case {number}");
                         node.controls.is_dead.store(false, Relaxed);
                     }
@@ -122,7 +123,7 @@ fn what_a_single_copy_loses_is_told_without_a_read_and_not_read_for_ever() {
         let status = part.status().await;
         assert!(status["node_read_bytes"].as_u64().unwrap() < read + (8 << 20), "{status:?}");
         assert_eq!(model.read_all(31).await, lost);
-        // Each page can be written again.
+        // Lost pages can be written again.
         for _ in 0..1500 {
             model.write().await;
         }

@@ -22,8 +22,9 @@ async fn write(device: &Rc<dyn Device>, number: u64, version: u64) {
     device.write(BlockIndex(number), payload, Durability::Visible).await.unwrap();
 }
 
-/// One of two copies lacks a block, which nobody knows, and the other one's node reclaims its memory. While that copy is made again from the first, pages of blocks that were read
-/// already are rewritten: what is missing must not be taken for what became stale.
+/// One of two copies lacks a block, unknown to the device, and the node of the other copy reclaims its
+/// memory. While that copy is made again from the first one, pages of blocks that were already read are
+/// rewritten: missing pages must not be mistaken for stale ones.
 #[test]
 fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
     for seed in 0..4 {
@@ -32,7 +33,7 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
             let config = Config { copies: 2, group: 8 << 20, ..config(&nodes) };
             let part = RemotePart::open(config).await.unwrap();
             let device = part.open().await.unwrap();
-            // Everything goes to the first two nodes.
+            // All pages go to the first two nodes.
             nodes[2].controls.reclaim.store(1, Relaxed);
             runtime::sleep(Duration::from_secs(1)).await;
             let pages = 8 * BLOCK_PAGES;
@@ -41,12 +42,13 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
                 nodes[1].controls.loses_writes.store(number / BLOCK_PAGES == 6, Relaxed);
                 write(&device, number, 0).await;
                 if number % BLOCK_PAGES < 2 {
-                    // The block before is written to the nodes meanwhile.
+                    // The previous block is written to the nodes meanwhile.
                     runtime::sleep(Duration::from_millis(50)).await;
                 }
             }
             nodes[1].controls.loses_writes.store(false, Relaxed);
-            // More than the local memory holds. Only the group of the first pages is left then.
+            // More pages than local memory holds. After the discard only the group of the first pages is
+            // left.
             let others = BlockRange { start: BlockIndex(4096), count: BlockCount(24 * BLOCK_PAGES) };
             for number in others.start.0..others.end().0 {
                 write(&device, number, 0).await;
@@ -66,7 +68,7 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
             while read().await < before + ((2 + seed) << 20) {
                 runtime::sleep(Duration::from_millis(1)).await;
             }
-            // The first blocks were read.
+            // The first blocks have been read by now.
             let mut versions = vec![0; pages as usize];
             for number in 0..2 * BLOCK_PAGES {
                 versions[number as usize] = 1;

@@ -1,4 +1,5 @@
-//! A node stops answering, at each await of the device: within the time limit of a request everything else goes on, and the device can be closed.
+//! A node stops answering, at each await of the device: within the time limit of a request everything else
+//! continues, and the device can be closed.
 
 use crate::model::{Model, settle, simulate};
 use crate::node::{Request, TestNode, config};
@@ -11,18 +12,19 @@ use std::time::Duration;
 
 /// Time limit of a request.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Requests to a node that one request of the device waits for at most, and the retries between them.
+/// Limit of a request to the device: it waits for several requests to nodes, and for the pauses between
+/// retries.
 const MOST_WAIT: Duration = Duration::from_secs(5);
 
 struct Case {
     copies: u64,
     has_backup: bool,
-    /// Request after which the node is silent, and number of such requests before.
+    /// Request at which the node stops answering, and number of such requests before it.
     request: Request,
     after: u64,
 }
 
-/// Runs a load beside a node that becomes silent in the middle, and checks times.
+/// Runs a load with a node that stops answering in the middle, and checks times.
 fn run(number: u64, case: &'static Case) {
     simulate(number, move || async move {
         let nodes = [TestNode::new(40), TestNode::new(40), TestNode::new(40)];
@@ -39,7 +41,7 @@ fn run(number: u64, case: &'static Case) {
             model.step(number).await;
         }
         settle().await;
-        // What follows needs every kind of request: reads, writes, discards of groups, connections.
+        // The load includes every kind of request: reads, writes, discards of groups, connections.
         let victim = backup.as_ref().unwrap_or(&nodes[0]);
         victim.controls.silent_after(case.request, case.after);
         if case.request == Request::Open {
@@ -63,7 +65,7 @@ fn run(number: u64, case: &'static Case) {
         assert!(longest <= MOST_WAIT, "{what}: a request took {longest:?}");
         assert_eq!((model.failed_reads, model.failed_writes), (0, 0), "{what}");
         assert!(victim.controls.is_stalled.load(Relaxed), "{what}: it was never silent");
-        // With more to write, and a node that is silent for the first time, it is closed.
+        // The device is closed with a write in flight and another node that has just stopped answering.
         nodes[1].controls.is_stalled.store(true, Relaxed);
         let device = model.device.clone();
         let write = runtime::spawn(async move {
@@ -111,7 +113,7 @@ fn a_silent_node_holds_nothing_for_longer_than_the_limit() {
     }
 }
 
-/// Two dead nodes and one that answers are connected at the same time: the one isn't waited for behind the others.
+/// Nodes are connected at the same time: one that answers isn't delayed by dead ones.
 #[test]
 fn dead_nodes_are_connected_again_at_the_same_time() {
     simulate(41, || async {
@@ -126,7 +128,7 @@ fn dead_nodes_are_connected_again_at_the_same_time() {
             status["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "down").count()
         };
         assert_eq!(down().await, 6);
-        // The last one answers while all others wait.
+        // The last node answers while connections to all others wait.
         nodes[5].controls.is_stalled.store(false, Relaxed);
         runtime::sleep(Duration::from_secs(8)).await;
         assert_eq!(down().await, 5);
@@ -137,7 +139,7 @@ fn dead_nodes_are_connected_again_at_the_same_time() {
     });
 }
 
-/// Counts log lines of information and above on this thread.
+/// Counts log lines of level `info` and above on this thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -163,7 +165,8 @@ impl tracing::Subscriber for Lines {
     fn exit(&self, _span: &tracing::span::Id) {}
 }
 
-/// Both nodes are silent for two minutes while pages are written: the log has the transitions, and not a line for each attempt.
+/// Both nodes don't answer for two minutes while pages are written: the log has the transitions, and not a
+/// line for each attempt.
 #[test]
 fn attempts_that_fail_again_and_again_are_counted_and_not_logged() {
     let lines = Lines::default();

@@ -6,16 +6,17 @@ use std::io::{BufWriter, ErrorKind, IntoInnerError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Writes a file that replaces the one at `path`, if there is one: a reader sees the old contents or all of the new ones, also after
-/// a crash of the machine. It is durable when this returns.
+/// Writes a file that replaces the one at `path`, if there is one. A reader sees the old contents or all of
+/// the new ones, also after a crash of the machine. The file is durable when this returns.
 ///
-/// The contents are written to `PATH.new`, which is created for it (O_EXCL, O_NOFOLLOW), and renamed. One that a killed process left
-/// there is removed first, so two processes must not replace the same path at the same time; a later one makes an earlier one fail.
-/// `mode` is that of the file; without one it is 0666 less the umask. The call blocks: on a shard, large contents are written in
-/// [`crate::blocking`].
+/// The contents are written to `PATH.new`, which is created for this (O_EXCL, O_NOFOLLOW), and renamed. A
+/// leftover of a killed process is removed first, so two processes must not replace the same path at the same
+/// time: the later one makes the earlier one fail. `mode` is the mode of the file; `None` is 0666 less the
+/// umask. The call blocks: on a shard, large contents are written in [`crate::blocking`].
 ///
 /// # Errors
-/// Those of `write` and of the file system; the file at `path` is unchanged then, unless only its directory could not be synced.
+/// Errors of `write` and of the file system. The file at `path` is then unchanged, except if only syncing its
+/// directory failed.
 pub fn replace(
     path: &Path,
     mode: Option<u32>,
@@ -26,7 +27,7 @@ pub fn replace(
     let written = created.and_then(|file| {
         let finished = finish(&file, &new, path, mode, write);
         if finished.is_err() && is_at(&file, &new) {
-            // The first error is the one to report.
+            // The first error is returned.
             let _ = std::fs::remove_file(&new);
         }
         finished
@@ -56,7 +57,7 @@ fn remove_stale(new: &Path) -> std::io::Result<()> {
 fn create(new: &Path, mode: Option<u32>) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
-    // Others can't read it before it has its final mode.
+    // Other users can't read the file before it has its final mode.
     options.mode(if mode.is_some() { 0o600 } else { 0o666 });
     options.open(new)
 }

@@ -31,7 +31,7 @@ pub struct Access {
     pub owner: Owner,
 }
 
-/// User and group of a file. `None` stays what the process creates files with.
+/// User and group of a file. `None` keeps those that the process creates files with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Owner {
     /// Number of the user.
@@ -71,7 +71,8 @@ impl Access {
     /// Gives the file at a path its owner and permissions, if it is the one that `is_own` knows.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] for another file; those of the kernel, such as `PermissionDenied` where only root may give files away.
+    /// [`Error::AlreadyExists`] for another file; errors of the kernel, such as `PermissionDenied` where only
+    /// root may change the owner.
     pub(super) fn apply(&self, path: &Path, is_own: impl FnOnce(&Metadata) -> bool) -> Result<()> {
         if *self == Access::default() {
             return Ok(());
@@ -95,7 +96,7 @@ impl Access {
             chownat(file.as_fd(), "", user, group, AtFlags::EMPTY_PATH)
                 .map_err(|error| named(error.into(), "changing its owner"))?;
         }
-        // After the owner: the permissions of a group are for the one that was asked for.
+        // After the owner: the group's permissions must not apply to the old group.
         match self.mode {
             Some(mode) => {
                 std::fs::set_permissions(&by_descriptor, std::os::unix::fs::PermissionsExt::from_mode(mode))
@@ -185,7 +186,7 @@ fn look_up<T>(
     loop {
         match ask(&name, &mut vec![0; length]) {
             (_, Some(found)) => return Ok(Some(found)),
-            // What the databases report for a name that they don't know differs (getpwnam(3)).
+            // Databases report an unknown name differently (getpwnam(3)).
             (0 | libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM, None) => return Ok(None),
             (libc::EINTR, None) => {}
             (libc::ERANGE, None) if length < MOST_ENTRY_BYTES => length *= 4,

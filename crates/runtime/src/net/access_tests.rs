@@ -66,7 +66,7 @@ fn listened_with(access: Access) -> Result<(u32, u32, u32)> {
 
 #[test]
 fn a_mode_is_exact_whatever_the_umask() {
-    // Wider than what any usual umask leaves, and narrower.
+    // Wider than the result of any usual umask, and narrower.
     for mode in [0o777, 0o666, 0o660, 0o600] {
         assert_eq!(listened_with(Access::with_mode(mode)).unwrap().0, mode);
     }

@@ -1,7 +1,7 @@
 //! Messages with descriptors (SCM_RIGHTS) on unix sockets.
 //!
-//! For protocols whose descriptors belong to the first byte of a message, as in vhost-user. The kernel never joins bytes of two
-//! messages with descriptors in one receive. Not simulated.
+//! For protocols whose descriptors belong to the first byte of a message, as in vhost-user. The kernel never
+//! joins bytes of two messages with descriptors in one receive. Not simulated.
 
 use super::Stream;
 use crate::event::readable;
@@ -36,7 +36,7 @@ impl Stream {
     /// [`MOST_DESCRIPTORS`], to `descriptors`. Returns the number of bytes, 0 at the end of the stream.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for more descriptors; those of the kernel.
+    /// [`Error::Protocol`] for more descriptors; errors of the kernel.
     pub async fn receive_with_descriptors(
         &self,
         buffer: &mut Buffer,
@@ -79,7 +79,7 @@ impl Stream {
     /// Sends a message with descriptors, without waiting for the peer.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if the peer's socket has no space for the message; those of the kernel.
+    /// [`Error::TimedOut`] if the peer's socket has no space for the message; errors of the kernel.
     pub fn send_with_descriptors(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let socket = self.kernel_descriptor()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];

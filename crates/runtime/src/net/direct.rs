@@ -1,5 +1,5 @@
-//! Sends by system calls of their own, without a wait and without the ring: for protocols of short requests and answers, where the
-//! trip through the ring is a large part of a round trip. Simulated streams take nothing at once.
+//! Sends by a plain system call, without waiting and without the ring: for protocols of short requests and
+//! answers, where the ring is a large part of the round trip. Simulated streams take nothing at once.
 
 use super::Stream;
 use crate::operation::Descriptor;
@@ -8,10 +8,11 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
 impl Stream {
-    /// Sends as many of the bytes as the kernel takes at once, and returns their number. No send of this stream is in flight meanwhile.
+    /// Sends as many of the bytes as the kernel takes at once, and returns their number. The stream must have
+    /// no send in flight.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of send(2).
     pub fn try_send(&self, bytes: &[u8]) -> Result<usize> {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(0) };
         match send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {

@@ -1,13 +1,13 @@
 //! Files of unix sockets: created when a server starts to listen, removed when it stops.
 //!
 //! # Promises
-//! - A socket that no process listens on is replaced. Anything else at the path stays, and is an error that names the
-//!   path, what is there and what to do.
+//! - A socket that no process listens on is replaced. Any other file at the path remains, and is an error
+//!   that names the path, the kind of file and the remedy.
 //! - [`Listener::close`] removes the inode that its own bind created, and no other.
 //! - Both happen under a lock (flock) of the folder, so that servers that start or stop at the same time never remove
 //!   each other's socket. The wait for the lock is bounded by [`LOCK_LIMIT`].
 //!
-//! There is no protection against programs that don't take the lock.
+//! Programs that don't take the lock aren't protected against.
 
 use super::{Access, Address, Listener, SocketAddress, new_socket};
 use crate::simulated;
@@ -44,7 +44,8 @@ impl SocketFolder {
     /// Locks a folder, without waiting.
     ///
     /// # Errors
-    /// [`Error::Busy`] where another process, or another part of this one, holds the lock; those of the kernel.
+    /// [`Error::Busy`] where another process, or another part of this one, holds the lock; errors of the
+    /// kernel.
     pub fn lock(folder: &Path) -> Result<SocketFolder> {
         let name = folder.display();
         let file =
@@ -62,7 +63,7 @@ impl SocketFolder {
     /// Locks the folder of a path, as [`lock`](Self::lock) does.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock).
+    /// Errors of [`lock`](Self::lock).
     pub fn of(path: &Path) -> Result<SocketFolder> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         SocketFolder::lock(folder.unwrap_or(Path::new(".")))
@@ -73,8 +74,8 @@ impl SocketFolder {
     /// permissions of `access` before the first connection is possible, and at no time wider permissions.
     ///
     /// # Errors
-    /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where the path is of a file that isn't a socket;
-    /// those of the kernel. No file is left.
+    /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where the path has a file that
+    /// isn't a socket; errors of the kernel. No file is left.
     pub fn listen(&self, path: &Path, access: Access) -> Result<Listener> {
         self.remove_stale(path)?;
         let mut created = None;
@@ -97,7 +98,8 @@ impl SocketFolder {
                 Ok(listener)
             }
             Err(error) => {
-                // The first error is reported. The folder is locked, so no other server's socket is there.
+                // The first error is returned. The folder is locked, so the path can't have another server's
+                // socket.
                 let is_own = std::fs::symlink_metadata(path).is_ok_and(|found| is_same(&created, &found));
                 let _ = if is_own { remove(path) } else { Ok(()) };
                 Err(error)
@@ -159,8 +161,12 @@ fn kind_of(file_type: FileType) -> &'static str {
     }
 }
 
-/// Whether a process listens on a socket. The kernel refuses connections to a socket without a listener.
-fn is_listened_on(path: &Path) -> Result<bool> {
+/// Whether a process listens on a socket, also a stopped one that accepts nothing. Never waits. The kernel refuses connections to a
+/// socket without a listener.
+///
+/// # Errors
+/// Those of the kernel; [`Error::PermissionDenied`] for users who may not connect.
+pub fn is_listened_on(path: &Path) -> Result<bool> {
     let address = Address::Unix(path.to_owned());
     let (kernel, socket) = (SocketAddress::of(&address)?, new_socket(&address, libc::SOCK_NONBLOCK)?);
     // SAFETY: the address is valid for its length during the call.
@@ -170,7 +176,8 @@ fn is_listened_on(path: &Path) -> Result<bool> {
     let error = std::io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED | libc::ENOENT) => Ok(false),
-        // A process was killed before it gave its socket permissions. No other one is at that point: the folder is locked.
+        // A process was killed before it gave its socket permissions. No running process is at that point:
+        // the folder is locked.
         Some(libc::EACCES) if has_no_permissions(path) => Ok(false),
         // EAGAIN: the listener's queue is full. EPROTOTYPE: the socket is of another type, such as datagrams.
         Some(libc::EAGAIN | libc::EPROTOTYPE) => Ok(true),
@@ -207,7 +214,7 @@ impl Listener {
     /// permissions of `access`, and is removed by [`close`](Self::close). TCP and simulated sockets have neither.
     ///
     /// # Errors
-    /// Those of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
+    /// Errors of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
     pub async fn replace_stale(address: &Address, access: Access) -> Result<Listener> {
         match address {
             Address::Unix(path) if simulated::current_world().is_none() => {
@@ -218,13 +225,13 @@ impl Listener {
     }
 
     /// Stops listening. Removes the file of a unix socket that [`replace_stale`](Self::replace_stale) or
-    /// [`SocketFolder::listen`] has created, unless the path leads to another file by now.
+    /// [`SocketFolder::listen`] has created, unless the path now leads to another file.
     ///
     /// # Errors
-    /// [`Error::Busy`] where the folder was locked for [`LOCK_LIMIT`]; those of the kernel. The socket is closed then, and its
-    /// file stays.
+    /// [`Error::Busy`] where the folder was locked for [`LOCK_LIMIT`]; errors of the kernel. The socket is
+    /// then closed, and its file remains.
     pub async fn close(self) -> Result<()> {
-        // The socket stays open until the end of this call, so that no other file has the inode's number before.
+        // The socket remains open until the end of this call, so that the inode's number isn't reused before.
         match &self.file {
             Some(file) => retry_while_busy(LOCK_LIMIT, async || file.remove_if_own()).await,
             None => Ok(()),

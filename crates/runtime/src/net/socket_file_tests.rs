@@ -17,7 +17,7 @@ async fn listen(path: &Path) -> Result<Listener> {
     Listener::replace_stale(&Address::Unix(path.to_owned()), Access::default()).await
 }
 
-/// Without the waiting of `replace_stale`.
+/// Listens without the retries of `replace_stale`.
 fn listen_at_once(path: &Path) -> Result<Listener> {
     SocketFolder::of(path)?.listen(path, Access::default())
 }
@@ -81,9 +81,9 @@ fn closing_removes_only_the_own_inode() {
         std::fs::remove_file(&path).unwrap();
         let second = UnixListener::bind(&path).unwrap();
         first.close().await.unwrap();
-        assert!(path.exists(), "the socket of another server stays");
+        assert!(path.exists(), "another server's socket remains");
         drop(second);
-        // Gone altogether.
+        // A file that was removed isn't an error.
         let third = listen(&path).await.unwrap();
         std::fs::remove_file(&path).unwrap();
         third.close().await.unwrap();
@@ -112,7 +112,7 @@ fn a_locked_folder_is_waited_for_but_not_for_ever() {
     });
 }
 
-/// Each pair starts at the same moment over a stale socket: one listens, and its socket is the one that is there.
+/// Two threads start at the same moment over a stale socket: one listens, and the path has its socket.
 #[test]
 fn of_two_that_start_at_once_one_listens() {
     const ROUNDS: u32 = 1000;
@@ -126,7 +126,7 @@ fn of_two_that_start_at_once_one_listens() {
             other => return other.and_then(|listened| listened).ok(),
         }
     };
-    // Nothing may fail in the middle of a round: the other thread would wait for ever.
+    // An assertion that fails in the middle of a round would leave the other thread waiting forever.
     let rounds = |prepares: bool| {
         let mut wrong = 0;
         for _ in 0..ROUNDS {

@@ -31,7 +31,8 @@ fn tcp_connections_are_kept_alive() {
     .unwrap();
 }
 
-/// The kernel sends a payload piece by piece in one operation; what it had sent when it was interrupted must count.
+/// The kernel sends a payload piece by piece in one operation: an interrupted send must count the pieces that
+/// were sent.
 #[test]
 fn an_interrupted_send_goes_on_where_the_peer_took_something() {
     run(Config::default(), || async {
@@ -40,7 +41,7 @@ fn an_interrupted_send_goes_on_where_the_peer_took_something() {
             let listener = Listener::bind(&address).unwrap();
             let peer = Stream::connect(listener.local_address()).await.unwrap();
             let stream = listener.accept().await.unwrap();
-            // Several times what the two ends of a connection hold.
+            // Several times the buffers of both ends of a connection.
             let bytes: Vec<u8> = (0..64_u32 << 18).flat_map(|word| word.to_le_bytes()).collect();
             let payload: Payload = Data::copy_of(&bytes).into();
             let watch = Rc::new(SendWatch::default());

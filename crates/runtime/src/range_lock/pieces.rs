@@ -1,5 +1,6 @@
-//! Ordered list of disjoint pieces, in chunks of bounded size: a piece is found by binary search, and inserted or removed by
-//! moving part of one chunk. Chunks that become empty are used again, so that nothing is allocated once there have been as many.
+//! Ordered list of disjoint pieces, in chunks of bounded size: a piece is found by binary search, and
+//! inserted or removed by moving part of one chunk. Empty chunks are reused, so that nothing is allocated
+//! below the largest number of chunks so far.
 
 /// Most pieces of a chunk: moving half of them, the average, touches a few cache lines.
 const CHUNK: usize = 64;
@@ -83,7 +84,7 @@ impl Pieces {
         self.chunks.insert(at, chunk);
     }
 
-    /// Removes the piece at this position, where there is one.
+    /// Removes the piece at this position, which must not be the end.
     #[inline]
     pub fn remove(&mut self, position: Position) -> Piece {
         let chunk = &mut self.chunks[position.chunk];

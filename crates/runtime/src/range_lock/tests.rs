@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
-/// Counts how often it is woken.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 
@@ -36,7 +36,7 @@ fn ranges_are_granted_in_the_order_of_asking() {
     assert!(lock.is_free());
 }
 
-/// The request in the middle kept apart two that don't overlap.
+/// The waiter in the middle delays a request that doesn't overlap the first one.
 #[test]
 fn a_dropped_waiter_wakes_those_that_it_held_up() {
     let lock = SharedRangeLock::default();
@@ -48,10 +48,10 @@ fn a_dropped_waiter_wakes_those_that_it_held_up() {
     assert!(Pin::new(&mut apart).poll(&mut Context::from_waker(&waker)).is_pending());
     assert!(poll(&mut behind).is_none());
     drop(second);
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "nobody is in its way any more");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "no request delays it now");
     assert!(poll(&mut apart).is_some());
     assert!(poll(&mut behind).is_none(), "the first one still has these blocks");
-    // The dropped one's blocks are the first one's again.
+    // The blocks of the dropped request belong to the first one again.
     assert!(poll(&mut lock.ask(9..10)).is_none());
     drop(first);
     assert!(poll(&mut behind).is_some());
@@ -73,14 +73,14 @@ fn a_waiter_is_woken_once_all_before_it_have_gone() {
     assert!(all.try_take().is_ok());
 }
 
-/// Many waiters for one block, and for everything around it: each has to do with those right before it alone.
+/// Many waiters for one block, and for everything around it: each is linked only to its direct predecessors.
 #[test]
 fn a_long_line_has_few_links() {
     let lock = RangeLock::default();
     let asked: Vec<_> =
         (0..4000_u64).map(|number| lock.ask(if number % 2 == 0 { 7..8 } else { 0..u64::MAX })).collect();
     let links: usize = lock.0.with(|table| table.requests.iter().map(|request| request.after.len()).sum());
-    // A wide one waits for the small one before it, and for the wide one before that.
+    // A wide request waits for the small one before it, and for the wide one before that.
     assert_eq!(links, 2000 + 2 * 1999);
     for mut place in asked {
         assert!(poll(&mut place).is_some());
@@ -88,7 +88,7 @@ fn a_long_line_has_few_links() {
     assert!(lock.is_free());
 }
 
-/// Pieces of the table where one request lies over many others and is fragmented by many more.
+/// Pieces of the table where one request covers many others and is fragmented by many more.
 #[test]
 fn wide_ranges_over_many_small_ones() {
     let lock = RangeLock::default();
@@ -101,16 +101,16 @@ fn wide_ranges_over_many_small_ones() {
     assert_eq!(
         links,
         1000 + 1000 + 1000 + 1,
-        "the second wide one waits for the first where nobody else was"
+        "the second wide request waits for the first in the remaining gaps"
     );
-    before.into_iter().for_each(|mut place| drop(poll(&mut place).expect("nobody is before it")));
+    before.into_iter().for_each(|mut place| drop(poll(&mut place).expect("it is the first")));
     drop(poll(&mut wide).expect("its turn"));
     after.into_iter().for_each(|mut place| drop(poll(&mut place).expect("its turn")));
     drop(poll(&mut wide_again).expect("its turn"));
     assert!(lock.is_free());
 }
 
-/// A list of all requests in order, each of which waits for all earlier ones that it overlaps.
+/// List of all requests in order, each of which waits for all earlier ones that it overlaps.
 #[derive(Default)]
 struct Model(Vec<(u64, Range<u64>)>);
 
@@ -134,9 +134,9 @@ enum Step {
         start: u64,
         length: u64,
     },
-    /// Drops a request, by its place among those that have their ranges.
+    /// Drops a granted request, by its place among those.
     Release(prop::sample::Index),
-    /// Drops a request, by its place among those that wait.
+    /// Drops a waiting request, by its place among those.
     GiveUp(prop::sample::Index),
 }
 
@@ -150,7 +150,8 @@ fn steps(width: u64) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// Takes the steps, comparing who has its range with the model after each; then releases ranges until nobody is left.
+/// Takes the steps and compares the granted requests with the model after each; then releases ranges until no
+/// request remains.
 fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
     let mut model = Model::default();
     let mut waiting: Vec<(u64, Arc<Wakes>, Asked<A>)> = Vec::new();
@@ -160,7 +161,7 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
         let mut granted = Vec::new();
         waiting.retain_mut(|(number, wakes, asked)| {
             let expected = model.is_granted(*number);
-            // Nobody polls a waiter that wasn't woken.
+            // A waiter is polled only after it was woken.
             let is_new = Arc::strong_count(wakes) == 1;
             assert!(
                 is_new || (wakes.0.load(Ordering::SeqCst) > 0) == expected,
@@ -171,7 +172,7 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
             match Pin::new(asked).poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(range) => granted.push((*number, range)),
                 Poll::Pending => {
-                    assert!(!expected, "{number} waits for nobody");
+                    assert!(!expected, "{number} waits for none");
                     return true;
                 }
             }
@@ -202,9 +203,9 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
         }
         held.extend(take_up(&model, &mut waiting));
     }
-    // Progress: as long as somebody waits, somebody has a range, and releasing all ranges lets others on.
+    // Progress: while a request waits, another one has a range, and releasing all ranges grants more.
     while !waiting.is_empty() || !held.is_empty() {
-        assert!(!held.is_empty(), "{} wait for ever", waiting.len());
+        assert!(!held.is_empty(), "{} wait forever", waiting.len());
         held.drain(..).for_each(|(number, range)| {
             model.remove(number);
             drop(range);
@@ -224,7 +225,7 @@ proptest! {
         follow(&RangeLock::default(), &steps);
     }
 
-    /// So many pieces that chunks of them are cut and become empty.
+    /// Enough pieces for chunks to be split and to become empty.
     #[test]
     fn many_pieces(steps in prop::collection::vec(steps(4000), 1..8)) {
         follow(&SharedRangeLock::default(), &steps.concat());

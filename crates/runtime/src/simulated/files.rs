@@ -1,4 +1,4 @@
-//! Simulated files: the contents that programs see, the contents on the medium, and the changes in between.
+//! Simulated files: the contents that programs see, the contents of the medium, and the changes between them.
 //!
 //! Errors of write-back are reported as Linux reports them (`errseq_t`, lib/errseq.c; "Error reporting during writeback" in
 //! Documentation/filesystems/vfs.rst). Modelled:
@@ -7,12 +7,13 @@
 //! - It advances the file's error sequence. Each open file description reports an error once: its next fsync, fdatasync or
 //!   RWF_DSYNC write fails with EIO, the one after it doesn't.
 //! - A description that is opened later reports the error only if no other one has reported it yet.
-//! - `/proc/self/fd/N` opens the file again as a description of its own; a shared descriptor ([`Files::share`]) has the same one.
+//! - `/proc/self/fd/N` opens the file again as a description of its own; a shared descriptor
+//!   ([`Files::share`]) has the same one.
 //!
-//! Not modelled: write-back in the background (it happens, and fails, at a sync or an RWF_DSYNC write), write-back of a range
-//! (a failure takes all dirty pages of the file), clean pages that leave the cache (so the end of a program, without a power cut,
-//! loses nothing), errors of directories, and errors of a write that goes around the cache, which its caller alone gets
-//! (`SimulatedFaults::write_error`).
+//! Not modelled: write-back in the background (it happens, and fails, at a sync or an RWF_DSYNC write),
+//! write-back of a range (a failure affects all dirty pages of the file), eviction of clean pages (so the end
+//! of a program without a power cut loses nothing), errors of directories, and errors of a write that
+//! bypasses the cache, which only its caller gets (`SimulatedFaults::write_error`).
 
 use super::SimulatedFaults;
 use super::world::put;
@@ -24,10 +25,10 @@ use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The unit in which a write may be torn, in bytes.
+/// Unit in which a write may be torn, in bytes.
 const SECTOR: usize = 512;
 
-/// A change that programs see and that a power cut may lose.
+/// Change that programs see and that a power cut may lose.
 enum Change {
     Write { offset: usize, bytes: Vec<u8> },
     Length(usize),
@@ -78,18 +79,18 @@ struct Inode {
     seen: Vec<u8>,
     /// Contents at the last sync, and durable writes up to the first write that wasn't durable.
     durable: Vec<u8>,
-    /// Later changes, in order, and whether each is durable: a durable one doesn't make earlier ones durable, but the
-    /// bytes that it replaced never come back.
+    /// Later changes, in order, and whether each is durable. A durable one doesn't make earlier ones durable,
+    /// but they can't overwrite its bytes.
     after: Vec<(Change, bool)>,
     errors: ErrorSequence,
 }
 
-/// The write-back errors of a file, as in lib/errseq.c.
+/// Write-back errors of a file, as in lib/errseq.c.
 #[derive(Default)]
 struct ErrorSequence {
     /// Number of errors; errors before the first report count as one.
     errors: u64,
-    /// Whether a description has reported the last one.
+    /// Whether a description has reported the last error.
     reported: bool,
 }
 
@@ -102,12 +103,13 @@ impl ErrorSequence {
         }
     }
 
-    /// `errseq_sample`: where a new description begins. It reports an error that no other one has reported.
+    /// `errseq_sample`: start position of a new description, which reports an error only if no other one has
+    /// reported it.
     fn sample(&self) -> u64 {
         if self.reported { self.errors } else { 0 }
     }
 
-    /// `errseq_check_and_advance`: whether there is an error since `since`, which is then reported.
+    /// `errseq_check_and_advance`: returns whether there is an error since `since`, and marks it as reported.
     fn check_and_advance(&mut self, since: &mut u64) -> bool {
         if self.errors == *since {
             return false;
@@ -140,7 +142,8 @@ impl Inode {
         let mut contents = self.durable.clone();
         for (change, durable) in &self.after {
             match durable {
-                // Only this change, not the earlier ones: that is all that RWF_DSYNC promises.
+                // A durable write applies only its own change, not the earlier ones: RWF_DSYNC promises no
+                // more.
                 true => change.apply(&mut contents),
                 false => change.apply_in_part(&mut contents, random),
             }
@@ -156,7 +159,7 @@ impl Inode {
     }
 }
 
-/// Object of an open file description.
+/// Object of an open file description: a file or a directory.
 #[derive(Clone)]
 enum Target {
     File(usize),
@@ -166,7 +169,7 @@ enum Target {
 /// An open file description.
 struct Open {
     target: Target,
-    /// The position in the file's error sequence up to which errors were reported here.
+    /// Position in the file's error sequence up to which this description has reported errors.
     reported: u64,
     /// Number of descriptors.
     descriptors: usize,
@@ -180,7 +183,7 @@ pub(super) struct Files {
     open: BTreeMap<u64, Open>,
 }
 
-/// The descriptor that a path of the form `/proc/self/fd/N` names.
+/// Descriptor that a path of the form `/proc/self/fd/N` names.
 fn descriptor_of(path: &Path) -> Option<u64> {
     path.strip_prefix("/proc/self/fd").ok()?.to_str()?.parse().ok()
 }
@@ -447,7 +450,7 @@ impl Files {
     }
 }
 
-/// Number of bytes of a failing write that have arrived: up to a sector's end, or all.
+/// Number of bytes of a failing write that were written: up to a sector's end, or all.
 fn torn(offset: usize, length: usize, random: &mut Random) -> usize {
     let sectors = (offset % SECTOR + length).div_ceil(SECTOR);
     match random.below(sectors as u64 + 1) as usize {
@@ -521,7 +524,7 @@ mod tests {
         assert_eq!(world.write(1, true, FAILS), ERROR);
         world.open(c"data", 2);
         assert_eq!(world.sync(2, WORKS), 0, "reported before it was opened");
-        // Nobody has reported this one: the description that it failed on is closed.
+        // This error is unreported: the description on which it occurred is closed.
         world.0.inodes[0].errors.set();
         world.0.close(1);
         world.open(c"data", 3);

@@ -7,7 +7,7 @@ use crate::random::Random;
 use block::{Buffer, Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Limit of the bytes in flight in one direction, above which the sender waits.
+/// Limit of the bytes in flight in one direction. At the limit the sender waits.
 const ROOM: usize = 256 << 10;
 
 struct Socket {
@@ -66,7 +66,7 @@ impl Network {
         }
     }
 
-    /// Also returns the sockets whose waiters have to try again.
+    /// Connects. Also returns the sockets whose waiters have to try again.
     pub(super) fn connect(&mut self, socket: u64, accepted: u64, address: &Address) -> (Step, Option<u64>) {
         let listener = self.listeners.iter_mut().find(|(_, backlog)| backlog.address == *address);
         let Some((listener, backlog)) = listener else { return (Step::Done(-libc::ECONNREFUSED), None) };

@@ -18,16 +18,16 @@ use std::rc::Rc;
 
 /// Result of carrying out an operation at its time.
 pub(super) enum Step {
-    /// It has ended.
+    /// The operation has ended with this result.
     Done(i32),
-    /// Waits for a change of this socket.
+    /// The operation waits for a change of this socket.
     WaitFor(u64),
 }
 
 struct Event {
     shard: ShardIndex,
     key: Key,
-    /// Result that the operation has without being carried out.
+    /// Result that replaces carrying out the operation.
     forced: Option<i32>,
 }
 
@@ -115,7 +115,7 @@ impl Inner {
                 peer.into_iter().for_each(|peer| self.wake_socket(peer));
                 step
             }
-            // Event descriptors and messages with descriptors are refused before.
+            // Event descriptors and messages with descriptors are refused earlier.
             Operation::Readable { .. } => Step::Done(-libc::EOPNOTSUPP),
             Operation::Shutdown { socket, how } => {
                 let socket = handle_of(socket);
@@ -183,7 +183,8 @@ impl World {
         }
     }
 
-    /// Carries out the next operation that is due, and returns its result. Operations that have to wait are put aside.
+    /// Carries out the next operation that is due, and returns its result. Operations that have to wait are
+    /// set aside.
     pub(super) fn pop_due(&self, shards: &[Rc<Shard>]) -> Option<(ShardIndex, Key, i32)> {
         loop {
             let mut inner = self.0.borrow_mut();
@@ -280,7 +281,7 @@ impl World {
     }
 
     pub(crate) fn close(&self, handle: u64) {
-        // A descriptor may be dropped while the world carries something out; then it is only left open.
+        // If the world is carrying out an operation, the dropped descriptor remains open.
         let Ok(mut inner) = self.0.try_borrow_mut() else { return };
         inner.files.close(handle);
         let peer = inner.network.close(handle);

@@ -1,4 +1,4 @@
-//! Message devices, with a socket that keeps the bounds of messages in place of a device.
+//! Message devices; a socket that preserves message boundaries replaces the device.
 
 use block::{Buffer, Error, Payload};
 use runtime::Config;
@@ -49,7 +49,8 @@ fn a_message_fills_the_head_and_then_the_body() {
     });
 }
 
-/// With a small ring, submissions come between the entries of many receives. None may come between the two of one.
+/// With a small ring, submissions happen between the entries of many receives. None may happen between the
+/// two entries of one receive.
 #[test]
 fn many_receives_wait_and_each_takes_one_message() {
     run(8, |device, peer| async move {
@@ -58,7 +59,7 @@ fn many_receives_wait_and_each_takes_one_message() {
             let device = device.clone();
             receiving.push(runtime::spawn(async move { received(&device).await.unwrap().0[0] }));
             if number % 3 == 0 {
-                // An odd number of entries between.
+                // Makes the number of entries odd.
                 runtime::sleep(Duration::ZERO).await;
             }
         }

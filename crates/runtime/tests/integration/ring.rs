@@ -1,5 +1,4 @@
-//! The executor on a real ring: files, sockets, shards, time, and what happens to operations that nobody
-//! waits for any more.
+//! The executor on a real ring: files, sockets, shards, time, and abandoned operations.
 
 use block::{Buffer, Data, Durability, Error, Payload};
 use runtime::file::{self, File, OpenOptions};
@@ -39,7 +38,7 @@ fn a_file_keeps_what_is_written_and_errors_name_it() {
             file::list(directory.path()).await.expect("it lists"),
             [std::path::PathBuf::from("other")]
         );
-        let error = File::open(&path, OpenOptions::default()).await.expect_err("it is gone");
+        let error = File::open(&path, OpenOptions::default()).await.expect_err("removed");
         assert_eq!(error.errno(), libc::ENOENT);
         assert!(error.to_string().contains("data"), "{error}");
     });
@@ -53,11 +52,12 @@ fn registered_and_plain_buffers_both_work_alone_and_in_vectors() {
     let registered = runtime::run(config, move || async move {
         let options = OpenOptions { create: true, ..OpenOptions::read_write() };
         let file = File::open(&path, options).await.expect("it opens");
-        // More than the region holds, so that some are carved from it and some are not.
+        // More buffers than the region holds, so that only some are registered.
         let buffers: Vec<Buffer> = (0..100).map(|index| Buffer::copy_of(&[index; 4096])).collect();
         let registered = buffers.iter().filter(|buffer| buffer.is_registered_here()).count();
         let buffers: Vec<Data> = buffers.into_iter().map(Buffer::freeze).collect();
-        // One by one, then in vectors of 20: registered ones, plain ones, and both; half of each block moves by one byte.
+        // One by one, then in vectors of 20: registered, plain, and mixed; each step writes half of each
+        // block, shifted by one byte.
         for together in [1, 20] {
             for (number, some) in buffers.chunks(together).enumerate() {
                 let halves = |data: &Data| [data.slice(1..2000), data.slice(2000..4096), data.slice(0..1)];
@@ -101,7 +101,7 @@ fn streams_carry_bytes_both_ways_between_shards() {
                 buffer.filled().to_vec()
             });
             let stream = listener.accept().await.expect("a connection");
-            // To another task by way of the form that travels.
+            // Sends the stream to another task in the form for other shards.
             let stream = stream.into_remote().expect("it travels").into_stream();
             let (result, buffer) = stream.receive_exact(Buffer::new(12_000)).await;
             result.expect("all bytes arrive");
@@ -124,12 +124,13 @@ fn a_dropped_receive_never_writes_into_freed_memory() {
         let client = Stream::connect(listener.local_address()).await.expect("it connects");
         let server = listener.accept().await.expect("a connection");
         for round in 0..200_u32 {
-            // The receive is dropped with its buffer in the kernel's hands, at any stage of it.
+            // The receive is dropped at every stage while the kernel has its buffer.
             let buffer = Buffer::new(4096);
             let address = buffer.address();
             let receive = runtime::timeout(Duration::from_micros(u64::from(round)), server.receive(buffer));
             assert!(receive.await.is_err(), "nothing was sent yet");
-            // Had the memory been freed, these would be it, and the kernel would write over them.
+            // If the memory had been freed, these buffers would reuse it, and the kernel would overwrite
+            // them.
             let witnesses: Vec<Buffer> = (0..8).map(|_| Buffer::copy_of(&[0x5A; 4096])).collect();
             let reused = witnesses.iter().any(|buffer| buffer.address() == address);
             client.send(Data::copy_of(&[0xFF; 512]).into()).await.0.expect("it sends");
@@ -137,8 +138,8 @@ fn a_dropped_receive_never_writes_into_freed_memory() {
             for witness in &witnesses {
                 assert!(witness.filled().iter().all(|byte| *byte == 0x5A), "round {round}, reused: {reused}");
             }
-            // What the cancelled receive did not take is still there for the next one, or it took it: a
-            // cancellation that comes too late loses bytes, which is why doors don't cancel receives.
+            // The next receive takes the bytes, unless the cancelled one did: a late cancellation loses
+            // bytes, which is why doors don't cancel receives.
             let drained = runtime::timeout(Duration::from_millis(5), server.receive(Buffer::new(4096))).await;
             drop(drained);
         }
@@ -159,7 +160,7 @@ fn dropped_file_operations_end_on_their_own() {
                 Buffer::copy_of(&[index as u8 + 1; 4096]).into(),
                 Durability::Visible,
             ));
-            // Polled once, so that it is submitted, and dropped.
+            // Polled once, so that the write is submitted, and then dropped.
             let mut write = write;
             let mut polled = false;
             std::future::poll_fn(|context| {
@@ -172,7 +173,8 @@ fn dropped_file_operations_end_on_their_own() {
             .await;
         }
         file.sync_all().await.expect("it syncs");
-        // The sync has an entry behind the writes, but nothing orders them; wait for the last to land.
+        // The entry of the sync follows the writes, but isn't ordered after them, so the test waits for the
+        // last write.
         for _ in 0..1000 {
             if file.length().expect("a length") == 64 * 4096 {
                 break;
@@ -185,7 +187,7 @@ fn dropped_file_operations_end_on_their_own() {
     assert!(contents == expected, "abandoned writes are carried out");
 }
 
-/// Polls a future once and drops it: with the operation still running, or, with `late`, after it has ended.
+/// Polls a future once and drops it: while the operation is in flight or, with `late`, after it has ended.
 async fn poll_once_and_drop<F: Future>(future: F, late: bool) {
     let mut future = Box::pin(future);
     std::future::poll_fn(|context| {
@@ -217,7 +219,7 @@ fn what_an_abandoned_open_has_opened_is_closed() {
             for _ in 0..8 {
                 poll_once_and_drop(File::open(&path, OpenOptions::default()), late).await;
             }
-            // Opens that still run have ended when one that began after them has, or soon after.
+            // Outstanding opens end at about the time of an open that begins later.
             drop(File::open(&path, OpenOptions::default()).await.expect("it opens"));
             for _ in 0..500 {
                 if descriptors(&path) == 0 {
@@ -235,12 +237,12 @@ fn what_an_abandoned_accept_has_accepted_is_closed() {
     for late in [false, true] {
         run(move || async move {
             let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("it listens");
-            // The connection is there already, so the accept takes it as soon as it is submitted.
+            // The connection exists already, so the accept completes as soon as it is submitted.
             let client = Stream::connect(listener.local_address()).await.expect("it connects");
             poll_once_and_drop(listener.accept(), late).await;
             let end = runtime::timeout(Duration::from_secs(1), client.receive(Buffer::new(1))).await;
             let (end, _) = end.expect("the connection was accepted and never closed");
-            assert!(matches!(end, Ok(0) | Err(_)), "nobody sends: {end:?}");
+            assert!(matches!(end, Ok(0) | Err(_)), "no data: {end:?}");
         });
     }
 }
@@ -378,7 +380,8 @@ mod allocations {
     }
 }
 
-/// Runs this test again as a user who may lock just enough memory for a ring: everything works, with plain buffers.
+/// Runs this test again as a user whose limit of locked memory suffices only for a ring: everything works,
+/// with plain buffers.
 #[test]
 fn without_locked_memory_plain_buffers_serve() {
     const UNDER_LIMIT: &str = "SILTSTONE_TEST_UNDER_LIMIT";

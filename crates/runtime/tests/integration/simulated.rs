@@ -1,4 +1,4 @@
-//! The simulated runtime: a seed decides everything, and a power cut loses only what may be lost.
+//! The simulated runtime: runs depend only on the seed, and a power cut loses only data that wasn't durable.
 
 use block::{Buffer, Data, Durability};
 use runtime::file::{File, OpenOptions};
@@ -7,7 +7,7 @@ use runtime::{ShardIndex, Simulated, SimulatedFaults, Simulation};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Something with files, sockets, shards, timers and chance.
+/// A load with files, sockets, shards, timers and randomness.
 async fn everything() -> u64 {
     let address: Address = "unix:socket".parse().expect("an address");
     let listener = Listener::bind(&address).expect("it listens");
@@ -103,7 +103,7 @@ fn a_power_cut_keeps_what_was_synced_and_may_tear_the_rest() {
     assert!(torn > 10 && lost > 10, "torn {torn}, lost {lost} of 200");
 }
 
-/// A cache that holds an older write of a sector has nothing to write back there once a newer one is durable.
+/// An older cached write of a sector must not be written back over a newer durable one.
 #[test]
 fn a_durable_write_is_never_undone_by_an_older_one() {
     let mut kept = 0;

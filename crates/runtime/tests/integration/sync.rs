@@ -1,4 +1,4 @@
-//! Waiting for one another, under the simulated runtime, so that orders are drawn.
+//! Synchronization of tasks under the simulated runtime, in random orders.
 
 use runtime::sync::{Notify, Semaphore, StopSource, channel, oneshot};
 use runtime::{ShardIndex, Simulation};
@@ -27,13 +27,13 @@ fn a_notification_is_waited_for() {
         });
         let tasks: Vec<_> = tasks.collect();
         runtime::sleep(Duration::from_secs(1)).await;
-        assert_eq!(woken.get(), 0, "nobody was notified");
+        assert_eq!(woken.get(), 0, "none was notified");
         notify.notify_one();
         runtime::sleep(Duration::from_secs(1)).await;
         assert_eq!(woken.get(), 1);
         notify.notify_all();
         runtime::join_all(tasks).await;
-        // A waiter that gave up takes no notification from another one.
+        // A waiter that timed out must not take the notification of another one.
         assert!(runtime::timeout(Duration::from_secs(1), notify.notified()).await.is_err());
         let other = notify.notified();
         notify.notify_one();
@@ -51,7 +51,7 @@ fn permits_bound_and_come_back_in_order() {
             runtime::spawn(async move {
                 let wanted = 1 + index % 3;
                 let acquire = semaphore.acquire(wanted);
-                // Some give up while they wait.
+                // Some waiters time out.
                 let patience = Duration::from_micros(if index % 5 == 0 { 1 } else { 1_000_000 });
                 let Ok(_permit) = runtime::timeout(patience, acquire).await else { return };
                 using.set(using.get() + wanted);
@@ -76,7 +76,7 @@ fn channels_are_bounded_and_end() {
             let (sender, sent) = (sender.clone(), sent.clone());
             runtime::spawn(async move {
                 for number in 0..10 {
-                    sender.send((who, number)).await.expect("somebody receives");
+                    sender.send((who, number)).await.expect("it is received");
                     sent.borrow_mut().push((who, number));
                 }
             })
@@ -134,7 +134,7 @@ fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
                     running.set(running.get() + 1);
                     most.set(most.get().max(running.get()));
                     assert!(taken.get() <= number + expected, "a future was taken before its turn");
-                    // They end in another order.
+                    // The futures end in another order.
                     runtime::sleep(Duration::from_micros(1 + number * 7 % 20)).await;
                     running.set(running.get() - 1);
                     number
@@ -148,7 +148,7 @@ fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
     });
 }
 
-/// Polls once, without anybody to wake.
+/// Polls once, with a waker that does nothing.
 fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
     future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
 }
@@ -162,7 +162,7 @@ fn a_notification_whose_waiter_is_dropped_goes_to_the_next_one() {
     notify.notify_one();
     drop(first);
     assert!(poll(second.as_mut()).is_ready(), "the notification was lost with the first waiter");
-    // One that was consumed isn't handed on, and neither is one of `notify_all`.
+    // A notification that was consumed isn't passed on, and neither is one of `notify_all`.
     let (mut first, mut second) = (Box::pin(notify.notified()), Box::pin(notify.notified()));
     notify.notify_one();
     assert!(poll(first.as_mut()).is_ready());
@@ -174,7 +174,7 @@ fn a_notification_whose_waiter_is_dropped_goes_to_the_next_one() {
     assert!(poll(late.as_mut()).is_pending());
 }
 
-/// Counts how often it is woken.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Wakes(std::sync::atomic::AtomicUsize);
 
@@ -186,7 +186,7 @@ impl std::task::Wake for Wakes {
 
 #[test]
 fn permits_whose_waiter_is_dropped_go_to_the_next_one() {
-    // The first waiter is woken and dropped; or it waits for more than there is, and is dropped.
+    // The first waiter is dropped after it was woken, or while it waits for more permits than there are.
     for wanted in [1, 3] {
         let semaphore = Semaphore::new(2);
         let permit = semaphore.try_acquire(1).expect("a permit is free");

@@ -4,9 +4,9 @@
 //! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
 
 use block::{Error, Result};
+use runtime::net::is_listened_on;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Folder of all attachments.
@@ -104,20 +104,27 @@ impl Folder {
         self.lock()
     }
 
-    /// Locks the folder against others that would remove it.
+    /// Locks the folder against others that would remove it. Creates the lock's file if it isn't there.
     ///
     /// # Errors
     /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder isn't there.
     pub fn lock(&self) -> Result<FolderLock> {
+        self.lock_with(std::fs::OpenOptions::new().create(true).truncate(false))
+    }
+
+    /// As [`lock`](Self::lock), but creates nothing.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); [`Error::NotFound`] if the lock's file isn't there.
+    pub fn lock_existing(&self) -> Result<FolderLock> {
+        self.lock_with(&mut std::fs::OpenOptions::new())
+    }
+
+    fn lock_with(&self, options: &mut std::fs::OpenOptions) -> Result<FolderLock> {
         let shown = self.path.display();
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {shown}"));
         let path = self.path.join("lock");
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(failed)?;
+        let file = options.write(true).open(&path).map_err(failed)?;
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(Error::busy(format!(
@@ -187,10 +194,9 @@ impl Folder {
         self.path.join("attachment.json")
     }
 
-    /// Whether a holder listens; also for users who may not talk to it.
+    /// Whether a holder listens, also a stopped one; also for users who may not talk to it. Never waits.
     pub fn is_alive(&self) -> bool {
-        let connected = UnixStream::connect(self.socket());
-        connected.map_or_else(|error| error.kind() == ErrorKind::PermissionDenied, |_| true)
+        is_listened_on(&self.socket()).unwrap_or_else(|error| matches!(error, Error::PermissionDenied(_)))
     }
 
     /// Makes the link to a node.
@@ -280,6 +286,41 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() < 200 && text.starts_with("(earlier lines were removed)\nline 98"), "{text}");
         assert!(text.ends_with("line 999\nline 1000\n"), "{text}");
+    }
+
+    /// A stopped holder accepts nothing, and a full queue of its socket makes further connections wait.
+    #[test]
+    fn a_holder_that_accepts_nothing_is_alive() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder { name: "vol".into(), path: parent.path().join("vol") };
+        assert!(!folder.is_alive(), "there is no folder");
+        std::fs::create_dir(&folder.path).unwrap();
+        assert!(!folder.is_alive(), "there is no socket");
+        let listener = std::os::unix::net::UnixListener::bind(folder.socket()).unwrap();
+        let queue: Vec<_> = std::iter::from_fn(|| filling(&folder.socket())).collect();
+        assert!(!queue.is_empty() && folder.is_alive());
+        drop(listener);
+        assert!(!folder.is_alive(), "nothing listens");
+    }
+
+    /// Connects without waiting; `None` if the listener's queue is full.
+    fn filling(path: &Path) -> Option<std::os::fd::OwnedFd> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).is_ok().then_some(socket)
+    }
+
+    #[test]
+    fn a_lock_that_must_exist_is_not_created() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder { name: "vol".into(), path: parent.path().to_owned() };
+        assert!(matches!(folder.lock_existing(), Err(Error::NotFound(_))));
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+        let lock = folder.lock().unwrap();
+        assert!(matches!(folder.lock_existing(), Err(Error::Busy(_))));
+        drop(lock);
+        folder.lock_existing().unwrap();
     }
 
     #[test]

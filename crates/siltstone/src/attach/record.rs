@@ -88,15 +88,16 @@ impl Record {
     }
 
     /// Removes the links of attachments that lost both their holder and their node: the node's path may be another device's by now.
-    /// Every verb and every holder calls it, so that nobody follows such a link for long. An attachment that is being attached or
-    /// detached has its lock taken, and those of other users can't be read: they are left as they are.
+    /// Every verb and every holder calls it, so that nobody follows such a link for long: it never waits and creates nothing. Left as
+    /// they are: attachments that are being attached or detached, whose lock is taken; those of other users, which can't be read; those
+    /// whose holder is stopped, which may go on.
     pub fn remove_lost_links() {
         for folder in Folder::all().unwrap_or_default() {
             let is_lost = || {
                 let record = Record::read(&folder).ok().flatten();
                 record.is_some_and(|record| !record.has_node()) && !folder.is_alive()
             };
-            if folder.has_link() && is_lost() && folder.lock().is_ok_and(|_lock| is_lost()) {
+            if folder.has_link() && is_lost() && folder.lock_existing().is_ok_and(|_lock| is_lost()) {
                 folder.remove_link();
             }
         }

@@ -2,13 +2,10 @@
 
 use super::protocol::{self, Answer, LONGEST_ANSWER, Request, VERSION};
 use crate::failure::Failure;
+use crate::unix_connect;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// Time limit for a server's first answer.
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Server that has answered.
 pub struct Client {
@@ -33,7 +30,7 @@ impl Client {
     /// [`Failure::World`] if the peer is no server, has another version, or doesn't answer in time.
     pub fn new(path: PathBuf, stream: UnixStream) -> Result<Option<Client>, Failure> {
         let limit = |limit| stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
-        let set = limit(Some(HELLO_LIMIT));
+        let set = limit(Some(unix_connect::LIMIT));
         set.map_err(|error| Failure::World(format!("control socket {}: {error}", path.display())))?;
         let mut client = Client { path, stream: BufReader::new(stream), opening: None };
         let hello = match client.exchange(&Request::Hello) {
@@ -99,7 +96,7 @@ impl Client {
                 Err(Lost::Otherwise(format!("an answer of more than {LONGEST_ANSWER} bytes")))
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                let seconds = HELLO_LIMIT.as_secs();
+                let seconds = unix_connect::LIMIT.as_secs();
                 Err(Lost::Otherwise(format!("its server has not answered in {seconds} s: is it stopped?")))
             }
             Ok(_) => Err(Lost::Gone),

@@ -16,6 +16,7 @@
 //! environment than its operator's, so all are searched. A folder that others may write to is never used: they could pose as the server.
 
 use crate::failure::Failure;
+use crate::unix_connect;
 use block::{Error, Result};
 use stack::Stack;
 use std::io::ErrorKind;
@@ -215,9 +216,9 @@ fn made(folder: &Path) -> Result<PathBuf> {
 /// Connects to a socket; `None` without a server: no file, or one that a killed server has left.
 ///
 /// # Errors
-/// Those of the kernel: not allowed, not a socket.
+/// Those of the kernel: not allowed, not a socket; [`Error::TimedOut`] for a server that accepts nothing.
 pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
-    match UnixStream::connect(path) {
+    match unix_connect::connect(path) {
         Ok(stream) => Ok(Some(stream)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
         Err(error) => {

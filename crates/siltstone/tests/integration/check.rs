@@ -243,7 +243,7 @@ socket = "second.sock"
         ),
         (&["check", "two.toml", "--part", "disk"], 2, "--part disk: expected a part of kind \"log\""),
         (&["check", "file(disk.img)"], 2, "this stack has no part of kind \"log\""),
-        (&["dump", "log(ram(16MiB))"], 1, "the device holds no zones"),
+        (&["dump", "log(ram(16MiB))"], 1, "the device holds nothing but zeros; expected zones"),
     ] {
         let ran = looks(&folder, arguments);
         assert!(ran.code == Some(code) && ran.stderr.contains(expected), "{arguments:?}: {ran:?}");

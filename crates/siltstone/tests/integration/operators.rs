@@ -251,9 +251,7 @@ fn a_mirror_is_served_without_a_leg_that_cant_be_opened() {
     std::fs::rename(user.path("log.img"), user.path("elsewhere.img")).unwrap();
     let refused = user.run(&["serve", "mirror.toml"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    for words in
-        ["mirror \"vol\"", "\"slow\" can't be read", "file \"log\"", "no such file", "degraded = true"]
-    {
+    for words in ["mirror \"vol\"", "writecache \"slow\": file \"log\"", "no such file", "degraded = true"] {
         assert!(refused.stderr.contains(words), "{words}: {}", refused.stderr);
     }
 

@@ -212,13 +212,13 @@ ram(1MiB): this stack has no door: give an address to serve it at, such as --nbd
         &[],
         &["serve", "ram(1MiB)", "--nbd", "somewhere"],
         r#"
---nbd somewhere: address "somewhere": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"#,
+--nbd: address "somewhere": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"#,
     );
     refused(
         &[],
         &["serve", "ram(1MiB)", "--nbd", "unix:"],
         r#"
---nbd unix:: address "unix:": a unix socket's path has 1 to 107 bytes"#,
+--nbd: address "unix:": a unix socket's path has 1 to 107 bytes"#,
     );
 }
 
@@ -408,6 +408,55 @@ fn options() {
         assert_eq!(ran.code, Some(2), "{arguments:?}");
         assert!(ran.stderr.contains(expected), "{arguments:?}: {}", ran.stderr);
     }
+}
+
+/// What is formatted has nothing to salvage: refused before anything is opened, for each kind with the key.
+#[test]
+fn salvage_of_what_is_formatted() {
+    for stack in [
+        "log(file(disk.img, size=64MiB), salvage=true)",
+        "fs(file(disk.img, size=64MiB), mount=mnt, salvage=true)",
+        "kv(file(disk.img, size=64MiB), listen=\"unix:x.sock\", salvage=true)",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let ran = run(folder.path(), &["stack", "check", "--format", stack]);
+        assert_eq!(ran.code, Some(2), "{stack}: {}", ran.stderr);
+        let expected = "salvage: a part that is formatted has nothing to copy; expected no --format; leave it or the key out";
+        assert_eq!(ran.stderr.matches(expected).count(), 1, "{stack}: {}", ran.stderr);
+        let ran = run(folder.path(), &["format", stack]);
+        assert_eq!((ran.code, ran.stderr.matches(expected).count()), (Some(2), 1), "{stack}: {}", ran.stderr);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{stack}: nothing was made");
+    }
+}
+
+/// Messages of things that aren't there name each thing and each fact once.
+#[test]
+fn messages_say_things_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("zeros.img"), vec![0; 2 << 20]).unwrap();
+    let said = |arguments: &[&str]| run(folder.path(), arguments).stderr;
+    let at = ["--nbd", "unix:x.sock", "--no-control"];
+    let serve = |stack| said(&[&["serve", stack], &at[..]].concat());
+    for (text, expected) in [
+        (
+            serve("file(/no/such/disk, size=1MiB)"),
+            "opening /no/such/disk: No such file or directory (os error 2)\n",
+        ),
+        (serve("nbd-client(unix:/no/such/socket)"), "No such file or directory (os error 2)\n"),
+        (
+            said(&["serve", "ram(1MiB)", "--nbd", "999.0.0.1:9"]),
+            "--nbd: address \"999.0.0.1:9\": expected unix:PATH or IP:PORT",
+        ),
+        (said(&["detach", "nothing-of-this-name"]), "nothing of this name is attached; "),
+        (said(&["status", "zeros.img"]), "such as 'file(zeros.img)'"),
+    ] {
+        assert_eq!(text.matches(expected).count(), 1, "{expected}: {text}");
+    }
+    let text = serve("mirror(file(no1.img), file(zeros.img))");
+    let last = text.lines().last().unwrap();
+    assert_eq!(last.matches("\"file1\"").count(), 1, "{last}");
+    let warning = text.lines().find(|line| line.contains("a leg is missing")).unwrap();
+    assert_eq!(warning.matches("file1").count(), 1, "{warning}");
 }
 
 /// Opening would refuse it by its lock; but a part that is made anew may be gone by then.

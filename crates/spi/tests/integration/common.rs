@@ -24,7 +24,7 @@ pub fn description(name: &str) -> Arc<Description> {
     spinor::chip(name).unwrap().unwrap()
 }
 
-/// A free port of this machine.
+/// Address with a free port of this machine.
 pub fn any_port() -> Address {
     "127.0.0.1:0".parse().unwrap()
 }
@@ -71,7 +71,7 @@ impl Programmer {
         buffer.filled().to_vec()
     }
 
-    /// Carries out an SPI operation.
+    /// Executes an SPI operation.
     pub async fn spi(&self, sent: &[u8], read: usize) -> Vec<u8> {
         self.send(&operation(sent, read)).await;
         let answer = self.receive(1 + read).await;
@@ -80,7 +80,7 @@ impl Programmer {
     }
 }
 
-/// The request of an SPI operation.
+/// Encodes the request of an SPI operation.
 pub fn operation(sent: &[u8], read: usize) -> Vec<u8> {
     let mut bytes = vec![0x13];
     bytes.extend(&(sent.len() as u32).to_le_bytes()[..3]);

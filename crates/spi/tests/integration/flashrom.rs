@@ -1,4 +1,4 @@
-//! Stock flashrom on the chips, and beside it flashrom's own emulation of those that both know.
+//! Stock flashrom on the chips, compared with flashrom's own emulation of the chips that both support.
 
 use crate::common::{close, run, served_chip};
 use runtime::net::Address;
@@ -6,7 +6,7 @@ use spi::{ServedChip, Time};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines that name the programmer, the version or how well a chip was tested.
+/// Lines that name the programmer, the version or the test state of a chip.
 const NOISE: &[&str] = &[
     "flashrom ",
     "serprog:",
@@ -28,7 +28,7 @@ const NOISE: &[&str] = &[
     "version of flashrom",
 ];
 
-/// Returns the path of flashrom; says that the test is skipped without it.
+/// Returns the path of flashrom; without it, prints that the test is skipped.
 fn flashrom() -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let folders = path.split(':').chain(["/usr/sbin", "/usr/local/sbin"]);
@@ -42,11 +42,11 @@ fn flashrom() -> Option<PathBuf> {
 
 struct Ran {
     success: bool,
-    /// What it said, without noise and the programmer's name.
+    /// Output, without noise and the programmer's name.
     said: String,
 }
 
-/// A folder with files for flashrom, and how it reaches a chip.
+/// A folder with files for flashrom, and the chip's address.
 struct Bench {
     flashrom: PathBuf,
     folder: tempfile::TempDir,
@@ -89,7 +89,7 @@ impl Bench {
     }
 }
 
-/// Bytes that look random, the same for the same seed.
+/// Pseudo-random bytes, determined by the seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut random = runtime::Random::new(seed);
     let mut bytes = vec![0; length];
@@ -111,7 +111,7 @@ fn flashrom_identifies_erases_writes_verifies_and_reads() {
             let found = bench.run(&[]).await;
             assert!(found.said.contains("Found"), "{chip}: {}", found.said);
             let size = served_chip.board().borrow_mut().chip().description().size as usize;
-            // Mostly erased, so that it doesn't take long: pages here and there.
+            // Mostly erased, which is quick: only some pages have data.
             let mut image = vec![0xFF; size];
             for (n, at) in (0..size).step_by(size / 64).enumerate() {
                 image[at..at + 5000].copy_from_slice(&noise(n as u64, 5000));
@@ -162,7 +162,7 @@ fn write_protection_holds_against_flashrom() {
         assert!(status.contains("start=0x00000000 length=0x00100000"), "{status}");
         assert!(status.contains("Protection mode: hardware"), "{status}");
         assert_eq!(served_chip.board().borrow_mut().chip().protected_area(), 0..0x10_0000);
-        // With WP# high flashrom lifts the protection by itself, to erase; with WP# low it can't.
+        // With WP# high, flashrom removes the protection itself to erase; with WP# low it can't.
         served_chip.answer("pin wp low").await.unwrap();
         assert!(!wp(&["-E"]).await.success);
         assert_eq!(served_chip.board().borrow_mut().chip().memory()[..2], [0x12, 0x34]);
@@ -176,7 +176,7 @@ fn write_protection_holds_against_flashrom() {
     });
 }
 
-/// Everything that flashrom says and leaves is the same on our chips and on its own emulation of them.
+/// flashrom's output and results are the same on these chips and on its own emulation of them.
 #[test]
 fn the_dummy_programmer_answers_the_same() {
     let Some(flashrom) = flashrom() else { return };

@@ -1,4 +1,4 @@
-//! Programmers that break the protocol, or do not read.
+//! Programmers that break the protocol or don't read.
 
 use crate::common::{Programmer, close, operation, run, served_chip};
 use proptest::prelude::*;
@@ -7,14 +7,14 @@ use spi::{MOST_PROGRAMMERS, Time};
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-    /// The same bytes in different pieces mean the same.
+    /// The division into pieces makes no difference.
     #[test]
     fn any_bytes_in_any_pieces(bytes in prop::collection::vec(prop_oneof![0u8..0x20, any::<u8>()], 0..600), piece in 1usize..64) {
         prop_assert_eq!(steps(&bytes, piece), steps(&bytes, bytes.len().max(1)));
     }
 }
 
-/// Returns the answers and what was transferred.
+/// Returns the answers and the transfers.
 fn steps(bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<(Vec<u8>, usize)>) {
     let (mut session, mut answers, mut transfers) = (Session::default(), Vec::new(), Vec::new());
     let (mut begin, mut end) = (0, 0);

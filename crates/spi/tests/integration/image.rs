@@ -1,4 +1,4 @@
-//! The image and the state file: what a restart shows, and what is refused.
+//! The image and the state file: contents after a restart, and refusals.
 
 use crate::common::{Programmer, close, description, run, served_chip_on};
 use block::Error;
@@ -29,7 +29,7 @@ fn a_restart_shows_the_same_chip() {
             write(&programmer, &[0x02, 0, 0x10, 0, 1, 2, 3]).await;
             write(&programmer, &[0x42, 0, 0x10, 0, 0x77]).await;
             write(&programmer, &[0x01, 0x04]).await;
-            // A status makes it durable.
+            // A status makes the write durable.
             assert!(served_chip.status().await["image"]["error"].is_null());
             assert_eq!(std::fs::read(&path).unwrap()[0x1000..0x1004], [1, 2, 3, 0xFF]);
             write(&programmer, &[0x02, 0x7F, 0, 0, 9]).await;
@@ -107,7 +107,7 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
     });
 }
 
-/// Opens the image and closes it again: what a user does who only wants it created.
+/// Opens the image and closes it again, to create it.
 async fn create(path: &Path) -> block::Result<()> {
     ImageFile::open(path, description("W25Q64JV"), 1, true).await.map(drop)
 }
@@ -144,7 +144,7 @@ fn an_image_has_its_name_when_it_is_whole() {
     }
     let path = folder.path().join("flash.bin");
     let size = u64::from(description("W25Q64JV").size);
-    // A killed process leaves what others see before the end.
+    // A concurrent observer sees what a killed process would leave.
     let is_over = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -178,7 +178,8 @@ fn a_change_by_another_program_is_noticed_and_a_kill_is_none() {
         let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
         close(served_chip).await;
         assert!(has_checksum() && !is_changed().await);
-        // A kill leaves the image with a part of the changes, and the state file that was written before the first of them.
+        // A kill leaves the image with a part of the changes, and the state file as it was before the first
+        // of them.
         let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
         let programmer = Programmer::connect(&served_chip).await;
         write(&programmer, &[0x01, 0x00]).await;
@@ -193,7 +194,7 @@ fn a_change_by_another_program_is_noticed_and_a_kill_is_none() {
         bytes[0x1000] = 0;
         std::fs::write(&path, bytes).unwrap();
         assert!(is_changed().await);
-        // The next orderly end is the one to compare with.
+        // The comparison is with the last orderly end.
         close(served_chip_on(&path, "W25Q64JV").await.unwrap()).await;
         assert!(!is_changed().await);
     });
@@ -245,7 +246,7 @@ fn a_file_that_was_replaced_is_noticed_and_not_written() {
         assert!(error.contains("flash.bin\": replaced or removed since it was opened"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "another file");
         assert!(state() == before, "the erase count would be one of the other file");
-        // Back in its place everything is written.
+        // With the file back in its place, everything is written.
         std::fs::rename(&other, &path).unwrap();
         served_chip.answer("sync").await.unwrap();
         assert_eq!(std::fs::read(&path).unwrap()[0], 7);

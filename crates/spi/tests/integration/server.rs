@@ -57,7 +57,7 @@ fn modes_of_cs_and_duplex_and_the_drivers_are_each_programmers_own() {
         one.send(&[0x17, 0, 0x18, 1]).await;
         one.receive(2).await;
         assert!(one.spi(&[0x9F], 0).await.is_empty());
-        assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# stays low");
+        assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# remains low");
         one.send(&[0x18, 0, 0x15, 0]).await;
         one.receive(2).await;
         assert_eq!(one.spi(&[0x9F], 2).await, [0xFF, 0xFF], "without drivers");
@@ -103,7 +103,7 @@ fn a_pseudo_terminal_is_a_serial_port() {
             };
             write(&operation(&[0x9F], 3)).await;
             assert_eq!(read(4).await, [6, 0xEF, 0x40, 0x17]);
-            // A client that breaks off leaves an incomplete request, which is forgotten.
+            // A client that disconnects leaves an incomplete request, which is dropped.
             write(&operation(&[0x03, 0, 0, 0], 9)[..5]).await;
             runtime::sleep(Duration::from_millis(1100)).await;
             write(&[0x10]).await;
@@ -118,7 +118,7 @@ fn the_power_fails_in_the_middle_of_a_program() {
     run(|| async {
         let served_chip = served_chip("W25Q128JV", Time::Real, "[[rule]]\nnever = \"power-loss\"").await;
         let programmer = Programmer::connect(&served_chip).await;
-        // Where the machine is loaded an erase may be over before the power is cut.
+        // On a loaded machine, an erase may end before the power is cut.
         loop {
             served_chip.board().borrow_mut().chip().memory_mut()[..4096].fill(0);
             programmer.spi(&[0x06], 0).await;
@@ -318,7 +318,7 @@ fn a_transaction_that_one_programmer_holds_open_is_no_other_ones() {
         one.spi(&[0x06], 0).await;
         assert_eq!(ask(&one, &[0x18, 1], 1).await, [6]);
         one.spi(&[0x02, 0, 0, 0, 1], 0).await;
-        // Neither a transaction of its own nor a part of the open one.
+        // The operation is refused: it is no transaction of its own and no part of the open one.
         assert_eq!(ask(&other, &operation(&[0x9F], 3), 1).await, [0x15]);
         assert_eq!(ask(&other, &[0x18, 1], 1).await, [0x15], "CS# is taken");
         assert_eq!(ask(&other, &operation(&[0x77], 0), 1).await, [0x15]);
@@ -327,7 +327,7 @@ fn a_transaction_that_one_programmer_holds_open_is_no_other_ones() {
         assert_eq!(ask(&one, &[0x18, 0], 1).await, [6]);
         assert_eq!(other.spi(&[0x9F], 3).await, [0xEF, 0x40, 0x18]);
         assert_eq!(other.spi(&[0x03, 0, 0, 0], 4).await, [1, 2, 3, 0xFF]);
-        // Without drivers CS# is high, and one that leaves gives it back.
+        // Without drivers CS# is high, and a disconnect releases it.
         assert_eq!(ask(&one, &[0x18, 1, 0x15, 0], 2).await, [6, 6]);
         assert_eq!(other.spi(&[0x9F], 1).await, [0xEF]);
         assert_eq!(ask(&one, &[0x15, 1], 1).await, [6]);
@@ -401,7 +401,7 @@ fn a_new_client_of_the_pseudo_terminal_inherits_nothing() {
         assert_eq!(second.ask(&operation(&[0x9F], 1), 2).await, [6, 0xFF]);
         assert_eq!(second.ask(&[0x10], 2).await, [0x15, 6]);
         assert_eq!(second.ask(&operation(&[0x9F], 1), 2).await, [6, 0xEF], "the drivers are on");
-        // A connection's synchronization is only that.
+        // On a socket, a synchronization resets nothing.
         assert_eq!(ask(&socket, &[0x17, 1, 0x10], 3).await, [6, 0x15, 6]);
         assert_eq!(socket.spi(&[0x9F], 2).await, [0xFF, 0xEF], "full duplex still");
         close(served_chip).await;

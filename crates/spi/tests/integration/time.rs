@@ -1,10 +1,10 @@
-//! Busy times in real time against the table.
+//! Busy times in real time, compared with the table.
 #![allow(clippy::disallowed_methods)]
 
 use crate::common::{Programmer, close, run, served_chip};
 use spi::Time;
 
-/// The chip ends an operation neither before the table's time nor, as far as one can see by polling, much after it.
+/// The chip ends an operation not before the table's time and, as far as polling can show, not much after it.
 #[test]
 fn busy_lasts_as_long_as_the_table_says() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! A C program against the header and the static library, and the header against the code.
+//! A C program with the header and the static library, and a comparison of the header with the code.
 #![allow(clippy::unwrap_used)] // All of this is tests.
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ fn library() -> PathBuf {
     PathBuf::from(&text[start..end])
 }
 
-/// Compiles a program of the folder `tests` with further arguments for cc, and runs it. It says "ok: " at its end.
+/// Compiles a program of the folder `tests` with further arguments for cc, and runs it. It prints "ok: " at
+/// its end.
 fn run_in_c(source: &str, compile: &[&Path], arguments: &[&Path]) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
@@ -65,7 +66,8 @@ fn a_program_in_c_drives_the_chip() {
     run_in_c("drive.c", &[Path::new("-Werror")], &[]);
 }
 
-/// Folder with the C sources of littlefs, which the crate littlefs2-sys contains; `None` if cargo hasn't fetched it.
+/// Folder with the C sources of littlefs, which the crate littlefs2-sys contains; `None` if cargo hasn't
+/// fetched it.
 fn littlefs() -> Option<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -73,19 +75,19 @@ fn littlefs() -> Option<PathBuf> {
         .current_dir(crate_folder())
         .output()
         .unwrap();
-    // Fails if a package for any platform is not there.
+    // Fails if the package of any platform is missing.
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
     let packages = metadata["packages"].as_array()?;
     let package = packages.iter().find(|package| package["name"] == "littlefs2-sys")?;
     Some(Path::new(package["manifest_path"].as_str()?).parent()?.join("littlefs"))
 }
 
-/// The text of a chip file with an array of 64 KiB, so that it can be loaded for each cut.
+/// Text of a chip file with an array of 64 KiB, small enough to be loaded for each cut.
 fn small_chip() -> String {
     let (_, text) = spinor::CHIPS.iter().find(|(name, _)| *name == "W25Q64JV").unwrap();
     let small = text.replace("\nsize = 8388608\n", "\nsize = 65536\n");
     assert!(small != *text);
-    // Its SFDP area tells the real chip's size; without one it is made from the file.
+    // Its SFDP area has the real chip's size; without one, it is generated from the file.
     match (small.find("\nsfdp_of"), small.rfind("\"\"\"\n")) {
         (Some(start), Some(end)) => format!("{}\n{}", &small[..start], &small[end + 4..]),
         _ => small,
@@ -110,7 +112,7 @@ fn littlefs_keeps_what_it_acknowledged() {
 
 #[test]
 fn the_header_is_what_cbindgen_makes() {
-    // Other versions know other syntax, and lay the header out otherwise.
+    // Other versions have another syntax, and lay the header out differently.
     let version = Command::new("cbindgen").arg("--version").output();
     let is_known = version.is_ok_and(|said| said.stdout.starts_with(b"cbindgen 0.29."));
     if !is_known {
@@ -133,7 +135,7 @@ fn the_header_is_what_cbindgen_makes() {
     );
 }
 
-/// Every function that is exported stands in the header: also without cbindgen.
+/// The header has every exported function. Runs without cbindgen.
 #[test]
 fn the_header_names_every_function() {
     let header = std::fs::read_to_string(crate_folder().join("include/siltstone_spinor.h")).unwrap();

@@ -1,9 +1,9 @@
-//! The parts of the array that changed since they were last asked for, so that an owner can keep a copy up to date.
+//! Parts of the array that changed since the last query, so that an owner can keep a copy up to date.
 
 use super::Chip;
 use std::ops::Range;
 
-/// Bytes that one mark stands for.
+/// Bytes per mark.
 const UNIT: u32 = 4096;
 
 /// A mark for each 4 KiB of the array.
@@ -56,14 +56,15 @@ impl Changes {
 }
 
 impl Chip {
-    /// Returns a range of the array, of 4 KiB or up to `most` bytes, that changed since it was last returned; `None` if none did.
+    /// Returns a range of the array that changed since it was last returned, of 4 KiB or up to `most` bytes;
+    /// `None` if none did.
     ///
     /// A change through [`Chip::memory_mut`] counts as one of the whole array.
     pub fn take_changed(&mut self, most: u32) -> Option<Range<u32>> {
         self.changes.take(most)
     }
 
-    /// Lets [`Chip::take_changed`] return a range again: it could not be saved.
+    /// Makes [`Chip::take_changed`] return a range again, because it could not be saved.
     ///
     /// # Panics
     /// If the range ends after the array.

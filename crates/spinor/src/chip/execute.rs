@@ -1,4 +1,4 @@
-//! What commands do: with each data byte, and when CS# rises.
+//! Effects of commands: of each data byte, and when CS# rises.
 
 use super::operation::Work;
 use super::{Chip, Refusal};
@@ -40,7 +40,7 @@ impl Chip {
         }
     }
 
-    /// Returns the next byte of the array, as this read sees it, and moves on.
+    /// Returns the next byte of the array, as this read sees it, and advances the address.
     pub(super) fn next_from_array(&mut self) -> u8 {
         let address = self.link.address;
         let mask = self.description.size - 1;
@@ -112,7 +112,7 @@ impl Chip {
         self.cells.security.get((start + within) as usize).copied().unwrap_or(0xFF)
     }
 
-    /// Does what a command does when CS# rises.
+    /// Executes a command when CS# rises.
     pub(super) fn execute(&mut self, index: usize) -> Result<(), Refusal> {
         use Action::*;
         let address = self.link.address & (self.description.size - 1);
@@ -288,7 +288,7 @@ impl Chip {
             let pairs = cells[range.clone()].iter().zip(&self.link.page[range]);
             pairs.map(|(cell, data)| u32::from(data & !cell != 0)).sum::<u32>()
         };
-        // After the page's end the data goes on at its start.
+        // After the page's end the data continues at its start.
         let overwrites = count(first..end.min(length)) + count(0..end.saturating_sub(length));
         self.link.overwrites = overwrites;
         self.counters.overwrites += u64::from(overwrites);
@@ -308,8 +308,8 @@ impl Chip {
         Ok(())
     }
 
-    /// Returns the time of a program of so many bytes: tBP1 and tBP2 per further byte where the datasheet has them, at most tPP.
-    /// The maximum is that of a page in the same proportion.
+    /// Returns the time of a program of `bytes` bytes: tBP1 and tBP2 per further byte where the datasheet has
+    /// them, at most tPP. The maximum is that of a page in the same proportion.
     fn program_time(&self, bytes: u64) -> Span {
         let whole = self.description.times.page_program;
         match self.description.times.byte_program {

@@ -1,7 +1,8 @@
 //! The bus: phases of a transaction, bit by bit.
 //!
-//! The master drives IO0 (MOSI) and samples IO1 (MISO) on one line, and shares the lines on two or four. The chip samples and
-//! drives as its own phase says. Where the two disagree, each sees what the wires show: undriven lines are pulled up.
+//! The master drives IO0 (MOSI) and samples IO1 (MISO) on one line, and shares the lines on two or four. The
+//! chip samples and drives lines by its own phase. If the two disagree, both see the levels of the wires;
+//! undriven lines are pulled up.
 
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
@@ -24,7 +25,7 @@ pub(super) enum Phase {
     Ignored,
 }
 
-/// What the output phase sends.
+/// Source of the output phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Memory,
@@ -46,13 +47,13 @@ pub(super) struct Link {
     shift: u8,
     bits: u8,
     lines: u8,
-    /// Address bytes or dummy clocks that are left.
+    /// Remaining address bytes or dummy clocks.
     left: u16,
     pub(super) opcode: u8,
     pub(super) command: Option<u16>,
     /// Next address; reads and FRAM writes advance it.
     pub(super) address: u32,
-    /// Address that the host sent, or that AAI programming goes on at; `None` for a command without one.
+    /// Address that the host sent, or at which AAI programming continues; `None` for a command without one.
     first_address: Option<u32>,
     address_bytes: u8,
     /// Whether the chip was in QPI when CS# fell.
@@ -162,7 +163,7 @@ impl Chip {
         }
     }
 
-    /// Raises CS#: the command that the transaction was takes effect.
+    /// Raises CS#: the command of the transaction takes effect.
     pub fn deselect(&mut self) {
         if !self.link.selected {
             return;
@@ -204,7 +205,7 @@ impl Chip {
         }
     }
 
-    /// Returns why the last transaction was ignored.
+    /// Returns the reason for which the last transaction was ignored.
     pub fn last_refusal(&self) -> Option<Refusal> {
         self.link.refusal
     }
@@ -386,7 +387,7 @@ impl Chip {
         }
     }
 
-    /// Returns whether bytes of the input phase go to the page buffer, whole and as they are sent.
+    /// Returns whether bytes of the input phase are copied whole and unchanged to the page buffer.
     fn takes_page(&self, lines: u8) -> bool {
         let command = self.link.command.map(usize::from);
         self.link.selected
@@ -405,7 +406,7 @@ impl Chip {
         let link = &mut self.link;
         let mut rest = bytes;
         while !rest.is_empty() {
-            // After the page's end the data goes on at its start.
+            // After the page's end the data continues at its start.
             let at = ((u64::from(link.address) + link.received) % page as u64) as usize;
             let (now, tail) = rest.split_at(rest.len().min(page - at));
             link.page[at..at + now.len()].copy_from_slice(now);
@@ -712,7 +713,7 @@ impl Chip {
         })
     }
 
-    /// Returns a register's value; a read of a bit that tells that the chip is busy counts as a poll.
+    /// Returns a register's value; a read of a bit that shows whether the chip is busy counts as a poll.
     fn status_byte(&mut self, index: usize) -> u8 {
         let value = self.register_value(index);
         if self.operation.is_some() && self.masks[index].wip | self.masks[index].ready != 0 {

@@ -1,10 +1,11 @@
-//! Operations that take time: programs, erases, register writes. How they end, are suspended, and what a cut leaves of them.
+//! Operations that take time: programs, erases, register writes. Their ends, their suspension, and their
+//! state after a cut.
 
 use super::{BusyTime, Chip, State};
 use crate::description::Span;
 use std::ops::Range;
 
-/// What an operation does to the cells when it completes.
+/// Effect of an operation on the cells when it completes.
 pub(super) enum Work {
     /// Program of the array.
     Program { address: u32, data: Vec<u8>, aai: bool },
@@ -68,7 +69,7 @@ impl Operation {
         }
     }
 
-    /// Returns the part of the operation that is done, 0.0 to 1.0.
+    /// Returns the fraction of the operation that is done, 0.0 to 1.0.
     fn progress(&self, now: u64) -> f64 {
         if let Some((left, total)) = self.polls {
             return 1.0 - f64::from(left) / f64::from(total.max(1));
@@ -130,7 +131,7 @@ impl Chip {
         }
     }
 
-    /// Counts a status read of the host, which ends operations in the mode without time.
+    /// Counts a status read of the host, which ends operations with [`BusyTime::Polls`].
     pub(super) fn poll(&mut self) {
         let Some(Operation { polls: Some((left, _)), .. }) = &mut self.operation else { return };
         *left = left.saturating_sub(1);
@@ -200,7 +201,8 @@ impl Chip {
         }
     }
 
-    /// Completes the running operation at once, then a suspended one, whatever their times are; an operation that is stuck stays.
+    /// Completes the running operation at once, then a suspended one, regardless of their times; a stuck
+    /// operation stays.
     pub fn finish_operations(&mut self) {
         loop {
             if let Some(time) = self.busy_for() {
@@ -215,7 +217,7 @@ impl Chip {
         }
     }
 
-    /// Suspends the running program or erase. Returns whether it could be.
+    /// Suspends the running program or erase. Returns whether there was one that can be suspended.
     pub(super) fn suspend(&mut self) -> bool {
         let whole = self.description.size;
         let can = self.suspended.is_none()
@@ -248,7 +250,7 @@ impl Chip {
         true
     }
 
-    /// Ends all operations where they are: power loss or reset.
+    /// Ends all operations in their present state: power loss or reset.
     pub(super) fn abort(&mut self) {
         if let Some(operation) = self.suspended.take() {
             let fraction = operation.progress(operation.started);

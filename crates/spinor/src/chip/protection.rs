@@ -1,4 +1,4 @@
-//! Which programs, erases and register writes the chip refuses.
+//! Programs, erases and register writes that the chip refuses.
 
 use super::Chip;
 use crate::description::{Description, Locks, Meaning};
@@ -116,7 +116,7 @@ impl Chip {
         let control = self.description.security.as_ref().is_some_and(|security| {
             security.control_byte && self.cells.security.last().is_some_and(|byte| byte & 1 == 0)
         });
-        // The lock bits belong to the registers in the order of their numbers, whether those begin at 0 or at 1.
+        // The lock bits belong to the registers in the order of their numbers, which begin at 0 or at 1.
         let mut bits =
             (0..8).map(Meaning::SecurityLock).filter(|meaning| self.description.bit(*meaning).is_some());
         control

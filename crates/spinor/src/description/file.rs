@@ -1,4 +1,4 @@
-//! The form of a chip file, and its checks.
+//! The format of a chip file, and its checks.
 
 use super::units::{duration, place};
 use super::*;
@@ -20,7 +20,7 @@ struct File {
     legacy_id: Vec<u8>,
     unique_id: Option<Spanned<u32>>,
     sfdp: Option<Spanned<String>>,
-    /// Chip of whose dump the area was made.
+    /// Name of the chip from whose dump the area is derived.
     sfdp_of: Option<String>,
     #[serde(default)]
     writes_in_place: bool,
@@ -159,7 +159,7 @@ struct LatencyTable {
     clocks: Spanned<Vec<u8>>,
 }
 
-/// A fault and the bytes of the text that it is in.
+/// Position in the text and description of a problem.
 type Fault = (Range<usize>, String);
 
 /// Reads a chip file.

@@ -15,7 +15,7 @@ pub(super) fn duration(text: &str) -> Option<u64> {
         .then_some((number * factor).round() as u64)
 }
 
-/// Returns line and column, both from 1 on, of a byte offset.
+/// Returns line and column, both counted from 1, of a byte offset.
 pub(super) fn place(text: &str, offset: usize) -> (usize, usize) {
     let mut offset = offset.min(text.len());
     while !text.is_char_boundary(offset) {

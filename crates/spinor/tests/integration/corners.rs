@@ -1,4 +1,4 @@
-//! Programs, erases, suspension, power-down, reset, security registers: what datasheets say in passing.
+//! Programs, erases, suspension, power-down, reset, security registers: details of the datasheets.
 
 use crate::common::{Drive, small_chip};
 use spinor::{BusyTime, Chip, Refusal, State, chip};

@@ -40,7 +40,7 @@ fn sfdp_areas_agree_with_their_chips() {
     }
 }
 
-/// The place and a part of the message of each fault.
+/// Position and a part of the message of each problem.
 #[test]
 fn errors_name_line_and_column() {
     let good = text("W25Q128JV");
@@ -192,7 +192,8 @@ proptest! {
     }
 }
 
-/// Revision 1.5 and the quad enable requirement 100b, as the real W25Q128JV says; a driver chooses how it sets QE by them.
+/// Revision 1.5 and the quad enable requirement 100b, as in the real W25Q128JV: drivers choose by them how to
+/// set QE.
 #[test]
 fn the_w25q64jv_says_what_its_sibling_says() {
     let area = |name: &str| chip(name).unwrap().unwrap().sfdp.clone();

@@ -18,7 +18,7 @@ enum Step {
 const ERASES: [(u8, u32); 3] = [(0x20, 4096), (0x52, 32768), (0xD8, 65536)];
 
 fn steps() -> impl Strategy<Value = Step> {
-    // Addresses crowd around page and sector edges, so that steps meet.
+    // Addresses are close to page and sector edges, so that steps overlap.
     let address = || (0u32..8, 0u32..600).prop_map(|(n, offset)| (n * 32768 + 4096 - 300 + offset) % SMALL);
     prop_oneof![
         6 => (address(), prop::collection::vec(any::<u8>(), 1..400), prop::bool::weighted(0.9))

@@ -3,7 +3,7 @@
 use crate::common::{Drive, small_chip};
 use spinor::{Chip, Pin, Refusal, State, chip};
 
-/// Does one transaction with lines per part, and dummy clocks before the data.
+/// Carries out one transaction with a number of lines per part, and dummy clocks before the data.
 fn run(flash: &mut Chip, parts: &[(&[u8], u8)], dummy: u32, read: usize, lines: u8) -> Vec<u8> {
     let mut bytes = vec![0; read];
     flash.select();
@@ -238,15 +238,15 @@ fn registers_select_dummy_clocks() {
     assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9, 0xFF], 4)], 6, 1, 4), [9]);
 }
 
-/// 65h and 71h of S25FL-L: each register has an address for the value in force and one for the value that is kept. A write of the
-/// kept one changes both, and takes its time.
+/// 65h and 71h of S25FL-L: each register has one address for the value in force and one for the non-volatile
+/// value. A write of the non-volatile one changes both, and takes the time of a register write.
 #[test]
 fn any_register_is_read_and_written_at_its_addresses() {
     let mut flash = numbered("S25FL128L");
     assert_eq!(flash.ask(&[0x65, 0x80, 0, 3, 0], 2), [0x60, 0x60]);
     assert_eq!(flash.ask(&[0x65, 0, 0, 4, 0], 1), [0x78]);
     assert_eq!(flash.ask(&[0x65, 0x80, 0, 9, 0], 1), [0xFF], "no register");
-    // In force only: at once, and not after a power cycle.
+    // The value in force only: at once, and lost by a power cycle.
     flash.send(&[0x71, 0x80, 0, 2, 0x02]);
     assert_eq!(flash.ask(&[0x35], 1), [0x00], "not write-enabled");
     flash.send(&[0x06]);
@@ -255,7 +255,8 @@ fn any_register_is_read_and_written_at_its_addresses() {
     assert_eq!(flash.ask(&[0x65, 0x80, 0, 2, 0], 1), [0x02]);
     assert_eq!(flash.ask(&[0x65, 0, 0, 2, 0], 1), [0x00]);
     assert_eq!(flash.ask(&[0x05], 1), [0x00], "WEL is cleared");
-    // Kept: both, after the time of a register write, during which the status is read by 65h, too.
+    // The non-volatile address: both values, after the time of a register write, during which 65h reads the
+    // status.
     flash.send(&[0x06]);
     flash.send(&[0x71, 0, 0, 4, 0x73]);
     assert!(flash.busy_for().is_some());
@@ -270,7 +271,7 @@ fn any_register_is_read_and_written_at_its_addresses() {
     assert_eq!(run(&mut flash, &[(&[0x65, 0x80, 0, 2], 1)], 3, 1, 1), [0x00]);
 }
 
-/// 65h, 71h and 5Ah of S25FL-L take the address as the address mode says.
+/// 65h, 71h and 5Ah of S25FL-L take an address of the length that the address mode sets.
 #[test]
 fn registers_and_sfdp_are_addressed_in_four_bytes_too() {
     let mut flash = numbered("S25FL128L");
@@ -280,6 +281,22 @@ fn registers_and_sfdp_are_addressed_in_four_bytes_too() {
     flash.send(&[0x06]);
     flash.send(&[0x71, 0, 0x80, 0, 2, 0x02]);
     assert_eq!(flash.ask(&[0x65, 0, 0x80, 0, 2, 0], 1), [0x02]);
+}
+
+/// Dummy clocks of 5Ah and 48h of S25FL-L are those that CR3 selects, and its four security regions follow one another, in QPI as in SPI.
+#[test]
+fn sfdp_and_security_regions_of_the_s25fl128l() {
+    let mut flash = numbered("S25FL128L");
+    flash.send(&[0x06]);
+    flash.finish(&[0x42, 0, 0x01, 0x05, 7]);
+    assert_eq!(flash.ask(&[0x48, 0, 0x01, 0x05, 0], 1), [7], "the second region");
+    assert_eq!(flash.ask(&[0x48, 0, 0, 0x05, 0], 1), [0xFF], "the first one");
+    flash.finish(&[0x01, 0, 0, 0x60, 0x73]);
+    assert_eq!(run(&mut flash, &[(&[0x5A, 0, 0, 0], 1)], 3, 4, 1), b"SFDP");
+    assert_eq!(run(&mut flash, &[(&[0x48, 0, 0x01, 0x05], 1)], 3, 1, 1), [7]);
+    flash.send(&[0x38]);
+    assert_eq!(run(&mut flash, &[(&[0x48, 0, 0x01, 0x05], 4)], 3, 1, 4), [7]);
+    assert_eq!(run(&mut flash, &[(&[0x5A, 0, 0, 0], 4)], 3, 4, 4), b"SFDP");
 }
 
 /// Micron's answer to 9Fh is 20 bytes, and flashrom uses the commands with 4-byte addresses.

@@ -1,4 +1,4 @@
-//! Every opcode in every state, against a table of what it may do.
+//! Every opcode in every state, against a table of permitted results.
 
 use crate::common::{Drive, small, small_chip};
 use spinor::{CHIPS, Chip, Refusal, State};
@@ -90,7 +90,7 @@ fn letter(refusal: Option<Refusal>) -> char {
     }
 }
 
-/// Bytes that follow the opcode, so that the transaction is complete.
+/// Bytes after the opcode that complete the transaction.
 fn rest(opcode: u8) -> &'static [u8] {
     match opcode {
         // 77h: six dummy clocks, and two on four lines for the data byte.

@@ -273,7 +273,7 @@ fn several_cuts_strike_each_at_its_time() {
             boot(&mut flash);
         }
     }
-    // Of the six bytes of each program; the third operation is the one in round 2; byte 40 is the fifth of round 6.
+    // Each program has six bytes; the third operation is that of round 2; byte 40 is the fifth of round 6.
     assert_eq!((off, flash.faults().cuts.len()), (vec![0, 2, 6], 0));
 }
 

@@ -3,8 +3,8 @@
 use crate::common::{Drive, small_chip};
 use spinor::{Chip, Pin, Refusal, chip};
 
-/// The W25Q128JV's table "Status Register Memory Protection (CMP = 0)": SEC, TB, BP2 to BP0, first and last address; `x` is
-/// either. An empty row protects nothing.
+/// The W25Q128JV's table "Status Register Memory Protection (CMP = 0)": SEC, TB, BP2 to BP0, first and last
+/// address; `x` matches 0 and 1. An empty row protects nothing.
 const TABLE: &[(&str, Option<(u32, u32)>)] = &[
     ("xx000", None),
     ("00001", Some((0xFC_0000, 0xFF_FFFF))),

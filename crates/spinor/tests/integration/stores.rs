@@ -1,4 +1,5 @@
-//! Stores for embedded flash on the chip, with the power cut at every byte of the bus: what was acknowledged is there afterwards.
+//! Stores for embedded flash on the chip, with the power cut at every byte of the bus: acknowledged values
+//! survive.
 
 use crate::common::resized;
 use ekv::Database;
@@ -86,14 +87,14 @@ impl ekv::flash::Flash for Async<'_> {
 /// A store with keys 0 to 3.
 trait Store {
     fn format(chip: &mut Chip);
-    /// Sets the keys one after the other, and returns how many were acknowledged.
+    /// Sets the keys one after the other. Returns the number of acknowledged ones.
     fn set(chip: &mut Chip, values: &[u32]) -> usize;
     fn get(chip: &mut Chip, keys: usize) -> Vec<Option<u32>>;
 }
 
 struct Map;
 
-/// Opens the map of sequential-storage; the type of its cache has no name outside.
+/// Opens the map of sequential-storage; a macro, because the type of its cache is private.
 macro_rules! open_map {
     ($chip:expr) => {
         MapStorage::<u8, _, _>::new(
@@ -186,7 +187,7 @@ fn survives_every_cut<S: Store>() {
             let is_fine = *value == Some(new[key]) && may_be_new || *value == Some(old[key]) && !must_be_new;
             assert!(is_fine, "cut at byte {cut}, {acknowledged} acknowledged: {found:?}");
         }
-        // The store goes on after the cut.
+        // The store still works after the cut.
         assert_eq!(S::set(&mut chip, &[21]), 1, "cut at byte {cut}");
         kept[acknowledged] += 1;
         if !is_off {

@@ -123,7 +123,7 @@ fn a_chip_without_power_shows_what_the_host_sent() {
     flash.ask(&[0x9F], 3);
     let record = flash.trace().last().unwrap();
     assert_eq!((record.opcode, record.refusal), (0x9F, Some(Refusal::NoPower)));
-    // A transaction that began without power stays without effect when the power comes back.
+    // A transaction that began without power has no effect when the power returns.
     flash.select();
     flash.power_on();
     flash.advance(10_000_000);

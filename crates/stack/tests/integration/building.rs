@@ -1,4 +1,4 @@
-//! Building from the bottom up, closing from the top down, and what happens when something fails in between.
+//! Building from the bottom up, closing from the top down, and failures in between.
 
 use crate::fixtures::{events, registry, run};
 use block::{BlockIndex, Buffer, Call, Durability, Error, Payload};
@@ -120,7 +120,7 @@ fn operators_find_parts_by_name_or_kind() {
         missing.starts_with("this stack has no part of kind \"fs\": its parts are \"vol\" (nbd), "),
         "{missing}"
     );
-    // A name comes before a kind.
+    // A name has precedence over a kind.
     let named =
         build("[device.null]\nkind = \"ram\"\nsize = \"1MiB\"\n[device.b]\nkind = \"null\"\n").unwrap();
     assert_eq!(named.part("null").unwrap().kind, "ram");
@@ -167,7 +167,7 @@ fn a_stack_may_have_several_tops_or_none() {
     assert_eq!(error.detail(), "this stack has 2 devices on top (a, b): name one of them");
     let none = build("cut(null)").unwrap();
     assert!(none.top().err().unwrap().detail().starts_with("this stack has no device on top, only zones"));
-    // A door doesn't hide the top, nor does another one that shares it.
+    // Doors don't hide the top, also several that share it.
     let doors = "[door.x]\nkind = \"nbd\"\ndevice = \"a\"\n[door.y]\nkind = \"nbd\"\ndevice = \"a\"\n";
     let served = build(&format!("[device.a]\nkind = \"null\"\n{doors}")).unwrap();
     assert_eq!(block::Part::kind(&*served.top().unwrap()), "null");
@@ -180,7 +180,7 @@ fn a_failed_build_closes_what_was_built() {
     assert_eq!(events(), ["build ram1", "build ram2", "build log1", "close ram2", "close ram1"]);
 }
 
-/// Does without devices that can't be built, and says which.
+/// Works without devices that can't be built, and records them.
 static TEAM: Kind = Kind {
     name: "team",
     contract: Contract::Device,
@@ -218,7 +218,7 @@ fn a_kind_that_says_so_does_without_parts_that_cant_be_built() {
     let team = format!("log(team(devices=[ram(2MiB), log({failing}), ram(2MiB)]))");
     let built = build_team(&team, false).unwrap();
     let error = Error::io("log \"log2\": it was told to fail");
-    // What stands on it by a key that can't do without is missing, too.
+    // A part above it, through a key whose parts may not be missing, is also missing.
     assert_eq!(MISSING.take(), [error.in_context("log \"log1\"")]);
     let order = ["build ram1", "build ram2", "build log2", "build ram3", "build top"];
     assert_eq!(events(), order);
@@ -230,13 +230,13 @@ fn a_kind_that_says_so_does_without_parts_that_cant_be_built() {
     run(built.close()).unwrap();
     assert_eq!(events(), ["close top", "close ram1", "close ram3", "close ram2", "close ram1"]);
 
-    // Nobody is there.
+    // All devices are missing.
     let nobody = build_team(&format!("team(devices=[{failing}])"), false).err().unwrap();
     assert_eq!(nobody.detail(), "team \"top\": nobody is there");
-    // Where it is made anew, all of them have to be.
+    // For formatting, all devices have to exist.
     let refused = build_team(&team, true).err().unwrap();
     assert_eq!(refused.detail(), "log \"log2\": it was told to fail");
-    // Other kinds can't do without.
+    // Other kinds need all their parts.
     let refused = build_team(&format!("log(mirror({failing}, log(ram(4MiB))))"), false).err().unwrap();
     assert_eq!(refused.detail(), "log \"log1\": it was told to fail");
 }

@@ -1,4 +1,4 @@
-//! Every error, as people see it.
+//! Every error, in the form that users get.
 
 use crate::fixtures::registry;
 use stack::{Problems, Stack};
@@ -381,7 +381,8 @@ fn what_is_too_much() {
     let long = " ".repeat((1 << 20) + 1);
     assert_eq!(
         toml(&long).to_string(),
-        "examples/quick.toml: stack of 1048577 bytes: expected at most 1048576"
+        "examples/quick.toml: stack of 1048577 bytes: expected at most 1048576; a file that holds data is a device of a stack, such as \
+         'file(examples/quick.toml)'"
     );
 }
 

@@ -1,5 +1,5 @@
-//! Kinds for the tests: a device in memory, layers that stand on one or several devices, zones and a door. What is
-//! built, started, stopped and closed is noted per thread.
+//! Kinds for the tests: a device in memory, layers over one or several devices, zones and a door. Builds,
+//! starts, stops and closes are recorded per thread.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -22,7 +22,7 @@ fn note(event: String) {
     EVENTS.with_borrow_mut(|events| events.push(event));
 }
 
-/// What happened on this thread since the last call.
+/// Events on this thread since the last call.
 pub fn events() -> Vec<String> {
     EVENTS.take()
 }
@@ -39,7 +39,7 @@ pub fn registry() -> Registry {
     Registry::new(vec![&FILE, &RAM, &NULL, &LOG, &MIRROR, &WRITECACHE, &CUT, &LIAR, &NBD])
 }
 
-/// When a part of these tests fails.
+/// Moment at which a part of these tests fails.
 const FAIL: Key =
     Key::optional("fail", ValueKind::Choice(&["never", "build", "close"]), "when to fail").or("never");
 
@@ -192,7 +192,7 @@ static CUT: Kind = Kind {
     },
 };
 
-/// Builds something else than it declares.
+/// Builds a part of another contract than it declares.
 static LIAR: Kind = Kind {
     name: "liar",
     contract: Contract::Zones,
@@ -280,7 +280,7 @@ fn part<T: Opens + 'static>(arguments: &Arguments, kind: &'static str, opens: T)
     Ok(Built::Device(Arc::new(TestPart { name, kind, fails_to_close: fail == "close", opens })))
 }
 
-/// What differs between a leaf and a layer.
+/// Differences between a leaf and a layer.
 trait Opens: Send + Sync {
     fn geometry(&self) -> &DeviceGeometry;
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>>;

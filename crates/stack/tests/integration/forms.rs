@@ -1,4 +1,4 @@
-//! Both forms say the same.
+//! Both forms are equivalent.
 
 use crate::fixtures::registry;
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn stacks_load_from_files_and_lines() {
     assert_eq!(Stack::load("log(null)", &registry()).unwrap(), from_line("log(null)"));
 }
 
-/// A part of a random stack: its kind, its keys in TOML, and the keys that name others.
+/// A part of a random stack: its kind, its keys in TOML, and the keys that name other parts.
 #[derive(Debug, Clone)]
 struct Tree {
     kind: &'static str,
@@ -169,7 +169,7 @@ fn tree() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes the tree into a document and returns the name that its part got.
+/// Writes the tree into a document and returns the name of its part.
 fn put(tree: &Tree, document: &mut toml::Table, count: &mut usize) -> String {
     let printable = tree.name.chars().filter(|letter| !letter.is_control()).collect::<String>();
     let name = format!("{printable}{count}");
@@ -189,7 +189,7 @@ fn put(tree: &Tree, document: &mut toml::Table, count: &mut usize) -> String {
     name
 }
 
-/// A part and all below it without names, as one text that says everything.
+/// Text of a part and all parts below it, with everything except their names.
 fn structure(stack: &Stack, part: &Part) -> String {
     let child = |name: &String| structure(stack, stack.part(name).unwrap());
     let value = |(key, value): (&str, &Value)| match value {
@@ -219,7 +219,7 @@ proptest! {
         let written = from_toml(&document.to_string());
         // TOML to TOML keeps names and everything else.
         prop_assert_eq!(&from_toml(&written.to_toml()), &written);
-        // TOML to line to TOML keeps everything else.
+        // TOML to line to TOML keeps everything except names.
         let line = written.to_line().unwrap();
         let read = from_line(&line);
         prop_assert_eq!(read.to_line().unwrap(), line.clone());

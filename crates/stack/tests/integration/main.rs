@@ -1,4 +1,4 @@
-//! What the crate promises, tried with small kinds of the tests' own.
+//! Promises of the crate, tested with small kinds of these tests.
 #![allow(clippy::unwrap_used)]
 
 mod building;

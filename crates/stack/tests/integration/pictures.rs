@@ -1,4 +1,4 @@
-//! Stacks drawn and as JSON.
+//! Stacks as pictures and as JSON.
 
 use crate::fixtures::registry;
 use serde_json::json;

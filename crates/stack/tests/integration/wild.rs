@@ -1,10 +1,10 @@
-//! Whatever is thrown at the readers, they answer, with a stack or with problems.
+//! For any text, the parsers return a stack or problems.
 
 use crate::fixtures::registry;
 use proptest::prelude::*;
 use stack::Stack;
 
-/// Reads a text in both forms; what can be read can be drawn, planned and written.
+/// Parses a text in both forms. A valid stack can be drawn, planned and written.
 fn answer(text: &str) {
     let registry = registry();
     for read in [Stack::from_toml, Stack::from_line] {

@@ -41,7 +41,7 @@ async fn on_file(path: PathBuf, shape: Shape, settings: Settings) -> Result<(), 
         *held.lock().unwrap() = Some(zns.clone());
         zns as Arc<dyn ZonesPart>
     };
-    // What is left is opened from the file.
+    // The surviving state is opened from the file.
     let crash = move |_: Arc<dyn ZonesPart>| {
         let (current, path) = (current.clone(), again.clone());
         Call::new(async move {

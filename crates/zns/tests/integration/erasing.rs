@@ -1,4 +1,4 @@
-//! What the cells show after appends, resets of every guarantee, and power cuts.
+//! Contents of the cells after appends, resets of every guarantee, and power cuts.
 
 use block::{Buffer, Data, EraseGuarantee, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
 use runtime::file::{File, OpenOptions};
@@ -45,7 +45,7 @@ async fn guarantees(make: impl AsyncFn(bool) -> Zns) {
     let handle = zns.open().await.unwrap();
     append(&handle).await;
     assert!(shows(&zns).await);
-    // Deallocated cells stay until the next opening.
+    // Deallocated cells keep their contents until the next opening.
     for erase in [EraseGuarantee::None, EraseGuarantee::Deallocated] {
         handle.reset(ZONE, erase).await.unwrap();
         assert!(shows(&zns).await, "{erase}");
@@ -57,7 +57,7 @@ async fn guarantees(make: impl AsyncFn(bool) -> Zns) {
     }
     handle.reset(ZONE, EraseGuarantee::Erased).await.unwrap();
     assert!(is_erased(&zns).await);
-    // Cells that were only deallocated before are erased, too, though the zone is empty.
+    // Cells that were only deallocated before are also erased, though the zone is empty.
     append(&handle).await;
     handle.reset(ZONE, EraseGuarantee::Deallocated).await.unwrap();
     handle.reset(ZONE, EraseGuarantee::Erased).await.unwrap();
@@ -77,7 +77,7 @@ async fn guarantees(make: impl AsyncFn(bool) -> Zns) {
     let cells = zns.raw(ZONE, 0, 4096, false).await.unwrap();
     handle.reset(ZONE, EraseGuarantee::Key).await.unwrap();
     assert_eq!(zns.zones_now()[1]["key"], "none");
-    assert_eq!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "the ciphertext stays");
+    assert_eq!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "ciphertext is kept");
     append(&handle).await;
     assert_ne!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "the next generation has another key");
     drop(handle);
@@ -100,14 +100,14 @@ fn each_guarantee_leaves_what_it_says_in_memory_and_in_the_file() {
         })
         .await;
         guarantees(async |encrypted| on(&path, encrypted).await).await;
-        // The key is gone from the file's bytes, too.
+        // The key is also erased from the file's bytes.
         let file = std::fs::read(&path).unwrap();
         assert!(!file.windows(SECRET.len()).any(|window| window == SECRET));
     });
     run.unwrap();
 }
 
-/// Without protection, data that was neither flushed nor programmed is lost; with it, none is.
+/// Without protection, data that was neither flushed nor programmed is lost; with it, all data survives.
 #[test]
 fn a_power_cut_loses_what_was_in_an_unprotected_buffer() {
     let run = runtime::run(runtime::Config::default().with_shards(1), || async {
@@ -133,7 +133,8 @@ fn a_power_cut_loses_what_was_in_an_unprotected_buffer() {
     run.unwrap();
 }
 
-/// A cut in the middle of a program leaves its first part and no more; one in an erase leaves neither old nor erased cells.
+/// A cut during a program leaves only its first part; a cut during an erase leaves neither old nor erased
+/// cells.
 #[test]
 fn a_power_cut_leaves_programs_and_erases_half_done() {
     let simulated = runtime::simulate(runtime::Simulation::new(1), || async {

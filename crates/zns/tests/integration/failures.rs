@@ -48,7 +48,7 @@ fn a_failed_program_makes_a_zone_read_only_and_a_failed_erase_offline() {
     });
 }
 
-/// Blocks fail after their endurance: zones end one by one, and each says why.
+/// Blocks fail after their endurance: zones end one by one, and each reports a reason.
 #[test]
 fn worn_zones_end_read_only_or_offline() {
     run(|| async {
@@ -126,7 +126,7 @@ fn other_files_and_damaged_zones_are_refused_or_offline() {
         zns.close().await.unwrap();
         let uuid = zns.superblock().uuid;
         file.write_at((2 + 3) * 4096 + 40, payload(1), block::Durability::Visible).await.unwrap();
-        // One copy of the superblock is enough, but then the stop doesn't count as clean.
+        // One copy of the superblock suffices, but the stop is then treated as unclean.
         file.write_at(100, payload(1), block::Durability::Visible).await.unwrap();
         let zns = open().await.unwrap();
         assert_eq!(zns.superblock().uuid, uuid);

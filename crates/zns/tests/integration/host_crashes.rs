@@ -1,4 +1,5 @@
-//! A drive on a file whose host crashes: flushed and finished data is there, and resets keep their generation.
+//! A drive on a file whose host crashes: flushed and finished data survives, and resets keep their
+//! generation.
 
 use block::{Buffer, Data, EraseGuarantee, ZoneAddress, ZoneIndex, ZoneState, ZonesPart};
 use runtime::file::{File, OpenOptions};

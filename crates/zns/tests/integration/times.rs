@@ -1,4 +1,4 @@
-//! Service times: exact in virtual time, against figures worked out from the profiles' sources.
+//! Service times: exact in virtual time, compared with figures computed from the profiles' sources.
 
 use block::{Buffer, Data, EraseGuarantee, ZoneAddress, ZoneIndex, Zones, ZonesPart};
 use std::rc::Rc;
@@ -46,7 +46,7 @@ fn single_operations_of_the_zn540_take_the_time_of_its_model() {
         // 5.6 us, 0.6 us a page, and 4 KiB over 3050 MB/s (1342 ns) or 128 KiB (42 973 ns).
         assert_eq!(nanoseconds(handle.append(ZONE, payload(4096))).await, 5_600 + 600 + 1_342);
         assert_eq!(nanoseconds(handle.append(ZONE, payload(128 << 10))).await, 5_600 + 32 * 600 + 42_974);
-        // A read of what is still in the buffer takes the controller's time alone.
+        // A read of bytes that are still in the buffer takes only the controller's time.
         assert_eq!(nanoseconds(read(&handle, 128 << 10, 4096)).await, 20_000);
         runtime::sleep(std::time::Duration::from_millis(5)).await;
         // 20 us, 50 us on the die, 4 KiB over 450 MB/s (9102 ns) and over the link.
@@ -65,14 +65,14 @@ fn without_a_buffer_an_append_takes_its_program_and_dies_work_side_by_side() {
         assert_eq!(nanoseconds(handle.append(ZONE, payload(16 << 10))).await, 475_000);
         // Eight pages go to eight dies on eight channels.
         assert_eq!(nanoseconds(handle.append(ZONE, payload(128 << 10))).await, 475_000);
-        // Sixteen to each die twice.
+        // Sixteen pages: two for each die.
         assert_eq!(nanoseconds(handle.append(ZONE, payload(256 << 10))).await, 950_000);
         // A finish pads the rest: (768 - 1 - 8 - 16) pages on eight dies, 93 on the busiest.
         assert_eq!(nanoseconds(handle.finish(ZONE)).await, 93 * 475_000);
     });
 }
 
-/// Sustained appends go at the speed of the dies: the published program time, within 3 %.
+/// Sustained appends reach the speed of the dies: the published program time, within 3 %.
 #[test]
 fn sustained_bandwidth_is_that_of_the_dies() {
     for (profile, program, unit, dies) in [
@@ -92,7 +92,8 @@ fn sustained_bandwidth_is_that_of_the_dies() {
             }
             drop(zns);
             let taken = begin.elapsed().as_nanos() as f64;
-            // The controller takes 1 us for each 4 KiB: so the last die begins later than the first. Each zone ends with it.
+            // The controller takes 1 us for each 4 KiB, so the last die begins later than the first. Each
+            // zone ends with that die.
             let rounds = (12_u64 << 20).div_ceil(unit * dies);
             let dies_take = rounds * program + dies * unit / 4096 * 1000;
             let controller_takes = (12 << 20) / 4096 * 1000 + program;
@@ -104,7 +105,7 @@ fn sustained_bandwidth_is_that_of_the_dies() {
     }
 }
 
-/// The ZN540's buffer of a zone takes ten units: that many dies work at a time, which is 1.26 GB/s.
+/// The ZN540's buffer of a zone has ten units: that many dies work at a time, which gives 1.26 GB/s.
 #[test]
 fn sustained_appends_to_one_zone_are_bound_by_its_buffer() {
     simulated("zn540", |handle, _| async move {
@@ -114,8 +115,8 @@ fn sustained_appends_to_one_zone_are_bound_by_its_buffer() {
         assert!(appended.iter().all(Result::is_ok));
         handle.finish(ZONE).await.unwrap();
         let taken = begin.elapsed().as_nanos() as f64;
-        // 128 units, ten at a time, of 96 KiB over 450 MB/s and then 561 us each. The last one follows twelve others, the first of
-        // which was the eighth to pass the link, in 32 us each.
+        // 128 units, ten at a time, of 96 KiB over 450 MB/s and then 561 us each. The last one follows twelve
+        // others, the first of which was the eighth to pass the link, in 32 us each.
         let expected = 13.0 * (218_453.0 + 561_000.0) + 8.0 * 32_231.0;
         assert!((0.97..1.03).contains(&(taken / expected)), "{taken} ns, expected {expected}");
     });
@@ -146,7 +147,7 @@ fn random_reads_have_the_iops_of_the_dies() {
     });
 }
 
-/// In real time a read takes what the profile says, and not much more.
+/// In real time a read takes the profile's time, and not much more.
 #[test]
 fn real_time_is_kept() {
     let run = runtime::run(runtime::Config::default().with_shards(1), || async {
@@ -161,7 +162,7 @@ fn real_time_is_kept() {
         }
         times.sort_unstable();
         assert!(times[0] >= 80_444, "{times:?}");
-        // Other processes may take the processor; the fastest tell what the drive does.
+        // Other processes may take the processor, so the fastest reads are compared.
         assert!(times[5] < 2 * 80_444, "{times:?}");
     });
     run.unwrap();

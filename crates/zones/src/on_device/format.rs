@@ -1,7 +1,7 @@
 //! Encoding of version 2 on the medium: superblock and zone header. The book's page "Zones on a device" describes the
 //! bytes.
 //!
-//! Decoding accepts any bytes: it never panics, and bytes that aren't exactly right are an error that names them.
+//! Decoding accepts any bytes: it never panics, and refuses invalid bytes with an error that names them.
 
 use crate::sector::{self, Format, Head};
 use block::{Error, Payload, Result, ZoneState};
@@ -97,7 +97,7 @@ struct RawHeader {
 }
 
 impl Superblock {
-    /// Encodes it as a block.
+    /// Encodes the superblock as a block.
     pub fn encode(&self) -> Payload {
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
@@ -146,7 +146,7 @@ impl Superblock {
 fn state_number(state: ZoneState) -> u32 {
     match state {
         ZoneState::Empty => 0,
-        // Begun. Which zones are open is known in memory alone.
+        // The zone was begun. Open zones are known only in memory.
         ZoneState::Closed | ZoneState::ImplicitlyOpen | ZoneState::ExplicitlyOpen => 1,
         ZoneState::Interrupted => 2,
         ZoneState::Full => 3,
@@ -156,7 +156,7 @@ fn state_number(state: ZoneState) -> u32 {
 }
 
 impl ZoneHeader {
-    /// Encodes it as a block.
+    /// Encodes the header as a block.
     pub fn encode(&self, block_size: u64) -> Payload {
         let raw = RawHeader {
             head: HEADER.head(),
@@ -180,7 +180,7 @@ impl ZoneHeader {
     /// another zone.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
         let what = format_args!("header of zone {zone}");
-        // Whatever else is there: a header should be.
+        // Other bytes are an error: every zone has a header.
         let raw: &RawHeader = HEADER.read(bytes, what).map_err(|error| match error {
             Error::NotFound(detail) => Error::Protocol(detail),
             error => error,

@@ -32,7 +32,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "read_only",
             ValueKind::Bool,
-            "refuse every change, and write nothing to the device, not even that the zones are in use",
+            "refuse every change, so that nothing is written to the device",
         )
         .or("false"),
     ],
@@ -79,7 +79,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         block_size,
         blocks: BlockCount(bytes >> block_size.shift()),
         atomic_write: block_size.bytes() as u32,
-        // Only opening it can tell.
+        // Only opening the device shows whether it has one.
         volatile_cache: true,
         read_only: false,
     };

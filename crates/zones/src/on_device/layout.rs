@@ -57,7 +57,7 @@ impl Layout {
             Layout { block_size, zone_size, first_zone, zones }
         };
         let most = with(u32::try_from(room).unwrap_or(u32::MAX));
-        // What alignment takes may have been the last one's.
+        // The alignment may have taken the space of the last zone.
         let layout = if most.end() > geometry.bytes() { with(most.zones.saturating_sub(1)) } else { most };
         layout.check(geometry).map(|()| layout)
     }
@@ -158,7 +158,7 @@ mod tests {
                 }
             }
             assert_eq!(Layout::superblock(layout.block_size, 1).0, area);
-            // Another one would not have fitted, with its header and what alignment takes.
+            // Another zone would not have fitted, with its header and the alignment.
             assert!(geometry.bytes() - layout.end() < 2 * zone_size, "{layout:?}");
         }
     }

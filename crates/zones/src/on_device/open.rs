@@ -3,7 +3,7 @@
 use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
 use super::slot::Slot;
-use super::volume::Volume;
+use super::volume::{Usage, Volume};
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
 use crate::sector;
@@ -94,9 +94,9 @@ async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are whole, have
-/// consecutive sequences and the newer one is marked clean: a damaged copy may have been the one that says that the
-/// volume is in use.
+/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are
+/// whole, have consecutive sequences and the newer one is marked clean: a damaged copy may have been the one
+/// that marks the volume as in use.
 fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<Superblock> {
     match copies {
         [Ok(first), Ok(second)] => {
@@ -133,7 +133,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
             second.detail()
         )),
         _ => Error::protocol(format!(
-            "the device holds no zones but {}: if that may be lost, format it with --format",
+            "the device holds {}; expected zones; if its contents may be lost, format it with --format",
             sector::describe(device_begins_with)
         )),
     }
@@ -283,6 +283,7 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         sequence: AtomicU64::new(superblock.sequence),
         slots,
         limits,
+        usage: Usage::default(),
         read_only,
         closed: AtomicBool::new(false),
     })

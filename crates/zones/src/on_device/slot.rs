@@ -63,7 +63,7 @@ impl Phase {
         matches!(self, Phase::Opening | Phase::Finishing | Phase::Resetting)
     }
 
-    /// State in a report.
+    /// State of the zone in a report.
     pub(super) fn state(self) -> ZoneState {
         match self {
             Phase::Empty => ZoneState::Empty,
@@ -128,7 +128,7 @@ pub(super) enum Reserved {
     At(u64),
     /// The zone is empty or closed, as the phase says, and has to be opened first.
     NotOpen(Phase),
-    /// The write pointer is at this block, and not at the wanted one.
+    /// The write pointer is at this block, not at the wanted one.
     Elsewhere(u64),
     /// Another task is changing the zone: wait until it has settled.
     Passing,
@@ -147,7 +147,7 @@ pub(super) struct Slot {
     /// Written only by the owner of a passing phase.
     generation: AtomicU64,
     gate: Gate,
-    /// Why the zone is interrupted or offline. The lock is held for a clone, on paths that have failed.
+    /// Error that interrupted the zone or took it offline. The lock is held only to copy it, on failed paths.
     trouble: Mutex<Option<Error>>,
 }
 
@@ -177,7 +177,7 @@ impl Slot {
         }
     }
 
-    /// Phase and write pointer (in blocks) at one moment.
+    /// Phase and write pointer (in blocks), read together.
     pub(super) fn look(&self) -> (Phase, u64) {
         let word = self.load();
         (word.phase(), word.pointer())
@@ -195,7 +195,7 @@ impl Slot {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    /// Reserves `blocks` of the `capacity`, in blocks, at block `wanted` if there is one.
+    /// Reserves `blocks` blocks of a zone with `capacity` blocks, at block `wanted` if that is given.
     #[inline]
     pub(super) fn reserve(&self, wanted: Option<u64>, blocks: u64, capacity: u64) -> Reserved {
         let elsewhere = |word: Word| wanted.is_some_and(|wanted| wanted != word.pointer());
@@ -224,8 +224,8 @@ impl Slot {
         }
     }
 
-    /// Changes the phase, if the zone is still in the first one; appends in flight stay in flight. Into a transitional
-    /// phase, the caller becomes the owner.
+    /// Changes the phase from `from` to `to`, unless the zone has left `from`; appends in flight stay in
+    /// flight. After a change to a transitional phase the caller is the owner.
     pub(super) fn begin(&self, from: Phase, to: Phase) -> bool {
         let next = |word: Word| Word::new(to, word.in_flight(), word.pointer());
         self.update(|word| (word.phase() == from).then(|| next(word))).1

@@ -6,12 +6,28 @@
 use super::format::{Superblock, Uuid, ZoneHeader};
 use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
+use crate::gate::Gate;
 use crate::limits::Limits;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, ExtentState,
     Payload, Result, ZeroMode, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// Whether the medium says that the volume is in use.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    /// [`UNUSED`], [`BEGINNING`] or [`IN_USE`].
+    state: AtomicU8,
+    gate: Gate,
+}
+
+/// Nothing was changed since the volume was opened.
+const UNUSED: u8 = 0;
+/// The superblock is being written.
+const BEGINNING: u8 = 1;
+/// The superblock says durably that the volume is in use.
+const IN_USE: u8 = 2;
 
 /// The zones of one device.
 #[derive(Debug)]
@@ -23,6 +39,7 @@ pub(super) struct Volume {
     pub(super) sequence: AtomicU64,
     pub(super) slots: Vec<Slot>,
     pub(super) limits: Limits,
+    pub(super) usage: Usage,
     pub(super) read_only: bool,
     pub(super) closed: AtomicBool,
 }
@@ -60,7 +77,7 @@ impl Volume {
         }
     }
 
-    /// Checks that bytes `offset..offset + length` of a zone may have been appended.
+    /// Checks that bytes `offset..offset + length` of a zone are below its write pointer.
     pub(super) fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
         self.geometry.check_read(at, length)?;
         let slot = self.slot(at.zone);
@@ -78,7 +95,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Appends, at byte `wanted` if there is one.
+    /// Appends, at byte `wanted` if that is given.
     pub(super) async fn append(
         &self,
         device: &dyn Device,
@@ -143,9 +160,9 @@ impl Volume {
                         return;
                     }
                 }
-                // An opening waits for no append.
+                // An opening doesn't wait for appends.
                 Phase::Opening => slot.settled().await,
-                // A finish or a reset, which waits for this append, ends it.
+                // A finish or a reset waits for this append, and settles the zone.
                 _ => return,
             }
         }
@@ -166,11 +183,31 @@ impl Volume {
         written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
     }
 
+    /// Records on the medium that the volume is in use, before the first change of a zone since it was opened: a volume that is only looked at
+    /// stays as it is.
+    async fn begin_use(&self, device: &dyn Device) -> Result<()> {
+        let Usage { state, gate } = &self.usage;
+        loop {
+            match state.compare_exchange(UNUSED, BEGINNING, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    let written = self.write_superblock(device, false).await;
+                    state.store(if written.is_ok() { IN_USE } else { UNUSED }, Ordering::Release);
+                    gate.open();
+                    written?;
+                    return self.check_writable();
+                }
+                Err(IN_USE) => return Ok(()),
+                Err(_) => gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await,
+            }
+        }
+    }
+
     /// Opens a zone that is empty or closed; does nothing if it no longer is.
     ///
     /// The header is durable before the first byte of data is written, so a header with the state Empty means that no
     /// data of its generation exists. A closed zone has its header already.
     async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex, from: Phase, to: Phase) -> Result<()> {
+        self.begin_use(device).await?;
         let slot = self.slot(zone);
         if !slot.begin(from, Phase::Opening) {
             return Ok(());
@@ -261,6 +298,7 @@ impl Volume {
     }
 
     pub(super) async fn finish(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+        self.begin_use(device).await?;
         let Some(before) = self.own(zone, Phase::Finishing, Some(Phase::Full)).await? else {
             return Ok(());
         };
@@ -287,6 +325,7 @@ impl Volume {
                 self.geometry.erase
             )));
         }
+        self.begin_use(device).await?;
         let Some(before) = self.own(zone, Phase::Resetting, None).await? else {
             return Err(Error::invalid(format!("zone {zone} can't be reset")));
         };
@@ -296,7 +335,8 @@ impl Volume {
         let emptied = self.erase_and_mark(device, zone, erase, generation).await;
         let emptied = emptied.map_err(|error| error.in_context(format!("resetting zone {zone}")));
         if emptied.is_err() {
-            // The medium may say Empty already, of the generation that the next attempt writes again.
+            // The medium may already have the state Empty, with the generation that the next attempt writes
+            // again.
             self.settle(zone, before, &emptied, Phase::Interrupted, pointer);
             return emptied.map(|()| generation);
         }
@@ -395,9 +435,14 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the write pointer of every begun zone, then that the volume is clean.
+    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone was changed: the medium is as it was.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
         if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Usage { state, gate } = &self.usage;
+        gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await;
+        if state.load(Ordering::Acquire) == UNUSED {
             return Ok(());
         }
         let mut owned = Vec::new();
@@ -426,11 +471,11 @@ impl Volume {
     }
 
     async fn note_write_pointers(&self, device: &dyn Device, zones: &[(ZoneIndex, Phase)]) -> Result<()> {
-        // What the headers will say is there must be there before they say it.
+        // Data below the recorded write pointers must be durable before the headers.
         device.flush().await?;
         for (zone, phase) in zones {
             let (_, pointer) = self.slot(*zone).look();
-            // An append that failed while another one was being drained interrupts the zone, too.
+            // An append that failed while another one was being drained also interrupts the zone.
             let failed = *phase == Phase::Interrupted || self.slot(*zone).trouble().is_some();
             let state = if failed { ZoneState::Interrupted } else { ZoneState::Closed };
             self.write_header(device, *zone, state, self.slot(*zone).generation(), pointer).await?;

@@ -1,4 +1,4 @@
-//! The suite for zones, on zones on a device and zones in memory.
+//! The conformance suite on zones on a device and zones in memory.
 
 use crate::common::CrashDisk;
 use block::{BlockSize, Call, DevicePart, ZonesPart};
@@ -14,7 +14,7 @@ fn shards(number: usize) -> runtime::Config {
     runtime::Config::default().with_shards(number)
 }
 
-/// Zones on the RAM device, made once and opened again and again.
+/// Zones on the RAM device, formatted once and opened repeatedly.
 async fn on_ram(block_size: u64, max_open: u32, max_active: u32) -> Result<(), String> {
     let block_size = BlockSize::new(block_size).unwrap();
     let device: Arc<dyn DevicePart> = Arc::new(disks::ram::RamPart::new(10 << 20, block_size).unwrap());
@@ -38,7 +38,7 @@ fn zones_on_ram_keep_the_promises() {
     }
 }
 
-/// Zones on a device whose power is cut again and again.
+/// Zones on a device whose power is cut repeatedly.
 async fn on_crash_disk(block_size: u64, volatile_cache: bool) -> Result<(), String> {
     let disk = Rc::new(Mutex::new(Arc::new(CrashDisk::new(5 << 20, block_size, volatile_cache))));
     let format = on_device::Options { format: true, zone_size: Some(256 << 10), ..Default::default() };
@@ -97,7 +97,7 @@ fn zones_in_memory_keep_the_promises() {
     }
 }
 
-/// Zones in memory over zones on a device, which stay as they are.
+/// An overlay over zones on a device, which stay unchanged.
 #[test]
 fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
     let judged = runtime::run(shards(2), || async {
@@ -114,7 +114,7 @@ fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
         let before = lower.report(block::ZoneIndex(0), count).await.unwrap();
         let overlay: Arc<dyn ZonesPart> = Arc::new(Overlay::new(below.clone(), 64 << 20));
         let upper = overlay.open().await.unwrap();
-        // What was begun below is read, finished and reset, and takes no appends.
+        // A zone begun below can be read, finished and reset, and takes no appends.
         let refused = upper.append(block::ZoneIndex(3), payload()).await.unwrap_err();
         assert!(matches!(refused, block::Error::Invalid(_)), "{refused}");
         let (outcome, found) = upper.read(at, block::Buffer::new(8192)).await;
@@ -132,7 +132,7 @@ fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
         let (outcome, found) = lower.read(at, block::Buffer::new(8192)).await;
         outcome.unwrap();
         assert_eq!(found.filled(), [7; 8192]);
-        // More than it may hold is refused.
+        // Appends above the limit are refused.
         let small = Overlay::new(below, 12 << 10);
         let upper = small.open().await.unwrap();
         upper.append(block::ZoneIndex(5), payload()).await.unwrap();
@@ -156,7 +156,7 @@ fn appends_land_out_of_order() {
     assert!(!landed.is_sorted(), "{landed:?}");
 }
 
-/// The same under the simulated runtime, whose seed decides the order of everything.
+/// The same under the simulated runtime, whose seed decides all orders.
 #[test]
 fn simulated_orders_keep_the_promises() {
     for seed in if conformance::budget::is_long() { 1..=3 } else { 1..=1 } {

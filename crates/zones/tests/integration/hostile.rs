@@ -1,4 +1,4 @@
-//! Bytes on the medium that aren't what was written: nothing panics, nothing is accepted silently.
+//! Damaged and planted bytes on the medium: no panic, and nothing invalid is accepted silently.
 
 use crate::common::CrashDisk;
 use block::{
@@ -20,7 +20,7 @@ use zones::on_device::format::{RECORD, Superblock, Uuid, ZoneHeader};
 const BLOCK: u64 = 4096;
 const BYTES: usize = 2 << 20;
 const ZONE: u64 = 256 << 10;
-/// Where the header of zone 0 is on these disks.
+/// Offset of the header of zone 0 on these disks.
 const HEADERS: usize = 2 * BLOCK as usize;
 
 fn inside<T: Send + 'static, F: Future<Output = T> + 'static>(test: impl FnOnce() -> F + Send) -> T {
@@ -97,7 +97,7 @@ proptest! {
             first[*at] ^= change;
             second[*at] ^= change;
         }
-        // Changes at the same place can undo each other.
+        // Changes of the same byte can cancel out.
         if first != superblock().encode().to_data().to_vec() {
             prop_assert!(Superblock::decode(&first).is_err());
             prop_assert!(decode_header(&second).is_err());
@@ -113,7 +113,7 @@ proptest! {
     }
 }
 
-/// Records with a right checksum and wrong contents.
+/// Records with a valid checksum and invalid contents.
 #[test]
 fn planted_headers_are_refused() {
     let wrong = [
@@ -165,8 +165,8 @@ fn planted_superblocks_never_panic() {
                 let end = planted.first_zone + u64::from(geometry.zones) * geometry.zone_size;
                 assert!(planted.block_size == BLOCK as u32 && end <= BYTES as u64, "{planted:?}");
                 let headers = (2 + u64::from(planted.zones)) * BLOCK;
-                assert!(planted.first_zone >= headers, "zones over what stands before them: {planted:?}");
-                // The zone headers are of another volume: nothing of them is believed.
+                assert!(planted.first_zone >= headers, "zones overlap the headers: {planted:?}");
+                // The zone headers belong to another volume, so all of them are refused.
                 for report in handle(&zones).await.report(ZoneIndex(0), u32::MAX).await.unwrap() {
                     assert_eq!(report.state, ZoneState::Offline);
                 }
@@ -181,7 +181,7 @@ trait EncodeFor {
 }
 
 impl EncodeFor for Superblock {
-    /// The record in a block of the disk, whatever block size it claims.
+    /// Encodes the record in a block of the disk, with any block size in its fields.
     fn encode_for(&self, block: u64) -> Vec<u8> {
         let mut bytes = Superblock { block_size: 512, ..*self }.encode().to_data().to_vec();
         bytes[12..16].copy_from_slice(&self.block_size.to_le_bytes());
@@ -304,7 +304,8 @@ fn a_clean_volume_continues_and_an_unclean_one_does_not() {
         let at = first.append(ZoneIndex(0), payload(4096, 4)).await.unwrap();
         assert_eq!(at, ZoneAddress::new(0, 16384));
         drop(first);
-        // Not closed; the header still holds the write pointer of the last close, which is no longer true.
+        // The volume isn't closed; the header still has the write pointer of the last close, which is out of
+        // date.
         drop(zones);
         let zones = open(&disk).await.unwrap();
         let report = handle(&zones).await.report(ZoneIndex(0), 1).await.unwrap()[0];
@@ -313,7 +314,7 @@ fn a_clean_volume_continues_and_an_unclean_one_does_not() {
     });
 }
 
-/// A disk that stumbles and finds its feet again costs no zone.
+/// Temporary read errors of a disk cost no zone.
 #[test]
 fn headers_that_can_be_read_at_the_fourth_attempt_are_read() {
     inside(|| async {
@@ -332,7 +333,7 @@ fn headers_that_can_be_read_at_the_fourth_attempt_are_read() {
     });
 }
 
-/// Headers are read many at a time; those beside one that can't be read are what they were.
+/// Headers are read many at a time; an unreadable one doesn't affect the others.
 #[test]
 fn a_header_that_can_not_be_read_takes_its_zone_offline_and_no_other() {
     inside(|| async {
@@ -373,7 +374,7 @@ fn a_damaged_header_takes_its_zone_offline_and_no_other() {
             assert!(outcome.is_err() && buffer.filled().is_empty());
             assert!(handle.append(ZoneIndex(1), payload(4096, 1)).await.is_err());
             assert!(handle.finish(ZoneIndex(1)).await.is_err());
-            // Its generation isn't known, so a reset could let old records validate.
+            // The generation is unknown, so a reset could let old records validate.
             assert!(handle.reset(ZoneIndex(1), EraseGuarantee::None).await.is_err());
             handle.append(ZoneIndex(2), payload(4096, 1)).await.unwrap();
             drop(handle);
@@ -393,7 +394,7 @@ fn a_failed_append_interrupts_its_zone() {
         disk.fail_writes.store(true, Ordering::Release);
         let error = handle.append(ZoneIndex(0), payload(4096, 6)).await.unwrap_err();
         assert!(matches!(error, Error::Io(_)), "{error}");
-        // The header of an empty zone can't be written either.
+        // The header of an empty zone also can't be written.
         let error = handle.append(ZoneIndex(1), payload(4096, 6)).await.unwrap_err();
         assert!(matches!(error, Error::Io(_)), "{error}");
         assert!(
@@ -460,7 +461,8 @@ fn closing_a_zone_and_opening_a_closed_one_write_nothing() {
     });
 }
 
-/// An append that fails after its zone was closed leaves a hole in it all the same, also after the zone was opened again.
+/// An append that fails after its zone was closed still leaves a hole in it, even if the zone was opened
+/// again.
 #[test]
 fn an_append_that_fails_in_a_closed_zone_interrupts_it() {
     for opens in [false, true] {
@@ -526,6 +528,38 @@ fn zones_that_are_opened_read_only_are_not_written() {
         let both = Options { read_only: true, ..format() };
         assert!(matches!(OnDevice::open(disk.clone(), both).await, Err(Error::Invalid(_))));
         assert!(before == disk.bytes());
+    });
+}
+
+#[test]
+fn zones_that_are_only_looked_at_stay_as_they_are() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let before = disk.bytes();
+        for _ in 0..2 {
+            let zones = OnDevice::open(disk.clone(), Options::default()).await.unwrap();
+            let handle = handle(&zones).await;
+            let (outcome, _) = handle.read(ZoneAddress::new(0, 0), block::Buffer::new(16384)).await;
+            assert!(outcome.is_ok() && before == disk.bytes());
+            drop(handle);
+            zones.close().await.unwrap();
+            assert!(before == disk.bytes());
+        }
+        // A program that dies before its first change leaves it closed cleanly; one that dies after it doesn't.
+        for is_changed in [false, true] {
+            let zones = OnDevice::open(disk.clone(), Options::default()).await.unwrap();
+            if is_changed {
+                let handle = handle(&zones).await;
+                let appends = (0..2).map(|number| handle.append(ZoneIndex(2 + number), payload(4096, 1)));
+                runtime::join_all(appends).await.into_iter().for_each(|append| assert!(append.is_ok()));
+            }
+            drop(zones);
+            let left = Arc::new(CrashDisk::with(disk.bytes(), BLOCK, true));
+            let zones = OnDevice::open(left, Options::default()).await.unwrap();
+            let report = handle(&zones).await.report(ZoneIndex(0), 1).await.unwrap()[0];
+            let state = if is_changed { ZoneState::Interrupted } else { ZoneState::Closed };
+            assert_eq!(report.state, state, "changed: {is_changed}");
+        }
     });
 }
 

@@ -1,4 +1,4 @@
-//! The kinds as a stack names them.
+//! Zones as a stack names them.
 
 use block::{Data, ZoneIndex, ZoneState};
 use stack::{Built, Registry, Stack};
@@ -26,7 +26,7 @@ fn a_plan_knows_the_capacity_or_points_at_the_key() {
     }
 }
 
-/// Formats once, uses, closes, and opens again without `--format`.
+/// Formats a stack, writes, closes it, and opens it again without `--format`.
 #[test]
 fn a_stack_of_zones_is_built_closed_and_built_again() {
     let folder = tempfile::tempdir().unwrap();

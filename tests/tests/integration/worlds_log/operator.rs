@@ -1,5 +1,5 @@
-//! What an operator does while clients write: snapshots, clones that are written, too, and a larger volume; and what has to
-//! be there of that after each stop.
+//! An operator who works while clients write: snapshots, clones that are written to, and a larger volume.
+//! Checks after each stop which of these must be there.
 
 use super::{BLOCK, Setup, check_counts};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, ZeroMode};
@@ -10,44 +10,44 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many snapshots and clones there are at most, and so many blocks a volume grows to.
+/// Limits on the number of snapshots and clones, and on the size of the volume in blocks.
 const MOST_SNAPSHOTS: usize = 4;
 const MOST_CLONES: usize = 3;
 const MOST_BLOCKS: u64 = 3000;
 
-/// What is known of a snapshot.
+/// Facts about a snapshot.
 #[derive(Debug, Default)]
 struct Snapshot {
-    /// What it was seen to hold, which it holds for ever.
+    /// Contents once they were read; they never change.
     contents: Option<Vec<Version>>,
-    /// It was said to be there, and its end was asked for.
+    /// Whether its creation was acknowledged, and whether its deletion was requested.
     is_made: bool,
     is_deleted: bool,
 }
 
-/// What is known of a clone.
+/// Facts about a clone.
 #[derive(Debug)]
 struct CloneState {
     model: Model,
     is_made: bool,
     is_deleted: bool,
-    /// The worst that has happened since it was looked at.
+    /// The worst stop since its contents were last checked.
     stop: Stop,
     is_checked: bool,
 }
 
-/// What stays of an operator's work, over all lives.
+/// State of an operator's work, over all lives.
 #[derive(Debug, Default)]
 pub struct Operated {
     snapshots: BTreeMap<String, Snapshot>,
     clones: BTreeMap<String, CloneState>,
-    /// The size that is promised, and those that it may have instead.
+    /// Promised size of the volume in blocks, and other sizes that it may have.
     blocks: u64,
     asked: Vec<u64>,
 }
 
 impl Operated {
-    /// An opening found this size; a new volume has nothing else.
+    /// Checks the size that an opening found; a new volume has no snapshots and clones.
     pub fn check_size(&mut self, blocks: u64, is_new: bool) -> Result<(), String> {
         if is_new {
             *self = Operated::default();
@@ -59,7 +59,7 @@ impl Operated {
         Ok(())
     }
 
-    /// A life has ended so.
+    /// Notes how a life has ended.
     pub fn stopped(&mut self, stop: Stop) {
         for clone in self.clones.values_mut() {
             if clone.is_checked || stop == Stop::PowerCut {
@@ -76,10 +76,10 @@ fn with_clone<T>(world: &World, name: &str, work: impl FnOnce(&mut Model) -> T) 
     work(&mut world.memory().clones.get_mut(name).expect("only the operator deletes it").model)
 }
 
-/// A snapshot or clone as a device, and its part, which is there as long as it is open.
+/// A snapshot or clone as a device, and its part, which must live as long as the device is open.
 type Opened = (Rc<dyn Device>, Arc<dyn DevicePart>);
 
-/// Opens a version; none if there is none with this name.
+/// Opens a version; `None` if no version has this name.
 async fn open_version(part: &log::LogPart, name: &str) -> Result<Option<Opened>, Error> {
     match part.version(name).await {
         Ok(version) => Ok(Some((version.open().await?, version))),
@@ -88,7 +88,7 @@ async fn open_version(part: &log::LogPart, name: &str) -> Result<Option<Opened>,
     }
 }
 
-/// Reads all of a version, if it is there; none in a life in which that may fail.
+/// Reads all of a version; `None` if there is none, or if reading may fail in this life.
 async fn read_version(
     world: &World,
     part: &log::LogPart,
@@ -106,7 +106,7 @@ async fn read_version(
     }
 }
 
-/// Compares all snapshots and clones with what they may hold.
+/// Compares all snapshots and clones with their legal contents.
 pub async fn check_versions(world: &World, part: &log::LogPart, is_opening: bool) -> Result<(), String> {
     let names: Vec<String> = world.memory().snapshots.keys().cloned().collect();
     for name in names {
@@ -138,7 +138,7 @@ fn check_snapshot(
         (Some(found), Some(contents)) if found != *contents => {
             Err(format!("snapshot {name} holds {found:?}, not {contents:?}"))
         }
-        // What an opening finds is decided: whatever was asked before.
+        // An opening decides what is there, whatever was requested before.
         (Some(found), _) if is_opening => {
             *known = Snapshot { contents: Some(found), is_made: true, is_deleted: false };
             Ok(())
@@ -177,7 +177,7 @@ fn check_clone(
         .map_err(broken)
 }
 
-/// Works until the clients have done what they had to.
+/// Works until the clients have begun all their operations.
 pub async fn operate(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x0B5E);
     let mut number = 0;
@@ -214,7 +214,7 @@ async fn create(world: &World, part: &log::LogPart, name: String) -> Result<(), 
     let Some(found) = read_version(world, part, &name).await? else { return Ok(()) };
     check_snapshot(world, &name, found.clone(), false)?;
     for (found, block) in found.iter().flatten().zip(0..) {
-        // The volume may have grown, which its clients see when it is opened again.
+        // The volume may have grown; its clients see that only after it is opened again.
         match block < world.model(|model| model.len()) {
             true => world.model(|model| model.check_read(block, *found, began)),
             false if *found == 0 => Ok(()),
@@ -241,7 +241,7 @@ async fn delete(world: &World, part: &log::LogPart, random: &mut Random) -> Resu
         }
         name
     };
-    // Who doesn't wait for the end of it may find it half given up in whatever it does next.
+    // An operator who doesn't wait for the end of a deletion may find it half done at the next message.
     let patience = random.below(3_000_000) + if random.chance(0.5) { 1 << 40 } else { 0 };
     let message = format!("snapshot delete {name}");
     let Ok(outcome) = runtime::timeout(Duration::from_nanos(patience), part.message(&message)).await else {

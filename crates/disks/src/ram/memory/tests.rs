@@ -36,7 +36,7 @@ fn a_device_far_larger_than_the_machine_takes_what_is_written() {
         assert!(filled(&memory, index * step, 4096).iter().all(|byte| *byte == 0));
     }
     assert_eq!(memory.taken(), 0);
-    // 100 000 pages, or tables of them, would be 400 MB; other tests run at the same time.
+    // 100 000 pages, or page tables for them, would be 400 MB; other tests run at the same time.
     assert!(resident() < before + 100 * MIB, "{before} and {}", resident());
     memory.write(77 * step, &payload(&[&[5; 4096]]), Copying::PastCaches).expect("there is memory");
     assert_eq!((memory.taken(), filled(&memory, 77 * step, 4096)), (PAGE, vec![5; 4096]));
@@ -51,7 +51,7 @@ fn zeros_over_something_are_written() {
     let mut expected = vec![0; 512];
     expected.extend([vec![1; 512], vec![0; 1024], vec![2; 7168], vec![0; 512]].concat());
     assert_eq!(filled(&memory, 0, 512 + 512 + 8192 + 512), expected);
-    // What isn't whole pages is zeroed, the others are given back.
+    // Partial pages are zeroed, whole ones are returned.
     memory.discard(512, 8192);
     assert_eq!((memory.taken(), filled(&memory, 0, 8704)), (2 * PAGE, vec![0; 8704]));
     assert_eq!(filled(&memory, 8704, 512), [2; 512]);
@@ -78,8 +78,8 @@ fn without_room_a_write_fails_and_what_was_kept_does_not() {
     assert_eq!(memory.taken(), 4 * PAGE);
 }
 
-/// A write over pages that were written before, and a discard of them meanwhile: when both have ended, whatever is there has its bit,
-/// every bit is counted, and a write of zeros is seen.
+/// Overwrites pages during a discard of them. When both have ended, every page with data has its bit, every
+/// bit is counted, and a write of zeros has its effect.
 #[test]
 fn nothing_is_left_without_its_bit() {
     const LENGTH: u64 = 4 << 20;
@@ -101,7 +101,7 @@ fn nothing_is_left_without_its_bit() {
         let bits = (0..LENGTH / PAGE).filter(|page| memory.is_written(*page)).count() as u64;
         assert_eq!(memory.taken(), bits * PAGE, "round {round}");
         memory.write(0, &zeros, Copying::PastCaches).expect("there is memory");
-        // SAFETY: inside the mapping, and nothing else uses it.
+        // SAFETY: inside the mapping, which has no other user now.
         let bytes = unsafe { std::slice::from_raw_parts(memory.at(0, LENGTH as usize), LENGTH as usize) };
         assert!(bytes == &zeros.slices()[0][..], "round {round}: something was left without its bit");
         memory.discard(0, LENGTH);
@@ -122,7 +122,7 @@ fn zeros_are_told_from_anything_else() {
     }
 }
 
-/// A pool of some bytes.
+/// A pool with a fixed number of bytes.
 struct SmallPool(std::sync::atomic::AtomicU64);
 
 impl super::super::budget::Pool for SmallPool {

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Longest WRITE_ZEROES, in bytes; some servers need time for long ones.
+/// Longest WRITE_ZEROES, in bytes: some servers are slow with long ones.
 const LONGEST_ZEROES: u64 = 64 << 20;
 /// Longest BLOCK_STATUS, in bytes.
 const LONGEST_STATUS: u64 = 1 << 30;
@@ -187,8 +187,8 @@ impl RemoteDevice {
     }
 }
 
-/// Converts a server's extents, which may begin and end anywhere and beyond the range, to extents of whole blocks
-/// inside the range. A block in which several meet is data.
+/// Converts a server's extents, which may begin and end anywhere and beyond the range, to extents of whole
+/// blocks inside the range. A block with several extents is data.
 fn whole_blocks(found: &[(u32, u32)], range: BlockRange, block: u64) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut put = |state: ExtentState, from: u64, to: u64| {
@@ -207,7 +207,7 @@ fn whole_blocks(found: &[(u32, u32)], range: BlockRange, block: u64) -> Vec<Exte
         let state = match (flags & extent_flag::ZERO != 0, flags & extent_flag::HOLE != 0) {
             (true, true) => ExtentState::Hole,
             (true, false) => ExtentState::Zero,
-            // A hole that doesn't read as zeros is nothing that our contract knows.
+            // The contract has no state for holes that don't read as zeros.
             (false, _) => ExtentState::Data,
         };
         let whole = byte / block;

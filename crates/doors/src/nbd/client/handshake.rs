@@ -12,7 +12,7 @@ use block::{Buffer, Data, Error, Result};
 use runtime::net::{Address, Stream};
 use std::time::Duration;
 
-/// Longest time limit of connecting and the handshake.
+/// Time limit of connecting and the handshake.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longest reply to an option, in bytes.
 const LONGEST_REPLY: u32 = 64 << 10;
@@ -99,7 +99,7 @@ async fn limited<T>(
         runtime::timeout(limit.min(LIMIT), handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
     let address = address.to_string();
     outcome.map_err(|error| match error.detail().contains(&address) {
-        // An error of connecting names the address.
+        // Errors of connecting already have the address.
         true => error.in_context("NBD server"),
         false => error.in_context(format_args!("NBD server {address}")),
     })
@@ -112,7 +112,7 @@ struct Handshake<'a> {
     allocation: Option<u32>,
 }
 
-/// A reply to an option that isn't the last one.
+/// A reply to an option, except the last one.
 struct Reply {
     kind: u32,
     data: Buffer,
@@ -257,7 +257,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-/// Returns the default if the server refuses an option; any other error stays one.
+/// Returns the default value if the server refuses an option, and any other error.
 fn refused<T: Default>(error: Error) -> Result<T> {
     match error {
         Error::Unsupported(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Ok(T::default()),

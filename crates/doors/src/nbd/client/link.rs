@@ -1,10 +1,11 @@
 //! One connection of a client, driven by one task: it sends requests and receives replies.
 //!
-//! Requests that are made before the task's next turn are sent in one vectored send. A request ends even if its caller
-//! was dropped. A request without progress within the time limit ends the connection ([`TimeLimit`]): the data of a large reply, and
-//! replies to requests that aren't younger, are progress. At most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in
-//! flight and later ones fail. The meaning of replies is left to [`reply_stream`](super::reply_stream), the requests in
-//! flight to [`table`](super::table).
+//! Requests that are made before the task's next turn are sent in one vectored send. A request ends even if
+//! its caller was dropped. A request without progress within the time limit ends the connection
+//! ([`TimeLimit`]): the data of a large reply, and replies to requests that aren't younger, are progress. At
+//! most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in flight and
+//! later ones fail. [`reply_stream`](super::reply_stream) interprets replies; [`table`](super::table) has the
+//! requests in flight.
 
 use super::handshake::RemoteExport;
 use super::reply_stream::ReplyStream;
@@ -25,7 +26,7 @@ use std::time::Duration;
 pub(super) const MOST_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// A connection. The task that drives it ends when [`close`](Self::close) was called and nothing is in flight.
+/// A connection. Its task ends after [`close`](Self::close) when no request is in flight.
 pub(super) struct Link {
     table: RefCell<Table>,
     permits: Rc<Semaphore>,
@@ -66,7 +67,7 @@ impl Link {
         poll_fn(|context| waiting.link.table.borrow_mut().poll(waiting.index, context)).await
     }
 
-    /// Lets the requests in flight end, sends DISC and disconnects.
+    /// Waits for the requests in flight, sends DISC and disconnects, in the background.
     pub(super) fn close(&self) {
         self.table.borrow_mut().close();
     }
@@ -97,7 +98,7 @@ struct Driver<'l> {
     sending: Option<Call<'l, (Result<()>, Payload)>>,
     shutting_down: Option<Call<'l, Result<()>>>,
     spare: Payload,
-    /// Watches for a request without an answer.
+    /// Time limit that detects a request without an answer.
     silence: LimitedRequest,
     limit: Duration,
     said_goodbye: bool,
@@ -127,7 +128,7 @@ impl<'l> Driver<'l> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.link.table.borrow_mut().set_driver(context.waker());
         if self.silence.poll_failed(context).is_ready() {
-            // What is dropped here is cancelled; the runtime keeps its memory until it has ended.
+            // Dropping the operations cancels them; the runtime keeps their memory until they have ended.
             (self.receiving, self.sending, self.shutting_down) = (None, None, None);
             let limit = stack::format_duration(self.limit);
             self.fail(Error::timed_out(format!(
@@ -228,7 +229,8 @@ impl<'l> Driver<'l> {
                 self.spare.clear();
                 progress = true;
                 if result.is_err() && self.receiving.is_some() {
-                    // The receive in progress has a caller's buffer: it ends, with an error, before we do.
+                    // The receive in progress has a caller's buffer: it ends with an error before the task
+                    // does.
                     self.shutting_down = Some(Call::new(self.stream.shutdown(Shutdown::Both)));
                 } else if let Err(error) = result {
                     self.fail(error.in_context("the connection to the NBD server"));

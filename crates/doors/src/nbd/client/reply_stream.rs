@@ -1,9 +1,9 @@
 //! Parser of a server's replies, which applies them to the requests in flight. Never waits.
 //!
-//! It accepts simple and structured replies, in any order, and chunks of a read in any order. A read succeeds only if
-//! its chunks cover it without gap or overlap. From [`DIRECT_BYTES`] missing bytes of a chunk on, they can be received
-//! directly into the caller's buffer. Bytes that violate the protocol are an [`Error::Protocol`], after which the
-//! stream can't be used any more.
+//! Accepts simple and structured replies, in any order, and chunks of a read in any order. A read succeeds
+//! only if its chunks cover it without gap or overlap. A chunk with at least [`DIRECT_BYTES`] missing bytes
+//! can be received directly into the caller's buffer. Bytes that violate the protocol are an
+//! [`Error::Protocol`], after which the stream can't be used any more.
 
 use super::table::{Pending, Table};
 use crate::nbd::protocol::{
@@ -12,14 +12,14 @@ use crate::nbd::protocol::{
 };
 use block::{Buffer, Error, Result};
 
-/// Number of missing bytes of a chunk from which it is received directly into its buffer.
+/// Missing bytes of a chunk at and above which it is received directly into its buffer.
 const DIRECT_BYTES: usize = 64 << 10;
-/// Limit of the bytes of a block status that are parsed; further extents are asked for again.
+/// Longest block status that is parsed, in bytes; further extents are asked for again.
 const MOST_STATUS_BYTES: usize = 4 + 8 * 4096;
 
 /// Meaning of the next bytes.
 enum Body {
-    /// Data of a chunk, from offset `at` of its request's read on.
+    /// Data of a chunk, at offset `at` of its request's read.
     Data { cookie: u64, at: usize, rest: usize, last: bool },
     /// Bytes to skip, in the middle of this request's chunk.
     Skip { cookie: u64, rest: usize, last: bool },
@@ -29,9 +29,9 @@ enum Body {
 struct Direct {
     cookie: u64,
     last: bool,
-    /// Part of the buffer after the chunk.
+    /// Rest of the buffer after the chunk.
     tail: Buffer,
-    /// `None` while a receive has it.
+    /// `None` while a receive owns it.
     piece: Option<Buffer>,
 }
 
@@ -171,8 +171,8 @@ impl ReplyStream {
         Ok(CHUNK_BYTES + taken)
     }
 
-    /// Returns a piece of a caller's buffer to receive into, if it is large enough. To be called once all received
-    /// bytes are used.
+    /// Returns a piece of a caller's buffer to receive into, if it is large enough. Must be called only when
+    /// all received bytes are used.
     pub(super) fn take_direct(&mut self, table: &mut Table) -> Option<Buffer> {
         if let Some(direct) = &mut self.direct {
             return direct.piece.take();
@@ -189,7 +189,7 @@ impl ReplyStream {
         Some(piece)
     }
 
-    /// Takes the piece back after a receive; `broken` if there is no further one.
+    /// Takes the piece back after a receive; `broken` if the connection has ended.
     pub(super) fn give_back(&mut self, mut piece: Buffer, table: &mut Table, broken: bool) -> Result<()> {
         let Some(mut direct) = self.direct.take() else { return Ok(()) };
         if piece.missing() > 0 && !broken {
@@ -210,8 +210,8 @@ impl ReplyStream {
     }
 }
 
-/// Records that a chunk has `length` bytes from `at` of the read on; refuses bytes that were received already or lie
-/// outside.
+/// Records that a chunk covers `length` bytes at `at` of the read. Refuses bytes that were received already
+/// or are outside of the read.
 fn cover(pending: &mut Pending, at: u64, length: u64) -> Result<usize> {
     let whole = u64::from(pending.request.length);
     let end = at.checked_add(length).filter(|end| *end <= whole && length > 0);

@@ -31,7 +31,7 @@ fn answer(table: &mut Table, slot: usize) -> Option<(Result<()>, Vec<u8>)> {
     }
 }
 
-/// Feeds a stream in pieces of so many bytes, as a link does.
+/// Feeds a stream in pieces of `step` bytes, as a link does.
 fn feed(stream: &mut ReplyStream, table: &mut Table, bytes: &[u8], step: usize) -> Result<()> {
     let (mut begin, mut end) = (0, 0);
     while end < bytes.len() {

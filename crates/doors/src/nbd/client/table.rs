@@ -1,7 +1,7 @@
 //! Requests of a connection: those to be sent, those in flight, and those with an unfetched answer.
 //!
-//! A cookie is never used for two requests, so that a duplicate or unsolicited reply is noticed; in steady state
-//! nothing is allocated. Sending and receiving are left to [`link`](super::link).
+//! Cookies are never reused, so a duplicate or unsolicited reply is detected. In steady state nothing is
+//! allocated. [`link`](super::link) sends and receives.
 
 use super::link::MOST_REQUESTS;
 use crate::nbd::protocol::{REQUEST_BYTES, Request};
@@ -130,7 +130,7 @@ impl Table {
         }
     }
 
-    /// Moves the requests to be sent into a payload; false if there are none.
+    /// Moves the requests to be sent into a payload. Returns false if there are none.
     pub(super) fn take_outgoing(&mut self, payload: &mut Payload) -> bool {
         let Some(heads) = self.heads.take() else { return false };
         let heads = heads.freeze();
@@ -159,7 +159,7 @@ impl Table {
         }
     }
 
-    /// Ends the caller's wait: it has its answer, or was dropped.
+    /// Ends the caller's wait: it has received its answer, or was dropped.
     pub(super) fn leave(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.waker = None;
@@ -172,7 +172,7 @@ impl Table {
         }
     }
 
-    /// Returns the request of a part of a reply, which is progress of the request.
+    /// Returns the request that a part of a reply belongs to. The part is progress of the request.
     pub(super) fn pending(&mut self, cookie: u64) -> Result<&mut Pending> {
         match self.slots.get_mut(slot_of(cookie)).map(|slot| &mut slot.state) {
             Some(State::InFlight(pending)) if pending.request.cookie == cookie => {
@@ -196,7 +196,7 @@ impl Table {
         let result = pending.failure.map_or(result, Err);
         let mut buffer = pending.buffer;
         if let (Err(_), Some(buffer)) = (&result, &mut buffer) {
-            // A failed read shows nothing.
+            // A failed read returns no bytes.
             buffer.clear();
         }
         if slot.abandoned {

@@ -1,8 +1,8 @@
 //! Messages of generic netlink (include/uapi/linux/netlink.h, genetlink.h), sans-io: requests are encoded, answers are parsed.
 //!
-//! A request asks for an acknowledgement. The kernel's answer is any number of replies and then the acknowledgement or an error, in one
-//! datagram or several. Nothing in an answer is trusted: lengths are checked, and what belongs to another request is skipped. Sockets are
-//! left to the caller.
+//! A request asks for an acknowledgement. The kernel's answer is any number of replies and then the
+//! acknowledgement or an error, in one datagram or several. Answers aren't trusted: lengths are checked, and
+//! messages for other requests are skipped. The caller owns the socket.
 
 use block::{Error, Result};
 use std::collections::BTreeMap;
@@ -86,10 +86,10 @@ impl Request {
     }
 }
 
-/// Attributes of a reply by type; the last one of a type counts.
+/// Attributes of a reply by type; of several with one type, the last.
 pub(super) type Attributes = BTreeMap<u16, Vec<u8>>;
 
-/// The answer to a request, as far as it has arrived.
+/// The received part of the answer to a request.
 pub(super) struct Answer {
     family: u16,
     sequence: u32,
@@ -173,7 +173,7 @@ mod tests {
     const FAMILY: u16 = 0x21;
     const SEQUENCE: u32 = 7;
 
-    /// A message of the kernel's.
+    /// A message from the kernel.
     fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
         let mut bytes = ((MESSAGE_HEADER + body.len()) as u32).to_ne_bytes().to_vec();
         bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn an_answer_is_replies_and_an_acknowledgement() {
         let mut answer = Answer::to(FAMILY, SEQUENCE);
-        // Of a request before it, and of another family.
+        // An answer to an earlier request, and one of another family.
         assert_eq!(answer.take(&message(ERROR, SEQUENCE - 1, &[9; 8])), Ok(None));
         assert_eq!(answer.take(&message(FAMILY + 1, SEQUENCE, &[9; 5])), Ok(None));
         assert_eq!(answer.take(&reply(empty().u32(1, 3).text(2, "abc"))), Ok(None));

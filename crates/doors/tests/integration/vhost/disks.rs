@@ -1,4 +1,4 @@
-//! The disk that a guest sees: a device in every respect of the contract, on several queues and shards.
+//! The disk in a guest fulfils the whole contract of a device, on several queues and shards.
 
 use super::door;
 use super::front_end::{FrontEnd, Queue, Settings, Transfer};
@@ -42,7 +42,7 @@ fn conforms_without_event_index_and_indirect_tables() {
     conforms(1, 512, !(feature::EVENT_IDX | feature::INDIRECT_DESC));
 }
 
-/// Logical blocks of 4 KiB on a device of 64 KiB: parts of blocks, from two queues at a time.
+/// Logical blocks of 4 KiB on a device with blocks of 64 KiB: parts of blocks, from two queues at a time.
 #[test]
 fn conforms_with_parts_of_blocks() {
     conforms(2, 65536, u64::MAX);
@@ -65,7 +65,7 @@ fn a_flush_reaches_the_device_and_without_flushes_writes_are_durable() {
             assert_eq!(queue.request(kind::OUT, 8, None, Transfer::Out(&data)).await, 0);
             assert_eq!(queue.request(kind::WRITE_ZEROES, 16, Some((8, 1)), Transfer::None).await, 0);
             assert_eq!(queue.request(kind::OUT, 9, None, Transfer::Out(&data[..512])).await, 0);
-            assert_eq!(controls.flushes.load(Ordering::SeqCst), before, "nobody has asked for one");
+            assert_eq!(controls.flushes.load(Ordering::SeqCst), before, "none was requested");
             if features & feature::FLUSH != 0 {
                 assert_eq!(queue.request(kind::FLUSH, 0, None, Transfer::None).await, 0);
             }
@@ -137,7 +137,7 @@ fn a_read_only_disk_says_so_and_keeps_its_bytes() {
     });
 }
 
-/// More requests than a queue takes at a time, and larger than the memory that it takes: all are served.
+/// More requests than a queue takes at a time, and more data than its memory limit: all are served.
 #[test]
 fn a_queue_at_its_limits_goes_on() {
     let (_folder, address) = socket();

@@ -1,8 +1,8 @@
-//! A vhost-user-blk client: the part of QEMU and of the guest's driver in one, on the runtime.
+//! A vhost-user-blk client on the runtime: it replaces QEMU and the guest's driver.
 //!
-//! A [`FrontEnd`] is the connection; its queues have memory of their own in one memfd, and each [`Queue`] is driven by one shard with as
-//! many requests in flight as asked for. It serves any vhost-user-blk server, so it also drives other ones for comparison.
-//! [`FrontEnd::device`] makes a device of it. Tests may write to the rings themselves.
+//! A [`FrontEnd`] is the connection. Its queues have memory of their own in one memfd, and one shard drives
+//! each [`Queue`], with the configured number of requests in flight. It works with any vhost-user-blk server,
+//! also for comparisons. [`FrontEnd::device`] makes it a device. Tests may write to the rings themselves.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -24,9 +24,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Address in the guest of the first byte of memory: not 0, so that addresses are translated.
+/// Address of the memory's first byte in the guest: not 0, so that addresses have to be translated.
 pub const GUEST: u64 = 1 << 32;
-/// Address in the front-end of the first byte of memory.
+/// Address of the memory's first byte in the front-end.
 pub const USER: u64 = 0x7000_0000_0000;
 /// Bytes for the rings of a queue.
 const RING_BYTES: usize = 64 << 10;
@@ -36,7 +36,7 @@ const STATUS_AT: usize = 16;
 const RANGE_AT: usize = 32;
 const INDIRECT_AT: usize = 64;
 
-/// What a front-end asks for.
+/// Settings of a front-end.
 #[derive(Clone)]
 pub struct Settings {
     pub queues: usize,
@@ -72,7 +72,7 @@ pub struct FrontEnd {
     pub inflight: Option<(InflightDescription, OwnedFd)>,
 }
 
-/// Where the parts of a queue are, in bytes from the start of memory.
+/// Offsets of a queue's parts, in bytes from the start of memory.
 #[derive(Clone, Copy)]
 pub struct Layout {
     pub descriptors: usize,
@@ -153,7 +153,7 @@ impl FrontEnd {
         FrontEnd::resume(address, shared).await
     }
 
-    /// Connects with memory that was used in another connection.
+    /// Connects with the memory of an earlier connection.
     pub async fn resume(address: &Address, mut shared: Shared) -> Result<FrontEnd> {
         let stream = Stream::connect(address).await?;
         let number_of = |reply: Vec<u8>| u64::from_le_bytes(reply[..8].try_into().expect("eight bytes"));
@@ -190,7 +190,7 @@ impl FrontEnd {
         set(&self.stream, number::SET_MEM_TABLE, &payload, descriptors).await
     }
 
-    /// Asks the server for memory for the requests in flight, and gives it back to be used.
+    /// Asks the server for memory for the requests in flight, and passes it back for use.
     pub async fn ask_for_inflight(&mut self) -> Result<()> {
         let settings = &self.shared.settings;
         let (queues, queue_size) = (settings.queues as u16, settings.layout(0).size as u16);
@@ -301,12 +301,13 @@ pub async fn call(
     receive(stream, number).await.map(|received| received.0)
 }
 
-/// Sends a message that has no reply of its own, and asks for one.
+/// Sends a message that has no reply of its own, and requests one.
 pub async fn set(stream: &Stream, number: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     let flags = flag::VERSION | flag::NEED_REPLY;
     stream.send_with_descriptors(&message(number, flags, payload), descriptors)?;
     if number == number::SET_PROTOCOL_FEATURES || number == number::SET_OWNER {
-        // The reply is wanted from the feature on, and servers differ about these two.
+        // Servers differ about a reply to these two, which precede the feature; a message with a reply of its
+        // own follows.
         stream.send_with_descriptors(&message(number::GET_QUEUE_NUM, flag::VERSION, &[]), &[])?;
         loop {
             let (got, ..) = receive_any(stream).await?;
@@ -353,9 +354,9 @@ async fn receive_exact(stream: &Stream, count: usize, descriptors: &mut Vec<Owne
 /// Data of a request.
 pub enum Transfer<'b> {
     None,
-    /// To the device.
+    /// Data to the device.
     Out(&'b [u8]),
-    /// From the device: the rest of the buffer.
+    /// Data from the device, into the unfilled part of the buffer.
     In(&'b mut Buffer),
 }
 
@@ -363,12 +364,12 @@ pub enum Transfer<'b> {
 enum SlotState {
     Free,
     InFlight,
-    /// In flight, and nobody waits for it.
+    /// In flight; its caller was dropped.
     Abandoned,
     Done,
 }
 
-/// Frees the slot of a request, or leaves that to its end.
+/// Frees the slot of a request, or leaves that to the request's end.
 struct Waiting<'q>(&'q QueueState, usize);
 
 impl Drop for Waiting<'_> {
@@ -394,7 +395,7 @@ struct QueueState {
     kick: EventSignal,
 }
 
-/// The driver of a queue, on one shard.
+/// Driver of a queue, on one shard.
 pub struct Queue {
     state: Rc<QueueState>,
     stop: StopSource,
@@ -522,7 +523,7 @@ impl QueueState {
             add((guest(at + RANGE_AT), 16, 0));
         }
         if data.0 > 1024 {
-            // In two buffers.
+            // Data in two buffers.
             add((guest(at + SLOT_HEAD), 1000, data.1));
             add((guest(at + SLOT_HEAD) + 1000, data.0 - 1000, data.1));
         } else if data.0 > 0 {
@@ -679,7 +680,7 @@ impl Device for Disk {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         let disk = self.clone();
-        // Of several requests: a caller that drops it doesn't stop it in the middle.
+        // Carried, because it consists of several requests: dropping the call must not stop it halfway.
         runtime::carry(async move {
             disk.geometry.writable_range(at, payload.len())?;
             let most = disk.queue.state.shared.settings.request_bytes;
@@ -696,7 +697,7 @@ impl Device for Disk {
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        // A discard of parts of the server's blocks may leave them as they are.
+        // A discard of parts of the server's blocks may leave them unchanged.
         self.write_zeroes(range, ZeroMode::MayDeallocate, Durability::Visible)
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Whether the server has sent a message; it is that of a changed configuration, and asks for no reply.
+/// Whether the server has sent a message, which must be CONFIG_CHANGE without a request for a reply.
 async fn is_told(channel: &mut std::os::unix::net::UnixStream) -> bool {
     channel.set_nonblocking(true).expect("a socket");
     let mut bytes = [0; HEADER_BYTES];
@@ -77,7 +77,7 @@ fn a_grown_device_is_announced_and_usable() {
         assert_eq!(queue.request(kind::OUT, end, None, Transfer::Out(&[7; 4096])).await, 1, "past the end");
         let mut channel = front_end.open_channel().await.expect("taken");
 
-        // What changes nothing isn't told.
+        // Requests that change nothing aren't announced.
         for (text, expected) in [
             ("resize 1MiB", "more than 256"),
             ("resize 4096", "can't shrink"),
@@ -105,12 +105,13 @@ fn a_grown_device_is_announced_and_usable() {
         assert_eq!(queue.request(kind::IN, MIB / 512, None, Transfer::In(&mut block)).await, 0);
         assert_eq!(block.filled(), [0; 4096], "new blocks are zeros");
 
-        // A new client of another door has all of it.
+        // A new client of another door sees the whole device.
         let raw = Raw::open(&Address::Unix(path.join("net.sock")), "disk", false).await;
         let last = raw.call(command::READ, 0, 2 * MIB - 4096, 4096, &[]).await;
         assert!(last.is_ok(), "{last:?}");
 
-        // A front-end that comes between two growths is told of the second one, and one that closed its channel isn't cut off.
+        // A front-end that connects between two growths is notified of the second one, and one that closed
+        // its channel isn't disconnected.
         drop((queue, front_end));
         let mut front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         assert_eq!(sectors(&front_end), 2 * MIB / 512);

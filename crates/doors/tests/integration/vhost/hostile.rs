@@ -1,4 +1,4 @@
-//! Front-ends and guests that break the protocol lose their own connection, and the next one is served.
+//! Front-ends and guests that break the protocol lose only their own connection, and the next one is served.
 
 use super::door;
 use super::front_end::{FrontEnd, GUEST, Layout, Queue, Settings, Shared, Transfer, USER, set};
@@ -22,7 +22,7 @@ async fn is_healthy(address: &Address) {
     assert_eq!(block.filled(), [5; 512]);
 }
 
-/// Runs a test against a door on two shards, which is healthy after it.
+/// Runs a test with a door on two shards, and checks afterwards that the door still works.
 fn against_a_door(test: impl AsyncFnOnce(&Address) + Send + 'static) {
     let (_folder, address) = socket();
     run(2, move || async move {
@@ -66,7 +66,7 @@ fn messages_that_cant_be_end_the_connection() {
             stream.send(Data::copy_of(bytes).into()).await.0.expect("sent");
             assert!(matches!(stream.receive(Buffer::new(64)).await.0, Ok(0) | Err(_)), "{bytes:?}");
         }
-        // In the middle of a header, and of a payload.
+        // The connection ends in the middle of a header, and of a payload.
         for half in [5, 14] {
             let stream = Stream::connect(address).await.expect("it listens");
             let bytes = message(number::SET_FEATURES, flag::VERSION, &[0; 8]);
@@ -106,7 +106,7 @@ fn describe_flush(shared: &Shared, layout: &Layout) {
     shared.describe(layout.descriptors, 1, at + 16, 1, WRITE, 0);
 }
 
-/// Lets a guest spoil its ring; the connection ends.
+/// Lets a guest corrupt its ring and checks that the connection ends.
 async fn spoil(address: &Address, what: &str, spoil: impl FnOnce(&Shared, &Layout)) {
     let front_end = FrontEnd::connect(address, Settings::default()).await.expect("it is served");
     let (shared, layout) = (&front_end.shared, front_end.shared.settings.layout(0));
@@ -178,7 +178,8 @@ fn rings_that_cant_be_end_the_connection() {
     });
 }
 
-/// Indirect descriptors that repeat the same 4 MiB, up to and beyond the longest chain that VIRTIO 1.2, section 2.7.5, permits.
+/// Indirect descriptors that repeat the same 4 MiB, up to and beyond the longest chain that VIRTIO 1.2,
+/// section 2.7.5, permits.
 #[test]
 fn chains_longer_than_four_gibibytes_end_the_connection() {
     const PIECE: u32 = 4 << 20;
@@ -216,7 +217,7 @@ fn chains_longer_than_four_gibibytes_end_the_connection() {
     });
 }
 
-/// Random bytes all over the rings and tables of a running queue, and kicks.
+/// Random bytes in the rings and tables of a running queue, with kicks.
 #[test]
 fn random_rings_end_nothing_but_their_connection() {
     against_a_door(async |address| {
@@ -257,7 +258,7 @@ fn rings_outside_of_memory_are_refused() {
             let front_end = FrontEnd::connect(address, Settings::default()).await.expect("it is served");
             let fields = [0, descriptors, used, available, 0];
             let payload: Vec<u8> = fields.iter().flat_map(|field: &u64| field.to_le_bytes()).collect();
-            // The queue starts with them, and ends.
+            // The queue starts with these addresses, and ends.
             let _ = set(&front_end.stream, number::SET_VRING_ADDR, &payload, &[]).await;
             assert!(front_end.is_closed().await, "{descriptors:#x} {used:#x} {available:#x}");
         }
@@ -265,13 +266,13 @@ fn rings_outside_of_memory_are_refused() {
             let front_end = FrontEnd::connect(address, Settings::default()).await.expect("it is served");
             let payload = [[0; 4], size.to_le_bytes()].concat();
             let _ = set(&front_end.stream, number::SET_VRING_NUM, &payload, &[]).await;
-            // A queue of no entries isn't started.
+            // A queue without entries isn't started.
             assert!(size == 0 || front_end.is_closed().await, "{size} entries");
         }
     });
 }
 
-/// A file of the disk, whose file system would be asked for everything.
+/// A file on a disk, for which the kernel would ask the file system.
 fn file_of_a_disk() -> OwnedFd {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
     file.set_len(1 << 20).expect("longer");
@@ -306,7 +307,7 @@ fn descriptors_that_arent_what_they_should_be() {
             assert!(front_end.set_memory(&[region], &[wrong.as_fd()]).await.is_err(), "no memory");
             assert!(front_end.is_closed().await);
         }
-        // A message that takes no descriptor, too: even closing it would wait for its file system.
+        // Also for a message without a descriptor: even closing the file would wait for its file system.
         let front_end = FrontEnd::negotiate(address, Settings::default()).await.expect("it is served");
         let _ = set(&front_end.stream, number::SET_OWNER, &[], &[file_of_a_disk().as_fd()]).await;
         assert!(front_end.is_closed().await);
@@ -314,7 +315,7 @@ fn descriptors_that_arent_what_they_should_be() {
     });
 }
 
-/// A front-end that makes its memory file shorter while it is in use: the program goes on, and no zeros are written.
+/// A front-end that truncates its memory file during use: the server continues, and no zeros are written.
 #[test]
 fn memory_that_is_made_shorter_ends_the_connection() {
     against_a_door(async |address| {
@@ -324,7 +325,7 @@ fn memory_that_is_made_shorter_ends_the_connection() {
         drop((queue, before));
         let front_end = FrontEnd::connect(address, Settings::default()).await.expect("it is served");
         let (shared, layout) = (&front_end.shared, front_end.shared.settings.layout(0));
-        // A second region, of a file: the data of a write.
+        // A second region, backed by a file, has the data of a write.
         let file = tempfile::tempfile_in("/dev/shm").expect("a file");
         file.set_len(1 << 20).expect("longer");
         let length = shared.memory.len() as u64;

@@ -1,4 +1,4 @@
-//! Beginning and end: of queues, of connections, of the door, and of a server that is killed.
+//! Start and end of queues, connections and the door, and kills of a server.
 
 use super::door;
 use super::front_end::{FrontEnd, GUEST, Queue, Settings, Shared, Transfer, USER, set};
@@ -19,7 +19,7 @@ async fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Writes the write of a block of `byte`s at block `number` as the chain of descriptors from `3 * number` on.
+/// Writes a write of block `number` with `byte`s into the descriptors that start at `3 * number`.
 fn prepare_write(shared: &Shared, number: u64) -> u16 {
     let layout = shared.settings.layout(0);
     let at = layout.slots + number as usize * 8192;
@@ -46,7 +46,7 @@ fn used_heads(shared: &Shared, count: usize) -> Vec<u32> {
     (0..count).map(head).collect()
 }
 
-/// Requests that a killed server had taken are carried out by the next one: those, each once, and no other.
+/// Requests that a killed server had taken are executed by the next one: exactly those, each once.
 #[test]
 fn requests_of_a_killed_server_are_submitted_again() {
     let (_folder, address) = socket();
@@ -60,7 +60,7 @@ fn requests_of_a_killed_server_are_submitted_again() {
         drop(front_end);
         let heads: Vec<u16> = (0..5).map(|number| prepare_write(&shared, number)).collect();
         (0..5).for_each(|index| shared.offer(&layout, index as u16, heads[index]));
-        // The server before had taken the first four, and completed the third.
+        // The previous server had taken the first four requests and completed the third.
         let asked = InflightDescription { length: 0, offset: 0, queues: 1, queue_size: layout.size as u16 };
         let (description, descriptor) = Inflight::create(&asked, 4).expect("memory");
         let record = Inflight::map(&description, &descriptor, 4).expect("mapped");
@@ -70,10 +70,10 @@ fn requests_of_a_killed_server_are_submitted_again() {
         queue.complete(heads[2]);
         shared.memory.write(layout.used + 4, &u32::from(heads[2]).to_le_bytes());
         shared.store(layout.used + 2, 1);
-        let shared = Arc::into_inner(shared).expect("the connection is gone");
+        let shared = Arc::into_inner(shared).expect("it is closed");
         let mut front_end = FrontEnd::resume(&address, shared).await.expect("it is served");
         front_end.set_inflight(description, descriptor).await.expect("taken");
-        // What QEMU knows: the used index.
+        // QEMU knows only the used index.
         front_end.start_queue(0, 1).await.expect("started");
         let shared = front_end.shared.clone();
         until(|| shared.load(layout.used + 2) == 5).await;
@@ -88,7 +88,8 @@ fn requests_of_a_killed_server_are_submitted_again() {
     });
 }
 
-/// A front-end that leaves while requests are in flight: they end and are completed in its memory, and the next one goes on there.
+/// A front-end that disconnects with requests in flight: they end and are completed in its memory, and the
+/// next connection continues there.
 #[test]
 fn requests_in_flight_end_before_the_next_connection() {
     let (_folder, address) = socket();
@@ -106,7 +107,7 @@ fn requests_in_flight_end_before_the_next_connection() {
         until(|| controls.begun.load(Ordering::SeqCst) == 3).await;
         assert_eq!(shared.load(layout.used + 2), 0);
         drop(front_end);
-        // The door has noticed by then; if it hasn't, less is tested.
+        // The door usually notices the disconnect in this time; otherwise the test covers less.
         runtime::sleep(Duration::from_millis(5)).await;
         controls.paused.store(false, Ordering::SeqCst);
         until(|| shared.load(layout.used + 2) == 3).await;
@@ -128,7 +129,7 @@ fn requests_in_flight_end_before_the_next_connection() {
     });
 }
 
-/// A queue that is asked to stop answers when its requests have ended, and knows where to go on.
+/// A queue that is asked to stop answers when its requests have ended, with the index at which to continue.
 #[test]
 fn a_queue_stops_when_its_requests_have_ended() {
     let (_folder, address) = socket();
@@ -160,7 +161,7 @@ fn a_queue_stops_when_its_requests_have_ended() {
     });
 }
 
-/// A front-end may exchange everything while requests are in flight; none is lost or done twice.
+/// A front-end may exchange all resources while requests are in flight; none is lost or executed twice.
 #[test]
 fn a_running_queue_takes_changes() {
     let (_folder, address) = socket();

@@ -1,4 +1,4 @@
-//! Commands that go through keys: `SCAN`, `KEYS`, `DBSIZE` and `KV.SCAN`. Their replies are sent in pieces.
+//! Commands that iterate over keys: `SCAN`, `KEYS`, `DBSIZE` and `KV.SCAN`. Their replies are sent in pieces.
 
 use super::super::command::Failure;
 use super::super::pattern::Pattern;
@@ -27,7 +27,7 @@ impl Executor {
         Ok(Ok(Flow::Continue))
     }
 
-    /// Replies an array of keys.
+    /// Replies with an array of keys.
     async fn array_of(&mut self, keys: impl ExactSizeIterator<Item = &[u8]>) -> Result<()> {
         self.replies.array(keys.len());
         for key in keys {
@@ -37,8 +37,9 @@ impl Executor {
         Ok(())
     }
 
-    /// `KV.SCAN`: an array of keys, each followed by its value and its expiry in milliseconds since 1970, -1 without one; or of keys.
-    /// An empty one says that the range has no more. Values are sent one after the other.
+    /// `KV.SCAN`: an array of keys, each followed by its value and its expiry in milliseconds since 1970 or
+    /// -1; with `only_keys` an array of keys. An empty array is the end of the range. Values are sent one at
+    /// a time.
     pub(super) async fn range(&mut self, range: Scan, only_keys: bool) -> Result<Result<Flow, Failure>> {
         let pairs = match self.store.scan(self.snapshot.as_ref(), range).await {
             Ok((pairs, _)) => pairs,
@@ -96,7 +97,7 @@ impl Executor {
                     if is_match(key) {
                         page.offer(key);
                     }
-                    // It has more than a page of them if all have the same hash.
+                    // The page exceeds its size if all keys have the same hash.
                     if page.bytes() <= MOST_KEYS_BYTES { Ok(()) } else { Err(TOO_MANY) }
                 };
                 if let Err(failure) = self.for_each_key(&mut visit).await {
@@ -107,7 +108,7 @@ impl Executor {
                 return Ok(Ok(Flow::Continue));
             }
         };
-        // No key has another type, so that the iteration is at its end.
+        // No key has another type, so the iteration ends at once.
         let (pairs, has_more) = match is_other_type {
             true => (Pairs::new(), false),
             false => match self.store.scan(None, Scan::from(from, count.min(SCAN_KEYS))).await {
@@ -127,7 +128,7 @@ impl Executor {
         Ok(Ok(Flow::Continue))
     }
 
-    /// The reply to `SCAN`.
+    /// Appends and sends the reply to `SCAN`.
     async fn page(&mut self, next: u64, keys: impl ExactSizeIterator<Item = &[u8]>) -> Result<()> {
         self.replies.array(2);
         self.replies.bulk(next.to_string().as_bytes());

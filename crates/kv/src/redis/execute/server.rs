@@ -1,4 +1,4 @@
-//! Commands about the server that take any number of arguments: their replies are made and sent in pieces.
+//! Commands about the server with any number of arguments: their replies are built and sent in pieces.
 
 use super::super::command::{Failure, is};
 use super::super::pattern::Pattern;
@@ -9,7 +9,7 @@ use super::{Executor, Flow};
 use block::{Result, Status};
 
 impl Executor {
-    /// Carries out a command about the server or the connection.
+    /// Executes a command about the server or the connection.
     pub(super) async fn server_command(
         &mut self,
         command: &'static Command,
@@ -32,7 +32,7 @@ impl Executor {
         Ok(Ok(Flow::Continue))
     }
 
-    /// `COMMAND INFO` of these names.
+    /// `COMMAND INFO` for these names.
     async fn describe(&mut self, names: Arguments<'_>) -> Result<()> {
         self.replies.array(names.len());
         for name in names.iter() {
@@ -45,7 +45,7 @@ impl Executor {
         Ok(())
     }
 
-    /// `COMMAND DOCS` of these names.
+    /// `COMMAND DOCS` for these names.
     async fn document(&mut self, names: Arguments<'_>) -> Result<()> {
         let mut found = 0;
         for name in names.iter() {
@@ -62,7 +62,7 @@ impl Executor {
 
     async fn config_get(&mut self, names: Arguments<'_>) -> Result<Result<(), Failure>> {
         let settings = server_commands::settings(&self.facts);
-        // By setting, the name as the client spells it.
+        // Number of each setting found, with its name as the client spelled it.
         let mut found: Vec<(usize, &[u8])> = Vec::new();
         for wanted in names.iter() {
             self.pause().await;

@@ -1,4 +1,4 @@
-//! Damaged and hostile bytes: every deviation is noticed, or a read returns what is right; nothing panics.
+//! Damaged and hostile bytes: every deviation is detected, or reads return correct results; nothing panics.
 
 use super::super::entries_writer::EntriesWriter;
 use super::super::stored::{BlockKind, Sealer};
@@ -8,7 +8,7 @@ use crate::entry::order;
 use proptest::prelude::*;
 use zones::bytes::Writer;
 
-/// A small table of every kind of block, with an index of two levels.
+/// A small table with every kind of block, and an index of two levels.
 fn small(compression: Compression) -> (Vec<(Vec<u8>, Sequence)>, Bytes, Summary) {
     let options = Options { block_bytes: 150, compression, salt: 0x5EED, ..Options::default() };
     let keys: Vec<_> =
@@ -27,7 +27,7 @@ fn small(compression: Compression) -> (Vec<(Vec<u8>, Sequence)>, Bytes, Summary)
     (keys, table, summary)
 }
 
-/// All that a table says: entries forward, entries backward, range tombstones.
+/// All contents of a table as text: entries forward, entries backward, range tombstones.
 async fn contents(table: &Bytes, summary: &Summary) -> Result<String> {
     let reader = Reader::new(table, summary);
     let mut said = String::new();
@@ -115,7 +115,7 @@ fn a_block_of_another_place_or_table_is_refused() {
 
 #[test]
 fn a_block_takes_no_more_memory_than_its_stored_length_justifies() {
-    // Contents with a valid checksum, whatever they are.
+    // Arbitrary contents with a valid checksum.
     let stored = |code: u8, contents: &[u8]| {
         let mut stored = contents.to_vec();
         stored.push(code);
@@ -188,7 +188,8 @@ fn summaries_that_contradict_themselves_are_refused() {
     }
 }
 
-/// A table of these contents of a data block, and an index whose only child is at `child` and has this length more than the block.
+/// A table with these contents of a data block, and an index whose only child is at `child` and is `more`
+/// bytes longer than the block.
 fn hand_made(data: &[u8], child: u64, more: u32) -> (Bytes, Summary) {
     let mut sealer = Sealer::new(Compression::None, 0);
     let block = sealer.seal(BlockKind::Data, data).unwrap();
@@ -215,7 +216,7 @@ fn blocks_that_contradict_themselves_are_refused() {
         let error = error_of(data, child, more).unwrap_err();
         assert!(error.contains("its block isn't before the index"), "{error}");
     }
-    // Two entries of 6 bytes, then their restart points.
+    // Two entries of 6 bytes, followed by their restart points.
     assert_eq!(data[12..], [0, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 0]);
     for (at, value, expected) in [
         (0, 1, "table block at 0: entry at 0: its shared length or its end is out of range"),
@@ -235,7 +236,7 @@ fn blocks_that_contradict_themselves_are_refused() {
     }
 }
 
-/// Uses all that reads a block, and checks that what it returns is in order.
+/// Calls everything that reads a block, and checks that the results are in order.
 fn walk_hostile(table: &Bytes, summary: &Summary) {
     let reader = Reader::new(table, summary);
     now(async {
@@ -273,7 +274,7 @@ fn walk_hostile(table: &Bytes, summary: &Summary) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Changed contents with valid checksums.
+    /// Modified contents with valid checksums.
     #[test]
     fn hostile_blocks_do_no_harm(
         is_index: bool,
@@ -287,7 +288,8 @@ proptest! {
         let options = Options { block_bytes: if is_index { 60 } else { 4096 }, compression: Compression::None, filter_bits: 0, salt: 0 };
         let (table, mut summary) = build(Builder::new(options), &entries, &[]);
         let index = summary.index.unwrap();
-        // The only data block, or the index, is changed and sealed again; the index of a changed block names the new one.
+        // The only data block, or the index, is modified and sealed again; the index of a modified block
+        // refers to the new one.
         let begin = if is_index { index.offset as usize } else { 0 };
         let end = if is_index { index.end() } else { index.offset } as usize - 5;
         let mut contents = any_bytes.unwrap_or_else(|| table.bytes[begin..end].to_vec());
@@ -313,7 +315,7 @@ proptest! {
         walk_hostile(&Bytes { bytes: sealer.output, ..Bytes::default() }, &summary);
     }
 
-    /// Changed LZ4 with valid checksums.
+    /// Modified LZ4 data with valid checksums.
     #[test]
     fn hostile_compression_does_no_harm(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
@@ -332,7 +334,7 @@ proptest! {
     }
 }
 
-/// What a verification says of a table.
+/// Problems that a verification reports for a table.
 fn problems(table: &Bytes, summary: &Summary) -> (Vec<String>, Verified) {
     let footer = table.bytes.last_chunk().copied().ok_or_else(|| Error::corrupt("too short"));
     let mut problems = Vec::new();
@@ -353,7 +355,7 @@ fn a_verification_finds_damage_of_any_byte_and_nothing_in_a_sound_table() {
             bytes[at] ^= 0x10;
             let (found, verified) = problems(&Bytes { bytes, ..Bytes::default() }, &summary);
             assert!(!found.is_empty(), "byte {at}");
-            // One damaged block hides those below it, and no others.
+            // A damaged block hides only the blocks below it.
             assert!(
                 verified.blocks + 1 >= sound.blocks
                     || at as u64 >= summary.index.unwrap().offset

@@ -1,4 +1,4 @@
-//! Tables against a sorted list: gets at snapshots, and all operations of cursors.
+//! Tests of tables against a sorted list: gets at snapshots, and all operations of cursors.
 
 use super::*;
 use crate::entry::order;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::cmp::Reverse;
 
-/// A key and sequence: those of an entry, changed, or any.
+/// A key and sequence: those of an entry, modified ones, or arbitrary ones.
 #[derive(Debug, Clone)]
 struct Target {
     entry: Index,
@@ -16,7 +16,7 @@ struct Target {
     other: (Vec<u8>, u64),
 }
 
-/// Keys that are equal, that are prefixes of others, and that differ in few bytes.
+/// Keys that are equal, prefixes of others, or differ in few bytes.
 fn keys() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => vec(prop::sample::select(&b"\x00ab\xFF"[..]), 0..6),
@@ -48,7 +48,7 @@ fn targets() -> impl Strategy<Value = Target> {
     })
 }
 
-/// Movements to a first or last entry, to a target, and to a next or previous entry, by number.
+/// Movements as numbers: to a first or last entry, to a target, and to a next or previous entry.
 fn steps() -> impl Strategy<Value = (u8, Target)> {
     (0u8..24, targets())
 }
@@ -88,7 +88,7 @@ fn move_of(step: &(u8, Target), entries: &[Entry<'_>]) -> Move {
     }
 }
 
-/// Moves a cursor from one end to the other, in both directions, and then as it is told.
+/// Moves a cursor from one end to the other, in both directions, and then by `moves`.
 fn walk(reader: &Reader<&Bytes>, entries: &[Entry<'_>], moves: &[Move]) {
     let pair = |entry: &Entry<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
     let model: Entries = entries.iter().map(pair).collect();

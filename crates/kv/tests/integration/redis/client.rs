@@ -7,7 +7,7 @@ use runtime::net::{Address, Stream};
 use std::sync::Arc;
 use zns::{Shape, Zns};
 
-/// A server, its store, and the drive of that.
+/// A server with its store and drive.
 pub struct Served {
     pub server: Server,
     pub store: Store,
@@ -19,7 +19,7 @@ pub async fn served(config: ServerConfig) -> Served {
     served_by(config, 1, false).await
 }
 
-/// Serves a new store of so many shards, on a drive that takes time or not.
+/// Serves a new store of `shards` shards; with `timed`, the drive simulates latencies.
 pub async fn served_by(config: ServerConfig, shards: u16, timed: bool) -> Served {
     let (zone_size, seed) = (4 << 20, Some(5));
     let shape = Shape { zones: 256, zone_size, zone_capacity: zone_size, seed, ..Shape::default() };
@@ -33,7 +33,7 @@ pub async fn served_by(config: ServerConfig, shards: u16, timed: bool) -> Served
 }
 
 impl Served {
-    /// A new client at the first address.
+    /// Connects a new client to the first address.
     pub async fn client(&self) -> Socket {
         Socket::connect(&self.server.addresses()[0]).await
     }
@@ -45,7 +45,7 @@ impl Served {
     }
 }
 
-/// A command as an array of bulk strings.
+/// Encodes a command as an array of bulk strings.
 pub fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -56,7 +56,7 @@ pub fn command(words: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// A command that is sent after others, and its reply.
+/// A command that is sent last, and its reply.
 pub const LAST: (&[u8], &[u8]) = (b"ECHO \"the last of these\"\r\n", b"$17\r\nthe last of these\r\n");
 
 /// A client on a socket.
@@ -71,7 +71,8 @@ impl Socket {
         self.0.send(Data::copy_of(bytes).into()).await.0.unwrap();
     }
 
-    /// Sends these bytes, and returns all replies up to the end of the connection, or to the reply to a last command.
+    /// Sends these bytes, and returns all replies up to the end of the connection, or to the reply to the
+    /// last command.
     pub async fn ask(&self, bytes: &[u8]) -> Vec<u8> {
         self.send(&[bytes, LAST.0].concat()).await;
         let mut replies = Vec::new();
@@ -106,7 +107,7 @@ impl Socket {
         }
     }
 
-    /// Receives what comes until the end of the connection.
+    /// Receives all bytes until the end of the connection.
     pub async fn rest(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         loop {

@@ -1,5 +1,5 @@
-//! Redis itself, for comparison, and its clients. They are in Debian's package redis-tools: redis-server is another name of
-//! redis-check-rdb.
+//! Comparison with redis itself, and tests with its clients. They are in Debian's package redis-tools:
+//! redis-server is another name of redis-check-rdb.
 
 use super::client::{LAST, served, shown};
 use super::replies::{SAME, SAME_RESP3, VIOLATIONS};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Returns the path of a program of redis, or says that the test is skipped.
+/// Returns the path of a program of redis; prints that the test is skipped if it is missing.
 fn program(name: &str) -> Option<PathBuf> {
     let path = Path::new("/usr/bin").join(name);
     if path.is_file() {
@@ -39,7 +39,7 @@ impl Redis {
         Some(Redis { process, socket })
     }
 
-    /// Waits until it accepts connections.
+    /// Waits until redis accepts connections, and connects.
     async fn connect(&self) -> UnixStream {
         for _ in 0..1000 {
             if let Ok(stream) = UnixStream::connect(&self.socket) {
@@ -59,7 +59,7 @@ impl Drop for Redis {
     }
 }
 
-/// Sends commands to redis and returns the replies, up to that to a last command with a text of its own.
+/// Sends commands to redis; returns the replies up to that of the last command.
 fn ask(stream: &mut UnixStream, bytes: &[u8]) -> Vec<u8> {
     stream.write_all(&[bytes, LAST.0].concat()).unwrap();
     let mut replies = Vec::new();
@@ -79,7 +79,7 @@ fn redis_gives_the_expected_replies() {
     let Some(redis) = Redis::start(folder.path()) else { return };
     let test = || async move {
         let mut stream = redis.connect().await;
-        // KEYS has no order there.
+        // The order of KEYS is undefined in redis.
         for (line, reply) in SAME.iter().filter(|(line, _)| !line.starts_with("KEYS [")) {
             assert_eq!(shown(&ask(&mut stream, format!("{line}\r\n").as_bytes())), *reply, "{line}");
         }
@@ -98,7 +98,7 @@ fn redis_gives_the_expected_replies() {
     runtime::run(runtime::Config::default(), test).unwrap();
 }
 
-/// Without DBSIZE: redis counts keys whose time has passed until it removes them.
+/// DBSIZE is missing: redis counts expired keys until it removes them.
 const COMMANDS: &[&str] = &[
     "GET k",
     "SET k v",
@@ -130,7 +130,7 @@ const COMMANDS: &[&str] = &[
     "SET k",
     "MSET k v k",
 ];
-/// Times from now on: only TTL reads them, which rounds them.
+/// Relative times; only the rounded TTL reads them.
 const RELATIVE: &[&str] = &[
     "SET k v r t",
     "SET k v r t o",
@@ -140,7 +140,7 @@ const RELATIVE: &[&str] = &[
     "EXPIRE k t",
     "PEXPIRE k t",
 ];
-/// Times since 1970, which can be compared.
+/// Absolute times, which can be compared.
 const ABSOLUTE: &[&str] = &[
     "SET k v a t",
     "SET k v o a t",
@@ -154,7 +154,7 @@ const ABSOLUTE: &[&str] = &[
     "PEXPIRETIME k",
 ];
 
-/// A random command, often a valid one, on few keys.
+/// A random command, usually a valid one, on few keys.
 fn draw(random: &mut runtime::Random, times: &[&'static str]) -> String {
     let mut pick = |list: &[&'static str]| list[random.below(list.len() as u64) as usize];
     let commands = pick(&["other", "other", "times"]);
@@ -206,7 +206,8 @@ fn random_commands_are_answered_as_redis_answers_them() {
             let lines: Vec<String> = (0..100).map(|_| draw(&mut random, times)).collect();
             let bytes = format!("FLUSHALL\r\n{}\r\n", lines.join("\r\n"));
             let mut both = (Vec::new(), Vec::new());
-            // The end of a second between the two changes what is left of a time: a difference that stays is one.
+            // The remaining time may differ if a second ends between the two; only a persistent difference is
+            // an error.
             for _ in 0..3 {
                 both = (client.ask(bytes.as_bytes()).await, ask(&mut stream, bytes.as_bytes()));
                 if both.0 == both.1 {
@@ -224,7 +225,7 @@ fn random_commands_are_answered_as_redis_answers_them() {
     runtime::run(runtime::Config::default(), test).unwrap();
 }
 
-/// Runs a program with these arguments against a server of a store, and returns what it prints.
+/// Runs a program with these arguments against a server of a store, and returns its output.
 fn run_client(name: &'static str, arguments: &'static [&'static str]) -> Option<String> {
     let program = program(name)?;
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Replies, byte by byte. Those of [`SAME`] are redis's too; the module `foreign` asks it.
+//! Exact replies. Those of [`SAME`] are the same in redis, which the module `foreign` verifies.
 
 use super::super::common::simulate;
 use super::client::{Served, Socket, command, served, served_by, shown};
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Commands and replies that redis gives too, from an empty store on. `|` stands for a line end.
+/// Commands on an initially empty store, with replies that redis gives also. `|` is a line end.
 pub const SAME: &[(&str, &str)] = &[
     // Reading and setting.
     ("GET a", "$-1|"),
@@ -228,7 +228,7 @@ pub const SAME: &[(&str, &str)] = &[
     ("WAIT 0 -1", "-ERR timeout is negative|"),
     ("RESET", "+RESET|"),
     ("CLIENT GETNAME", "$-1|"),
-    // What doesn't exist.
+    // Unknown commands.
     ("foo", "-ERR unknown command 'foo', with args beginning with: |"),
     ("Foo a 'b c'", "-ERR unknown command 'Foo', with args beginning with: 'a' 'b c' |"),
     ("foo 'a\\r\\nb'", "-ERR unknown command 'foo', with args beginning with: 'a\\r\\nb' |"),
@@ -241,7 +241,7 @@ pub const SAME: &[(&str, &str)] = &[
     ("RESET x", "-ERR wrong number of arguments for 'reset' command|"),
 ];
 
-/// Commands and replies of RESP 3 that redis gives too.
+/// Commands and replies of RESP 3 that redis gives also.
 pub const SAME_RESP3: &[(&str, &str)] = &[
     ("GET none", "_|"),
     ("SET a 1 XX", "_|"),
@@ -257,7 +257,7 @@ pub const SAME_RESP3: &[(&str, &str)] = &[
     ("GET none", "$-1|"),
 ];
 
-/// Violations of the protocol, and the last replies, which redis gives too.
+/// Violations of the protocol, and the last replies, which redis gives also.
 pub const VIOLATIONS: &[(&str, &str)] = &[
     ("*1\r\n$4\r\nPING\r\n*x\r\nrest", "+PONG|-ERR Protocol error: invalid multibulk length|"),
     ("*2000000000000\r\n", "-ERR Protocol error: invalid multibulk length|"),
@@ -345,7 +345,7 @@ fn nothing_of_a_browsers_request_is_carried_out() {
             assert_eq!(shown(&replies), "", "{request:?}");
             assert_eq!(client.line("GET a").await, "$1|1|", "{request:?}");
         }
-        // An argument of an array is no line.
+        // An argument of an array isn't a line.
         let set = command(&[b"SET", b"c", b"\r\nPOST x\r\n"]);
         assert_eq!(shown(&client.ask(&set).await), "+OK|");
     });
@@ -403,7 +403,7 @@ fn settings_of_values_that_follow_each_other_are_written_together() {
     simulate(1, 1, || async {
         let served = served(config()).await;
         let client = served.client().await;
-        // Each small write is a record of one block, so that blocks count the writes.
+        // Each small write is a record of one block, so the number of blocks is the number of writes.
         let written = async |commands: &[u8]| {
             let blocks = async || {
                 let status = served.store.status().await.unwrap();
@@ -422,7 +422,7 @@ fn settings_of_values_that_follow_each_other_are_written_together() {
         assert_eq!((replies.len(), writes), (7 + 5 + 7 + 5 + 56 + 5, 3));
         let (_, writes) = written("SET a 1\r\n".repeat(1000).as_bytes()).await;
         assert_eq!(writes, 4, "256 commands at most");
-        // All of a batch fail together, and what follows is carried out.
+        // All commands of a batch fail together, and the following ones are executed.
         served.drive.power_off().await.unwrap();
         let (replies, _) = written(b"SET a 1\r\nSET b 9\r\nGET b\r\nINCR b\r\nFLUSHALL\r\n").await;
         let replies = shown(&replies);
@@ -464,7 +464,7 @@ fn limits_of_keys_and_values() {
     });
 }
 
-/// Returns the cursor and the keys of a reply to `SCAN`.
+/// Sends `SCAN`; returns the cursor and the keys of the reply.
 async fn scan(client: &Socket, cursor: &str, options: &str) -> (String, Vec<String>) {
     let reply = client.line(&format!("SCAN {cursor} {options}")).await;
     let fields: Vec<&str> = reply.split('|').filter(|field| !field.starts_with(['*', '$'])).collect();
@@ -483,7 +483,7 @@ fn an_iteration_returns_every_key_that_is_there_throughout() {
             for step in 0.. {
                 let (next, keys) = scan(&client, &cursor, options).await;
                 found.extend(keys);
-                // Others come and go, and other iterations take place.
+                // Concurrent changes of other keys, and other iterations.
                 client.line(&format!("SET other{step} 1")).await;
                 client.line(&format!("DEL other{}", step / 2)).await;
                 scan(&client, "0", "").await;
@@ -496,14 +496,14 @@ fn an_iteration_returns_every_key_that_is_there_throughout() {
             assert_eq!(found.len(), expected, "{options}: each once");
             client.line("DEL other0").await;
         }
-        // A cursor that isn't known returns every key, in another order.
+        // An unknown cursor returns every key, in another order.
         let (next, mut keys) = scan(&client, "18446744073709551615", "COUNT 1 MATCH key*").await;
         assert!(next == "0" && keys.len() == 1000 && !keys.is_sorted());
         keys.sort();
         keys.dedup();
         assert_eq!(keys.len(), 1000);
         assert_eq!(scan(&client, "5000000000000000", "TYPE list").await, ("0".to_owned(), Vec::new()));
-        // A step may be repeated.
+        // Steps can be repeated.
         let (first, _) = scan(&client, "0", "COUNT 3").await;
         let (second, keys) = scan(&client, &first, "COUNT 3").await;
         assert_eq!(scan(&client, &first, "COUNT 3").await.1, keys);
@@ -520,7 +520,7 @@ fn interleaved_iterations_over_long_keys_end() {
             client.send(&command(&[b"SET", &key, b"1"])).await;
             client.expect(b"+OK\r\n").await;
         }
-        // The server doesn't know all of their positions: these would have 9 MiB.
+        // The server doesn't keep all positions, which would take 9 MiB.
         let mut iterations = vec![(Some("0".to_owned()), BTreeSet::new()); 300];
         let mut calls = 0;
         while iterations.iter().any(|(cursor, _)| cursor.is_some()) {
@@ -530,7 +530,7 @@ fn interleaved_iterations_over_long_keys_end() {
                 found.extend(keys.iter().map(|key| key[..2].to_owned()));
                 *cursor = Some(next).filter(|next| next != "0");
                 calls += 1;
-                assert!(calls < 300 * 20, "they don't end");
+                assert!(calls < 300 * 20, "the iterations don't end");
             }
         }
         assert!(iterations.iter().all(|(_, found)| found.len() == 20));
@@ -550,14 +550,14 @@ fn changes_of_keys_are_atomic() {
                         format!("INCR n\r\nAPPEND s x\r\n{set}\r\nSETNX b{} x\r\n", round + 1)
                     });
                     let replies = served.client().await.ask(rounds.collect::<String>().as_bytes()).await;
-                    // Of each round's four replies the third one.
+                    // The third of each round's four replies.
                     shown(&replies).split('|').skip(2).step_by(4).filter(|reply| *reply == ":1").count()
                 })
             });
             let won = runtime::join_all(clients.collect::<Vec<_>>()).await.into_iter().sum::<usize>();
             let client = served.client().await;
             check(&client, &[("GET n", "$3|400|"), ("STRLEN s", ":400|")]).await;
-            // The client that wins a round sets all of its keys, and another one none of them.
+            // The client that wins a round sets all of its keys; the others set none.
             let set = client.line("KEYS a*").await.matches('$').count();
             assert!(won == set && won >= 1, "{won} won, {set} set");
             assert_eq!(client.line("KEYS c*").await.matches('$').count(), set);
@@ -604,7 +604,7 @@ fn facts_of_the_server_are_told() {
     });
 }
 
-/// Returns what follows the first reply of these bytes; `None` if it isn't a complete one.
+/// Returns the bytes after the first reply; `None` if it is incomplete.
 fn after_reply(bytes: &[u8]) -> Option<&[u8]> {
     let end = bytes.windows(2).position(|window| window == b"\r\n")?;
     let (line, mut rest) = (&bytes[..end], &bytes[end + 2..]);
@@ -640,7 +640,7 @@ proptest! {
             let list = client.line("COMMAND LIST").await;
             let names: Vec<&str> = list.split('|').filter(|field| !field.starts_with(['*', '$'])).collect();
             for (index, arguments) in commands {
-                // The last one is empty.
+                // The last name is empty.
                 let name = index.get(&names);
                 let words = std::iter::once(*name).chain(arguments.iter().map(String::as_str));
                 let words: Vec<&[u8]> = words.map(str::as_bytes).collect();

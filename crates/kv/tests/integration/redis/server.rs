@@ -1,4 +1,4 @@
-//! The server, with clients on sockets.
+//! The server with clients on sockets.
 
 use super::client::{Served, Socket, command, served};
 use block::Buffer;
@@ -8,12 +8,12 @@ use runtime::net::{Address, Shutdown};
 use std::path::Path;
 use std::time::Duration;
 
-/// Runs a test with a server at a unix socket in a folder of its own, and at a free TCP port.
+/// Runs a test with a server at a unix socket in a temporary folder and at a free TCP port.
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Served) -> F + Send + 'static) {
     run_limited(kv::redis::server::MAX_CONNECTIONS, test);
 }
 
-/// Does so with a limit of connections.
+/// As [`run`], with a limit of connections.
 fn run_limited<F: Future<Output = ()> + 'static>(
     max_connections: usize,
     test: impl FnOnce(Served) -> F + Send + 'static,
@@ -96,7 +96,7 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
         let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
         for address in &server.addresses() {
             let client = Socket::connect(address).await;
-            // Pipelined commands around it.
+            // With pipelined commands before and after it.
             let set = command(&[b"SET", b"large", &value]);
             client
                 .send(&[b"PING\r\n", set.as_slice(), b"STRLEN large\r\nGET large\r\nPING\r\n"].concat())
@@ -118,7 +118,8 @@ fn long_commands_of_all_clients_have_a_limit() {
     run(|served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
-        // Half of a long value each: the server holds twice of that, until it has no more.
+        // Half of a long value from each client: the server's buffers exceed these bytes, until their limit
+        // is reached.
         let half = [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n", vec![b'v'; 40 << 20].as_slice()].concat();
         let mut clients = Vec::new();
         loop {
@@ -201,10 +202,10 @@ fn a_stop_ends_all_connections_in_time() {
         busy.expect(b":1\r\n").await;
         let begin = runtime::now();
         server.stop().await.unwrap();
-        // Only the client that reads nothing is waited for.
+        // The server waits only for the client that doesn't read.
         assert!(begin.elapsed() < STOP_LIMIT + Duration::from_secs(5), "{:?}", begin.elapsed());
         assert_eq!((idle.rest().await, halfway.rest().await), (Vec::new(), Vec::new()));
-        // What was carried out was answered.
+        // Executed commands were answered.
         let replies = busy.rest().await;
         let counted = 1 + replies.iter().filter(|byte| **byte == b'\n').count();
         let last = served.store.get(b"n").await.unwrap().unwrap();

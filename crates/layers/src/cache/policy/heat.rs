@@ -55,7 +55,7 @@ impl Heat {
         }
     }
 
-    /// Encodes as nine bits for the table: age, hits, main queue. Zero stands for unknown heat.
+    /// Encodes as nine bits for the table: age, hits, main queue. Zero is unknown heat.
     pub(in crate::cache) fn bits(self) -> u64 {
         u64::from(self.age) | u64::from(self.hits) << 6 | u64::from(self.is_main) << 8
     }

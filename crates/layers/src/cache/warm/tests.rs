@@ -1,4 +1,4 @@
-//! What is read, and how ranges become pieces.
+//! Parsing of warming messages, and division of ranges into pieces.
 
 use super::super::message::Message;
 use super::*;
@@ -40,7 +40,8 @@ fn messages_are_read() {
     assert!(parse(&long).unwrap_err().to_string().len() < 300);
 }
 
-/// Whatever is wanted, the pieces are all of it that the origin has, in order, each in one step of one block.
+/// The pieces cover exactly the requested bytes that the origin has, in order; each lies within one step of
+/// one block.
 #[test]
 fn pieces_are_what_is_wanted() {
     let mut random = Random::new(5);

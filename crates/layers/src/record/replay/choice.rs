@@ -144,7 +144,7 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// End of the bytes from `at` on that have the same version.
+    /// End of the run of bytes with the same version that begins at `at`.
     fn border(&self, at: u64, interval: &Interval) -> u64 {
         let mut end = interval.end;
         for version in &interval.versions {

@@ -183,8 +183,8 @@ impl Cursor {
         open.map(|version| version.operation).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Checks data that was read from a device after this cut, from byte `offset` on: each unit's bytes have to be those of one
-    /// version that is possible there.
+    /// Checks data that was read from a device after this cut and begins at byte `offset`: each unit's bytes
+    /// have to be those of one version that is possible there.
     ///
     /// # Errors
     /// The first bytes that match no version.

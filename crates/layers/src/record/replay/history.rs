@@ -35,7 +35,7 @@ impl Operation {
         self.content.is_none()
     }
 
-    /// Copies the operation's bytes from `offset` of the device on, all of which it covers.
+    /// Copies the operation's bytes at `offset` of the device to `target`; the operation covers all of them.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
         match &self.content {
             Some(content) => content.copy_to(offset - self.range.start, target),

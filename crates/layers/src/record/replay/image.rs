@@ -46,7 +46,7 @@ impl Image {
         &self.history
     }
 
-    /// Copies the bytes from `offset` on.
+    /// Copies the bytes that begin at `offset`.
     pub fn read(&self, offset: u64, target: &mut [u8]) {
         target.fill(0);
         let end = offset + target.len() as u64;

@@ -12,7 +12,7 @@ pub const IDENTITY: [u8; 16] = *b"one-of-the-tests";
 pub struct Builder {
     pub bytes: Vec<u8>,
     pub sequence: u64,
-    /// Where each record begins.
+    /// Offset of each record.
     pub starts: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the layers share.
+//! Devices, payloads and helpers that the tests of the layers share.
 
 pub mod builder;
 

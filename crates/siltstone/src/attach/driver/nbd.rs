@@ -10,11 +10,10 @@ use doors::nbd::client::connect_for_kernel;
 use doors::nbd::door::NbdDoor;
 use doors::nbd::kernel;
 use doors::nbd::server::{ExportConfig, ServerConfig};
-use runtime::net::{Access, Address};
+use runtime::net::{Access, Address, is_listened_on};
 use runtime::sync::{StopSource, StopToken};
 use stack::Door;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,9 +88,9 @@ impl NodeDriver for NbdNodes {
 
     /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of the node.
     fn abort_without_server(&self, volume: &Path) -> Result<()> {
-        match UnixStream::connect(socket(volume)) {
-            Ok(_) => Ok(()),
-            Err(_) => disconnect_all(volume),
+        match is_listened_on(&socket(volume)) {
+            Ok(true) => Ok(()),
+            _ => disconnect_all(volume),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A device that loses what wasn't flushed when its power is cut, and fails when it is told to.
+//! A device that loses unflushed data when its power is cut, and fails on request.
 #![allow(dead_code)] // Each test uses a part of it.
 
 use block::{
@@ -12,15 +12,15 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a power cut never tears.
+/// Size of a sector, which a power cut never tears.
 const SECTOR: usize = 512;
 
 struct Medium {
-    /// What reads see.
+    /// Contents that reads return.
     visible: Vec<u8>,
-    /// What a power cut leaves for sure.
+    /// Contents that survive any power cut.
     durable: Vec<u8>,
-    /// Places of writes since the last flush, in order, with their bytes.
+    /// Offsets of writes since the last flush, in order, with their bytes.
     pending: Vec<(usize, Vec<u8>)>,
     power: bool,
 }
@@ -28,13 +28,13 @@ struct Medium {
 pub struct CrashDisk {
     geometry: DeviceGeometry,
     medium: Arc<Mutex<Medium>>,
-    /// Writes fail from now on.
+    /// Whether later writes fail.
     pub fail_writes: Arc<AtomicBool>,
-    /// So many reads of each block fail, before one succeeds.
+    /// Number of failing reads of each block before one succeeds.
     pub fail_reads: Arc<AtomicU64>,
-    /// Reads of this block fail for ever; of none if it is behind the end.
+    /// Block whose reads always fail; none if it is after the end.
     pub bad_block: Arc<AtomicU64>,
-    /// How many writes there were.
+    /// Number of writes.
     pub writes: Arc<AtomicU64>,
 }
 
@@ -67,19 +67,19 @@ impl CrashDisk {
         self
     }
 
-    /// What the disk holds now.
+    /// Returns the present contents of the disk.
     pub fn bytes(&self) -> Vec<u8> {
         self.medium.lock().unwrap().visible.clone()
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Changes bytes without a write.
     pub fn damage(&self, at: usize, bytes: &[u8]) {
         let mut medium = self.medium.lock().unwrap();
         medium.visible[at..at + bytes.len()].copy_from_slice(bytes);
         medium.durable[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The disk after a power cut: every sector that wasn't flushed is there or not, on its own.
+    /// Returns the disk after a power cut: each unflushed sector survives or not, independently.
     pub fn crash(&self, random: &mut Random) -> CrashDisk {
         let mut medium = self.medium.lock().unwrap();
         medium.power = false;
@@ -136,7 +136,7 @@ impl Handle {
         self.geometry.block_size.offset_of(at).0 as usize
     }
 
-    /// Writes after some turns; what is dropped in the middle goes on.
+    /// Writes after a few turns, even if the call is dropped.
     fn put(&self, at: BlockIndex, bytes: Vec<u8>, durability: Durability) -> Call<'_, Result<()>> {
         let checked = self.geometry.writable_range(at, bytes.len());
         if checked.is_err() || bytes.is_empty() {
@@ -157,7 +157,7 @@ impl Handle {
             let end = start + bytes.len();
             medium.visible[start..end].copy_from_slice(&bytes);
             if durable {
-                // What is older and still pending below it must not come back.
+                // Older pending writes of the same bytes must not return.
                 for (at, old) in &mut medium.pending {
                     let (from, to) = (start.max(*at), end.min(*at + old.len()));
                     if from < to {

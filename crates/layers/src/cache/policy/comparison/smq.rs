@@ -8,8 +8,8 @@
 //! whose hotspots are in the upper quarter. It enters at the top level. The victim is the oldest block of the lowest level of the
 //! lower half. In a full cache the first miss evicts and the next one is promoted.
 //!
-//! The kernel's periods are in seconds; here a fixed number of requests stands for a second. A tick is as long as a request in
-//! the kernel. Migrations take no time here.
+//! The kernel's periods are in seconds; here a fixed number of requests counts as a second. A tick is as long
+//! as a request in the kernel. Migrations take no time here.
 
 use super::{Cache, SLOTS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -88,7 +88,7 @@ impl Queue {
         }
     }
 
-    /// Fills the levels evenly, from the lowest one on.
+    /// Fills the levels evenly, beginning with the lowest one.
     fn redistribute(&mut self) {
         for level in 0..LEVELS - 1 {
             let target = self.target(level);

@@ -1,14 +1,15 @@
-//! Blocks in bytes of a table whose index may be gone: what an audit of erased cells looks at.
+//! Carving: finding blocks in bytes of a table whose index may be lost. Used by the audit of erased cells.
 //!
-//! A stored block names neither its beginning nor its length. Its checksum covers both its bytes and its place, so blocks are found by trying: from a known
-//! beginning, the length with which the checksum is right. The next block begins there.
+//! A stored block contains neither its start nor its length. Its checksum covers its bytes and its place, so
+//! blocks are found by trial: from a known start, the length at which the checksum matches. The next block
+//! begins there.
 
 use super::block::Block;
 use super::stored::{BlockHandle, TRAILER_BYTES, place_of_checksum};
 use super::summary::{FOOTER_BYTES, MAGIC};
 use block::Result;
 
-/// Longest block that is looked for at each byte, where no beginning is known.
+/// Maximum length of blocks that are searched for at each byte if no start is known.
 const WINDOW: usize = 24 << 10;
 
 /// Steps of CRC-32C (Castagnoli), a byte at a time.
@@ -28,7 +29,8 @@ const STEPS: [u32; 256] = {
     steps
 };
 
-/// Length of the block at the beginning of `bytes`, which are at `offset` of the table; `None` where there is none of up to `most` bytes.
+/// Length of the block at the start of `bytes`, which are at `offset` of the table; `None` if there is no
+/// block of up to `most` bytes.
 fn length_of(bytes: &[u8], offset: u64, salt: u32, most: usize) -> Option<usize> {
     let place = place_of_checksum(offset, salt);
     let mut sum = u32::MAX;
@@ -43,7 +45,8 @@ fn length_of(bytes: &[u8], offset: u64, salt: u32, most: usize) -> Option<usize>
     None
 }
 
-/// Visits the blocks in `bytes`, which begin at `offset` of a table. Returns the number of bytes that are in no block.
+/// Visits the blocks in `bytes`, which are at `offset` of a table. Returns the number of bytes outside
+/// blocks.
 pub fn blocks(bytes: &[u8], offset: u64, salt: u32, mut visit: impl FnMut(Result<Block>)) -> usize {
     let (mut at, mut unknown) = (0, 0);
     let mut is_beginning = true;
