@@ -1,4 +1,5 @@
 //! Shared code of the tests that cross crates.
+#![doc = include_str!("DESIGN.md")]
 
 pub mod engine;
 pub mod foreign;

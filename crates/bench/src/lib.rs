@@ -1,4 +1,5 @@
 //! Workloads, latencies, plans, peers and the report.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod engine;
 pub mod environment;

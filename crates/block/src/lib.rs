@@ -10,6 +10,7 @@
 //! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
 //! zeroed memory ([`memory`]), the boxed future of a call, which needs no allocation ([`Call`]), geometry,
 //! and the one error type. Execution is in the crate `runtime`, storage in `disks`.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod address;
 pub mod buffer;

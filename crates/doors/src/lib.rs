@@ -9,6 +9,7 @@
 //! - [`sysfs`]: attributes of the machine's block devices.
 //!
 //! Other crates execute requests on devices; `runtime` has the sockets and tasks.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod fuse;
 pub mod nbd;

@@ -25,6 +25,7 @@
 //!
 //! In other crates: group commit, zones, cleaning and the lookup of records (`logkit`); zones on a device
 //! (`zones`); the FUSE protocol (`fuse`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod attributes;
 pub mod change;

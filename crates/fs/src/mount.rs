@@ -1,8 +1,8 @@
 //! Mounting: the file system for all programs, through FUSE of the kernel.
 //!
 //! The number of a FUSE node is that of its inode. Its generation is 0, since inode numbers aren't reused. A
-//! request that arrives on another shard is sent to the core of its inode as one message. The kernel checks
-//! permissions and keeps locks.
+//! request is sent as one message to the core of its inode, or to the core that holds the name. The kernel
+//! checks permissions and keeps locks.
 //!
 //! # Caches of the kernel
 //! Only the kernel changes a mounted file system, so it may cache names, attributes and data without a limit

@@ -7,6 +7,7 @@
 //! the server ([`run_if_asked`]).
 //!
 //! Implementations of [`FileSystem`] have the files, `runtime` the rings, the kernel the locks.
+#![doc = include_str!("../DESIGN.md")]
 
 mod apart;
 pub mod connection;

@@ -30,6 +30,7 @@
 //!
 //! Elsewhere: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`);
 //! emulated flash (`zns`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod audit;
 mod batch;

@@ -14,6 +14,7 @@
 //!
 //! Each passes the conformance suite of its contract. Leaves are in `disks` and `zones`; parsing and composing is left to
 //! `stack`.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod cache;
 mod clear_stats;

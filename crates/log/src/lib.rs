@@ -7,6 +7,7 @@
 //!
 //! Left to others: records, group commit, cleaning, checkpoints and recovery (`logkit`), zones (`zones`), and
 //! the execution of calls (`runtime`).
+#![doc = include_str!("../DESIGN.md")]
 
 mod buffered;
 mod capacity;

@@ -27,6 +27,7 @@
 //!
 //! Left to others: the meaning of records (the log device, the file system, the key-value store), zones
 //! (`zones`), and the execution of calls (`runtime`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod appender;
 pub mod checkpoint;

@@ -21,6 +21,7 @@
 //! `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
 //! nodes. `cleaner`: resets and cleaning. `copies`: recopying of zones. `watch`: monitoring of nodes. `part`:
 //! the device's contract.
+#![doc = include_str!("../DESIGN.md")]
 
 mod arena;
 mod cleaner;

@@ -14,6 +14,7 @@
 //! - In steady state an operation allocates nothing.
 //!
 //! The callers interpret the bytes.
+#![doc = include_str!("../DESIGN.md")]
 
 mod carry;
 pub mod clock;

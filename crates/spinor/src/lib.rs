@@ -24,6 +24,7 @@
 //! assert_eq!(&read, b"hi");
 //! # Ok::<(), spinor::DescriptionError>(())
 //! ```
+#![doc = include_str!("../DESIGN.md")]
 
 mod action;
 mod catalog;

@@ -17,6 +17,7 @@
 //! `graph` the order of building, [`plan`] sizes and building, `claims` the files that parts open, [`built`]
 //! the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and
 //! durations.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;
 pub mod built;

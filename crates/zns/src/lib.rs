@@ -18,6 +18,7 @@
 //! - The same seed fails the same blocks and flips the same bits.
 //!
 //! On a file, the drive can't erase copies of overwritten blocks that the host's disk or file system keeps.
+#![doc = include_str!("../DESIGN.md")]
 
 mod drive;
 pub mod flash;
