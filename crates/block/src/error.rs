@@ -33,7 +33,7 @@ macro_rules! errors {
                 }
             )*
 
-            /// What `Display` appends to the text.
+            /// Text that `Display` appends.
             fn meaning(&self) -> Detail {
                 match self {
                     $(Error::$variant(_) => $meaning.into(),)*

@@ -112,7 +112,7 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
 /// Aborts the connection of the mount of `source` at a path, and removes the mount point. A mount of another source stays. Blocks the thread.
 ///
 /// # Errors
-/// Those of the kernel.
+/// The kernel's error.
 pub fn abort_mount(path: &Path, source: &str) -> Result<()> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     match topmost(&text, path).filter(|found| found.source == source) {

@@ -165,7 +165,7 @@ fn kind_of(file_type: FileType) -> &'static str {
 /// socket without a listener.
 ///
 /// # Errors
-/// Those of the kernel; [`Error::PermissionDenied`] for users who may not connect.
+/// The kernel's error; [`Error::PermissionDenied`] for users who may not connect.
 pub fn is_listened_on(path: &Path) -> Result<bool> {
     let address = Address::Unix(path.to_owned());
     let (kernel, socket) = (SocketAddress::of(&address)?, new_socket(&address, libc::SOCK_NONBLOCK)?);

@@ -1,0 +1,99 @@
+//! Documents that the compiler doesn't check: the table of crates in ARCHITECTURE.md, and links between Markdown files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Crates of the workspace that each crate in `crates/` depends on outside of tests, by the names of their folders.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let folders = std::fs::read_dir(root().join("crates")).unwrap();
+    let folders: BTreeSet<String> =
+        folders.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let of = |folder: &String| {
+        let manifest = read(&root().join("crates").join(folder).join("Cargo.toml"));
+        let section = manifest.split("\n[").find(|section| section.starts_with("dependencies]"));
+        let names = section.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        names.filter(|name| folders.contains(*name)).map(str::to_owned).collect()
+    };
+    folders.iter().map(|folder| (folder.clone(), of(folder))).collect()
+}
+
+/// Crates in the rows of the table of ARCHITECTURE.md, in their order.
+fn listed() -> Vec<String> {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    let table = text.split("| layer | crate |").nth(1).expect("ARCHITECTURE.md has the table of crates");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.split('|').nth(2).unwrap().trim().trim_matches(['[', ']', '`']).to_owned()).collect()
+}
+
+#[test]
+fn the_architecture_lists_every_crate_after_those_it_depends_on() {
+    let (dependencies, listed) = (dependencies(), listed());
+    assert_eq!(
+        listed.iter().cloned().collect::<BTreeSet<_>>(),
+        dependencies.keys().cloned().collect::<BTreeSet<_>>(),
+        "the table of crates in ARCHITECTURE.md, and the folders in crates/"
+    );
+    for (at, name) in listed.iter().enumerate() {
+        let earlier: BTreeSet<String> = listed[..at].iter().cloned().collect();
+        let later: Vec<_> = dependencies[name].difference(&earlier).collect();
+        assert!(later.is_empty(), "ARCHITECTURE.md lists {name} before crates that it depends on: {later:?}");
+    }
+}
+
+/// Markdown files below a folder, without those of builds and of fuzzing.
+fn markdown_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !["target", "corpus", "artifacts"].contains(&&*name) {
+            markdown_files(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+/// Targets of the links of a Markdown text, without code.
+fn targets(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let lines = text.lines().filter(|line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    });
+    let mut targets = Vec::new();
+    for line in lines {
+        let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("code");
+        let inline = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let reference = prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, to)| to);
+        targets.extend(inline.chain(reference).map(|to| to.trim().to_owned()));
+    }
+    targets
+}
+
+#[test]
+fn links_between_documents_lead_to_files() {
+    assert_eq!(targets("[a](b.md) `[c](d.md)`\n```\n[e](f.md)\n```\n[g]: h.md"), ["b.md", "h.md"]);
+    let mut files = Vec::new();
+    markdown_files(&root(), &mut files);
+    assert!(files.len() > 40, "{} Markdown files", files.len());
+    let mut dead = Vec::new();
+    for file in &files {
+        for target in targets(&read(file)) {
+            let path = target.split('#').next().unwrap_or_default();
+            let is_elsewhere = path.is_empty() || path.contains("://") || path.starts_with("mailto:");
+            if !is_elsewhere && !file.parent().unwrap().join(path).exists() {
+                dead.push(format!("{}: {target}", file.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "links to files that don't exist: {dead:#?}");
+}
