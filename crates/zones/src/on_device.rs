@@ -15,7 +15,7 @@
 //! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone without
 //! free space stays open until it is finished, and counts against `max_open`.
 //!
-//! Modules: `slot` describes the one atomic word per zone that all shards share, `volume` the operations,
+//! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the volume is in use, `volume` the operations,
 //! [`mod@format`] the bytes, `open` formatting and recovery, `layout` the positions on the device.
 
 pub mod format;
@@ -23,6 +23,7 @@ mod kind;
 mod layout;
 mod open;
 mod slot;
+mod usage;
 mod volume;
 
 use block::{

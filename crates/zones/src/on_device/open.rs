@@ -3,7 +3,8 @@
 use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
 use super::slot::Slot;
-use super::volume::{Usage, Volume};
+use super::usage::Usage;
+use super::volume::Volume;
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
 use crate::sector;
@@ -13,7 +14,7 @@ use block::{
     Result, ZeroMode, ZoneGeometry, ZoneState,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Number of zone headers that are written at a time.
@@ -285,6 +286,5 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         limits,
         usage: Usage::default(),
         read_only,
-        closed: AtomicBool::new(false),
     })
 }

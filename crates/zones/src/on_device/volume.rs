@@ -6,28 +6,13 @@
 use super::format::{Superblock, Uuid, ZoneHeader};
 use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
-use crate::gate::Gate;
+use super::usage::{self, Usage};
 use crate::limits::Limits;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, ExtentState,
     Payload, Result, ZeroMode, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-
-/// Whether the medium says that the volume is in use.
-#[derive(Debug, Default)]
-pub(super) struct Usage {
-    /// [`UNUSED`], [`BEGINNING`] or [`IN_USE`].
-    state: AtomicU8,
-    gate: Gate,
-}
-
-/// Nothing was changed since the volume was opened.
-const UNUSED: u8 = 0;
-/// The superblock is being written.
-const BEGINNING: u8 = 1;
-/// The superblock says durably that the volume is in use.
-const IN_USE: u8 = 2;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The zones of one device.
 #[derive(Debug)]
@@ -41,7 +26,6 @@ pub(super) struct Volume {
     pub(super) limits: Limits,
     pub(super) usage: Usage,
     pub(super) read_only: bool,
-    pub(super) closed: AtomicBool,
 }
 
 impl Volume {
@@ -58,10 +42,10 @@ impl Volume {
         if self.read_only {
             return Err(Error::read_only("the zones are read-only, or the device below them is"));
         }
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::closed("the zones are closed"));
+        match self.usage.is_closed() {
+            true => Err(usage::closed()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn refusal(&self, zone: ZoneIndex, phase: Phase) -> Error {
@@ -107,12 +91,13 @@ impl Volume {
         let shift = self.layout.block_size.shift();
         let blocks = payload.len() as u64 >> shift;
         let wanted_block = wanted.map(|byte| byte >> shift);
+        let failures = self.usage.failures();
         let at = loop {
             match slot.reserve(wanted_block, blocks, self.geometry.zone_capacity >> shift) {
                 Reserved::At(block) => break self.bytes_of(block),
                 Reserved::NotOpen(phase) => {
                     self.check_place(zone, wanted, slot.look().1)?;
-                    self.open_zone(device, zone, phase, Phase::ImplicitlyOpen).await?;
+                    self.open_zone(device, zone, (phase, Phase::ImplicitlyOpen), failures).await?;
                 }
                 Reserved::Elsewhere(block) => self.check_place(zone, wanted, block)?,
                 Reserved::Passing => slot.settled().await,
@@ -184,30 +169,23 @@ impl Volume {
     }
 
     /// Records on the medium that the volume is in use, before the first change of a zone since it was opened: a volume that is only looked at
-    /// stays as it is.
-    async fn begin_use(&self, device: &dyn Device) -> Result<()> {
-        let Usage { state, gate } = &self.usage;
-        loop {
-            match state.compare_exchange(UNUSED, BEGINNING, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => {
-                    let written = self.write_superblock(device, false).await;
-                    state.store(if written.is_ok() { IN_USE } else { UNUSED }, Ordering::Release);
-                    gate.open();
-                    written?;
-                    return self.check_writable();
-                }
-                Err(IN_USE) => return Ok(()),
-                Err(_) => gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await,
-            }
-        }
+    /// stays as it is. `failures` is [`Usage::failures`] when the change began.
+    async fn begin_use(&self, device: &dyn Device, failures: u64) -> Result<()> {
+        self.usage.begin(failures, self.write_superblock(device, false)).await
     }
 
-    /// Opens a zone that is empty or closed; does nothing if it no longer is.
+    /// Opens a zone that is empty or closed; does nothing if it no longer is. A zone that can't be opened because of a limit, or because the
+    /// volume can't be marked as in use, stays as it was.
     ///
     /// The header is durable before the first byte of data is written, so a header with the state Empty means that no
     /// data of its generation exists. A closed zone has its header already.
-    async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex, from: Phase, to: Phase) -> Result<()> {
-        self.begin_use(device).await?;
+    async fn open_zone(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        (from, to): (Phase, Phase),
+        failures: u64,
+    ) -> Result<()> {
         let slot = self.slot(zone);
         if !slot.begin(from, Phase::Opening) {
             return Ok(());
@@ -215,6 +193,11 @@ impl Volume {
         if let Err(busy) = self.limits.open_one(from.state()) {
             slot.settle_opening(from);
             return Err(busy.in_context(format!("opening zone {zone}")));
+        }
+        if let Err(error) = self.begin_use(device, failures).await {
+            self.limits.moved(to.state(), from.state());
+            slot.settle_opening(from);
+            return Err(error);
         }
         let written = match from {
             Phase::Empty => self.write_header(device, zone, ZoneState::Closed, slot.generation(), 0).await,
@@ -234,13 +217,14 @@ impl Volume {
     /// Opens a zone explicitly.
     pub(super) async fn open(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
         let slot = self.slot(zone);
+        let failures = self.usage.failures();
         loop {
             let (phase, _) = slot.look();
             match phase {
                 Phase::ExplicitlyOpen => return Ok(()),
                 Phase::ImplicitlyOpen => drop(slot.begin(phase, Phase::ExplicitlyOpen)),
                 Phase::Empty | Phase::Closed => {
-                    self.open_zone(device, zone, phase, Phase::ExplicitlyOpen).await?;
+                    self.open_zone(device, zone, (phase, Phase::ExplicitlyOpen), failures).await?;
                 }
                 phase if phase.is_passing() => slot.settled().await,
                 phase => return Err(self.refusal(zone, phase)),
@@ -267,11 +251,18 @@ impl Volume {
         }
     }
 
-    /// Becomes the owner of a zone for a finish or a reset, once it has no other owner and no append is in flight.
-    /// Returns the phase before, or `None` if it is in `done` already.
-    async fn own(&self, zone: ZoneIndex, passing: Phase, done: Option<Phase>) -> Result<Option<Phase>> {
+    /// Becomes the owner of a zone for a finish or a reset, once it has no other owner and no append is in flight, and marks the volume as in
+    /// use. Returns the phase before, or `None` if it is in `done` already.
+    async fn own(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        passing: Phase,
+        done: Option<Phase>,
+    ) -> Result<Option<Phase>> {
         let slot = self.slot(zone);
-        loop {
+        let failures = self.usage.failures();
+        let before = loop {
             let (phase, _) = slot.look();
             if phase == Phase::Offline {
                 return Err(self.refusal(zone, phase));
@@ -282,10 +273,26 @@ impl Volume {
             if phase.is_passing() {
                 slot.settled().await;
             } else if slot.begin(phase, passing) {
-                slot.drained().await;
-                return Ok(Some(phase));
+                break phase;
+            }
+        };
+        slot.drained().await;
+        match self.begin_use(device, failures).await {
+            Ok(()) => Ok(Some(before)),
+            Err(error) => {
+                self.settle_unchanged(zone, before, before);
+                Err(error)
             }
         }
+    }
+
+    /// Ends the ownership of a zone that was in phase `before` without a change, in phase `to`; interrupted if an append has failed meanwhile.
+    fn settle_unchanged(&self, zone: ZoneIndex, before: Phase, to: Phase) {
+        let slot = self.slot(zone);
+        let has_hole = before.state().is_active() && slot.trouble().is_some();
+        let to = if has_hole { Phase::Interrupted } else { to };
+        self.limits.moved(before.state(), to.state());
+        slot.settle(to, slot.look().1);
     }
 
     /// Ends the ownership of a zone: in its new state or, after a failure, interrupted.
@@ -298,8 +305,7 @@ impl Volume {
     }
 
     pub(super) async fn finish(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
-        self.begin_use(device).await?;
-        let Some(before) = self.own(zone, Phase::Finishing, Some(Phase::Full)).await? else {
+        let Some(before) = self.own(device, zone, Phase::Finishing, Some(Phase::Full)).await? else {
             return Ok(());
         };
         let slot = self.slot(zone);
@@ -325,8 +331,7 @@ impl Volume {
                 self.geometry.erase
             )));
         }
-        self.begin_use(device).await?;
-        let Some(before) = self.own(zone, Phase::Resetting, None).await? else {
+        let Some(before) = self.own(device, zone, Phase::Resetting, None).await? else {
             return Err(Error::invalid(format!("zone {zone} can't be reset")));
         };
         let slot = self.slot(zone);
@@ -435,14 +440,10 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone was changed: the medium is as it was.
+    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone was changed: the medium is as it
+    /// was. Afterwards no zone is open, so an append that waited for the close is refused.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
-        if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let Usage { state, gate } = &self.usage;
-        gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await;
-        if state.load(Ordering::Acquire) == UNUSED {
+        if self.read_only || self.usage.close().await != Some(true) {
             return Ok(());
         }
         let mut owned = Vec::new();
@@ -463,8 +464,8 @@ impl Volume {
         }
         let noted = self.note_write_pointers(device, &owned).await;
         for (zone, phase) in owned {
-            let (_, pointer) = self.slot(zone).look();
-            self.slot(zone).settle(phase, pointer);
+            let to = if phase == Phase::Interrupted { phase } else { Phase::Closed };
+            self.settle_unchanged(zone, phase, to);
         }
         noted?;
         self.write_superblock(device, true).await

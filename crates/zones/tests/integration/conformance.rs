@@ -108,6 +108,7 @@ fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
         let lower = below.open().await.unwrap();
         let payload = || block::Data::copy_of(&[7; 8192]).into();
         let at = lower.append(block::ZoneIndex(3), payload()).await.unwrap();
+        lower.close(block::ZoneIndex(3)).await.unwrap();
         lower.append(block::ZoneIndex(4), payload()).await.unwrap();
         lower.finish(block::ZoneIndex(4)).await.unwrap();
         let count = below.geometry().zones;

@@ -17,13 +17,13 @@ use zones::OnDevice;
 use zones::on_device::Options;
 use zones::on_device::format::{RECORD, Superblock, Uuid, ZoneHeader};
 
-const BLOCK: u64 = 4096;
+pub const BLOCK: u64 = 4096;
 const BYTES: usize = 2 << 20;
 const ZONE: u64 = 256 << 10;
 /// Offset of the header of zone 0 on these disks.
-const HEADERS: usize = 2 * BLOCK as usize;
+pub const HEADERS: usize = 2 * BLOCK as usize;
 
-fn inside<T: Send + 'static, F: Future<Output = T> + 'static>(test: impl FnOnce() -> F + Send) -> T {
+pub fn inside<T: Send + 'static, F: Future<Output = T> + 'static>(test: impl FnOnce() -> F + Send) -> T {
     runtime::run(runtime::Config::default().with_shards(1), test).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn format() -> Options {
     Options { format: true, zone_size: Some(ZONE), ..Options::default() }
 }
 
-fn payload(bytes: usize, value: u8) -> Payload {
+pub fn payload(bytes: usize, value: u8) -> Payload {
     Data::copy_of(&vec![value; bytes]).into()
 }
 
@@ -42,11 +42,11 @@ async fn formatted() -> Arc<CrashDisk> {
     disk
 }
 
-async fn open(disk: &Arc<CrashDisk>) -> block::Result<OnDevice> {
+pub async fn open(disk: &Arc<CrashDisk>) -> block::Result<OnDevice> {
     OnDevice::open(disk.clone(), Options::default()).await
 }
 
-async fn handle(zones: &OnDevice) -> Rc<dyn Zones> {
+pub async fn handle(zones: &OnDevice) -> Rc<dyn Zones> {
     ZonesPart::open(zones).await.unwrap()
 }
 
@@ -243,7 +243,7 @@ fn other_versions_and_geometries_are_refused() {
 }
 
 /// Leaves zone 0 open with 4 blocks, zone 1 full with 2, zone 2 reset once.
-async fn used() -> (Arc<CrashDisk>, u64) {
+pub async fn used() -> (Arc<CrashDisk>, u64) {
     let disk = formatted().await;
     let zones = open(&disk).await.unwrap();
     let handle = handle(&zones).await;
@@ -275,14 +275,23 @@ fn torn_superblocks_are_survived_and_never_trusted_as_clean() {
                 assert_eq!(report[0].write_pointer, ZonesPart::geometry(&zones).zone_capacity);
                 assert_eq!((report[1].state, report[1].write_pointer), (ZoneState::Full, 8192));
                 assert_eq!((report[2].state, report[2].generation), (ZoneState::Empty, generation));
+                // The first change repairs the copy, also without a close: afterwards either one is enough.
+                handle.append(ZoneIndex(2), payload(4096, 4)).await.unwrap();
+                let without = |copy: usize| {
+                    let left = Arc::new(CrashDisk::with(disk.bytes(), BLOCK, true));
+                    left.damage(copy * 4096, &[0; 4096]);
+                    left
+                };
+                open(&without(0)).await.unwrap();
+                open(&without(1)).await.unwrap();
                 drop(handle);
-                // Closing repairs the copy: afterwards either one is enough.
                 zones.close().await.unwrap();
-                for zones in [open(&disk).await.unwrap(), open(&disk).await.unwrap()] {
-                    drop(zones);
-                }
-                disk.damage((1 - copy) * 4096, &[0; 4096]);
-                open(&disk).await.unwrap();
+                open(&without(0)).await.unwrap();
+                open(&without(1)).await.unwrap();
+                let closed = open(&disk).await.unwrap();
+                let report =
+                    ZonesPart::open(&closed).await.unwrap().report(ZoneIndex(2), 1).await.unwrap()[0];
+                assert_eq!((report.state, report.write_pointer), (ZoneState::Closed, 4096));
             }
         }
         let (disk, _) = used().await;
