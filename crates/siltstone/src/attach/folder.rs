@@ -194,9 +194,10 @@ impl Folder {
         self.path.join("attachment.json")
     }
 
-    /// Whether a holder listens, also a stopped one; also for users who may not talk to it. Never waits.
+    /// Whether a holder listens, also a stopped one. A holder that can't be looked for, such as by users who may not talk to it, counts as
+    /// alive: the node of a lost one is removed. Never waits.
     pub fn is_alive(&self) -> bool {
-        is_listened_on(&self.socket()).unwrap_or_else(|error| matches!(error, Error::PermissionDenied(_)))
+        is_listened_on(&self.socket()).unwrap_or(true)
     }
 
     /// Makes the link to a node.
@@ -301,6 +302,9 @@ mod tests {
         assert!(!queue.is_empty() && folder.is_alive());
         drop(listener);
         assert!(!folder.is_alive(), "nothing listens");
+        std::fs::remove_file(folder.socket()).unwrap();
+        std::os::unix::fs::symlink("holder.sock", folder.socket()).unwrap();
+        assert!(folder.is_alive(), "it can't be looked for");
     }
 
     /// Connects without waiting; `None` if the listener's queue is full.
