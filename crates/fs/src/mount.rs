@@ -14,7 +14,7 @@
 //!
 //! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
 //! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end,
-//! [`watch`] how long the storage has left a request unanswered, [`kind`] the kind `fs` of a stack.
+//! [`watch`] whether the storage completes requests, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;
