@@ -26,7 +26,7 @@ use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zones::Overlay;
 
 /// A file system on zones. Clones refer to the same one.
@@ -37,6 +37,10 @@ pub struct FileSystem {
     /// Whether the zones are closed with the file system.
     owns_zones: bool,
     counters: Arc<Counters>,
+    /// Whether [`close`](Self::close) waits for space.
+    waits_for_space: Arc<AtomicBool>,
+    /// Whether there is a mount.
+    is_mounted: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for FileSystem {
@@ -94,7 +98,14 @@ impl FileSystem {
     async fn start(zones: Arc<dyn ZonesPart>, cores: Cores) -> Result<Self> {
         let counters =
             cores.first().with(|core: Rc<Core>| async move { Ok(core.kit.counters.clone()) }).await?;
-        let files = FileSystem { counters, cores, zones, owns_zones: true };
+        let files = FileSystem {
+            counters,
+            cores,
+            zones,
+            owns_zones: true,
+            waits_for_space: Arc::default(),
+            is_mounted: Arc::default(),
+        };
         files
             .each(|core| async move {
                 lane::start(&core);
@@ -210,14 +221,41 @@ impl FileSystem {
         }
     }
 
+    /// Notes that it is mounted.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if it is mounted already: the end of one mount would drop what the kernel refers to over the other one.
+    pub(crate) fn begin_mount(&self) -> Result<()> {
+        match self.is_mounted.swap(true, Ordering::AcqRel) {
+            true => Err(Error::busy("the file system is mounted already; unmount it first")),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that it isn't mounted any more.
+    pub(crate) fn end_mount(&self) {
+        self.is_mounted.store(false, Ordering::Release);
+    }
+
+    /// Whether [`close`](Self::close) is waiting for space.
+    pub fn is_waiting_for_space(&self) -> bool {
+        self.waits_for_space.load(Ordering::Relaxed)
+    }
+
     /// Makes all acknowledged operations durable, and waits for space if there is none.
     async fn sync_with_patience(&self) -> Result<()> {
         let waits =
             |core: Rc<Core>| async move { Ok(core.kit.failure().is_none() && !core.kit.is_closing()) };
         loop {
             match self.sync().await {
-                Err(Error::NoSpace(_)) if self.with(waits).await? => runtime::sleep(BETWEEN_ATTEMPTS).await,
-                outcome => return outcome,
+                Err(Error::NoSpace(_)) if self.with(waits).await? => {
+                    self.waits_for_space.store(true, Ordering::Relaxed);
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
+                }
+                outcome => {
+                    self.waits_for_space.store(false, Ordering::Relaxed);
+                    return outcome;
+                }
             }
         }
     }

@@ -33,6 +33,8 @@ use std::sync::Arc;
 
 /// Pages of one batch of reads.
 const READS: usize = 64;
+/// Begin of a line about a part of a snapshot.
+const IN_SNAPSHOT: &str = "in a snapshot: ";
 
 fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
     let (name, parameters) = &settings.cleaning;
@@ -390,14 +392,19 @@ impl Source {
         self.replay(&mut metadata, &is_wanted, &mut lost)?;
         if self.goal == Goal::Salvage {
             let has_root = is_wanted(metadata.items.shard_of(ROOT));
-            let (mut told, mut marks) = (BTreeSet::new(), salvage::MOST_MARKS);
-            let mut tell = |metadata: &mut Metadata, version: &str| {
+            let mut marks = salvage::MOST_MARKS;
+            let mut replace = |metadata: &mut Metadata, version: &str| {
                 let lines = salvage::replace_missing(metadata, has_root, &mut marks);
-                let unreadable = salvage::tell_unreadable(&metadata.items, &self.offline, &mut told);
-                lines.into_iter().chain(unreadable).for_each(|line| lost.note(format!("{version}{line}")));
+                lines.into_iter().for_each(|line| lost.note(format!("{version}{line}")));
             };
-            tell(&mut metadata, "");
-            metadata.snapshots.visit_all(|snapshot| tell(snapshot, "in a snapshot: "));
+            replace(&mut metadata, "");
+            metadata.snapshots.visit_all(|snapshot| replace(snapshot, IN_SNAPSHOT));
+            salvage::tell_unreadable(&metadata.items, None, &self.offline, "", &mut lost);
+            let mut newer = &metadata.items;
+            for snapshot in metadata.snapshots.newest_first() {
+                salvage::tell_unreadable(&snapshot.items, Some(newer), &self.offline, IN_SNAPSHOT, &mut lost);
+                newer = &snapshot.items;
+            }
         }
         Ok((metadata, released, lost))
     }

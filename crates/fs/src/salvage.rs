@@ -59,9 +59,14 @@ pub struct LostParts {
 impl LostParts {
     /// Adds a loss.
     pub fn note(&mut self, line: String) {
+        self.note_with(|| line);
+    }
+
+    /// Adds a part, whose line is made only if it is kept.
+    fn note_with(&mut self, line: impl FnOnce() -> String) {
         self.count += 1;
         if self.lines.len() < MOST_LINES {
-            self.lines.push(line);
+            self.lines.push(line());
         }
     }
 
@@ -108,32 +113,66 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
     strange
 }
 
-/// Describes blocks of files that are [`GONE`] or in offline zones, one line for each file and zone. Files
-/// and zones in `told` are omitted, and the others are added to it.
+/// Returns an extent of a file with blocks that can't be read: in an offline zone, or [`GONE`]. Holes that may be lost blocks are told with their
+/// file.
+fn unreadable(key: Key, value: &[u8], offline: &[u32]) -> Option<Extent> {
+    let extent = Extent::decode(key, value).ok()?;
+    let is_lost = extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok();
+    (is_lost && extent.zone != GONE && !extent.is_preallocated()).then_some(extent)
+}
+
+/// Number of the blocks of a file's extent that the file has at the same place in another version.
+fn in_both(other: &Forest, inode: InodeNumber, extent: &Extent) -> u64 {
+    let begin = Extent::key(inode, extent.block);
+    let at_begin = other.last_before(&begin).into_iter();
+    let overlap = |(key, value): (Key, &[u8])| {
+        let its = Extent::decode(key, value).ok()?;
+        let distance = |it: &Extent| it.block.wrapping_sub(it.position.into());
+        let blocks = its.end().min(extent.end()).saturating_sub(its.block.max(extent.block));
+        (its.zone == extent.zone && distance(&its) == distance(extent)).then_some(blocks)
+    };
+    let is_of_file = |key: &Key| (key.inode, key.kind) == (inode, kind::EXTENT);
+    let next = Extent::key(inode, extent.block + 1);
+    let following = other.range(&next).take_while(|(key, _)| is_of_file(key) && key.offset < extent.end());
+    at_begin.filter(|(key, _)| is_of_file(key)).chain(following).filter_map(overlap).sum()
+}
+
+/// Notes the blocks of files that are [`GONE`] or in offline zones, a line for each file and zone; not those that the file has in the `newer`
+/// version, too.
 pub(crate) fn tell_unreadable(
     items: &Forest,
+    newer: Option<&Forest>,
     offline: &[u32],
-    told: &mut BTreeSet<(InodeNumber, u32)>,
-) -> Vec<String> {
-    let mut unreadable: BTreeMap<(InodeNumber, u32), u64> = BTreeMap::new();
+    version: &str,
+    lost: &mut LostParts,
+) {
+    let mut tell = |inode: InodeNumber, zones: &mut BTreeMap<u32, u64>| {
+        for (zone, blocks) in std::mem::take(zones) {
+            lost.note_with(|| {
+                let why = match zone & GONE {
+                    0 => "is offline",
+                    _ => "was reset after the checkpoint that was read",
+                };
+                format!("{version}{blocks} blocks of inode {inode} in zone {}, which {why}", zone & !GONE)
+            });
+        }
+    };
+    // Blocks of one file by zone: the items of a file follow one another.
+    let (mut inode, mut zones) = (0, BTreeMap::new());
     for (key, value) in items.items().filter(|(key, _)| key.kind == kind::EXTENT && key.inode != 0) {
-        if let Ok(extent) = Extent::decode(key, value)
-            // Holes that may be lost blocks are described with their file.
-            && extent.zone != GONE
-            && !extent.is_preallocated()
-            && (extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok())
-        {
-            *unreadable.entry((key.inode, extent.zone)).or_default() += u64::from(extent.blocks);
+        if key.inode != inode {
+            tell(inode, &mut zones);
+            inode = key.inode;
+        }
+        if let Some(extent) = unreadable(key, value, offline) {
+            let told = newer.map_or(0, |newer| in_both(newer, inode, &extent));
+            let blocks = u64::from(extent.blocks).saturating_sub(told);
+            if blocks > 0 {
+                *zones.entry(extent.zone).or_default() += blocks;
+            }
         }
     }
-    let line = |((inode, zone), blocks)| {
-        let why = match zone & GONE {
-            0 => "is offline",
-            _ => "was reset after the checkpoint that was read",
-        };
-        format!("{blocks} blocks of inode {inode} in zone {}, which {why}", zone & !GONE)
-    };
-    unreadable.into_iter().filter(|(place, _)| told.insert(*place)).map(line).collect()
+    tell(inode, &mut zones);
 }
 
 /// Remaining parts of an inode.
@@ -394,22 +433,70 @@ mod tests {
         }
     }
 
+    fn forest(extents: &[(InodeNumber, Extent)]) -> Forest {
+        let mut items = Forest::new(1, &Released::new());
+        for (inode, extent) in extents {
+            items.put(&Extent::key(*inode, extent.block), &extent.marked(extent.zone & GONE));
+        }
+        items
+    }
+
+    fn extent(block: u64, blocks: u32, zone: u32, position: u32) -> Extent {
+        Extent { block, blocks, zone, position, is_shared: false }
+    }
+
+    fn told(items: &Forest, newer: Option<&Forest>) -> Vec<String> {
+        let mut lost = LostParts::default();
+        tell_unreadable(items, newer, &[1, 8], "", &mut lost);
+        assert_eq!(lost.count, lost.lines.len() as u64);
+        lost.lines
+    }
+
     #[test]
     fn blocks_in_offline_zones_are_told_once() {
-        let mut items = Forest::new(1, &Released::new());
-        for (inode, zone) in [(2, 7), (3, 8), (4, GONE | 9)] {
-            let extent = Extent { block: 0, blocks: 5, zone, position: 0, is_shared: false };
-            items.put(&Extent::key(inode, 0), &extent.marked(0));
-        }
-        let mut told = BTreeSet::new();
-        let lines = tell_unreadable(&items, &[1, 8], &mut told);
+        let items =
+            forest(&[(2, extent(0, 5, 7, 0)), (3, extent(0, 5, 8, 0)), (4, extent(0, 5, GONE | 9, 0))]);
         assert_eq!(
-            lines,
+            told(&items, None),
             [
                 "5 blocks of inode 3 in zone 8, which is offline",
                 "5 blocks of inode 4 in zone 9, which was reset after the checkpoint that was read"
             ]
         );
-        assert!(tell_unreadable(&items, &[1, 8], &mut told).is_empty());
+        assert!(told(&items, Some(&items)).is_empty());
+    }
+
+    #[test]
+    fn other_blocks_of_a_file_in_a_snapshot_are_told_though_they_are_in_the_same_zone() {
+        // Blocks 4 to 6 were overwritten since, and inode 3 was removed.
+        let present = forest(&[
+            (2, extent(0, 4, 8, 100)),
+            (2, extent(4, 2, 8, 500)),
+            (2, extent(6, 4, 8, 106)),
+            (4, extent(0, 1, 8, 300)),
+        ]);
+        let snapshot =
+            forest(&[(2, extent(0, 10, 8, 100)), (3, extent(0, 3, 8, 200)), (4, extent(0, 1, 8, 300))]);
+        assert_eq!(
+            told(&snapshot, Some(&present)),
+            [
+                "2 blocks of inode 2 in zone 8, which is offline",
+                "3 blocks of inode 3 in zone 8, which is offline"
+            ]
+        );
+        assert_eq!(
+            told(&present, Some(&snapshot)),
+            ["2 blocks of inode 2 in zone 8, which is offline"],
+            "the middle one"
+        );
+    }
+
+    #[test]
+    fn lines_beyond_the_most_are_counted_and_not_kept() {
+        let files = MOST_LINES as u64 + 100;
+        let items = forest(&(2..2 + files).map(|inode| (inode, extent(0, 1, 8, 0))).collect::<Vec<_>>());
+        let mut lost = LostParts::default();
+        tell_unreadable(&items, None, &[8], "", &mut lost);
+        assert_eq!((lost.count, lost.lines.len()), (files, MOST_LINES));
     }
 }

@@ -99,7 +99,12 @@ impl Snapshots {
         self.list.iter_mut().for_each(|snapshot| visit(&mut snapshot.metadata));
     }
 
-    /// Metadata of a snapshot.
+    /// Metadata of all snapshots, the newest first.
+    pub(crate) fn newest_first(&self) -> impl Iterator<Item = &Metadata> {
+        self.list.iter().rev().map(|snapshot| &snapshot.metadata)
+    }
+
+    /// The metadata of a snapshot.
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.

@@ -262,24 +262,16 @@ async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc
     }
 }
 
-/// Opens the file system on a stack, and watches the requests to its storage.
-async fn open(
-    built: &BuiltStack,
-    plan: &Plan,
-    image: &str,
-    settings: &Settings,
-    watch: &Watch,
-) -> Result<FileSystem> {
+/// Opens the file system on a stack.
+async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_for(device, settings.goal).await {
-            Ok(zones) => FileSystem::open(watch.over(zones), settings).await,
-            // The message of the zones advises another verb.
+            Ok(zones) => FileSystem::open(zones, settings).await,
+            // The error of the zones advises another verb.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
-        Base::Zones(zones) => {
-            FileSystem::open(watch.over(zones), settings).await.map(FileSystem::on_lent_zones)
-        }
+        Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {
@@ -322,25 +314,19 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     };
     runtime::run(config, move || async move {
         let watch = Watch::default();
-        let built = plan.build().await?;
+        let built = plan.build_over(&|leaf| watch.over(leaf)).await?;
         let served = async {
-            let files = open(&built, &plan, &image, &settings, &watch).await?;
+            let files = open(&built, &plan, &image, &settings).await?;
             tell_lost(&files).await?;
             // The handler is installed before the mount is announced: a program that reads the line may send
             // a signal.
             let stop = Stop::new(&image, &watch)?;
             let served = serve(&files, &image, mount, &stop).await;
-            let closed = stop.wait(None, files.close()).await;
+            let closed = stop.wait(Some(&files), None, files.close()).await;
             Ok::<_, Failure>((served.and_then(|()| Ok(closed?)), stop))
         };
         let (served, closed) = match served.await {
-            Ok((served, stop)) => {
-                let closing = async {
-                    let _watched = watch.begin();
-                    built.close().await
-                };
-                (served, stop.wait(None, closing).await)
-            }
+            Ok((served, stop)) => (served, stop.wait(None, None, built.close()).await),
             Err(failure) => (Err(failure), built.close().await),
         };
         served.and_then(|()| Ok(closed?))
@@ -364,7 +350,7 @@ async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
 async fn serve(files: &FileSystem, image: &str, config: MountConfig, stop: &Stop) -> Result<(), Failure> {
     let mounted = Mounted::mount(files, config).await?;
     let outcome = until_ended(&mounted, image, stop).await;
-    let unmounted = stop.wait(Some(&mounted), mounted.unmount(STOP_LIMIT)).await;
+    let unmounted = stop.wait(Some(files), Some(&mounted), mounted.unmount(STOP_LIMIT)).await;
     outcome.and_then(|()| Ok(unmounted?))
 }
 
@@ -480,7 +466,7 @@ fn with_image<R: Send + 'static>(
         let built = plan.build().await?;
         let found = async {
             let settings = Settings { metadata_bytes: default_memory(), ..Settings::default() };
-            let files = open(&built, &plan, &name, &settings, &Watch::default()).await?;
+            let files = open(&built, &plan, &name, &settings).await?;
             let found = work(&files).await;
             let closed = files.close().await;
             found.and_then(|found| closed.map(|()| found))

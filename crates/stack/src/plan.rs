@@ -5,7 +5,7 @@ use crate::built::{BuiltPart, BuiltStack};
 use crate::claims::{Claim, LockedFile};
 use crate::draw;
 use crate::graph::Reference;
-use crate::kind::{Contract, Shape};
+use crate::kind::{Built, Contract, Shape};
 use crate::model::{Part, Stack};
 use crate::problem::{Collector, Problem, Problems};
 use block::{Call, Error, Result};
@@ -118,11 +118,25 @@ impl Plan {
     /// The error of the first needed part that can't be built, with its name. The parts built before it have
     /// been closed, from the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
-        Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()]))
+        self.build_over(&|leaf| leaf)
+    }
+
+    /// Builds as [`build`](Self::build) does, and passes each part without a part below it through `wrap`: to observe the requests to
+    /// it. The result has the same contract.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn build_over<'a>(&'a self, wrap: &'a dyn Fn(Built) -> Built) -> Call<'a, Result<BuiltStack>> {
+        Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()], wrap))
     }
 
     /// Builds the wanted parts, by number, each with the parts below it.
-    async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
+    async fn build_wanted(
+        &self,
+        tops: Vec<usize>,
+        wanted: Vec<bool>,
+        wrap: &dyn Fn(Built) -> Built,
+    ) -> Result<BuiltStack> {
         let needed = self.needed(&tops, &wanted);
         let mut locked = self.lock(&wanted, &needed).await?;
         let mut stack = BuiltStack::new(tops);
@@ -130,7 +144,10 @@ impl Plan {
             let part = &self.stack.parts[*number];
             let files = std::mem::replace(&mut locked[*number], Ok(Vec::new()));
             match self.build_part(*number, files, &stack).await {
-                Ok(built) => {
+                Ok(mut built) => {
+                    if part.references.is_empty() {
+                        built.built = wrap(built.built);
+                    }
                     let below = part.references.iter().map(|reference| reference.part).collect();
                     stack.push(*number, built, below);
                 }
@@ -192,7 +209,7 @@ impl Plan {
             return Call::ready(Err(Error::not_found(format!("part \"{name}\": expected one of {known}"))));
         };
         let (tops, wanted) = self.below(number);
-        Call::new(self.build_wanted(tops, wanted))
+        Call::new(self.build_wanted(tops, wanted, &|leaf| leaf))
     }
 
     /// Builds only the parts below the door with this name, and returns them with the arguments for building
@@ -209,7 +226,7 @@ impl Plan {
         };
         Call::new(async move {
             let (tops, wanted) = self.below(number);
-            let below = self.build_wanted(tops, wanted).await?;
+            let below = self.build_wanted(tops, wanted, &|leaf| leaf).await?;
             let arguments = self.arguments_on(number, &below);
             Ok((below, arguments))
         })

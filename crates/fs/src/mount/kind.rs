@@ -290,12 +290,6 @@ impl Part for FsDoor {
 impl Door for FsDoor {
     fn start(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            if self.mounted().is_some() {
-                return Err(Error::busy(format!(
-                    "mount point \"{}\": the file system is mounted already; unmount it first",
-                    self.path().display()
-                )));
-            }
             let mounted = Mounted::mount(&self.files, self.config.clone()).await?;
             *self.mounted() = Some(Arc::new(mounted));
             Ok(())

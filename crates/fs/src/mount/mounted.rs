@@ -11,6 +11,7 @@ use fuse::{Ended, MountOptions, Session};
 use runtime::sync::StopSource;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +40,7 @@ pub struct Mounted {
     files: FileSystem,
     notifying: Notifying,
     stop: StopSource,
+    has_ended: AtomicBool,
 }
 
 impl std::fmt::Debug for Mounted {
@@ -51,9 +53,20 @@ impl Mounted {
     /// Mounts an open file system, and serves it on all shards.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the directory or `/dev/fuse`; [`Error::Invalid`] for a mount point that
-    /// isn't a directory; [`Error::PermissionDenied`]; other errors of the kernel.
+    /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that isn't a directory,
+    /// [`Error::Busy`] for a file system that is mounted, [`Error::PermissionDenied`]; those of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
+        let shown = config.path.display().to_string();
+        file_system.begin_mount().map_err(|error| error.in_context(format!("mount point \"{shown}\"")))?;
+        let mounted = Self::mount_first(file_system, config).await;
+        if mounted.is_err() {
+            file_system.end_mount();
+        }
+        mounted
+    }
+
+    /// Mounts a file system that isn't mounted.
+    async fn mount_first(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
         let (path, source) = (config.path.clone(), config.source.clone());
         let checked = source.clone();
         let check = move || {
@@ -98,7 +111,8 @@ impl Mounted {
             }
         })
         .detach();
-        Ok(Mounted { session: Arc::new(session), source, files, notifying, stop })
+        let has_ended = AtomicBool::new(false);
+        Ok(Mounted { session: Arc::new(session), source, files, notifying, stop, has_ended })
     }
 
     /// Mount point, without symbolic links.
@@ -144,11 +158,16 @@ impl Mounted {
         // The notifier would keep the connection open.
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return stopped;
+        }
         let end = |core: Rc<Core>| async move {
             actions::end_mount(&core);
             Ok(())
         };
-        match self.files.each(end).await {
+        let ended = self.files.each(end).await;
+        self.files.end_mount();
+        match ended {
             // The file system was closed before.
             Ok(()) | Err(Error::Closed(_)) => stopped,
             Err(error) => stopped.and(Err(error)),

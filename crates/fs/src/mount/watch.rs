@@ -1,89 +1,79 @@
-//! Watch over the requests to the zones of a file system: the time that the storage has left a request
-//! unanswered. It decides how a server ends.
+//! Watch over the requests to the storage of a file system: whether some are in flight, and whether any completes. The end of a server depends
+//! on it.
 //!
-//! Time is counted in turns, which the caller advances ([`Watch::next_turn`]) while it needs the time. Until
-//! then, a request costs two updates of a counter.
+//! Requests are watched at the bottom of the stack: one call of a layer above may be many requests to its devices, and a cache answers without
+//! them. A request costs two changes of a counter.
 
 use block::{
-    Buffer, Call, EraseGuarantee, Part, PartUse, Payload, ReadOutcome, Result, Status, ZoneAddress,
-    ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, EraseGuarantee,
+    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
+use stack::Built;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of turns that are distinguished.
-const TURNS: u64 = 128;
+/// Requests that have begun and completed. Clones are the same watch.
+#[derive(Debug, Clone, Default)]
+pub struct Watch(Arc<Requests>);
 
-/// Requests in flight, by the turn in which they began. Clones share the same state.
-#[derive(Debug, Clone)]
-pub struct Watch(Arc<Turns>);
-
-#[derive(Debug)]
-struct Turns {
-    turn: AtomicU64,
-    in_flight: [AtomicU64; TURNS as usize],
+#[derive(Debug, Default)]
+struct Requests {
+    begun: AtomicU64,
+    /// Requests that have completed, or were cancelled.
+    completed: AtomicU64,
 }
 
 /// A request in flight; dropping it ends the request.
 #[derive(Debug)]
-pub struct Watched<'a> {
-    in_flight: &'a AtomicU64,
-}
+struct Watched<'a>(&'a Requests);
 
 impl Drop for Watched<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Default for Watch {
-    fn default() -> Self {
-        let in_flight = std::array::from_fn(|_| AtomicU64::new(0));
-        Watch(Arc::new(Turns { turn: AtomicU64::new(0), in_flight }))
+        self.0.completed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Watch {
-    /// Watches the requests to these zones.
-    pub fn over(&self, zones: Arc<dyn ZonesPart>) -> Arc<dyn ZonesPart> {
-        Arc::new(WatchedPart { inner: zones, watch: self.clone() })
-    }
-
-    /// Counts a request as begun.
-    #[inline]
-    pub fn begin(&self) -> Watched<'_> {
-        let turn = self.0.turn.load(Ordering::Relaxed);
-        let in_flight = &self.0.in_flight[(turn % TURNS) as usize];
-        in_flight.fetch_add(1, Ordering::Relaxed);
-        Watched { in_flight }
-    }
-
-    /// Begins the next turn. Returns the age in turns of the oldest request in flight, at most 126; 0 without
-    /// requests.
-    pub fn next_turn(&self) -> u64 {
-        let turn = self.0.turn.load(Ordering::Relaxed);
-        let has_some = |age: &u64| {
-            let of_turn = &self.0.in_flight[((turn + TURNS - age) % TURNS) as usize];
-            of_turn.load(Ordering::Relaxed) > 0
-        };
-        let oldest = (0..TURNS - 1).rev().find(has_some).unwrap_or(0);
-        // While the oldest request has the greatest distinguishable age, the turn stays: the next one would
-        // reuse its counter.
-        if oldest < TURNS - 2 {
-            self.0.turn.store(turn + 1, Ordering::Relaxed);
+    /// Watches the requests to a device or zones. Other parts are returned as they are.
+    pub fn over(&self, part: Built) -> Built {
+        match part {
+            Built::Device(inner) => Built::Device(Arc::new(WatchedPart { inner, watch: self.clone() })),
+            Built::Zones(inner) => Built::Zones(Arc::new(WatchedPart { inner, watch: self.clone() })),
+            door @ Built::Door(_) => door,
         }
-        oldest
+    }
+
+    #[inline]
+    fn begin(&self) -> Watched<'_> {
+        self.0.begun.fetch_add(1, Ordering::Relaxed);
+        Watched(&self.0)
+    }
+
+    #[inline]
+    fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
+        Call::new(async move {
+            let _watched = self.begin();
+            request.await
+        })
+    }
+
+    /// Returns how many requests have completed, and whether some are in flight.
+    pub fn progress(&self) -> (u64, bool) {
+        // In this order a request that begins meanwhile isn't taken for one that has completed.
+        let completed = self.0.completed.load(Ordering::Acquire);
+        (completed, self.0.begun.load(Ordering::Relaxed) != completed)
     }
 }
 
-struct WatchedPart {
-    inner: Arc<dyn ZonesPart>,
+struct WatchedPart<P: ?Sized> {
+    inner: Arc<P>,
     watch: Watch,
 }
 
-impl Part for WatchedPart {
+impl<P: Part + ?Sized> Part for WatchedPart<P> {
     fn kind(&self) -> &'static str {
         self.inner.kind()
     }
@@ -97,10 +87,7 @@ impl Part for WatchedPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let _watched = self.watch.begin();
-            self.inner.close().await
-        })
+        self.watch.watched(self.inner.close())
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
@@ -108,7 +95,36 @@ impl Part for WatchedPart {
     }
 }
 
-impl ZonesPart for WatchedPart {
+impl DevicePart for WatchedPart<dyn DevicePart> {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            Ok(Rc::new(WatchedDevice { inner, watch: self.watch.clone() }) as Rc<dyn Device>)
+        })
+    }
+
+    fn only_in_cache(&self) -> Option<u64> {
+        self.inner.only_in_cache()
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.inner.keeps_flushed()
+    }
+
+    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
+        self.inner.version(name)
+    }
+}
+
+impl ZonesPart for WatchedPart<dyn ZonesPart> {
     fn geometry(&self) -> &ZoneGeometry {
         self.inner.geometry()
     }
@@ -125,19 +141,49 @@ impl ZonesPart for WatchedPart {
     }
 }
 
-struct WatchedZones {
-    inner: Rc<dyn Zones>,
+struct WatchedDevice {
+    inner: Rc<dyn Device>,
     watch: Watch,
 }
 
-impl WatchedZones {
-    #[inline]
-    fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
-        Call::new(async move {
-            let _watched = self.watch.begin();
-            request.await
-        })
+impl Device for WatchedDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
     }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.watch.watched(self.inner.read(at, buffer))
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        self.watch.watched(self.inner.write(at, payload, durability))
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        self.watch.watched(self.inner.flush())
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.watch.watched(self.inner.discard(range))
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.watch.watched(self.inner.write_zeroes(range, mode, durability))
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        self.watch.watched(self.inner.extents(range))
+    }
+}
+
+struct WatchedZones {
+    inner: Rc<dyn Zones>,
+    watch: Watch,
 }
 
 impl Zones for WatchedZones {
@@ -146,43 +192,43 @@ impl Zones for WatchedZones {
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        self.watched(self.inner.append(zone, payload))
+        self.watch.watched(self.inner.append(zone, payload))
     }
 
     fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.watched(self.inner.append_at(at, payload))
+        self.watch.watched(self.inner.append_at(at, payload))
     }
 
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watched(self.inner.open(zone))
+        self.watch.watched(self.inner.open(zone))
     }
 
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watched(self.inner.close(zone))
+        self.watch.watched(self.inner.close(zone))
     }
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.watched(self.inner.read(at, buffer))
+        self.watch.watched(self.inner.read(at, buffer))
     }
 
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.watched(self.inner.flush(zones))
+        self.watch.watched(self.inner.flush(zones))
     }
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watched(self.inner.finish(zone))
+        self.watch.watched(self.inner.finish(zone))
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.watched(self.inner.reset(zone, erase))
+        self.watch.watched(self.inner.reset(zone, erase))
     }
 
     fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
-        self.watched(self.inner.reserve(zone, bytes))
+        self.watch.watched(self.inner.reserve(zone, bytes))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.watched(self.inner.report(first, count))
+        self.watch.watched(self.inner.report(first, count))
     }
 }
 
@@ -191,18 +237,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_request_in_flight_tells_for_how_long_nothing_was_answered() {
+    fn requests_are_in_flight_until_they_complete_or_are_cancelled() {
         let watch = Watch::default();
-        assert_eq!((watch.next_turn(), watch.next_turn()), (0, 0), "without a request");
-        let first = watch.begin();
-        assert_eq!((0..4).map(|_| watch.next_turn()).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        let second = watch.begin();
-        assert_eq!(watch.next_turn(), 4);
-        drop(first);
-        assert_eq!(watch.next_turn(), 1, "the second one began four turns later");
-        let oldest = (0..1000).map(|_| watch.next_turn()).max();
-        assert_eq!(oldest, Some(TURNS - 2));
-        drop(second);
-        assert_eq!(watch.next_turn(), 0);
+        assert_eq!(watch.progress(), (0, false));
+        let mut stuck = watch.watched(Call::<()>::new(std::future::pending()));
+        assert_eq!(watch.progress(), (0, false), "it hasn't begun");
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut stuck).poll(&mut context).is_pending());
+        assert_eq!(watch.progress(), (0, true));
+        let mut quick = watch.watched(Call::ready(()));
+        assert!(std::pin::Pin::new(&mut quick).poll(&mut context).is_ready());
+        drop(quick);
+        assert_eq!(watch.progress(), (1, true), "another one is in flight");
+        drop(stuck);
+        assert_eq!(watch.progress(), (2, false));
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of a mount to a core, without a kernel.
+//! What a mount asks of the shard, without a kernel where none is needed.
 
 use fs::classes::fair_queue::DEFAULT;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
@@ -77,6 +77,48 @@ fn a_write_back_leaves_the_times() {
         assert!(core.inode(file.inode()).unwrap().modified > before.modified);
         core.close(&node);
         drop((core, file));
+        files.close().await.unwrap();
+    };
+    run(Config::default(), main).unwrap();
+}
+
+/// The end of one mount drops what the kernel refers to over all.
+#[test]
+fn a_file_system_that_is_mounted_is_not_mounted_again() {
+    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    if device.is_err() || !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: it needs root and /dev/fuse");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let config = |name: &str| {
+        let path = folder.path().join(name);
+        fs::MountConfig { path, source: "memory".to_owned(), allow_other: false }
+    };
+    let configs = ["missing", "first", "second"].map(config);
+    for name in ["first", "second"] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let main = move || async move {
+        let [missing, first, second] = configs;
+        let files = files().await;
+        let limit = std::time::Duration::from_secs(10);
+        let failed = fs::Mounted::mount(&files, missing).await.map(drop);
+        assert!(matches!(failed, Err(block::Error::NotFound(_))), "{failed:?}");
+        let mounted = fs::Mounted::mount(&files, first).await.unwrap();
+        let refused = fs::Mounted::mount(&files, second.clone()).await;
+        if let Ok(other) = &refused {
+            other.unmount(limit).await.unwrap();
+        }
+        let refused = refused.map(drop);
+        mounted.unmount(limit).await.unwrap();
+        assert!(matches!(refused, Err(block::Error::Busy(_))), "{refused:?}");
+        assert!(refused.unwrap_err().to_string().contains("second"));
+        let after = fs::Mounted::mount(&files, second.clone()).await.unwrap();
+        mounted.unmount(limit).await.unwrap();
+        let refused = fs::Mounted::mount(&files, second).await.map(drop);
+        assert!(matches!(refused, Err(block::Error::Busy(_))), "the other one has ended twice: {refused:?}");
+        after.unmount(limit).await.unwrap();
         files.close().await.unwrap();
     };
     run(Config::default(), main).unwrap();

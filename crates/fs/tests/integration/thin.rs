@@ -351,10 +351,13 @@ fn a_close_waits_for_space_and_ends_once_there_is() {
         let (zones, files) = without_space().await;
         zones.message("rules on").await.unwrap();
         files.make_directory("/directory").await.unwrap();
-        let closing = runtime::spawn(async move { files.close().await });
+        let its = files.clone();
+        let closing = runtime::spawn(async move { its.close().await });
         runtime::sleep(PATIENCE).await;
+        assert!(files.is_waiting_for_space());
         zones.message("rules off").await.unwrap();
         closing.await.unwrap();
+        assert!(!files.is_waiting_for_space());
         let files = FileSystem::open(zones, &Settings::default()).await.unwrap();
         assert!(files.attributes("/directory").await.unwrap().is_directory());
         files.close().await.unwrap();

@@ -196,9 +196,10 @@ impl Folder {
         self.path.join("attachment.json")
     }
 
-    /// Whether a holder listens, even a stopped one or one that this user may not connect to. Never waits.
+    /// Whether a holder listens, also a stopped one. A holder that can't be looked for, such as by users who may not talk to it, counts as
+    /// alive: the node of a lost one is removed. Never waits.
     pub fn is_alive(&self) -> bool {
-        is_listened_on(&self.socket()).unwrap_or_else(|error| matches!(error, Error::PermissionDenied(_)))
+        is_listened_on(&self.socket()).unwrap_or(true)
     }
 
     /// Creates the link to a node.
@@ -304,6 +305,9 @@ mod tests {
         assert!(!queue.is_empty() && folder.is_alive());
         drop(listener);
         assert!(!folder.is_alive(), "nothing listens");
+        std::fs::remove_file(folder.socket()).unwrap();
+        std::os::unix::fs::symlink("holder.sock", folder.socket()).unwrap();
+        assert!(folder.is_alive(), "it can't be looked for");
     }
 
     /// Connects without waiting; `None` if the listener's queue is full.

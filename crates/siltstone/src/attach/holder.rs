@@ -22,7 +22,7 @@ use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicate
 use super::node::{self, LARGEST_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
-use super::requests::{DETACH, DONE, LONGEST};
+use super::requests::{DETACH, DONE, LONGEST, RECEIVED};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Access, Listener, SocketFolder, Stream};
@@ -281,6 +281,7 @@ fn listen(listener: Listener, events: Rc<Events>) {
             let (stream, events) = (listener.accept_retrying().await, events.clone());
             runtime::spawn(async move {
                 if let Some(line) = request(&stream).await {
+                    answer(&stream, RECEIVED).await;
                     events.push(Event::Request(line, stream));
                 }
                 drop(permit);

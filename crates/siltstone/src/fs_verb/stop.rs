@@ -1,35 +1,126 @@
-//! End of a file system's server, with a time limit for storage that doesn't answer.
+//! The end of a file system's server: it waits for its storage as long as that completes requests.
 
 use crate::output::say;
 use block::Result;
-use fs::Mounted;
 use fs::mount::watch::Watch;
+use fs::{FileSystem, Mounted};
 use runtime::StopSignals;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::Future;
-use std::pin::pin;
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Time limit, in seconds, for an unanswered request of the storage while the server ends.
-const STOP_PATIENCE: u64 = 60;
-/// Time limit after a further signal, in seconds.
+/// Seconds for which the storage may complete none of the requests in flight while the server ends: longer than a flush of much data to a slow
+/// device.
+const STOP_PATIENCE: u64 = 600;
+/// The same after a further signal.
 const SIGNALLED_PATIENCE: u64 = 10;
-/// Interval between checks.
+/// Seconds without a completed request, in flight or not, after which two further signals end the server: longer than users of a mount have to
+/// close their files.
+const IDLE_PATIENCE: u64 = 30;
+/// A turn of the watch.
 const TURN: Duration = Duration::from_secs(1);
 /// Time limit for aborting the connection of a mount.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// End of a server. If the storage leaves a request unanswered for [`STOP_PATIENCE`], or for
-/// [`SIGNALLED_PATIENCE`] after a further signal, the connection of the mount is aborted and the process
-/// ends, because its threads may wait in the kernel forever. Signals don't end a server whose storage
-/// answers.
+/// The end of a server. It gives up where the storage completes none of the requests in flight ([`Wait`]): the connection of the mount is aborted
+/// and the process ends, as its threads may wait in the kernel for ever.
 pub(super) struct Stop {
     image: String,
     watch: Watch,
-    signals: StopSignals,
-    /// Time limit of an unanswered request, in seconds.
-    patience: Cell<u64>,
+    signals: Signals<Box<NextSignal>>,
+}
+
+type NextSignal = dyn Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
+
+/// Counted signals. One future waits for the next of them all the time: dropping it could lose a signal that it has received.
+struct Signals<N> {
+    next: N,
+    pending: RefCell<Pin<Box<dyn Future<Output = Result<()>>>>>,
+    count: Cell<u32>,
+}
+
+impl<N: Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>> Signals<N> {
+    fn new(next: N) -> Self {
+        let pending = RefCell::new(next());
+        Signals { next, pending, count: Cell::new(0) }
+    }
+
+    /// Counts the next signal once there is one.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let outcome = std::task::ready!(self.pending.borrow_mut().as_mut().poll(context));
+        *self.pending.borrow_mut() = (self.next)();
+        self.count.set(self.count.get() + u32::from(outcome.is_ok()));
+        Poll::Ready(outcome)
+    }
+}
+
+/// What is seen in a turn of a wait.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    /// Requests that have completed.
+    completed: u64,
+    /// Whether requests are in flight.
+    is_asked: bool,
+    waits_for_space: bool,
+    /// Signals since the server began: the first one asks for an orderly end.
+    signals: u32,
+}
+
+/// Why a server gives up, with the time in seconds.
+#[derive(Debug, PartialEq, Eq)]
+enum Reason {
+    Unanswered(u64),
+    NoSpace(u64),
+    NoProgress(u64),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Unanswered(time) => {
+                write!(formatter, "the storage hasn't answered a request for {time} s")
+            }
+            Reason::NoSpace(time) => write!(formatter, "the storage has had no space for {time} s"),
+            Reason::NoProgress(time) => {
+                write!(formatter, "no request to the storage has completed for {time} s")
+            }
+        }
+    }
+}
+
+/// A wait, in turns of a second. Any completion of a request to the storage is progress. The server gives up:
+/// - when requests are in flight and none completes for [`STOP_PATIENCE`]; after the second signal for [`SIGNALLED_PATIENCE`].
+/// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing completes for [`IDLE_PATIENCE`].
+#[derive(Debug, Default)]
+struct Wait {
+    completed: u64,
+    unanswered: u64,
+    without_space: u64,
+    without_progress: u64,
+}
+
+impl Wait {
+    fn turn(&mut self, seen: Seen) -> Option<Reason> {
+        let has_progress = self.completed != seen.completed;
+        let longer = |counts: bool, time: u64| if counts { time + 1 } else { 0 };
+        self.completed = seen.completed;
+        self.unanswered = longer(seen.is_asked && !has_progress, self.unanswered);
+        self.without_space = longer(seen.waits_for_space, self.without_space);
+        self.without_progress = longer(!has_progress, self.without_progress);
+        let patience = if seen.signals < 2 { STOP_PATIENCE } else { SIGNALLED_PATIENCE };
+        if self.unanswered > patience {
+            return Some(Reason::Unanswered(self.unanswered));
+        }
+        if seen.signals > 2 && self.without_space > SIGNALLED_PATIENCE {
+            return Some(Reason::NoSpace(self.without_space));
+        }
+        (seen.signals > 2 && self.without_progress > IDLE_PATIENCE)
+            .then_some(Reason::NoProgress(self.without_progress))
+    }
 }
 
 impl Stop {
@@ -38,8 +129,12 @@ impl Stop {
     /// # Errors
     /// Errors of [`StopSignals::catch`].
     pub fn new(image: &str, watch: &Watch) -> Result<Stop> {
-        let (image, watch, signals) = (image.to_owned(), watch.clone(), StopSignals::catch()?);
-        Ok(Stop { image, watch, signals, patience: Cell::new(STOP_PATIENCE) })
+        let caught = Rc::new(StopSignals::catch()?);
+        let next: Box<NextSignal> = Box::new(move || {
+            let caught = caught.clone();
+            Box::pin(async move { caught.next().await })
+        });
+        Ok(Stop { image: image.to_owned(), watch: watch.clone(), signals: Signals::new(next) })
     }
 
     /// Waits for a signal.
@@ -47,37 +142,42 @@ impl Stop {
     /// # Errors
     /// Errors of [`StopSignals::next`].
     pub async fn signal(&self) -> Result<()> {
-        self.signals.next().await
+        std::future::poll_fn(|context| self.signals.poll(context)).await
     }
 
-    /// Awaits a step of the end while it watches the storage. `mounted` is the mount to abort, if any.
-    pub async fn wait<T>(&self, mounted: Option<&Mounted>, ending: impl Future<Output = T>) -> T {
-        let mut ending = pin!(ending);
-        let mut signal = pin!(self.signals.next());
+    /// Carries out a part of the end, with the file system and the mount as long as they are open.
+    pub async fn wait<T>(
+        &self,
+        files: Option<&FileSystem>,
+        mounted: Option<&Mounted>,
+        ending: impl Future<Output = T>,
+    ) -> T {
+        let (mut ending, mut wait) = (pin!(ending), Wait::default());
         loop {
             let mut turn = pin!(runtime::sleep(TURN));
             let ended = std::future::poll_fn(|context| {
                 if let Poll::Ready(outcome) = ending.as_mut().poll(context) {
                     return Poll::Ready(Some(outcome));
                 }
-                if self.patience.get() > SIGNALLED_PATIENCE && signal.as_mut().poll(context).is_ready() {
-                    self.patience.set(SIGNALLED_PATIENCE);
-                }
+                // Without signals the storage alone decides.
+                while matches!(self.signals.poll(context), Poll::Ready(Ok(()))) {}
                 turn.as_mut().poll(context).map(|()| None)
             });
             if let Some(outcome) = ended.await {
                 return outcome;
             }
-            let silent = self.watch.next_turn();
-            if silent > self.patience.get() {
-                give_up(&self.image, silent, mounted).await;
+            let (completed, is_asked) = self.watch.progress();
+            let waits_for_space = files.is_some_and(FileSystem::is_waiting_for_space);
+            let signals = self.signals.count.get();
+            if let Some(reason) = wait.turn(Seen { completed, is_asked, waits_for_space, signals }) {
+                give_up(&self.image, &reason, mounted).await;
             }
         }
     }
 }
 
-/// Ends the process without waiting for its storage.
-async fn give_up(image: &str, silent: u64, mounted: Option<&Mounted>) -> ! {
+/// Ends the process without its storage.
+async fn give_up(image: &str, reason: &Reason, mounted: Option<&Mounted>) -> ! {
     if let Some(mounted) = mounted {
         match runtime::timeout(ABORT_LIMIT, mounted.abort()).await {
             Ok(Ok(())) => {}
@@ -88,10 +188,82 @@ async fn give_up(image: &str, silent: u64, mounted: Option<&Mounted>) -> ! {
         }
     }
     say(&format!(
-        "{image}: the storage hasn't answered a request for {silent} s; the server ends without it: changes that weren't durable are lost, \
+        "{image}: {reason}; the server ends without it: changes that weren't durable are lost, \
          such as data without an fsync after it; once the storage answers again, look for damage with: siltstone fs check {image}; and \
          mount it again with: siltstone fs mount {image} DIRECTORY"
     ));
     // An orderly end would wait for requests in flight.
     std::process::exit(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Waker;
+
+    /// Turns until the server gives up, at most 2000, where `seen` tells what is seen in each.
+    fn given_up(seen: impl Fn(u64) -> Seen) -> Option<(u64, Reason)> {
+        let mut wait = Wait::default();
+        (0..2000).find_map(|turn| wait.turn(seen(turn)).map(|reason| (turn, reason)))
+    }
+
+    #[test]
+    fn a_storage_that_completes_requests_is_waited_for() {
+        for signals in 0..5 {
+            // Each request takes 4 s, one after another.
+            let slow = |turn| Seen { completed: turn / 4, is_asked: true, signals, ..Seen::default() };
+            assert_eq!(given_up(slow), None, "after {signals} signals");
+        }
+    }
+
+    #[test]
+    fn an_unanswered_request_ends_the_server_sooner_after_a_further_signal() {
+        let stuck = |signals| given_up(|_| Seen { completed: 7, is_asked: true, signals, ..Seen::default() });
+        for signals in [0, 1] {
+            // The first turn sees progress.
+            assert_eq!(stuck(signals), Some((601, Reason::Unanswered(601))), "after {signals} signals");
+        }
+        for signals in [2, 3] {
+            assert_eq!(stuck(signals), Some((11, Reason::Unanswered(11))), "after {signals} signals");
+        }
+        // A flush of a slow device.
+        let flush = |turn| Seen { completed: turn / 500, is_asked: true, signals: 1, ..Seen::default() };
+        assert_eq!(given_up(flush), None);
+    }
+
+    #[test]
+    fn two_further_signals_end_a_server_that_waits_for_space_or_for_nothing() {
+        let full = |signals| {
+            given_up(|completed| Seen { completed, signals, waits_for_space: true, ..Seen::default() })
+        };
+        let idle = |signals| given_up(|_| Seen { signals, ..Seen::default() });
+        for signals in 0..3 {
+            assert_eq!((full(signals), idle(signals)), (None, None), "after {signals} signals");
+        }
+        assert_eq!(full(3), Some((10, Reason::NoSpace(11))));
+        assert_eq!(idle(3), Some((30, Reason::NoProgress(31))));
+        let soon =
+            |turn| Seen { completed: turn, signals: 3, waits_for_space: turn % 5 > 0, ..Seen::default() };
+        assert_eq!(given_up(soon), None, "there is space from time to time");
+    }
+
+    #[test]
+    fn no_signal_is_lost_between_two_waits() {
+        // Each future takes a signal when it is first polled, and tells of it at the second poll.
+        let next = || {
+            let mut is_taken = false;
+            let taking = std::future::poll_fn(move |_| match std::mem::replace(&mut is_taken, true) {
+                true => Poll::Ready(Ok(())),
+                false => Poll::Pending,
+            });
+            Box::pin(taking) as Pin<Box<dyn Future<Output = Result<()>>>>
+        };
+        let signals = Signals::new(next);
+        let mut context = Context::from_waker(Waker::noop());
+        for count in 1..4 {
+            assert!(signals.poll(&mut context).is_pending());
+            assert!(matches!(signals.poll(&mut context), Poll::Ready(Ok(()))));
+            assert_eq!(signals.count.get(), count);
+        }
+    }
 }

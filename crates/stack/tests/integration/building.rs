@@ -75,6 +75,20 @@ fn builds_from_the_bottom_up_and_closes_from_the_top_down() {
 }
 
 #[test]
+fn parts_without_a_part_below_them_can_be_observed() {
+    let plan = Stack::from_toml("stack.toml", SERVED, &registry()).unwrap().check(true).unwrap();
+    let leaves = RefCell::new(Vec::new());
+    let observe = |leaf: Built| {
+        leaves.borrow_mut().push(leaf.part().kind());
+        leaf
+    };
+    let built = run(plan.build_over(&observe)).unwrap();
+    assert_eq!(leaves.into_inner(), ["ram", "ram", "ram"]);
+    run(built.close()).unwrap();
+    events();
+}
+
+#[test]
 fn parts_are_found_by_name() {
     fn shared_by_all_shards<T: Send + Sync>(_: &T) {}
     let built = build(SERVED).unwrap();

@@ -86,12 +86,12 @@ impl NodeDriver for NbdNodes {
         disconnect_all(volume)
     }
 
-    /// Disconnects the devices: otherwise the kernel lets requests that a lost server didn't answer wait
-    /// forever.
+    /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of the node. Without an answer whether
+    /// there is a server, nothing is disconnected.
     fn abort_without_server(&self, volume: &Path) -> Result<()> {
-        match is_listened_on(&socket(volume)) {
-            Ok(true) => Ok(()),
-            _ => disconnect_all(volume),
+        match is_listened_on(&socket(volume))? {
+            true => Ok(()),
+            false => disconnect_all(volume),
         }
     }
 
@@ -181,5 +181,20 @@ impl AttachedDoor for NbdAttachedDoor {
             self.disconnected.stopped().await;
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_stay_connected_where_their_server_cant_be_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = folder.path().join("volume");
+        NbdNodes.abort_without_server(&volume).unwrap();
+        std::os::unix::fs::symlink("volume.sock", socket(&volume)).unwrap();
+        let error = NbdNodes.abort_without_server(&volume).unwrap_err();
+        assert_eq!(error.errno(), libc::ELOOP, "{error}");
     }
 }
