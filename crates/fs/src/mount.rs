@@ -15,9 +15,10 @@
 //! kernel forgets it. So a removed working directory, or a removed file that is open with `O_PATH`, can still
 //! be accessed.
 //!
-//! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
-//! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end,
-//! [`watch`] whether the storage completes requests, [`kind`] the kind `fs` of a stack.
+//! Modules: `convert` converts attributes between both sides, `actions` has the requests that are more than
+//! one call of the core, `serve` all requests, `refused_reads` the log lines for refused reads, `snapshots`
+//! the requests in `.snapshots`, with the nodes of `slots`, [`mounted`] a mount from start to end, [`watch`]
+//! the progress of requests to the storage, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;

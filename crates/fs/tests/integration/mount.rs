@@ -1,4 +1,4 @@
-//! What a mount asks of the shard, without a kernel where none is needed.
+//! Requests of a mount to the shard, without a kernel where none is needed.
 
 use fs::classes::fair_queue::DEFAULT;
 use fs::{FileSystem, OpenOptions, Properties, Settings};

@@ -58,7 +58,7 @@ impl<N: Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>> Signals<N> {
     }
 }
 
-/// What is seen in a turn of a wait.
+/// Observations of one turn of a wait.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     /// Requests that have completed.
@@ -70,7 +70,7 @@ struct Seen {
     signals: u32,
 }
 
-/// Why a server gives up, with the time in seconds.
+/// Reason for which a server gives up, with the time in seconds.
 #[derive(Debug, PartialEq, Eq)]
 enum Reason {
     Unanswered(u64),
