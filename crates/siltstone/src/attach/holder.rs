@@ -533,18 +533,20 @@ impl Holder {
 
     /// Removes the link to a node that another program has removed: the kernel may reuse its path.
     fn look_at_node(&mut self) {
-        // Also of attachments without a holder.
-        Record::remove_lost_links();
-        let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
-        if record.state != State::Failed {
+        if let Some(record) = self.record.as_ref().filter(|record| !record.has_node())
+            && record.state != State::Failed
+        {
             tracing::error!(
                 "{} was removed by another program; detach {}",
                 record.node.display(),
                 record.name
             );
-            self.plan.folder.remove_link();
+            // Before the link is removed, so that programs that miss it find the reason.
             self.fail();
+            self.plan.folder.remove_link();
         }
+        // Also of attachments without a holder.
+        Record::remove_lost_links();
     }
 
     /// Whether the path of the node belongs to another device by now.
