@@ -338,7 +338,6 @@ impl Core {
         let layout = kit.layout;
         let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
         let is_limited = demand.limit.is_some();
-        // Movers seal no zones for others: with a budget that is too small, tasks would wait for ever.
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -451,16 +450,6 @@ impl Core {
     /// Files in use.
     pub fn nodes(&self) -> &Nodes {
         &self.nodes
-    }
-
-    /// Seals the open zones of the lanes whenever a task of any core finds that none is left to it, until the file system is closed: after a zone
-    /// that can't be finished, fewer may be open than lanes want.
-    pub(crate) async fn run_seals(self: Rc<Self>) {
-        let mut seen = 0;
-        while !self.kit.is_closing() && self.kit.failure().is_none() {
-            seen = self.kit.budget().wanted(seen).await;
-            self.kit.seal_lanes();
-        }
     }
 
     /// Refuses reads of a file system that has failed or is closed.
