@@ -5,7 +5,7 @@
 //! tables never hold back the log, nor the flush that frees it. Without a permit a task waits, and nothing has failed.
 //!
 //! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
-//! ([`Budget::wanted`]). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
+//! ([`seals`](crate::seals)). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! Zones of roots are left out of the budget from the beginning. A zone that can't be finished stays open on the drive, and the budget shrinks by it.
 
