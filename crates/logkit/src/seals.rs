@@ -5,8 +5,8 @@
 //! were opened before it. So a task never seals a zone that its own requests have opened.
 //!
 //! Every holder of zones answers, and none may wait for another task without doing so:
-//! - lanes, the cleaner, and records that wait for space [look](answer) between their steps;
-//! - a holder that waits for what another task does, such as a checkpoint, [looks meanwhile](park);
+//! - lanes, the cleaner, and records that wait for space look between their steps;
+//! - a holder that waits for what another task does, such as a checkpoint, looks meanwhile;
 //! - a task of each shard seals what no task holds at the moment: the filler, the zone of checkpoints, and the owner's idle movers. It wakes the
 //!   others.
 //!
