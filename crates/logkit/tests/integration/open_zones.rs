@@ -22,13 +22,17 @@ struct Failing {
     inner: Rc<dyn Zones>,
     begun: RefCell<BTreeSet<ZoneIndex>>,
     next: RefCell<VecDeque<Error>>,
-    /// Whether appends of one block fail for lack of space: marks, and records without data.
+    /// Whether appends of one block, other than roots, fail for lack of space: marks, and records without data.
     refuses_marks: Cell<bool>,
 }
 
 impl Failing {
     async fn new() -> Result<Rc<Self>> {
-        let inner = zones(40, 64 << 10, 0).await?.open().await?;
+        Self::with_limit(0).await
+    }
+
+    async fn with_limit(max_open: u32) -> Result<Rc<Self>> {
+        let inner = zones(40, 64 << 10, max_open).await?.open().await?;
         Ok(Rc::new(Failing {
             inner,
             begun: RefCell::default(),
@@ -60,7 +64,7 @@ impl Zones for Failing {
         let fails = |error: &Error| zone.0 >= ROOT_ZONES && !(is_begun && matches!(error, Error::Busy(_)));
         let is_next = self.next.borrow().front().is_some_and(fails);
         let next = if is_next { self.next.borrow_mut().pop_front() } else { None };
-        let is_refused = self.refuses_marks.get() && payload.len() <= 4096;
+        let is_refused = self.refuses_marks.get() && payload.len() <= 4096 && zone.0 >= ROOT_ZONES;
         match next.or_else(|| is_refused.then(|| Error::no_space("the file system is full"))) {
             Some(error) => Call::ready(Err(error)),
             None => {
@@ -421,6 +425,34 @@ fn a_mover_that_waits_for_a_checkpoint_seals_its_other_zones_for_it() {
         assert!(owner.kit().checkpoints.root().checkpoint > checkpoints);
         mover.close(&*owner).await;
         owner.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn records_that_wait_for_space_seal_the_other_zones_of_their_lanes_for_a_checkpoint() {
+    simulate(async || {
+        let failing = Failing::with_limit(3).await?;
+        let owner = Bare::with_policy(failing.clone(), false, Box::new(Classes { users: 2, all: 3 })).await?;
+        lane::start(&owner);
+        checkpoint::seal(owner.kit()).await;
+        owner.append_to(0, Item::new(1, 1, 8)).await;
+        failing.refuses_marks.set(true);
+        failing.fail([(); 2].map(|()| Error::no_space("the file system is full")));
+        lane::push(&*owner, 1, Item::new(2, 1, 8));
+        owner.kit().events.work.notify_one();
+        while owner.kit().space.check().is_ok() {
+            runtime::sleep(Duration::from_millis(10)).await;
+        }
+        // Another program's.
+        failing.open(ZoneIndex(20)).await?;
+        let begun = runtime::now();
+        owner.take_checkpoint(false).await?;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        failing.refuses_marks.set(false);
+        runtime::sleep(Duration::from_secs(60)).await;
+        owner.close().await;
+        assert_eq!(owner.kit().failure(), None);
         Ok(())
     });
 }
