@@ -345,7 +345,6 @@ impl Core {
         let layout = kit.layout;
         let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
         let is_limited = demand.limit.is_some();
-        // Movers don't seal zones for other purposes: with too small a budget, tasks would deadlock.
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -460,18 +459,7 @@ impl Core {
         &self.nodes
     }
 
-    /// Seals the open zones of the lanes when a task of any core finds no permit for an open zone left, until
-    /// the file system is closed. After a zone that can't be finished, fewer zones may be open than the lanes
-    /// hold.
-    pub(crate) async fn run_seals(self: Rc<Self>) {
-        let mut seen = 0;
-        while !self.kit.is_closing() && self.kit.failure().is_none() {
-            seen = self.kit.budget().wanted(seen).await;
-            self.kit.seal_lanes();
-        }
-    }
-
-    /// Refuses reads if the file system has failed or is closed.
+    /// Refuses reads of a file system that has failed or is closed.
     ///
     /// # Errors
     /// The failure of the log; [`Error::Closed`].

@@ -109,9 +109,6 @@ impl FileSystem {
         files
             .each(|core| async move {
                 lane::start(&core);
-                if core.is_limited {
-                    core.kit.tasks.spawn(core.clone().run_seals()).detach();
-                }
                 Ok(())
             })
             .await?;
@@ -178,7 +175,6 @@ impl FileSystem {
         let mut closed = self.sync_with_patience().await;
         let end = |core: Rc<Core>| async move {
             core.kit.begin_closing();
-            core.kit.budget().end();
             core.kit.tasks.ended().await;
             Ok(())
         };

@@ -27,7 +27,6 @@ use crate::tables::{BlockCache, Table, TableFile};
 use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::cleaning::Policy;
-use logkit::pool::budget::Purpose;
 use logkit::readers::ShardReads;
 use logkit::recovery::Goal;
 use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
@@ -397,10 +396,6 @@ impl Core {
         if self.shard == 0 {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
-        if !self.open_zones.is_unlimited() {
-            tasks.spawn(self.clone().run_turns(Purpose::Log)).detach();
-            tasks.spawn(self.clone().run_turns(Purpose::Tables)).detach();
-        }
         // A failure of the log, also on another shard, wakes all waiting tasks of this shard, and so does a
         // lack of space on the device below.
         let core = Rc::downgrade(self);
@@ -417,24 +412,6 @@ impl Core {
             }
         };
         runtime::spawn(watch).detach();
-    }
-
-    /// Seals the open zones of this shard whenever another shard finds no open zone left, until the store is
-    /// closed.
-    async fn run_turns(self: Rc<Self>, purpose: Purpose) {
-        let mut seen = 0;
-        while !self.kit.is_closing() && self.kit.failure().is_none() {
-            seen = self.kit.budget().wanted(seen).await;
-            match purpose {
-                Purpose::Log => self.kit.seal_lanes(),
-                // Waiting for the permit alone could deadlock: a task of this shard that holds it may wait
-                // for the other shard's lane.
-                _ => {
-                    let _alone = self.mover.acquire(1).await;
-                    self.close_zones().await;
-                }
-            }
-        }
     }
 
     /// Seals the open zones of tables; the caller holds the permit to append.
@@ -699,7 +676,6 @@ impl Core {
         self.stopping.notify_all();
         self.has_pending.notify_one();
         self.changed.notify_all();
-        self.kit.budget().end();
     }
 
     /// Number of items of writes in flight.

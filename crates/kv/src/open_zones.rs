@@ -92,11 +92,6 @@ impl OpenZones {
         Ok(OpenZones { lanes, classes, limit: data, shards })
     }
 
-    /// Whether the number of open zones is unlimited.
-    pub fn is_unlimited(&self) -> bool {
-        self.limit.is_none()
-    }
-
     /// Demand for open zones, for the log's budget.
     pub fn demand(&self) -> Demand {
         let shards = u32::from(self.shards);

@@ -124,7 +124,8 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     let written = match prepared {
         // Writing a root may open a zone.
         Ok(()) => {
-            kit.until_opened(&mut [], async || writer.write(&*kit.zones, &kit.layout, &root).await).await
+            kit.until_opened(&mut [], &mut 0, async || writer.write(&*kit.zones, &kit.layout, &root).await)
+                .await
         }
         failed => failed,
     };
@@ -179,6 +180,14 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     kit.open_zone(CHECKPOINT_CLASS, 0)
         .await
         .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
+}
+
+/// Seals the open zone of checkpoints, if it was opened before so many requests to seal.
+pub(crate) async fn seal_before(kit: &Kit, asked: u64) {
+    let zone = kit.checkpoints.zone.borrow_mut().take_if(|zone| zone.seals_before() < asked);
+    if let Some(zone) = zone {
+        kit.seal_now(zone).await;
+    }
 }
 
 /// Seals the open zone of checkpoints, if there is one.

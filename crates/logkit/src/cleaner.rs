@@ -107,8 +107,6 @@ struct Cleaner<O: Owner> {
     checkpoint: BackgroundTask,
     reset: BackgroundTask,
     reserve: BackgroundTask,
-    /// Value of [`Kit::mover_seals_asked`] when the mover's zones were last sealed for others.
-    sealed: u64,
     /// Number of failures in a row.
     failures: u32,
     /// Error of the last action, until the pause after it.
@@ -125,7 +123,6 @@ pub fn start<O: Owner>(owner: &Rc<O>) {
         checkpoint: BackgroundTask::default(),
         reset: BackgroundTask::default(),
         reserve: BackgroundTask::default(),
-        sealed: 0,
         failures: 0,
         error: None,
     };
@@ -148,10 +145,7 @@ impl<O: Owner> Cleaner<O> {
         let owner = self.owner.clone();
         let kit = owner.kit();
         let woken = kit.events.cleaner.notified();
-        let asked = kit.mover_seals_asked();
-        if std::mem::replace(&mut self.sealed, asked) != asked {
-            self.mover.close(&*owner).await;
-        }
+        self.mover.answer(&*owner).await;
         let mut answers = Answers::default();
         loop {
             let state = self.observe(answers);

@@ -16,6 +16,7 @@ use crate::prepare;
 use crate::readers::Readers;
 use crate::record::Identity;
 use crate::root::{Root, RootWriter};
+use crate::seals;
 use crate::shards::{self, Event, Member, Shared};
 use crate::space::{Space, seal_filler};
 use crate::stream::{StreamId, Streams};
@@ -112,6 +113,8 @@ pub struct Events {
     pub settled: Notify,
     /// Entries that had been acknowledged have committed, or never will.
     pub committed: Notify,
+    /// A task asked for zones to be sealed.
+    pub(crate) seals: Notify,
 }
 
 impl Events {
@@ -122,13 +125,14 @@ impl Events {
             cleaner: Event::new(member, shards::CLEANER),
             settled: Notify::new(),
             committed: Notify::new(),
+            seals: Notify::new(),
         }
     }
 
     /// Wakes every task that waits for any event.
     pub fn notify_all(&self) {
-        let Events { work, freed, cleaner, settled, committed } = self;
-        [work, settled, committed].into_iter().for_each(Notify::notify_all);
+        let Events { work, freed, cleaner, settled, committed, seals } = self;
+        [work, settled, committed, seals].into_iter().for_each(Notify::notify_all);
         [freed, cleaner].into_iter().for_each(Event::notify_all);
     }
 }
@@ -205,10 +209,8 @@ pub struct Kit {
     shared: Arc<Shared>,
     member: Rc<Member>,
     is_closing: Cell<bool>,
-    /// Number of times that lanes were asked to seal their zones.
-    seals_asked: Cell<u64>,
-    /// Number of times that the cleaner was asked to seal its zones.
-    mover_seals_asked: Cell<u64>,
+    /// Number of requests to seal that the owner made on this shard alone.
+    seals_asked_here: Cell<u64>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
     /// Permits of zones that are sealed in the background.
@@ -305,8 +307,7 @@ impl Kit {
             shared,
             member,
             is_closing: Cell::new(false),
-            seals_asked: Cell::new(0),
-            mover_seals_asked: Cell::new(0),
+            seals_asked_here: Cell::new(0),
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             spare_summaries: RefCell::default(),
@@ -373,25 +374,14 @@ impl Kit {
     /// Asks the lanes of this shard to seal their open zones between two records, for an owner that must
     /// erase their contents.
     pub fn seal_lanes(&self) {
-        self.seals_asked.set(self.seals_asked.get() + 1);
-        self.events.work.notify_all();
+        self.seals_asked_here.set(self.seals_asked_here.get() + 1);
+        seals::wake(self);
     }
 
-    /// Number of times that lanes were asked to seal their zones.
+    /// Number of [requests to seal zones](seals) that concern this shard.
+    #[inline]
     pub(crate) fn seals_asked(&self) -> u64 {
-        self.seals_asked.get()
-    }
-
-    /// Asks lanes and cleaner of this shard to seal their open zones, because the drive opens no other zone.
-    fn seal_open(&self) {
-        self.mover_seals_asked.set(self.mover_seals_asked.get() + 1);
-        self.events.cleaner.notify_all();
-        self.seal_lanes();
-    }
-
-    /// Number of times that the cleaner was asked to seal its zones.
-    pub(crate) fn mover_seals_asked(&self) -> u64 {
-        self.mover_seals_asked.get()
+        self.seals_asked_here.get() + self.budget().asked()
     }
 
     /// Begins to close the log: lanes and cleaner end once nothing is queued.
@@ -520,21 +510,26 @@ impl Kit {
         if !zone.is_empty() {
             return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
-        self.until_opened(held, async || {
-            zone.append(&*self.zones, &self.layout, header, payload.clone()).await
-        })
-        .await
+        let mut requests = 0;
+        let outcome = self
+            .until_opened(held, &mut requests, async || {
+                zone.append(&*self.zones, &self.layout, header, payload.clone()).await
+            })
+            .await;
+        // They were made for this zone.
+        zone.skip_seals(requests);
+        outcome
     }
 
-    /// Calls `open` until the drive permits the zone, for a task that holds other zones. While the drive has
-    /// its maximum of open zones, all open zones of this shard are sealed: those in `held` at once, those of
-    /// other tasks after their append in flight. Other shards are asked to do the same.
+    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive has as many open zones as it permits, those of
+    /// the task are sealed at once, and the holders of all others are [asked](seals) to seal theirs. `requests` counts how often.
     ///
     /// # Errors
     /// Errors of `open`; [`Error::Busy`] if no zone was finished within 10 s although every holder was asked.
     pub(crate) async fn until_opened<T>(
         self: &Rc<Self>,
         held: &mut [Option<ZoneWriter>],
+        requests: &mut u64,
         mut open: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
         let (begun, mut attempts) = (runtime::now(), 0);
@@ -550,8 +545,8 @@ impl Kit {
                 seal_filler(self).await;
                 checkpoint::seal(self).await;
                 prepare::put_back(self).await;
-                self.seal_open();
-                self.budget().ask();
+                *requests += 1;
+                self.budget().ask_for_drive();
             }
             attempts += 1;
             runtime::sleep(BETWEEN_BUSY).await;
@@ -561,7 +556,7 @@ impl Kit {
     fn open_with(&self, permit: Permit, class: u8, keep: u32) -> Option<ZoneWriter> {
         let taken = self.pool.take(class, keep, self.is_users(class), self.clock())?;
         let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
-        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit))
+        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit, self.seals_asked()))
     }
 
     /// Seals a zone in a background task: appends the summary and finishes the zone. Returns when the task

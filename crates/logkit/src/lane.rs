@@ -12,6 +12,7 @@ use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
 use crate::prepare;
 use crate::record::{Header, Kind, Link, Links, Relation};
+use crate::seals;
 use crate::shards;
 use crate::space;
 use crate::stream::{Joint, StreamId};
@@ -41,7 +42,8 @@ pub fn push<O: Owner>(owner: &O, class: u8, entry: O::Entry) {
 
 /// Starts the lanes of a shard.
 pub fn start<O: Owner>(owner: &Rc<O>) {
-    crate::shards::listen(owner);
+    shards::listen(owner);
+    seals::start(owner);
     for _ in 0..owner.kit().settings.appends_in_flight {
         owner.kit().tasks.spawn(lane(owner.clone())).detach();
     }
@@ -54,14 +56,10 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     let classes = usize::from(kit.policy.borrow().classes());
     let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
     let mut frozen = Frozen::default();
-    let mut sealed = kit.seals_asked();
-    // Time since which no zone was free.
+    // Since when no zone was free.
     let mut refusing: Option<runtime::Instant> = None;
     loop {
-        if std::mem::replace(&mut sealed, kit.seals_asked()) != sealed {
-            kit.seal_all(&mut zones).await;
-            space::seal_filler(kit).await;
-        }
+        seals::answer(kit, &mut zones).await;
         let Some(class) = appender.ready_class() else {
             if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
                 break;
@@ -189,7 +187,7 @@ async fn open_zone<O: Owner>(
         let freed = kit.events.freed.notified();
         count(&kit.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
         kit.events.cleaner.notify_all();
-        freed.await;
+        seals::park(kit, held, freed).await;
     }
 }
 

@@ -53,6 +53,7 @@ pub mod recovery;
 pub mod reset;
 pub mod root;
 pub mod scan;
+pub mod seals;
 pub mod shards;
 pub mod space;
 pub mod stream;

@@ -8,6 +8,7 @@ use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::record::{Header, LINK};
 use crate::reset::reset_dead;
+use crate::seals;
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
 use runtime::sync::Notify;
@@ -61,13 +62,16 @@ pub async fn wait_for_moves<O: Owner>(owner: &O) {
     }
 }
 
-async fn begin_moves<O: Owner>(owner: &O) -> Moving<'_> {
-    let turns = &owner.kit().turns;
+/// Waits until no checkpoint that excludes moves is being written.
+async fn wait_for_checkpoint<O: Owner>(owner: &O) {
     while moves_wait(owner) {
-        turns.changed.notified().await;
+        owner.kit().turns.changed.notified().await;
     }
-    turns.is_moving.set(true);
-    Moving(turns)
+}
+
+fn begin_moves(kit: &Kit) -> Moving<'_> {
+    kit.turns.is_moving.set(true);
+    Moving(&kit.turns)
 }
 
 /// Open zones to which the cleaner moves data.
@@ -86,7 +90,7 @@ impl Mover {
     /// Appends entries in this order, in as few records as possible. Returns once all records are written.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if no zone takes them; [`Error::Invalid`] for an entry whose meta doesn't fit a header with the link of a
+    /// [`Error::NoSpace`] if no zone takes them, or a mark of the stream was dropped for lack of space; [`Error::Invalid`] for an entry whose meta doesn't fit a header with the link of a
     /// move; the failure of the log. Entries before the one that failed are written.
     pub async fn append<O: Owner>(
         &mut self,
@@ -101,6 +105,15 @@ impl Mover {
                 Some(zone) => zone,
                 None => open_zone(owner, class, &mut self.zones).await?,
             };
+            if kit.streams.has_ended(kit.settings.cleaner_stream) {
+                self.zones[usize::from(class)] = Some(zone);
+                return Err(ended());
+            }
+            if moves_wait(&**owner) {
+                self.zones[usize::from(class)] = Some(zone);
+                seals::park(kit, &mut self.zones, wait_for_checkpoint(&**owner)).await;
+                continue;
+            }
             let mut batch = Batch::default();
             // The record follows a record of users.
             let (mut blocks, mut meta) = (0, LINK);
@@ -130,7 +143,7 @@ impl Mover {
                 kit.seal(zone).await;
                 continue;
             }
-            let moving = begin_moves(&**owner).await;
+            let moving = begin_moves(kit);
             kit.pace.moved(blocks);
             let written = write_record(
                 owner,
@@ -175,6 +188,16 @@ impl Mover {
         }
     }
 
+    /// Seals the open zones, if a task asked for it.
+    pub async fn answer<O: Owner>(&mut self, owner: &O) {
+        seals::answer(owner.kit(), &mut self.zones).await;
+    }
+
+    /// Waits for work that another shard does, and seals the open zones as soon as a task asks for it: the work may need them sealed.
+    pub async fn meanwhile<O: Owner, T>(&mut self, owner: &O, work: impl Future<Output = T>) -> T {
+        seals::park(owner.kit(), &mut self.zones, work).await
+    }
+
     /// Seals the open zones.
     pub async fn close<O: Owner>(&mut self, owner: &O) {
         owner.kit().seal_all(&mut self.zones).await;
@@ -190,8 +213,13 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
     ))
 }
 
-/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. `held` are the mover's
-/// other zones.
+/// Error for moves on a shard that is being closed, where a mark of the cleaner found no space: no record may follow it.
+#[cold]
+fn ended() -> Error {
+    Error::no_space("the device below the log has no space for moves, and the log is being closed")
+}
+
+/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. The mover holds other zones.
 async fn open_zone<O: Owner>(
     owner: &Rc<O>,
     class: u8,
@@ -201,7 +229,7 @@ async fn open_zone<O: Owner>(
     if let Some(zone) = kit.open_zone_beside(class, owner.zones_left_by_cleaner(), held).await {
         return Ok(zone);
     }
-    owner.free_dead().await?;
+    seals::park(kit, held, owner.free_dead()).await?;
     kit.open_zone_beside(class, owner.zones_left_by_cleaner(), held)
         .await
         .ok_or_else(|| Error::no_space("no zone is free for moves of the cleaner"))

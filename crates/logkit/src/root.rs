@@ -9,6 +9,7 @@ use crate::scan::refuse_offline;
 use crate::stream::{Sequences, StreamId};
 use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::collections::BTreeMap;
+use std::collections::btree_map::OccupiedEntry;
 use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
 
@@ -221,6 +222,14 @@ pub struct FoundRoot {
     pub zone: u32,
 }
 
+impl FoundRoot {
+    /// Whether the other root is of the same log and names the same directory.
+    fn has_checkpoint_of(&self, other: &FoundRoot) -> bool {
+        let (here, there) = (&self.root, &other.root);
+        here.identity == there.identity && here.directory == there.directory
+    }
+}
+
 /// Reads the roots of a log.
 ///
 /// # Errors
@@ -249,11 +258,11 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     })
 }
 
-/// Most roots per zone that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
+/// Most roots of one zone, of different checkpoints, that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
 const MOST_OLD: usize = 64;
 
-/// Reads the newest roots of each readable root zone, newest first, to salvage a log whose newest root or
-/// checkpoint is damaged. Roots of an earlier log on these zones are excluded.
+/// Reads the newest root of each of the newest checkpoints, the newest first, of the root zones that can be read, to salvage a log whose newest root or checkpoint is damaged. Roots
+/// of a log that was there before are left out.
 ///
 /// # Errors
 /// Errors of [`Zones::report`].
@@ -261,7 +270,7 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
     let mut found = Vec::new();
     for report in zones.report(ZoneIndex(0), ROOT_ZONES).await? {
         let unit = zones.geometry().read_granularity.max(4096) as usize;
-        let mut newest = BTreeMap::new();
+        let mut newest: BTreeMap<u64, FoundRoot> = BTreeMap::new();
         for at in (0..report.write_pointer).step_by(unit) {
             if at + unit as u64 > report.write_pointer {
                 break;
@@ -269,6 +278,9 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
             let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
             let (outcome, buffer) = zones.read(address, Buffer::new(unit)).await;
             if let (Ok(()), Ok(Some(root))) = (outcome, decode_at(buffer.filled(), &report, at)) {
+                // An epoch without a checkpoint begins with a root that names the directory of the root before.
+                let before = newest.last_entry().filter(|before| before.get().has_checkpoint_of(&root));
+                before.map(OccupiedEntry::remove);
                 newest.insert(root.number, root);
                 if newest.len() > MOST_OLD {
                     newest.pop_first();
@@ -280,6 +292,7 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
     found.sort_by_key(|found| std::cmp::Reverse(found.number));
     let identity = found.first().map(|newest| newest.root.identity);
     found.retain(|it| Some(it.root.identity) == identity);
+    found.dedup_by(|older, newer| older.has_checkpoint_of(newer));
     Ok(found)
 }
 
@@ -578,9 +591,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_the_newest_roots_are_kept_to_salvage_a_log() {
-        let main = || async {
+    /// Writes roots to a new log, `epochs` of each checkpoint, and returns those that a salvage reads: number and checkpoint.
+    fn salvageable(epochs: u64) -> Vec<(u64, u64)> {
+        let main = move || async move {
             let disk = disks::ram::RamPart::new(8 << 20, BlockSize::default()).expect("a disk");
             let options =
                 zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
@@ -591,15 +604,37 @@ mod tests {
             // The second root zone has a few roots.
             let written = u64::from(layout.zone_blocks) + 3;
             for number in 0..written {
-                let outcome = writer.write(&*zones, &layout, &root()).await;
+                let mut root = root();
+                root.directory[0].sum = (number / epochs) as u32;
+                let outcome = writer.write(&*zones, &layout, &root).await;
                 outcome.unwrap_or_else(|error| panic!("root {number} of {written}: {error}"));
             }
             let found = newest_of(&*zones).await.expect("read");
-            let numbers: Vec<u64> = found.iter().map(|root| root.number).collect();
-            let most = MOST_OLD as u64 + 3;
-            assert!(numbers.iter().copied().eq((written - most + 1..=written).rev()), "{numbers:?}");
+            found.iter().map(|root| (root.number, u64::from(root.root.directory[0].sum))).collect()
         };
-        runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+        runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    }
+
+    #[test]
+    fn only_the_newest_root_of_each_of_the_newest_checkpoints_is_kept_to_salvage_a_log() {
+        let found = salvageable(1);
+        let written = found[0].0;
+        let most = MOST_OLD as u64 + 3;
+        let expected = (written - most + 1..=written).rev().map(|number| (number, number - 1));
+        assert!(found.iter().copied().eq(expected), "{found:?}");
+        // More epochs than roots are kept, without a checkpoint in between.
+        let epochs = MOST_OLD as u64 + 1;
+        let found = salvageable(epochs);
+        let checkpoints: Vec<u64> = found.iter().map(|(_, checkpoint)| *checkpoint).collect();
+        let newest = (written - 1) / epochs;
+        assert!(newest >= 2 && checkpoints.iter().copied().eq((0..=newest).rev()), "{found:?}");
+        for (number, checkpoint) in found {
+            assert_eq!(
+                number,
+                ((checkpoint + 1) * epochs).min(written),
+                "the newest of checkpoint {checkpoint}"
+            );
+        }
     }
 
     #[test]

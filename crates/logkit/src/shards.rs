@@ -195,13 +195,15 @@ impl Drop for Member {
     fn drop(&mut self) {
         lock(&self.shared.members).retain(|notifications| !Arc::ptr_eq(notifications, &self.notifications));
         self.notifications.notify(LEFT);
+        // Ends the tasks that answer requests to seal.
+        self.shared.budget.ask();
     }
 }
 
 /// An event for which tasks of all shards wait.
 #[derive(Debug)]
 pub struct Event {
-    here: Notify,
+    pub(crate) here: Notify,
     member: Rc<Member>,
     bit: u8,
 }

@@ -35,6 +35,7 @@ use crate::kit::Kit;
 use crate::lane::{Number, append, completed, freeze, written};
 use crate::owner::Owner;
 use crate::pool::ZonePool;
+use crate::seals;
 use crate::shards::{self, Shared};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, ZoneIndex};
@@ -343,7 +344,8 @@ async fn fill<O: Owner>(
         if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, space.filling.acquire(1)).await {
             break alone;
         }
-        // An earlier record may be waiting for space; the requests of this one are answered meanwhile.
+        seals::answer(kit, held).await;
+        // An earlier record may wait for space: the requests of this one are answered meanwhile.
         if space.has_unfilled() {
             batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         }
@@ -355,7 +357,8 @@ async fn fill<O: Owner>(
     // After an attempt that cost a zone: time of the next attempt, and the pause after that.
     let (mut next_zone, mut between_zones) = (since, BETWEEN_ATTEMPTS);
     loop {
-        // Checkpoints lose a zone only if the cleaner is blocked until this record has committed.
+        seals::answer(kit, held).await;
+        // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
         let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
         let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
             (true, _) => 0,

@@ -21,6 +21,8 @@ pub struct ZoneWriter {
     has_next: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
+    /// Number of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
+    seals_before: u64,
 }
 
 impl ZoneWriter {
@@ -29,13 +31,34 @@ impl ZoneWriter {
         summary.clear();
         let capacity = taken.limit.map_or(layout.zone_blocks, |limit| limit.min(layout.zone_blocks));
         let Taken { zone, generation, .. } = taken;
-        ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false, permit: None }
+        ZoneWriter {
+            zone,
+            generation,
+            class,
+            position: 0,
+            capacity,
+            summary,
+            has_next: false,
+            permit: None,
+            seals_before: 0,
+        }
     }
 
-    /// Returns the writer with a permit of the budget of open zones, which it holds until it is dropped.
+    /// The writer, which holds a permit of the budget of open zones as long as it exists. `seals_before` is the number of requests to seal zones
+    /// before it had the permit.
     #[must_use]
-    pub(crate) fn with_permit(self, permit: Permit) -> Self {
-        ZoneWriter { permit: Some(permit), ..self }
+    pub(crate) fn with_permit(self, permit: Permit, seals_before: u64) -> Self {
+        ZoneWriter { permit: Some(permit), seals_before, ..self }
+    }
+
+    /// Notes so many requests to seal zones that were made to open this one.
+    pub(crate) fn skip_seals(&mut self, requests: u64) {
+        self.seals_before += requests;
+    }
+
+    /// Number of requests to seal zones that don't concern this one.
+    pub(crate) fn seals_before(&self) -> u64 {
+        self.seals_before
     }
 
     /// Takes the permit, which must be held while the zone is open on the drive.

@@ -226,10 +226,18 @@ impl Owner for Core {
             } else if !moves.is_empty() {
                 self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
                 let core = &self.cores().all()[index as usize];
-                core.with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
+                let work = core.with(move |core: Rc<Core>| core.move_here(class, moves));
+                mover.meanwhile(&**self, work).await?;
             }
         }
         Ok(())
+    }
+
+    async fn seal_idle_movers(&self) {
+        let idle = self.mover.borrow_mut().as_mut().map(Mover::take_open);
+        if let Some(mut idle) = idle {
+            idle.close(self).await;
+        }
     }
 
     async fn read_to_move<R>(&self, bytes: u64, read: impl Future<Output = R>) -> R {
@@ -306,6 +314,7 @@ impl Core {
             return Err(Error::closed("the file system is being closed; open it again"));
         };
         let outcome = mover.append(&self, class, moves.into_iter().map(item_of_move)).await;
+        mover.answer(&*self).await;
         *self.mover.borrow_mut() = Some(mover);
         outcome
     }
@@ -331,5 +340,54 @@ impl Core {
     /// Whether a zone is still written: its checksums can't be read from it yet.
     pub(crate) fn is_being_written(&self, zone: u32) -> bool {
         self.kit.pool.get(zone).usage == Usage::Open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file_system::FileSystem;
+    use crate::{Properties, Settings};
+    use std::time::Duration;
+
+    /// Zones that can't be finished stay open on the drive, so fewer may be open than the movers of both cores and one lane hold.
+    #[test]
+    fn idle_movers_of_all_cores_seal_their_zones_for_a_lane_that_finds_none() {
+        let main = || async {
+            let shape = zns::Shape { zones: 400, seed: Some(5), ..Default::default() };
+            let limits = zns::Settings { max_open: 7, max_active: 7, ..Default::default() };
+            let zones = Arc::new(zns::Zns::in_memory(&shape, limits).expect("zones"));
+            let files = FileSystem::format(zones, Properties::default(), &Settings::default()).await?;
+            let file = files.create("/file").await?;
+            let data = || Data::copy_of(&[7; 4096]);
+            file.write_at(0, data()).await?;
+            files.sync().await?;
+            assert_eq!(files.cores().all().len(), 2);
+            for core in files.cores().all() {
+                let moved = move |core: Rc<Core>| async move {
+                    // Of a block that is elsewhere: it takes no effect.
+                    let from = Place { zone: 63, position: 1 };
+                    let change = Change::Move { inode: crate::inode::ROOT, block: 0, blocks: 1, from };
+                    core.clone().move_here(0, vec![(change, data())]).await?;
+                    core.kit.budget().lose();
+                    Ok(())
+                };
+                core.with(moved).await?;
+            }
+            let works = async {
+                for number in 0..4 {
+                    let file = files.create(&format!("/{number}")).await?;
+                    file.write_at(0, data()).await?;
+                    files.sync().await?;
+                }
+                files.close().await
+            };
+            runtime::timeout(Duration::from_secs(10), works).await.expect("it goes on")
+        };
+        let world = runtime::Simulation { trace_lines: 0, ..runtime::Simulation::new(7) }.with_shards(2);
+        runtime::simulate(world, main)
+            .expect("the world runs")
+            .value
+            .unwrap_or_else(|error: Error| panic!("{error}"));
     }
 }

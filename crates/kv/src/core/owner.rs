@@ -169,11 +169,7 @@ impl Core {
         let class = self.open_zones.class(class.min(self.placement.classes() - 1));
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
-        // While the store closes, no task of this shard seals these zones for others, and the home's cleaner
-        // may still move tables of this shard.
-        if self.kit.is_closing() && !self.open_zones.is_unlimited() {
-            zones.close(&**self).await;
-        }
+        zones.answer(&**self).await;
         self.zones.replace(zones);
         outcome
     }
@@ -379,6 +375,12 @@ impl Owner for Core {
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
         self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+    }
+
+    /// A task that appends holds the permit, also between two appends: it may have looked for space in an open zone.
+    async fn seal_idle_movers(&self) {
+        let _alone = self.mover.acquire(1).await;
+        self.close_zones().await;
     }
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {

@@ -6,14 +6,14 @@
 //! order log, tables, checkpoint, so that tables never delay the log, nor the flush that frees it. Without a
 //! permit a task waits; nothing fails.
 //!
-//! If the shares are smaller than the number of zones that the shards hold, zones are used in turns: a task
-//! that finds no permit asks the holders to seal their zones ([`Budget::wanted`]), and asks again whenever
-//! another task was faster. A task seals its own zones before it waits, so no two wait for each other.
+//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
+//! ([`seals`](crate::seals)). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
 //! lowers the limit by one.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -63,8 +63,6 @@ impl Demand {
 struct State {
     demand: Demand,
     held: [u32; PURPOSES],
-    /// Number of times that a task found no permit while zones are used in turns.
-    asked: u64,
     /// Number of permits that were returned.
     returned: u64,
     /// Tasks that wait for a permit, or for requests in [`Budget::wanted`].
@@ -82,15 +80,23 @@ impl State {
     }
 }
 
-/// Permits for open zones, shared by all shards of a log.
+/// Permits for open zones, shared by all shards of a log, and the requests to seal zones ([`seals`](crate::seals)).
 #[derive(Debug)]
-pub struct Budget(Mutex<State>);
+pub struct Budget {
+    state: Mutex<State>,
+    /// Number of requests to seal zones: times that a task found no permit while zones are used in turns, or a drive opened no zone. Changed with
+    /// `state` locked.
+    asked: AtomicU64,
+    /// How many of them were made for a drive.
+    asked_for_drive: AtomicU64,
+}
 
 impl Default for Budget {
     /// Returns a budget without a limit.
     fn default() -> Self {
         let demand = Demand { limit: None, log: 0, tables: 0 };
-        Budget(Mutex::new(State { demand, held: [0; PURPOSES], asked: 0, returned: 0, waiters: Vec::new() }))
+        let state = State { demand, held: [0; PURPOSES], returned: 0, waiters: Vec::new() };
+        Budget { state: Mutex::new(state), asked: AtomicU64::new(0), asked_for_drive: AtomicU64::new(0) }
     }
 }
 
@@ -124,7 +130,7 @@ fn register(state: &mut State, context: &Context<'_>) {
 
 impl Budget {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the limit and the demand, before zones are opened.
@@ -155,7 +161,7 @@ impl Budget {
             let asks = state.demand.is_scarce() && asked_at != Some(state.returned);
             if asks {
                 asked_at = Some(state.returned);
-                state.asked += 1;
+                self.asked.fetch_add(1, Ordering::AcqRel);
                 let waiters = std::mem::take(&mut state.waiters);
                 register(&mut state, context);
                 drop(state);
@@ -173,8 +179,9 @@ impl Budget {
     pub async fn wanted(&self, seen: u64) -> u64 {
         poll_fn(|context| {
             let mut state = self.lock();
-            if state.asked != seen {
-                return Poll::Ready(state.asked);
+            let asked = self.asked();
+            if asked != seen {
+                return Poll::Ready(asked);
             }
             register(&mut state, context);
             Poll::Pending
@@ -182,18 +189,27 @@ impl Budget {
         .await
     }
 
-    /// Asks the holders of zones to seal them although there is a permit, because the drive refuses to open
-    /// another zone.
-    pub fn ask(&self) {
-        let mut state = self.lock();
-        state.asked += 1;
-        wake(state);
+    /// Number of requests to seal zones.
+    #[inline]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Acquire)
     }
 
-    /// Wakes all waiters of [`wanted`](Self::wanted), so that they end.
-    pub fn end(&self) {
-        let mut state = self.lock();
-        state.asked += 1;
+    /// Number of requests to seal zones because the drive opened no other.
+    pub(crate) fn asked_for_drive(&self) -> u64 {
+        self.asked_for_drive.load(Ordering::Acquire)
+    }
+
+    /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another zone.
+    pub(crate) fn ask_for_drive(&self) {
+        self.asked_for_drive.fetch_add(1, Ordering::AcqRel);
+        self.ask();
+    }
+
+    /// Asks the holders of zones to seal them, and wakes those that wait in [`wanted`](Self::wanted).
+    pub(crate) fn ask(&self) {
+        let state = self.lock();
+        self.asked.fetch_add(1, Ordering::AcqRel);
         wake(state);
     }
 

@@ -97,10 +97,38 @@ impl Bare {
     ) -> Result<Rc<Self>> {
         let layout = Layout::new(zones.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*zones, &layout).await?;
-        let parts = recovery::create(layout, pool, identity, 2, KIND, Vec::new());
-        let settings = Settings {
-            user_stream: USER,
-            cleaner_stream: CLEANER,
+        let parts = recovery::create(layout, pool, identity, 4, KIND, Vec::new());
+        let own = [USER, CLEANER];
+        let settings = Self::settings(&layout, own, prepare_zones);
+        let classes = policy.classes();
+        let kit = Kit::new(parts, zones, settings, policy, &own);
+        let owner = Self::on(kit, classes, own);
+        owner.take_checkpoint(false).await?;
+        Ok(owner)
+    }
+
+    /// Another shard of a log, on the same shard of the runtime.
+    pub fn join(home: &Bare, policy: Box<dyn Policy>) -> Rc<Self> {
+        let own = [StreamId(2), StreamId(3)];
+        let settings = Self::settings(&home.kit.layout, own, false);
+        let classes = policy.classes();
+        let kit = Kit::join(home.kit.peer(), home.kit.zones.clone(), settings, policy, &own);
+        Self::on(kit, classes, own)
+    }
+
+    fn on(kit: Rc<Kit>, classes: u8, own: [StreamId; 2]) -> Rc<Self> {
+        let appender = Appender::new(kit.layout, classes, LANES, u64::MAX, &kit.streams, &own);
+        Rc::new(Bare { kit, appender, seen: RefCell::default(), changed: Notify::new() })
+    }
+
+    fn settings(
+        layout: &Layout,
+        [user_stream, cleaner_stream]: [StreamId; 2],
+        prepare_zones: bool,
+    ) -> Settings {
+        Settings {
+            user_stream,
+            cleaner_stream,
             appends_in_flight: LANES,
             data_blocks: layout.data_blocks(0),
             record_blocks: layout.record_blocks(0),
@@ -111,13 +139,7 @@ impl Bare {
             most_steps: u64::MAX,
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             prepare_zones,
-        };
-        let (own, classes) = ([USER, CLEANER], policy.classes());
-        let kit = Kit::new(parts, zones, settings, policy, &own);
-        let appender = Appender::new(layout, classes, LANES, u64::MAX, &kit.streams, &own);
-        let owner = Rc::new(Bare { kit, appender, seen: RefCell::default(), changed: Notify::new() });
-        owner.take_checkpoint(false).await?;
-        Ok(owner)
+        }
     }
 
     /// Appends an entry of users, and waits until it has committed or was refused.
