@@ -182,7 +182,7 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
         .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
 }
 
-/// Seals the open zone of checkpoints, if it was opened before so many requests to seal.
+/// Seals the open zone of checkpoints, if it was opened before request number `asked` to seal zones.
 pub(crate) async fn seal_before(kit: &Kit, asked: u64) {
     let zone = kit.checkpoints.zone.borrow_mut().take_if(|zone| zone.seals_before() < asked);
     if let Some(zone) = zone {

@@ -212,13 +212,15 @@ pub trait Owner: Sized + 'static {
         async { crate::mover::free_dead(self).await }
     }
 
-    /// Seals open zones that this shard holds for moves and for the owner's own appends while no task uses them; one that does answers
-    /// requests to seal itself ([`seals`](crate::seals)). The default is for owners whose only mover is the cleaner's.
+    /// Seals the open zones that this shard holds for moves and for the owner's own appends, as far as no task
+    /// uses them: a task that uses a zone answers requests to seal itself ([`seals`](crate::seals)). The default
+    /// is for owners whose only mover is the cleaner's.
     fn seal_idle_movers(&self) -> impl Future<Output = ()> {
         async {}
     }
 
-    /// Prepares the reset of zones: makes durable whatever refers to the newest checkpoint.
+    /// Prepares the reset of zones, for owners with state outside of the zones: makes that state durable as
+    /// far as the newest checkpoint needs it.
     ///
     /// # Errors
     /// Errors of writing: no zone is reset then.

@@ -51,7 +51,7 @@ impl ZoneWriter {
         ZoneWriter { permit: Some(permit), seals_before, ..self }
     }
 
-    /// Notes so many requests to seal zones that were made to open this one.
+    /// Skips the requests to seal zones that were made to open this one.
     pub(crate) fn skip_seals(&mut self, requests: u64) {
         self.seals_before += requests;
     }

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `power off`, `power on`, `power MILLIVOLTS` | removes, applies or sets the supply |
 //! | `pin wp low`, `pin wp high`, `pin hold low`, … | drives WP#, or HOLD#/RESET# |
-//! | `dump OFFSET LENGTH` | returns bytes of the array as stored, in hexadecimal, at most [`MOST_DUMPED`] |
-//! | `trace text`, `trace json`, `trace vcd` | returns the oldest traced transactions, about [`TRACE_PIECE`] bytes of them |
+//! | `dump OFFSET LENGTH` | returns stored bytes of the array in hexadecimal, at most [`MOST_DUMPED`] |
+//! | `trace text`, `trace json`, `trace vcd` | returns the oldest transactions, about [`TRACE_PIECE`] bytes |
 //! | `trace FORM NEXT END` | returns the transactions after those of an answer with this `next` and `end` |
 //! | `wear` | returns the erase counts, and bits that are stuck or unstable |
 //! | `sync` | writes what changed to the image, durably |

@@ -87,7 +87,7 @@ pub struct Budget {
     /// Number of requests to seal zones: times that a task found no permit while zones are used in turns, or a drive opened no zone. Changed with
     /// `state` locked.
     asked: AtomicU64,
-    /// How many of them were made for a drive.
+    /// Number of the requests that were made because the drive opened no zone.
     asked_for_drive: AtomicU64,
 }
 

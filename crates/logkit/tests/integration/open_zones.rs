@@ -400,7 +400,7 @@ fn all_shards_give_their_zones_to_a_drive_that_opens_no_other() {
     });
 }
 
-/// Takes all free zones but so many.
+/// Takes the free zones, except for a number of them.
 fn leave_free(owner: &Bare, free: u32) {
     while owner.kit().pool.free() > free {
         owner.kit().pool.take(0, 0, false, 0).expect("a free zone");
