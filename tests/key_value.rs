@@ -14,7 +14,7 @@ use kv::{Acknowledge, Batch, Store};
 use std::rc::Rc;
 
 /// Largest number of blocks that are written together.
-const MOST_TOGETHER: u64 = 4;
+const MAX_TOGETHER: u64 = 4;
 
 /// Keys as a device.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl Device for Handle {
             let mut first = range.start.0;
             while first < range.end().0 {
                 let mut batch = Batch::new();
-                let end = (first + MOST_TOGETHER).min(range.end().0);
+                let end = (first + MAX_TOGETHER).min(range.end().0);
                 for number in first..end {
                     let from = (number - at.0) as usize * block + self.stamp.offset;
                     let stamp = u64::from_le_bytes(std::array::from_fn(|byte| bytes[from + byte]));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spi::serprog::{Action, LONGEST_REQUEST, MOST_READ, MOST_SENT, Session, Step};
+use spi::serprog::{Action, MAX_READ, MAX_REQUEST, MAX_SENT, Session, Step};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, bytes) = (usize::from(input.0).max(1), input.1);
@@ -13,7 +13,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         match session.next(&bytes[begin..end]) {
             Step::Wait if end == bytes.len() => return,
             Step::Wait => {
-                assert!(end - begin < LONGEST_REQUEST);
+                assert!(end - begin < MAX_REQUEST);
                 end = (end + piece).min(bytes.len());
             }
             Step::Skip(count) => {
@@ -24,7 +24,7 @@ fuzz_target!(|input: (u8, &[u8])| {
                 assert!(consumed > 0 && begin + consumed <= end && !answer.bytes().is_empty());
                 begin += consumed;
                 if let Action::Transfer { sent, read, .. } = action {
-                    assert!(sent.len() <= MOST_SENT && read <= MOST_READ);
+                    assert!(sent.len() <= MAX_SENT && read <= MAX_READ);
                 }
             }
         }

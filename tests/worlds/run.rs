@@ -104,10 +104,10 @@ struct Left<S: Subject> {
 }
 
 /// Limit of events in a life, far above that of any life that makes progress.
-const MOST_EVENTS: u64 = 3_000_000;
+const MAX_EVENTS: u64 = 3_000_000;
 
 fn simulation(life: &Life, shards: usize, files: Files) -> Simulation {
-    let simulation = Simulation { most_events: MOST_EVENTS, trace_lines: 0, ..Simulation::new(life.seed) };
+    let simulation = Simulation { most_events: MAX_EVENTS, trace_lines: 0, ..Simulation::new(life.seed) };
     simulation.with_shards(shards).with_faults(life.faults).with_files(files)
 }
 

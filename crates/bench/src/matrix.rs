@@ -11,7 +11,7 @@ use crate::units;
 use std::collections::BTreeSet;
 
 /// Most points that are shown one by one; larger matrices are shown as grids.
-const MOST_SHOWN_SINGLY: usize = 12;
+const MAX_SHOWN_SINGLY: usize = 12;
 
 /// Options that determine the load.
 const ROWS: &str = "numjobs";
@@ -161,7 +161,7 @@ pub fn large(results: &Results) -> Vec<Matrix> {
         let place = matrix.axes.iter_mut().zip(values).map(place).collect();
         matrix.points.push((place, workload.name.clone()));
     }
-    matrices.retain(|matrix| matrix.points.len() > MOST_SHOWN_SINGLY);
+    matrices.retain(|matrix| matrix.points.len() > MAX_SHOWN_SINGLY);
     matrices
 }
 

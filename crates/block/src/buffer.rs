@@ -427,9 +427,9 @@ thread_local! {
 }
 
 /// Most lists of slices that a thread keeps.
-const MOST_LISTS: usize = 8;
+const MAX_LISTS: usize = 8;
 /// Most slices for which a list is kept.
-const MOST_SLICES: usize = 1024;
+const MAX_SLICES: usize = 1024;
 
 impl Drop for Payload {
     #[inline]
@@ -443,13 +443,13 @@ impl Drop for Payload {
 fn keep_list(slices: SmallVec<[Data; INLINE_SLICES]>) {
     let mut list = slices.into_vec();
     list.clear();
-    if list.capacity() > MOST_SLICES {
+    if list.capacity() > MAX_SLICES {
         return;
     }
     // A thread that is ending keeps none.
     let _ = LISTS.try_with(|lists| {
         let mut lists = lists.borrow_mut();
-        if lists.len() < MOST_LISTS {
+        if lists.len() < MAX_LISTS {
             lists.push(list);
         }
     });

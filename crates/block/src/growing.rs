@@ -40,7 +40,7 @@ impl Drop for Growth<'_> {
 }
 
 /// Most growths of one part from open to close: each makes finding the current geometry slower.
-const MOST_GROWTHS: usize = 64;
+const MAX_GROWTHS: usize = 64;
 
 impl GrowingGeometry {
     /// Returns a geometry that hasn't grown.
@@ -78,9 +78,9 @@ impl GrowingGeometry {
             )));
         }
         let growths = std::iter::successors(Some(self), |one| one.next.get().map(|next| &**next)).count() - 1;
-        if growths >= MOST_GROWTHS {
+        if growths >= MAX_GROWTHS {
             return Err(Error::unsupported(format!(
-                "resize: {growths} times since the stack was opened; expected at most {MOST_GROWTHS}; close and open the stack"
+                "resize: {growths} times since the stack was opened; expected at most {MAX_GROWTHS}; close and open the stack"
             )));
         }
         // A growth that was committed since `last` was read has given it a successor.
@@ -118,7 +118,7 @@ mod tests {
         growing.begin(BlockCount(9)).unwrap().commit();
         assert_eq!((before.blocks, growing.get().blocks), (BlockCount(8), BlockCount(9)));
         assert_eq!(*growing.get(), DeviceGeometry { blocks: BlockCount(9), ..geometry });
-        (10..).take(MOST_GROWTHS - 1).for_each(|blocks| growing.begin(BlockCount(blocks)).unwrap().commit());
+        (10..).take(MAX_GROWTHS - 1).for_each(|blocks| growing.begin(BlockCount(blocks)).unwrap().commit());
         assert!(matches!(growing.begin(BlockCount(1 << 20)), Err(Error::Unsupported(_))));
     }
 }

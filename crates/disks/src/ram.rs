@@ -243,12 +243,12 @@ impl Device for Ram {
 impl Ram {
     /// Returns the extents of the start of a range: at most 256 extents, of at most the first 256 MiB.
     fn known_extents(&self, range: BlockRange) -> Vec<Extent> {
-        const MOST: usize = 256;
-        const MOST_BYTES: u64 = 256 << 20;
+        const MAX: usize = 256;
+        const MAX_BYTES: u64 = 256 << 20;
         let block_size = self.geometry.block_size;
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start;
-        let last = range.end().min(at + BlockCount(MOST_BYTES / block_size.bytes()));
+        let last = range.end().min(at + BlockCount(MAX_BYTES / block_size.bytes()));
         while at < last {
             let begin = block_size.offset_of(at).0;
             // The chunks of this block, or the blocks of this chunk, whichever is larger.
@@ -258,7 +258,7 @@ impl Ram {
             let data = chunks.into_iter().any(|chunk| self.memory.may_hold_data(chunk));
             let state = if data { ExtentState::Data } else { ExtentState::Hole };
             let piece = BlockRange { start: at, count: next - at };
-            let full = extents.len() == MOST;
+            let full = extents.len() == MAX;
             match extents.last_mut() {
                 Some(last) if last.state == state => last.range.count.0 += piece.count.0,
                 _ if full => break,

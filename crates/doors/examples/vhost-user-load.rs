@@ -15,7 +15,7 @@ mod front_end;
 
 use bench::peer::output::Output;
 use block::{Error, Result};
-use doors::vhost_user::config::{MOST_SEGMENT_BYTES, feature};
+use doors::vhost_user::config::{MAX_SEGMENT_BYTES, feature};
 use doors::vhost_user::request::kind;
 use front_end::{FrontEnd, GUEST, Layout, Settings, Shared};
 use runtime::event::{EventSignal, EventWait};
@@ -138,12 +138,12 @@ impl Driver {
             shared.memory.write(at, &header);
             let pattern: Vec<u8> = (0..job.bytes).map(|index| (index / 512 + slot) as u8).collect();
             shared.memory.write(at + HEAD_BYTES, &pattern);
-            let segments = job.bytes.div_ceil(MOST_SEGMENT_BYTES as usize);
+            let segments = job.bytes.div_ceil(MAX_SEGMENT_BYTES as usize);
             let table = at + TABLE_AT;
             shared.describe(table, 0, guest, 16, NEXT, 1);
             for segment in 0..segments {
-                let offset = segment * MOST_SEGMENT_BYTES as usize;
-                let length = (job.bytes - offset).min(MOST_SEGMENT_BYTES as usize) as u32;
+                let offset = segment * MAX_SEGMENT_BYTES as usize;
+                let length = (job.bytes - offset).min(MAX_SEGMENT_BYTES as usize) as u32;
                 let flags = NEXT | if job.writes { 0 } else { WRITE };
                 let address = guest + (HEAD_BYTES + offset) as u64;
                 shared.describe(table, segment + 1, address, length, flags, segment as u16 + 2);

@@ -11,9 +11,9 @@ use crc_fast::{CrcAlgorithm, checksum};
 use logkit::leb128::{Numbers, put};
 
 /// Longest name in bytes, the same as `XATTR_NAME_MAX` of Linux.
-pub const MOST_NAME: usize = 255;
+pub const MAX_NAME: usize = 255;
 /// Longest value in bytes: name and value fit in one record.
-pub const MOST_VALUE: usize = 3072;
+pub const MAX_VALUE: usize = 3072;
 /// Most bytes of an attribute in one item.
 const PART: usize = 1024;
 /// Bits of an offset that number the parts of an attribute and the names with one hash.
@@ -151,14 +151,13 @@ pub fn set(
     now: Time,
 ) -> Result<Changes> {
     metadata.inode(inode)?;
-    if name.is_empty() || name.len() > MOST_NAME {
-        let long =
-            format!("inode {inode}: attribute name of {} bytes; expected 1 to {MOST_NAME}", name.len());
+    if name.is_empty() || name.len() > MAX_NAME {
+        let long = format!("inode {inode}: attribute name of {} bytes; expected 1 to {MAX_NAME}", name.len());
         return Err(Error::from_errno(libc::ERANGE, long));
     }
-    if value.len() > MOST_VALUE {
+    if value.len() > MAX_VALUE {
         let long =
-            format!("inode {inode}: attribute value of {} bytes; expected at most {MOST_VALUE}", value.len());
+            format!("inode {inode}: attribute value of {} bytes; expected at most {MAX_VALUE}", value.len());
         return Err(Error::from_errno(libc::E2BIG, long));
     }
     let (first, old) = match find(metadata, inode, name)? {

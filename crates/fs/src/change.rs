@@ -17,7 +17,7 @@
 //! ([`Change::Set`]) only while the blocks concerned (for a size) or all blocks (for times) are locked, so
 //! that no write of them is in flight.
 
-use crate::data::LARGEST_FILE;
+use crate::data::MAX_FILE;
 use crate::directory;
 use crate::extents::Place;
 use crate::format::BLOCK;
@@ -269,7 +269,7 @@ fn key_of_entry(directory: InodeNumber, value: &[u8]) -> Result<Key> {
 
 impl Change {
     /// Longest encoding in bytes of a change with blocks.
-    pub const LONGEST_WITH_BLOCKS: usize = 1 + 10 + 10 + 5 + 10 + 10;
+    pub const MAX_WITH_BLOCKS: usize = 1 + 10 + 10 + 5 + 10 + 10;
 
     /// Returns the change that sets these attributes.
     pub fn set(inode: InodeNumber, attributes: Attributes) -> Self {
@@ -555,20 +555,20 @@ impl Change {
                 Err(numbers.strange(&format!("takes blocks {from} to {to} from a file")))
             }
             Change::Grow { size, .. } | Change::Map { size, .. } | Change::Share { size, .. }
-                if *size > LARGEST_FILE =>
+                if *size > MAX_FILE =>
             {
                 Err(numbers.strange(&format!(
-                    "raises the size of a file to {size} bytes; expected at most {LARGEST_FILE}"
+                    "raises the size of a file to {size} bytes; expected at most {MAX_FILE}"
                 )))
             }
-            Change::Set { attributes, .. } if attributes.size.is_some_and(|size| size > LARGEST_FILE) => {
+            Change::Set { attributes, .. } if attributes.size.is_some_and(|size| size > MAX_FILE) => {
                 Err(numbers.strange(&format!(
-                    "sets the size of a file to {:?} bytes; expected at most {LARGEST_FILE}",
+                    "sets the size of a file to {:?} bytes; expected at most {MAX_FILE}",
                     attributes.size
                 )))
             }
             // Blocks are preallocated one extent after another, so a huge range would take long.
-            Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE.div_ceil(BLOCK) => {
+            Change::Preallocate { from, to, .. } if from > to || *to > MAX_FILE.div_ceil(BLOCK) => {
                 Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => Err(numbers.strange(
@@ -714,7 +714,7 @@ mod tests {
             is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }),
             "more than any file has"
         );
-        let size = LARGEST_FILE + 1;
+        let size = MAX_FILE + 1;
         assert!(is_refused(Change::Grow { inode: 7, size }));
         assert!(is_refused(Change::Map { inode: 7, block: 0, blocks: 1, size, modified: 0 }));
         let share =

@@ -18,7 +18,7 @@ pub mod fair_queue;
 
 use crate::core::{Broken, Core};
 use block::{Error, Result};
-use fair_queue::{BACKGROUND, ClassNumber, DEFAULT, FairQueue, MOST_SHARES};
+use fair_queue::{BACKGROUND, ClassNumber, DEFAULT, FairQueue, MAX_SHARES};
 use logkit::pace::watermarks;
 use runtime::histogram::Histogram;
 use runtime::now;
@@ -32,7 +32,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Most classes of a file system.
-pub const MOST_CLASSES: usize = 32;
+pub const MAX_CLASSES: usize = 32;
 /// Shares of requests that name no class.
 pub const DEFAULT_SHARES: u32 = 100;
 /// Shares of the cleaner, scrub and defragmentation.
@@ -45,7 +45,7 @@ pub const REQUEST_COST: u64 = 16 << 10;
 /// memory. Requests in flight delay a new request of any class.
 pub const IO_DEPTH: u64 = 1 << 20;
 /// Longest name of a class in bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
 /// An I/O class of a file system, for the files that [use it](crate::File::in_class).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,23 +140,23 @@ impl Classes {
     /// # Errors
     /// [`Error::Invalid`] for a name, shares or a number of classes out of range.
     pub fn number_for(&self, name: &str, shares: u32) -> Result<ClassNumber> {
-        if !(1..=MOST_SHARES).contains(&shares) {
+        if !(1..=MAX_SHARES).contains(&shares) {
             return Err(Error::invalid(format!(
-                "class \"{name}\": {shares} shares; expected 1 to {MOST_SHARES}"
+                "class \"{name}\": {shares} shares; expected 1 to {MAX_SHARES}"
             )));
         }
-        if !(1..=LONGEST_NAME).contains(&name.len()) {
+        if !(1..=MAX_NAME).contains(&name.len()) {
             return Err(Error::invalid(format!(
-                "class \"{name}\": name of {} bytes; expected 1 to {LONGEST_NAME}",
+                "class \"{name}\": name of {} bytes; expected 1 to {MAX_NAME}",
                 name.len()
             )));
         }
         let done = &self.state.borrow().done;
         match done.iter().position(|class| &*class.name == name) {
             Some(number) => Ok(number),
-            None if done.len() < MOST_CLASSES => Ok(done.len()),
+            None if done.len() < MAX_CLASSES => Ok(done.len()),
             None => Err(Error::invalid(format!(
-                "class \"{name}\": too many classes: the file system has {MOST_CLASSES} already; expected at most {MOST_CLASSES}; use one of them"
+                "class \"{name}\": too many classes: the file system has {MAX_CLASSES} already; expected at most {MAX_CLASSES}; use one of them"
             ))),
         }
     }

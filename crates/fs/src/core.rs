@@ -18,7 +18,7 @@ use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
 use crate::cores::{Cores, Totals};
 use crate::extents::Place;
-use crate::format::{BLOCK, MOST_CORES};
+use crate::format::{BLOCK, MAX_CORES};
 use crate::gate::Gate;
 use crate::geometry;
 use crate::inode::{InodeNumber, Time};
@@ -60,7 +60,7 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 }
 
 /// Number of streams.
-pub const STREAMS: usize = 2 * MOST_CORES as usize;
+pub const STREAMS: usize = 2 * MAX_CORES as usize;
 
 /// Free bytes below which new files of a mount are written through, so that writes fail when there is no
 /// space. This is more than a kernel usually caches of writes to one mount, which is 1 % of all writes that
@@ -311,8 +311,8 @@ pub fn kit_settings(
         user_stream: user_stream(core),
         cleaner_stream: cleaner_stream(core),
         appends_in_flight: settings.appends_in_flight,
-        data_blocks: layout.data_blocks(Change::LONGEST_WITH_BLOCKS),
-        record_blocks: layout.record_blocks(Change::LONGEST_WITH_BLOCKS),
+        data_blocks: layout.data_blocks(Change::MAX_WITH_BLOCKS),
+        record_blocks: layout.record_blocks(Change::MAX_WITH_BLOCKS),
         cleaner_reserve: cleaner_reserve(cores),
         checkpoint_blocks: layout.blocks_in(settings.checkpoint_after),
         low_watermark: 0.05,

@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 /// Largest size of a file in bytes. The kernel has the same limit: it refuses larger writes at once, and
 /// would cache writes that only the file system refuses.
-pub const LARGEST_FILE: u64 = i64::MAX as u64;
+pub const MAX_FILE: u64 = i64::MAX as u64;
 
 /// Most blocks of one read of the medium: 1 MiB. A longer buffer would be rounded up to a power of two; with
 /// pieces, one is verified while others are read.
@@ -31,14 +31,14 @@ const READ_BLOCKS: u64 = 256;
 /// Returns the end of a range.
 ///
 /// # Errors
-/// EFBIG for an end beyond [`LARGEST_FILE`].
+/// EFBIG for an end beyond [`MAX_FILE`].
 pub fn end_of(offset: u64, length: u64) -> Result<u64> {
     match offset.checked_add(length) {
-        Some(end) if end <= LARGEST_FILE => Ok(end),
+        Some(end) if end <= MAX_FILE => Ok(end),
         _ => Err(Error::from_errno(
             libc::EFBIG,
             format!(
-                "range of {length} bytes from byte {offset} on ends beyond the largest size of a file; expected an end of at most {LARGEST_FILE}"
+                "range of {length} bytes from byte {offset} on ends beyond the largest size of a file; expected an end of at most {MAX_FILE}"
             ),
         )),
     }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Most blocks of one rewrite.
-const LONGEST_RUN: u64 = 256;
+const MAX_RUN: u64 = 256;
 
 /// Number of fragments of a file: extents with data that aren't contiguous in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -75,7 +75,7 @@ impl Core {
 
     /// Most blocks of one rewrite, limited by the size of a record.
     fn longest_run(&self) -> u64 {
-        LONGEST_RUN.min(self.kit.settings.data_blocks.max(1).into())
+        MAX_RUN.min(self.kit.settings.data_blocks.max(1).into())
     }
 
     /// Number of fragments of a file.

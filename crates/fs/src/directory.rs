@@ -1,7 +1,7 @@
 //! Names in directories, as items of the tree. The key contains a hash of the name, so a directory is sorted
 //! by hash, and a reader finds its position again after names are added or removed.
 //!
-//! Names with the same hash have consecutive keys, up to [`MOST_ALIKE`].
+//! Names with the same hash have consecutive keys, up to [`MAX_ALIKE`].
 
 use crate::change::{Change, Changes, Value};
 use crate::forest::Forest;
@@ -12,9 +12,9 @@ use crc_fast::{CrcAlgorithm, checksum};
 use logkit::leb128::Numbers;
 
 /// Longest name in bytes.
-pub const MOST_NAME: usize = 255;
+pub const MAX_NAME: usize = 255;
 /// Most names of a directory with the same hash.
-pub const MOST_ALIKE: u64 = 256;
+pub const MAX_ALIKE: u64 = 256;
 /// Bits of an offset that distinguish names with the same hash.
 const ALIKE_BITS: u32 = 8;
 
@@ -63,8 +63,8 @@ pub fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
 /// # Errors
 /// ENAMETOOLONG; [`Error::Invalid`] for other invalid names.
 pub fn check_name(name: &[u8]) -> Result<()> {
-    if name.len() > MOST_NAME {
-        let long = format!("a name of {} bytes; expected at most {MOST_NAME}", name.len());
+    if name.len() > MAX_NAME {
+        let long = format!("a name of {} bytes; expected at most {MAX_NAME}", name.len());
         return Err(Error::from_errno(libc::ENAMETOOLONG, long));
     }
     match name {
@@ -142,7 +142,7 @@ pub fn alike<'a>(
 
 fn from_hash(items: &Forest, first: Key) -> impl Iterator<Item = (Key, &[u8])> + '_ {
     items.range(&first).take_while(move |(key, _)| {
-        (key.inode, key.kind) == (first.inode, first.kind) && key.offset - first.offset < MOST_ALIKE
+        (key.inode, key.kind) == (first.inode, first.kind) && key.offset - first.offset < MAX_ALIKE
     })
 }
 
@@ -172,7 +172,7 @@ pub fn look(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<std::
 /// Looks a name up. Returns the inode that it refers to, or a free key for it.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item; [`Error::NoSpace`] if the directory has [`MOST_ALIKE`] names of
+/// [`Error::Corrupt`] for a damaged item; [`Error::NoSpace`] if the directory has [`MAX_ALIKE`] names of
 /// this hash.
 pub fn find_or_vacant(
     items: &Forest,
@@ -181,7 +181,7 @@ pub fn find_or_vacant(
 ) -> Result<std::result::Result<Found, Key>> {
     let first = first_key(directory, name);
     match look_from(items, first, name)? {
-        Err(key) if key.offset - first.offset >= MOST_ALIKE => Err(too_many_alike(directory, name)),
+        Err(key) if key.offset - first.offset >= MAX_ALIKE => Err(too_many_alike(directory, name)),
         found => Ok(found),
     }
 }
@@ -194,12 +194,12 @@ pub fn find(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<Optio
     look(items, directory, name).map(std::result::Result::ok)
 }
 
-/// Refuses the key of a name if the directory has [`MOST_ALIKE`] names of its hash.
+/// Refuses the key of a name if the directory has [`MAX_ALIKE`] names of its hash.
 ///
 /// # Errors
 /// [`Error::NoSpace`] with the name.
 pub fn check_key(key: Key, directory: InodeNumber, name: &[u8]) -> Result<()> {
-    match key.offset - first_key(directory, name).offset < MOST_ALIKE {
+    match key.offset - first_key(directory, name).offset < MAX_ALIKE {
         true => Ok(()),
         false => Err(too_many_alike(directory, name)),
     }
@@ -208,7 +208,7 @@ pub fn check_key(key: Key, directory: InodeNumber, name: &[u8]) -> Result<()> {
 #[cold]
 fn too_many_alike(directory: InodeNumber, name: &[u8]) -> Error {
     Error::no_space(format!(
-        "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
+        "directory {directory} has {MAX_ALIKE} names with the hash of \"{}\"; choose another one",
         show(name)
     ))
 }

@@ -5,7 +5,7 @@
 //! extent aren't written: they read as zeros, and count as blocks of the file. A *shared* extent has blocks
 //! that other files may also have; [`shared`] holds their owners.
 
-use crate::data::LARGEST_FILE;
+use crate::data::MAX_FILE;
 use crate::forest::Forest;
 use crate::format::BLOCK;
 use crate::inode::{InodeNumber, kind};
@@ -127,7 +127,7 @@ impl Extent {
         }
         numbers.end()?;
         let end = key.offset.checked_add(u64::from(blocks));
-        let is_in_range = end.is_some_and(|end| end <= LARGEST_FILE.div_ceil(BLOCK));
+        let is_in_range = end.is_some_and(|end| end <= MAX_FILE.div_ceil(BLOCK));
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
             true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
             false => Err(numbers.strange(&format!(
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn extents_behind_the_end_of_the_largest_file_are_refused() {
-        let end = LARGEST_FILE.div_ceil(BLOCK);
+        let end = MAX_FILE.div_ceil(BLOCK);
         let with_end = |end: u64| Extent::decode(Extent::key(7, end - 3), &[3, 2, 1]);
         assert!(with_end(end).is_ok() && with_end(end + 1).is_err() && with_end(u64::MAX).is_err());
     }
@@ -353,7 +353,7 @@ mod tests {
     fn a_size_that_no_file_has_is_an_error() {
         let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
         let root = metadata.inode(ROOT).expect("the root directory exists");
-        for (size, is_right) in [(LARGEST_FILE, true), (LARGEST_FILE + 1, false), (u64::MAX, false)] {
+        for (size, is_right) in [(MAX_FILE, true), (MAX_FILE + 1, false), (u64::MAX, false)] {
             let file = Inode { mode: libc::S_IFREG, size, ..root };
             metadata.put(&Inode::key(7), &file.encode());
             let last = size / BLOCK - 1;

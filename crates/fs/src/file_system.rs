@@ -85,7 +85,7 @@ impl FileSystem {
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let zones = match settings.goal {
             Goal::Serve => zones,
-            Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
+            Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
         };
         let cores = recovery::open(&zones, settings).await?;
         let files = Self::start(zones, cores).await?;

@@ -5,7 +5,7 @@ use crate::forest::Shard;
 use crate::inode::Time;
 use crate::metadata::Inodes;
 use crate::snapshot_list::{SnapshotInfo, check_name};
-use crate::snapshots::{LARGEST_NUMBER, SnapshotNumber};
+use crate::snapshots::{MAX_NUMBER, SnapshotNumber};
 use crate::tree::{Place, Stored};
 use block::{Error, Result};
 use zones::bytes::{Reader, Writer};
@@ -19,13 +19,13 @@ const OLDEST_VERSION: u32 = 4;
 /// Block size of the log, in bytes.
 pub const BLOCK: u64 = 4096;
 /// Largest block size of files, in bytes.
-pub const LARGEST_BLOCK: u64 = 64 << 10;
+pub const MAX_BLOCK: u64 = 64 << 10;
 /// Default number of shards of a new file system.
 pub const DEFAULT_SHARDS: u32 = 64;
 /// Most shards of a file system.
-pub const MOST_SHARDS: u32 = 256;
+pub const MAX_SHARDS: u32 = 256;
 /// Most cores among which the shards of an open file system are divided: each has two streams of the log.
-pub const MOST_CORES: u32 = 16;
+pub const MAX_CORES: u32 = 16;
 
 /// Properties that are fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +49,10 @@ impl Properties {
     /// # Errors
     /// [`Error::Invalid`] for a value out of range.
     pub fn check(&self) -> Result<()> {
-        if !(1..=MOST_SHARDS).contains(&self.shards) {
-            return Err(Error::invalid(format!("{} shards: expected 1 to {MOST_SHARDS}", self.shards)));
+        if !(1..=MAX_SHARDS).contains(&self.shards) {
+            return Err(Error::invalid(format!("{} shards: expected 1 to {MAX_SHARDS}", self.shards)));
         }
-        match self.block_size.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&self.block_size) {
+        match self.block_size.is_power_of_two() && (BLOCK..=MAX_BLOCK).contains(&self.block_size) {
             true => Ok(()),
             false => Err(Error::invalid(format!(
                 "block size {}: expected a power of two from 4096 to 65536",
@@ -176,8 +176,8 @@ impl State {
         let mut reader = Reader::new(bytes, "the state of a file system");
         let epoch = reader.u64()?;
         let cores = reader.count(8)?;
-        if !(1..=MOST_CORES as usize).contains(&cores) {
-            return Err(reader.strange(&format!("has {cores} cores; expected 1 to {MOST_CORES}")));
+        if !(1..=MAX_CORES as usize).contains(&cores) {
+            return Err(reader.strange(&format!("has {cores} cores; expected 1 to {MAX_CORES}")));
         }
         let shown = (0..cores).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
         let memory = reader.u64()?;
@@ -189,7 +189,7 @@ impl State {
         let mut snapshots: Vec<SnapshotState> = Vec::new();
         for _ in 0..reader.count(13)? {
             let number = reader.u32()?;
-            let number = Some(number).filter(|it| (1..=LARGEST_NUMBER).contains(it));
+            let number = Some(number).filter(|it| (1..=MAX_NUMBER).contains(it));
             let created = reader.u64()? as Time;
             let length = reader.u8()?;
             let name = String::from_utf8(reader.bytes(length.into())?.to_vec()).unwrap_or_default();

@@ -7,7 +7,7 @@
 
 use crate::change::Change;
 use crate::core::{Settings, reserved_zones};
-use crate::format::{BLOCK, MOST_CORES};
+use crate::format::{BLOCK, MAX_CORES};
 use crate::item::ATOMIC_BLOCKS;
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::Layout;
@@ -16,11 +16,11 @@ use logkit::pool::budget::Demand;
 use logkit::record::Header;
 
 /// Fewest open zones with which a file system works: those of roots, and one for each purpose.
-pub const FEWEST_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
+pub const MIN_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
 
 /// Blocks that are reserved for the pages of an empty file system: its root directory and the directory of
 /// the checkpoint, three times.
-const FEWEST_PAGES: u64 = 6;
+const MIN_PAGES: u64 = 6;
 
 /// Demand for open zones with `cores` cores and `lanes` appends in flight on each.
 pub(crate) fn demand(zones: &ZoneGeometry, cores: u32, lanes: u32) -> Demand {
@@ -38,7 +38,7 @@ pub(crate) fn fits(demand: &Demand) -> bool {
 /// of these zones permit; each at least one.
 fn most(zones: &ZoneGeometry, wanted: u32, lanes: u32) -> (u32, u32) {
     let fit = |cores: u32, lanes: u32| fits(&demand(zones, cores, lanes));
-    let cores = (1..=wanted.clamp(1, MOST_CORES)).rev().find(|cores| fit(*cores, 1)).unwrap_or(1);
+    let cores = (1..=wanted.clamp(1, MAX_CORES)).rev().find(|cores| fit(*cores, 1)).unwrap_or(1);
     (cores, (1..=lanes).rev().find(|lanes| fit(cores, *lanes)).unwrap_or(1))
 }
 
@@ -58,7 +58,7 @@ impl Settings {
 pub(crate) fn least_zones(layout: &Layout, lanes: u32, cores: u32, directory: u64) -> u32 {
     // Pages of a root directory and the directory of the checkpoint. One more zone has space for files.
     let pages = 3 * (1 + directory.max(1));
-    let usable = u64::from(layout.data_blocks(Change::LONGEST_WITH_BLOCKS));
+    let usable = u64::from(layout.data_blocks(Change::MAX_WITH_BLOCKS));
     let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
     reserved_zones(lanes, cores) + for_pages + 1
 }
@@ -80,7 +80,7 @@ pub(crate) fn too_few(layout: &Layout, least: u32) -> Error {
 /// [`Error::Invalid`] with the numbers.
 pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
     let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
-    if !layout.takes(ATOMIC_BLOCKS, Header::length(ATOMIC_BLOCKS as usize, Change::LONGEST_WITH_BLOCKS)) {
+    if !layout.takes(ATOMIC_BLOCKS, Header::length(ATOMIC_BLOCKS as usize, Change::MAX_WITH_BLOCKS)) {
         return Err(Error::invalid(format!(
             "zones of {} blocks of 4 KiB with appends of up to {} blocks are too small for a file system; expected zones of at least {} blocks and appends \
              of at least {} blocks; take larger zones",
@@ -93,14 +93,14 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
     // With few zones, the file system has one core.
     let (_, lanes) = most(zones, 1, Settings::default().appends_in_flight);
     let zones_of_files = u64::from(layout.zones.saturating_sub(reserved_zones(lanes, 1)));
-    let blocks = zones_of_files * u64::from(layout.data_blocks(Change::LONGEST_WITH_BLOCKS));
-    if blocks - blocks / 16 <= FEWEST_PAGES {
+    let blocks = zones_of_files * u64::from(layout.data_blocks(Change::MAX_WITH_BLOCKS));
+    if blocks - blocks / 16 <= MIN_PAGES {
         return Err(too_few(&layout, least_zones(&layout, lanes, 1, 1)));
     }
     match fits(&demand(zones, 1, 1)) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "the zones allow max_open={}, max_active={}; expected 0 (no limit) or at least {FEWEST_OPEN}, the fewest open zones of a file system: \
+            "the zones allow max_open={}, max_active={}; expected 0 (no limit) or at least {MIN_OPEN}, the fewest open zones of a file system: \
              take zones that allow more",
             zones.max_open, zones.max_active
         ))),

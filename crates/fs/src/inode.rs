@@ -1,7 +1,7 @@
 //! Inodes: attributes of files, without names and data.
 
 use crate::change::Value;
-use crate::data::LARGEST_FILE;
+use crate::data::MAX_FILE;
 use crate::tree::Key;
 use block::Result;
 use logkit::leb128::Numbers;
@@ -10,7 +10,7 @@ use logkit::leb128::Numbers;
 pub type InodeNumber = u64;
 
 /// Largest number of an inode: nodes of a mount use the other 16 bits.
-pub const LARGEST_INODE: InodeNumber = (1 << 48) - 1;
+pub const MAX_INODE: InodeNumber = (1 << 48) - 1;
 
 /// Nanoseconds since 1970, from 1677 to 2262.
 pub type Time = i64;
@@ -253,8 +253,8 @@ impl Inode {
         if FileType::of(mode).is_none() {
             return Err(strange(&format!("has the mode {mode:o}, which is of no type of file")));
         }
-        if size > LARGEST_FILE {
-            return Err(strange(&format!("has {size} bytes; expected at most {LARGEST_FILE}")));
+        if size > MAX_FILE {
+            return Err(strange(&format!("has {size} bytes; expected at most {MAX_FILE}")));
         }
         let time = |since: u64| created.wrapping_add(to_signed(since));
         Ok(Inode {

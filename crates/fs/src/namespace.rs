@@ -4,9 +4,9 @@
 //! Permissions aren't checked here: for a mount, the kernel checks them.
 
 use crate::change::{Attributes, Change, Changes, Value};
-use crate::directory::{self, Found, MOST_NAME, check_name, show};
+use crate::directory::{self, Found, MAX_NAME, check_name, show};
 use crate::forest::{Forest, Shard};
-use crate::inode::{FileType, Inode, InodeNumber, LARGEST_INODE, ROOT, Time, kind};
+use crate::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, kind};
 use crate::metadata::{Metadata, orphan};
 use crate::stripes;
 use crate::tree::Key;
@@ -14,9 +14,9 @@ use block::{Error, Result};
 use smallvec::smallvec;
 
 /// Most names of an inode.
-pub const MOST_LINKS: u32 = 1 << 30;
+pub const MAX_LINKS: u32 = 1 << 30;
 /// Longest target of a symbolic link in bytes: it fits in one record with the name and the inode.
-pub const MOST_TARGET: usize = 3072;
+pub const MAX_TARGET: usize = 3072;
 /// Most bytes of a target in one item.
 const TARGET_ITEM: usize = 1024;
 
@@ -99,7 +99,7 @@ fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
 /// # Errors
 /// ENOTDIR, ENAMETOOLONG; ESTALE.
 pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
-    if name.len() > MOST_NAME {
+    if name.len() > MAX_NAME {
         check_name(name)?;
     }
     let found = directory::find(&metadata.items, directory, name)?;
@@ -168,14 +168,14 @@ fn make(
             new.mode
         )));
     };
-    if number > LARGEST_INODE {
+    if number > MAX_INODE {
         return Err(Error::no_space(format!(
-            "all numbers of inodes of the shard were given: the next one is {number}; expected at most {LARGEST_INODE}; copy the files to a new file system"
+            "all numbers of inodes of the shard were given: the next one is {number}; expected at most {MAX_INODE}; copy the files to a new file system"
         )));
     }
-    if new.target.len() > MOST_TARGET {
+    if new.target.len() > MAX_TARGET {
         let long =
-            format!("symbolic link: target of {} bytes; expected at most {MOST_TARGET}", new.target.len());
+            format!("symbolic link: target of {} bytes; expected at most {MAX_TARGET}", new.target.len());
         return Err(os(libc::ENAMETOOLONG, long));
     }
     let is_directory = file_type == FileType::Directory;
@@ -249,11 +249,11 @@ pub fn find_or_create(
         Err(key) => key,
     };
     let is_directory = FileType::of(new.mode) == Some(FileType::Directory);
-    if is_directory && parent.links >= MOST_LINKS {
+    if is_directory && parent.links >= MAX_LINKS {
         return Err(os(
             libc::EMLINK,
             format!(
-                "directory {directory}: too many subdirectories: {}; expected fewer than {MOST_LINKS}",
+                "directory {directory}: too many subdirectories: {}; expected fewer than {MAX_LINKS}",
                 parent.links
             ),
         ));
@@ -305,10 +305,10 @@ pub fn link(
         ));
     }
     let key = vacant(metadata, directory, name)?;
-    if old.links >= MOST_LINKS {
+    if old.links >= MAX_LINKS {
         return Err(os(
             libc::EMLINK,
-            format!("inode {inode}: too many names: {}; expected fewer than {MOST_LINKS}", old.links),
+            format!("inode {inode}: too many names: {}; expected fewer than {MAX_LINKS}", old.links),
         ));
     }
     let mut changes: Changes = smallvec![

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Least number of entries at which entries of unused files are removed.
-const FEWEST_SWEPT: usize = 64;
+const MIN_SWEPT: usize = 64;
 
 /// A file in use on its core.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ impl Nodes {
             cuts: Cell::new(0),
         });
         entry.insert(node.clone());
-        if nodes.len() > self.sweep_at.get().max(FEWEST_SWEPT) {
+        if nodes.len() > self.sweep_at.get().max(MIN_SWEPT) {
             // A cancelled write keeps its range lock.
             nodes.retain(|_, node| node.is_open() || Rc::strong_count(node) > 1 || !node.lock.is_free());
             self.sweep_at.set(2 * nodes.len());

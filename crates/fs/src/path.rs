@@ -9,18 +9,18 @@ use crate::stripes::{self, Holder};
 use block::{Error, Result};
 
 /// Most symbolic links that are followed in one path.
-const MOST_LINKS_FOLLOWED: u32 = 40;
+const MAX_LINKS_FOLLOWED: u32 = 40;
 /// Longest path in bytes.
-const MOST_PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// Inode at the end of a path, and its type.
 pub type End = (InodeNumber, FileType);
 
 fn check_length(path: &str) -> Result<()> {
-    match path.len() < MOST_PATH {
+    match path.len() < MAX_PATH {
         true => Ok(()),
         false => {
-            let long = format!("a path of {} bytes; expected at most {MOST_PATH}", path.len());
+            let long = format!("a path of {} bytes; expected at most {MAX_PATH}", path.len());
             Err(Error::from_errno(libc::ENAMETOOLONG, long))
         }
     }
@@ -128,7 +128,7 @@ impl Walk {
             }
             if self.at.1 == FileType::Link {
                 self.followed += 1;
-                if self.followed > MOST_LINKS_FOLLOWED {
+                if self.followed > MAX_LINKS_FOLLOWED {
                     return Err(Error::from_errno(
                         libc::ELOOP,
                         "a path leads through too many symbolic links",

@@ -22,9 +22,9 @@ use std::sync::Arc;
 /// Items of one batch on a core.
 const ITEMS_AT_ONCE: usize = 1024;
 /// Most directories above a file; paths that are deeper aren't found.
-const MOST_LEVELS: usize = 2048;
+const MAX_LEVELS: usize = 2048;
 /// Most bytes of a path that are shown; a longer path is shown without its beginning.
-const MOST_SHOWN: usize = 4096;
+const MAX_SHOWN: usize = 4096;
 
 /// Inode that a name refers to, inode that holds the name (a directory or a stripe of one), and the name.
 type Name = (InodeNumber, InodeNumber, Vec<u8>);
@@ -126,7 +126,7 @@ async fn path_up(
 ) -> Result<Option<String>> {
     let (mut at, mut parts) = (inode, Vec::new());
     while at != ROOT {
-        if parts.len() > MOST_LEVELS {
+        if parts.len() > MAX_LEVELS {
             return Ok(None);
         }
         let (holder, name) = match names.get(&at) {
@@ -151,7 +151,7 @@ async fn path_up(
     }
     let parts: Vec<_> = parts.into_iter().rev().filter(|part| !part.is_empty()).collect();
     let path = if parts.is_empty() { "/".to_owned() } else { parts.join("/") };
-    let from = path.char_indices().map(|(at, _)| at).find(|at| path.len() - at <= MOST_SHOWN).unwrap_or(0);
+    let from = path.char_indices().map(|(at, _)| at).find(|at| path.len() - at <= MAX_SHOWN).unwrap_or(0);
     Ok(Some(if from == 0 { path } else { format!("…{}", &path[from..]) }))
 }
 

@@ -10,7 +10,7 @@ use crate::core::{
 use crate::cores::{Cores, Totals, core_of};
 use crate::extents::{Blocks, Extent};
 use crate::forest::{Forest, Shard};
-use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
+use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
 use crate::geometry::{check_new, too_few};
 use crate::inode::{InodeNumber, ROOT, kind};
 use crate::metadata::{Inodes, Metadata};
@@ -46,7 +46,7 @@ fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
 fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
     let wanted = settings.cores.unwrap_or(runtime::shard_count() as u32);
     let has_zones = |cores: &u32| reserved_zones(settings.appends_in_flight, *cores) <= layout.zones / 4;
-    let most = (1..=wanted.min(MOST_CORES).min(shards)).rev().find(has_zones);
+    let most = (1..=wanted.min(MAX_CORES).min(shards)).rev().find(has_zones);
     most.unwrap_or(1)
 }
 
@@ -392,7 +392,7 @@ impl Source {
         self.replay(&mut metadata, &is_wanted, &mut lost)?;
         if self.goal == Goal::Salvage {
             let has_root = is_wanted(metadata.items.shard_of(ROOT));
-            let mut marks = salvage::MOST_MARKS;
+            let mut marks = salvage::MAX_MARKS;
             let mut replace = |metadata: &mut Metadata, version: &str| {
                 let lines = salvage::replace_missing(metadata, has_root, &mut marks);
                 lines.into_iter().for_each(|line| lost.note(format!("{version}{line}")));

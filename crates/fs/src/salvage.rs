@@ -27,10 +27,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Most bytes that opening may write; they stay in memory: roots.
-pub(crate) const MOST_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
 /// Most losses that are described; further ones are only counted.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// Directory in the root for files whose names are lost; each is named `#` and its inode number.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -41,11 +41,11 @@ const LOST_AND_FOUND: &str = "lost+found";
 pub(crate) const GONE: u32 = 1 << 31;
 
 /// Most blocks of an extent for lost blocks.
-const MOST_GONE: u64 = 1 << 30;
+const MAX_GONE: u64 = 1 << 30;
 
 /// Most extents for lost blocks on a core, in addition to one for each hole: the size of a damaged inode may
 /// be any number.
-pub(crate) const MOST_MARKS: u64 = 1 << 16;
+pub(crate) const MAX_MARKS: u64 = 1 << 16;
 
 /// Losses found by a salvage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl LostParts {
     /// Adds a part, whose line is made only if it is kept.
     fn note_with(&mut self, line: impl FnOnce() -> String) {
         self.count += 1;
-        if self.lines.len() < MOST_LINES {
+        if self.lines.len() < MAX_LINES {
             self.lines.push(line());
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
                         }
                     }
                 }
-                let blocks = (next.start - at).min(MOST_GONE) as u32;
+                let blocks = (next.start - at).min(MAX_GONE) as u32;
                 let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };
                 metadata.put(&Extent::key(number, at), &gone.marked(GONE));
                 at += u64::from(blocks);
@@ -493,10 +493,10 @@ mod tests {
 
     #[test]
     fn lines_beyond_the_most_are_counted_and_not_kept() {
-        let files = MOST_LINES as u64 + 100;
+        let files = MAX_LINES as u64 + 100;
         let items = forest(&(2..2 + files).map(|inode| (inode, extent(0, 1, 8, 0))).collect::<Vec<_>>());
         let mut lost = LostParts::default();
         tell_unreadable(&items, None, &[8], "", &mut lost);
-        assert_eq!((lost.count, lost.lines.len()), (files, MOST_LINES));
+        assert_eq!((lost.count, lost.lines.len()), (files, MAX_LINES));
     }
 }

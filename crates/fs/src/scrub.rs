@@ -26,7 +26,7 @@ const PAGES_AT_ONCE: usize = 16;
 /// Most blocks of one read.
 const BLOCKS_AT_ONCE: u32 = 256;
 /// Most problems that are described; further ones are only counted.
-const MOST_DESCRIBED: usize = 100;
+const MAX_DESCRIBED: usize = 100;
 
 /// Result of a scrub.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -67,7 +67,7 @@ impl Findings {
     fn note_text(&mut self, text: String) {
         let found = &mut self.scrubbed;
         found.damaged += 1;
-        if found.damage.len() < MOST_DESCRIBED {
+        if found.damage.len() < MAX_DESCRIBED {
             found.damage.push(text);
         }
     }
@@ -81,7 +81,7 @@ impl Findings {
             None => format!("from block {block} on: {}", error.detail()),
         };
         let described = self.scrubbed.damage.len();
-        if described < MOST_DESCRIBED {
+        if described < MAX_DESCRIBED {
             self.files.push(DamagedFile { described, version, inode, rest: rest.clone() });
         }
         self.note_text(own + &rest);
@@ -94,7 +94,7 @@ impl Scrubbed {
         self.blocks += other.blocks;
         self.pages += other.pages;
         self.damaged += other.damaged;
-        let left = MOST_DESCRIBED.saturating_sub(self.damage.len());
+        let left = MAX_DESCRIBED.saturating_sub(self.damage.len());
         self.damage.extend(other.damage.into_iter().take(left));
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Invariants, in each version of a shard:
 //! - The marked extents are exactly those of the owners of runs, and no other extent has a block of a run.
-//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them:
+//! - A run has 1 to [`MAX_OWNERS`] owners, all different. Its written owner needn't be one of them:
 //!   blocks are found by their place.
 //! - A block dies with its last owner. A run whose owners are reduced to one is still a run, and its
 //!   extents are still marked.
@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Most owners of a block; for a further one, the block is copied.
-pub const MOST_OWNERS: usize = 16;
+pub const MAX_OWNERS: usize = 16;
 
 /// First inode number of the keepers, larger than those of files. A shard's keeper is the inode of the items
 /// of its runs.
@@ -127,7 +127,7 @@ impl Run {
         let mut all = std::iter::once(&written).chain(&run.owners);
         let has_ends = all.all(|owner| owner.block.checked_add(blocks.into()).is_some());
         let is_within = place.position.checked_add(blocks).is_some() && has_ends;
-        match is_sorted && is_within && blocks > 0 && run.owners.len() <= MOST_OWNERS {
+        match is_sorted && is_within && blocks > 0 && run.owners.len() <= MAX_OWNERS {
             true => Ok(run),
             false => Err(numbers.strange(&format!(
                 "is invalid: {blocks} blocks at block {} of zone {} with {} owners; expected blocks within a zone and 1 to 16 owners in rising order",
@@ -271,7 +271,7 @@ fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
 /// `marks_source` is false only in tests that must detect the fault: the source isn't marked as shared.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MOST_OWNERS`]
+/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MAX_OWNERS`]
 /// owners.
 pub fn share(
     items: &mut Forest,
@@ -327,10 +327,10 @@ fn give(
     let found = change(items, inode, (part.place(), part.blocks), |run| {
         let own = first.after(run.place.position - part.position);
         match run.owners.binary_search(&own) {
-            Err(at) if run.owners.len() < MOST_OWNERS => run.owners.insert(at, own),
+            Err(at) if run.owners.len() < MAX_OWNERS => run.owners.insert(at, own),
             _ => {
                 return Err(Error::corrupt(format!(
-                    "shared blocks with {} owners get another one, or one that they have; expected at most {MOST_OWNERS} different owners",
+                    "shared blocks with {} owners get another one, or one that they have; expected at most {MAX_OWNERS} different owners",
                     run.owners.len()
                 )));
             }
@@ -351,7 +351,7 @@ pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<
     if extent.is_shared {
         for run in runs(items, inode, extent.place(), extent.blocks) {
             let run = run?;
-            if run.owners.len() >= MOST_OWNERS {
+            if run.owners.len() >= MAX_OWNERS {
                 return Ok(run.place.position.saturating_sub(extent.position));
             }
         }
@@ -359,7 +359,7 @@ pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<
     Ok(extent.blocks)
 }
 
-/// Number of blocks from the beginning of an extent that already have [`MOST_OWNERS`] owners.
+/// Number of blocks from the beginning of an extent that already have [`MAX_OWNERS`] owners.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -368,7 +368,7 @@ pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Resul
     if extent.is_shared {
         for run in runs(items, inode, extent.place(), extent.blocks) {
             let run = run?;
-            if run.owners.len() < MOST_OWNERS {
+            if run.owners.len() < MAX_OWNERS {
                 break;
             }
             end = run.end();

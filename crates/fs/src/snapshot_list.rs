@@ -18,7 +18,7 @@ use crate::extents::Blocks;
 use crate::forest::Shard;
 use crate::inode::Time;
 use crate::metadata::Metadata;
-use crate::snapshots::{LARGEST_NUMBER, MOST_SNAPSHOTS, Snapshot, SnapshotNumber};
+use crate::snapshots::{MAX_NUMBER, MAX_SNAPSHOTS, Snapshot, SnapshotNumber};
 use block::{Error, Result};
 use runtime::sync::{Semaphore, oneshot};
 use std::cell::{Cell, RefCell};
@@ -71,7 +71,7 @@ pub fn check_name(name: &str) -> Result<()> {
     match name.contains(char::is_control) {
         true => Err(Error::invalid(format!(
             "snapshot {name:?}: expected a name of 1 to {} bytes without / and control characters",
-            directory::MOST_NAME
+            directory::MAX_NAME
         ))),
         false => Ok(()),
     }
@@ -148,17 +148,17 @@ impl SnapshotList {
                 show(name.as_bytes())
             )));
         }
-        if all.len() >= MOST_SNAPSHOTS {
+        if all.len() >= MAX_SNAPSHOTS {
             return Err(Error::no_space(format!(
-                "snapshot \"{name}\": the file system has {} snapshots; expected less than {MOST_SNAPSHOTS}: delete some",
+                "snapshot \"{name}\": the file system has {} snapshots; expected less than {MAX_SNAPSHOTS}: delete some",
                 all.len()
             )));
         }
         drop(all);
         let number = self.next.get();
-        if number > LARGEST_NUMBER {
+        if number > MAX_NUMBER {
             return Err(Error::no_space(format!(
-                "snapshot \"{name}\": the file system has had {LARGEST_NUMBER} snapshots, the most that there can be; copy the files to a new file system"
+                "snapshot \"{name}\": the file system has had {MAX_NUMBER} snapshots, the most that there can be; copy the files to a new file system"
             )));
         }
         self.next.set(number + 1);
@@ -397,8 +397,8 @@ mod tests {
         assert!(list.find("d").unwrap_err().detail().contains("a, b, c"));
         let number = |name: &str| list.new_snapshot(name).unwrap().number;
         assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "a number was reused");
-        list.set(std::iter::empty(), LARGEST_NUMBER);
-        assert_eq!(number("d"), LARGEST_NUMBER);
+        list.set(std::iter::empty(), MAX_NUMBER);
+        assert_eq!(number("d"), MAX_NUMBER);
         assert!(matches!(refused("e"), Some(Error::NoSpace(_))));
     }
 }

@@ -26,9 +26,9 @@ use block::{Error, Result};
 pub type SnapshotNumber = u32;
 
 /// Most snapshots of a file system.
-pub const MOST_SNAPSHOTS: usize = 256;
+pub const MAX_SNAPSHOTS: usize = 256;
 /// Largest number of a snapshot.
-pub const LARGEST_NUMBER: SnapshotNumber = u32::MAX - 1;
+pub const MAX_NUMBER: SnapshotNumber = u32::MAX - 1;
 
 /// A snapshot of a core.
 #[derive(Debug, Clone)]

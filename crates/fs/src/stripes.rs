@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most stripes of a directory: at least two for each core. Changes of all stripes fit in one record.
-pub const MOST_STRIPES: usize = 32;
+pub const MAX_STRIPES: usize = 32;
 /// Names that are counted at a time to estimate the size of a directory.
 const COUNTED: u64 = 64;
 /// The size is estimated at one of this number of new names.
@@ -117,10 +117,10 @@ impl Striped {
         while !numbers.rest().is_empty() {
             inodes.push(numbers.take()?);
         }
-        match (1..=MOST_STRIPES).contains(&inodes.len()) {
+        match (1..=MAX_STRIPES).contains(&inodes.len()) {
             true => Ok(Striped { stripes: Stripes::new(&inodes), has_leftovers }),
             false => {
-                Err(numbers.strange(&format!("has {} stripes; expected 1 to {MOST_STRIPES}", inodes.len())))
+                Err(numbers.strange(&format!("has {} stripes; expected 1 to {MAX_STRIPES}", inodes.len())))
             }
         }
     }
@@ -517,10 +517,10 @@ mod tests {
 
     #[test]
     fn changes_of_all_stripes_fit_one_record() {
-        let largest: Vec<InodeNumber> = (0..MOST_STRIPES as u64).map(|at| (1 << 47) + at).collect();
+        let largest: Vec<InodeNumber> = (0..MAX_STRIPES as u64).map(|at| (1 << 47) + at).collect();
         let stripes = Stripes::new(&largest);
         let inode = Inode { mode: u32::MAX, uid: u32::MAX, gid: u32::MAX, ..Inode::stripe(1 << 47, 0o40755) };
-        let changes = switch((1 << 47, &inode), &stripes, &[u32::MAX - 2; MOST_STRIPES]);
+        let changes = switch((1 << 47, &inode), &stripes, &[u32::MAX - 2; MAX_STRIPES]);
         let length: usize = changes.iter().map(Change::length).sum();
         // A header has one block. In addition to the changes it has links of 16 bytes for 16 cores.
         assert!(length <= 4096 - 96 - 17 * 16, "{length}");

@@ -19,7 +19,7 @@ use crate::inode::{FileType, Inode, InodeNumber, kind};
 use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
 use crate::operations::BETWEEN_ATTEMPTS;
-use crate::stripes::{self, Holder, MOST_STRIPES, Striped, Stripes};
+use crate::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
@@ -82,7 +82,7 @@ impl Core {
             self.cores().of(shard.into()).with(make)
         };
         let (mut made, mut outcome) = (Vec::new(), Ok(()));
-        for stripe in runtime::join_all((0..shards.min(MOST_STRIPES as u32)).map(make)).await {
+        for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
             match stripe {
                 Ok(stripe) => made.push(stripe),
                 Err(error) => outcome = Err(error),

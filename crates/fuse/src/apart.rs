@@ -36,7 +36,7 @@ const ARGUMENT: &str = "--fuse-calls-apart";
 /// Number of concurrent calls.
 const THREADS: usize = 4;
 /// Most calls in progress or queued.
-const MOST_CALLS: usize = 256;
+const MAX_CALLS: usize = 256;
 /// Bytes of a call before its path: its number, its code and the node.
 const HEAD: usize = 24;
 /// Longest call: a path has at most 4095 bytes.
@@ -47,7 +47,7 @@ const RESULT: usize = 12;
 const WRITE_BACK: u64 = 1;
 const UNMOUNT: u64 = 2;
 /// Longest request of the kernel that is failed after the end of the server: a WRITE.
-const LONGEST_REQUEST: usize = crate::negotiation::MAX_WRITE + 8192;
+const MAX_REQUEST: usize = crate::negotiation::MAX_WRITE + 8192;
 /// Pause between checks whether the calls have returned.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
@@ -85,7 +85,7 @@ fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>) {
     let (socket, device) = &**ends;
     let mut closed = [PollFd::new(socket, PollFlags::RDHUP)];
     while rustix::event::poll(&mut closed, None) == Err(Errno::INTR) {}
-    let mut request = vec![0; LONGEST_REQUEST];
+    let mut request = vec![0; MAX_REQUEST];
     while threads.iter().any(|thread| !thread.is_finished()) {
         let mut readable = [PollFd::new(device, PollFlags::IN)];
         match rustix::event::poll(&mut readable, Some(&PAUSE)) {
@@ -257,8 +257,8 @@ impl Apart {
         let number = waiting.number;
         let calls = waiting.calls.as_mut().ok_or_else(ended)?;
         let busy =
-            || Error::busy(format!("more than {MOST_CALLS} write-backs of the kernel's cache in progress"));
-        if calls.len() >= MOST_CALLS {
+            || Error::busy(format!("more than {MAX_CALLS} write-backs of the kernel's cache in progress"));
+        if calls.len() >= MAX_CALLS {
             return Err(busy());
         }
         let mut call = Vec::with_capacity(HEAD + path.len());

@@ -1,6 +1,6 @@
 //! Negotiation of INIT: the minor version, the capabilities and the limits of a connection.
 
-use crate::protocol::{InitIn, InitOut, LOWEST_MINOR, MAJOR, MINOR, init_flag};
+use crate::protocol::{InitIn, InitOut, MAJOR, MIN_MINOR, MINOR, init_flag};
 use block::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -45,9 +45,9 @@ impl Negotiated {
     /// # Errors
     /// [`Error::Invalid`] for values that can't result from a negotiation of this version.
     pub fn check(&self) -> Result<()> {
-        if !(LOWEST_MINOR..=MINOR).contains(&self.minor) {
+        if !(MIN_MINOR..=MINOR).contains(&self.minor) {
             return Err(Error::invalid(format!(
-                "FUSE connection to adopt: minor version {} out of range {LOWEST_MINOR}..={MINOR}",
+                "FUSE connection to adopt: minor version {} out of range {MIN_MINOR}..={MINOR}",
                 self.minor
             )));
         }
@@ -67,9 +67,9 @@ impl Negotiated {
 /// # Errors
 /// [`Error::Unsupported`] for a kernel older than Linux 5.17.
 pub fn negotiate(init: &InitIn, capabilities: u64, requests: usize) -> Result<(Negotiated, InitOut)> {
-    if init.major != MAJOR || init.minor < LOWEST_MINOR {
+    if init.major != MAJOR || init.minor < MIN_MINOR {
         return Err(Error::unsupported(format!(
-            "FUSE protocol {}.{} of the kernel: expected {MAJOR}.{LOWEST_MINOR} or higher; use Linux 6.1 or newer",
+            "FUSE protocol {}.{} of the kernel: expected {MAJOR}.{MIN_MINOR} or higher; use Linux 6.1 or newer",
             init.major, init.minor
         )));
     }

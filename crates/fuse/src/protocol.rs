@@ -11,7 +11,7 @@ pub const MAJOR: u32 = 7;
 /// Highest minor version that this server supports.
 pub const MINOR: u32 = 45;
 /// Lowest minor version that this server accepts: that of Linux 5.17, the first with [`InitIn::flags2`].
-pub const LOWEST_MINOR: u32 = 36;
+pub const MIN_MINOR: u32 = 36;
 /// Number of the root node.
 pub const ROOT: u64 = 1;
 /// Bit of [`InHeader::unique`] that marks a resent request, after [`notify::RESEND`].
@@ -19,7 +19,7 @@ pub const UNIQUE_RESENT: u64 = 1 << 63;
 /// Bit of [`InHeader::unique`] that the kernel sets in interrupts.
 pub const UNIQUE_INTERRUPT: u64 = 1;
 /// Longest name of a directory entry, in bytes: PATH_MAX without the final NUL.
-pub const LONGEST_NAME: usize = 4095;
+pub const MAX_NAME: usize = 4095;
 /// `ioctl` of an open `/dev/fuse` that joins it to the connection of another one: `_IOR(229, 0, uint32_t)`.
 pub const DEV_IOC_CLONE: u32 = 0x8004_E500;
 

@@ -2,14 +2,14 @@
 //!
 //! # Promises
 //! - It doesn't panic for any bytes, and allocates nothing.
-//! - Every name is one component of a path: not empty, without `/` and NUL, at most [`LONGEST_NAME`] bytes; in a LOOKUP it may be
+//! - Every name is one component of a path: not empty, without `/` and NUL, at most [`MAX_NAME`] bytes; in a LOOKUP it may be
 //!   `.` or `..`.
 //! - Bytes after the arguments of an operation are ignored: later minor versions of the protocol extend
 //!   structures.
 
 use crate::protocol::{
     AccessIn, BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn,
-    GetattrIn, GetxattrIn, HEAD_BYTES, InHeader, InitIn, InterruptIn, LONGEST_NAME, LinkIn, LseekIn, MkdirIn,
+    GetattrIn, GetxattrIn, HEAD_BYTES, InHeader, InitIn, InterruptIn, LinkIn, LseekIn, MAX_NAME, MkdirIn,
     MknodIn, OpenIn, ReadIn, ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, ShortSetxattrIn, WriteIn,
     opcode,
 };
@@ -149,7 +149,7 @@ impl std::fmt::Display for Malformed {
             Malformed::Arguments(opcode) => write!(formatter, "FUSE request {opcode}: arguments too short"),
             Malformed::Name(opcode) => write!(
                 formatter,
-                "FUSE request {opcode}: invalid name; expected 1 to {LONGEST_NAME} bytes without '/' and NUL"
+                "FUSE request {opcode}: invalid name; expected 1 to {MAX_NAME} bytes without '/' and NUL"
             ),
             Malformed::Data(found, stated) => {
                 write!(formatter, "FUSE write with {found} bytes of data: expected {stated}")
@@ -202,7 +202,7 @@ impl<'a> Arguments<'a> {
     /// A component of a path; `.` and `..` are allowed.
     fn component(&mut self) -> Result<&'a [u8], Malformed> {
         let name = self.text()?;
-        match (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(&b'/') {
+        match (1..=MAX_NAME).contains(&name.len()) && !name.contains(&b'/') {
             true => Ok(name),
             false => Err(Malformed::Name(self.opcode)),
         }
@@ -220,7 +220,7 @@ impl<'a> Arguments<'a> {
     /// Name of an extended attribute, which may contain `/`.
     fn attribute(&mut self) -> Result<&'a [u8], Malformed> {
         let name = self.text()?;
-        match (1..=LONGEST_NAME).contains(&name.len()) {
+        match (1..=MAX_NAME).contains(&name.len()) {
             true => Ok(name),
             false => Err(Malformed::Name(self.opcode)),
         }
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(parsed(opcode::UNLINK, b"abc"), Err(Malformed::Arguments(opcode::UNLINK)), "no NUL");
         assert!(parsed(opcode::LOOKUP, b"..\0").is_ok());
         assert!(parsed(opcode::LOOKUP, b"../x\0").is_err());
-        let long = [vec![b'x'; LONGEST_NAME + 1], vec![0]].concat();
+        let long = [vec![b'x'; MAX_NAME + 1], vec![0]].concat();
         assert_eq!(parsed(opcode::LOOKUP, &long), Err(Malformed::Name(opcode::LOOKUP)));
     }
 

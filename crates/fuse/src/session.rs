@@ -47,7 +47,7 @@ pub const READERS: usize = 4;
 pub const REQUESTS: usize = 64;
 /// Most requests of a shard that have left their workers, in addition to [`REQUESTS`]: each waits until the
 /// kernel has written a file back, which needs workers. Further ones fail with EBUSY.
-pub const MOST_APART: usize = 256;
+pub const MAX_APART: usize = 256;
 /// Time limit for the kernel to send INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -284,7 +284,7 @@ pub struct Notifier(Arc<Apart>);
 
 impl Notifier {
     /// Makes the kernel write back and drop the cached data of a node. Returns when workers of the session
-    /// have answered the writes, so not all workers may wait here ([`MOST_APART`]).
+    /// have answered the writes, so not all workers may wait here ([`MAX_APART`]).
     ///
     /// # Errors
     /// [`Error::Busy`] if too many files are being written back; [`Error::Closed`] after the end of the
@@ -481,7 +481,7 @@ async fn work(workers: &Rc<Workers>, served: &Served) {
 
 /// Answers a request outside of its worker.
 async fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) -> Result<(), Ended> {
-    if workers.apart.get() >= MOST_APART {
+    if workers.apart.get() >= MAX_APART {
         // If the reply fails, the request has ended.
         let _sent = served.device.send(reply::error(request.header.unique, libc::EBUSY)).await;
         return Ok(());

@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 /// Alignment of records, in bytes.
 const BLOCK: usize = 4096;
 /// Minimum length in bytes of keys that are searched for as plain bytes.
-const SHORTEST_LITERAL: usize = 8;
+const MIN_LITERAL: usize = 8;
 /// Maximum number of reported places of a key.
-const MOST_PLACES: usize = 16;
+const MAX_PLACES: usize = 16;
 
 /// A place at which a key was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,7 +71,7 @@ impl Audit<'_> {
     fn note(&mut self, key: usize, zone: u32, offset: usize, what: &'static str) {
         let found = FoundKey { key, zone, offset: offset as u64, what };
         let known = self.findings.found.iter().filter(|it| it.key == key).count();
-        if known < MOST_PLACES && !self.findings.found.contains(&found) {
+        if known < MAX_PLACES && !self.findings.found.contains(&found) {
             self.findings.found.push(found);
         }
     }
@@ -88,14 +88,14 @@ impl Audit<'_> {
     fn literals(&mut self, zone: u32, cells: &[u8]) {
         for number in 0..self.keys.len() {
             let key = &self.keys[number];
-            if key.len() < SHORTEST_LITERAL {
+            if key.len() < MIN_LITERAL {
                 continue;
             }
             let mut from = 0;
             while let Some(at) = find(&cells[from..], key) {
                 self.note(number, zone, from + at, "bytes");
                 from += at + 1;
-                if self.findings.found.len() >= MOST_PLACES * self.keys.len() {
+                if self.findings.found.len() >= MAX_PLACES * self.keys.len() {
                     break;
                 }
             }

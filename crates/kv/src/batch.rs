@@ -1,6 +1,6 @@
 //! Batches of writes that take effect atomically, and their encoding in the write-ahead log.
 
-use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
+use crate::entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
 use block::{Error, Result};
 use logkit::leb128::{Numbers, put, put_string};
 
@@ -42,7 +42,7 @@ const DELETE_RANGE: u8 = 4;
 const DELETE_FROM: u8 = 5;
 
 /// The largest key: the end of unbounded ranges.
-static LAST_KEY: [u8; MOST_KEY_BYTES] = [u8::MAX; MOST_KEY_BYTES];
+static LAST_KEY: [u8; MAX_KEY_BYTES] = [u8::MAX; MAX_KEY_BYTES];
 
 impl<'a> Write<'a> {
     /// Appends the encoded write.
@@ -124,13 +124,13 @@ impl<'a> Write<'a> {
         };
         match self {
             Write::Put { key, value, .. } => {
-                check("key", key, MOST_KEY_BYTES)?;
-                check("value", value, MOST_VALUE_BYTES)
+                check("key", key, MAX_KEY_BYTES)?;
+                check("value", value, MAX_VALUE_BYTES)
             }
-            Write::Delete { key, .. } => check("key", key, MOST_KEY_BYTES),
+            Write::Delete { key, .. } => check("key", key, MAX_KEY_BYTES),
             Write::DeleteRange { from, to, .. } => {
-                check("first key of a range", from, MOST_KEY_BYTES)?;
-                check("end of a range", to, MOST_KEY_BYTES)
+                check("first key of a range", from, MAX_KEY_BYTES)?;
+                check("end of a range", to, MAX_KEY_BYTES)
             }
         }
     }

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Default maximum number of problems that are described.
-pub const MOST_PROBLEMS: usize = 100;
+pub const MAX_PROBLEMS: usize = 100;
 
 /// A problem that the check found.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::checkpoint::CheckpointSize;
 use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
 use crate::gate::{Entered, KeyGate};
-use crate::item::{Body, Flushed, Item, LONGEST_META, Part, encode_parts};
+use crate::item::{Body, Flushed, Item, MAX_META, Part, encode_parts};
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
 use crate::open_zones::{LANES, OpenZones};
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Maximum bytes of writes that are acknowledged or queued before they are in a record.
-const MOST_PENDING: usize = 4 << 20;
+const MAX_PENDING: usize = 4 << 20;
 /// Bytes of acknowledged writes, and longest delay, after which these are put into a record: the headers of
 /// smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
@@ -48,7 +48,7 @@ const BUFFERED_TIME: Duration = Duration::from_millis(10);
 /// Interval of checks whether the log has failed.
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
 /// Maximum number of frozen buffers; with as many, writes wait for a flush.
-pub(crate) const MOST_FROZEN: usize = 3;
+pub(crate) const MAX_FROZEN: usize = 3;
 
 /// Tables of a shard, by level. Level 0 has overlapping tables, newest first; tables of other levels are
 /// sorted and disjoint.
@@ -209,15 +209,14 @@ pub fn kit_settings(
     let table_blocks = layout.blocks_in(settings.table_bytes);
     let cleaner_reserve = crate::reserve::cleaner_reserve(shards);
     // Two zones are for checkpoints.
-    let buffered =
-        cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MOST_FROZEN as u64);
+    let buffered = cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MAX_FROZEN as u64);
     let low_watermark = 0.05_f64.max(f64::from(buffered) / f64::from(layout.zones)).min(0.3);
     logkit::Settings {
         user_stream: write_stream(shard),
         cleaner_stream: table_stream(shard),
         appends_in_flight: open_zones.lanes,
-        data_blocks: layout.data_blocks(LONGEST_META),
-        record_blocks: layout.record_blocks(LONGEST_META),
+        data_blocks: layout.data_blocks(MAX_META),
+        record_blocks: layout.record_blocks(MAX_META),
         // The pieces of a victim go to zones of each shard. A flush of a buffer must be possible, or zones of
         // the log can't be freed.
         cleaner_reserve,
@@ -326,7 +325,7 @@ impl Core {
             compaction_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),
-            cross_shard: Semaphore::new(crate::cross_shard::MOST_CROSS_SHARD),
+            cross_shard: Semaphore::new(crate::cross_shard::MAX_CROSS_SHARD),
             next_cross_shard: Cell::new(0),
             entered: RefCell::default(),
             lost,
@@ -545,7 +544,7 @@ impl Core {
 
     async fn write_once(&self, batch: &Batch, frees: bool, acknowledge: Acknowledge) -> Result<()> {
         self.stall(frees, batch.bytes().len()).await?;
-        while self.pending.borrow().bytes.len() >= MOST_PENDING {
+        while self.pending.borrow().bytes.len() >= MAX_PENDING {
             self.check_open()?;
             self.changed.notified().await;
         }

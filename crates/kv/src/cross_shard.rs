@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Maximum number of concurrent batches for several shards; a snapshot takes all permits.
-pub(crate) const MOST_CROSS_SHARD: usize = 64;
+pub(crate) const MAX_CROSS_SHARD: usize = 64;
 
 /// Condition under which a batch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl Core {
     pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
         let task = async move {
             // Excludes batches of several shards meanwhile.
-            let _alone = self.cross_shard.acquire(MOST_CROSS_SHARD).await;
+            let _alone = self.cross_shard.acquire(MAX_CROSS_SHARD).await;
             let mut snapshot = Snapshot::of(homes.clone());
             for home in homes.iter() {
                 snapshot.add(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);

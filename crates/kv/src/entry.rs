@@ -5,9 +5,9 @@
 use std::cmp::Ordering;
 
 /// Maximum size of a key, in bytes.
-pub const MOST_KEY_BYTES: usize = 32 << 10;
+pub const MAX_KEY_BYTES: usize = 32 << 10;
 /// Maximum size of a value, in bytes.
-pub const MOST_VALUE_BYTES: usize = 64 << 20;
+pub const MAX_VALUE_BYTES: usize = 64 << 20;
 
 /// Number of a write in its shard, ascending; a snapshot sees the entries up to its sequence.
 pub type Sequence = u64;

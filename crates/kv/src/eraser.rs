@@ -28,7 +28,7 @@ const EMPTY_BEFORE: f64 = 0.35;
 /// Age of the oldest tombstone at which a buffer is written, as a share of the limit.
 const BUFFER_AFTER: f64 = 0.5;
 /// Maximum number of free zones that are reset again at a time.
-const MOST_RENEWED: u32 = 8;
+const MAX_RENEWED: u32 = 8;
 /// Number of blocks that are moved at a time.
 const MOVE_BLOCKS: u32 = 256;
 
@@ -110,7 +110,7 @@ impl Core {
     /// Resets free zones again whose last reset had a weaker guarantee. Returns whether there were any.
     async fn renew_resets(self: &Rc<Self>) -> Result<bool> {
         let (weak, _) = self.erasure.weakly_reset();
-        let most = self.kit.pool.free().saturating_sub(self.kept_zones()).div_ceil(2).min(MOST_RENEWED);
+        let most = self.kit.pool.free().saturating_sub(self.kept_zones()).div_ceil(2).min(MAX_RENEWED);
         let retired = weak.into_iter().filter(|zone| self.kit.pool.retire_free(*zone)).take(most as usize);
         Ok(retired.count() > 0 && reset::reset_dead(self).await?)
     }

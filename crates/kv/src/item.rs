@@ -18,7 +18,7 @@ use std::rc::Rc;
 use zones::bytes::Reader;
 
 /// Maximum bytes of writes or of an edit in the meta of a record.
-const MOST_INLINE: usize = 3 << 10;
+const MAX_INLINE: usize = 3 << 10;
 
 /// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,7 @@ fn padded(bytes: &[u8], block: usize) -> Data {
 
 impl Item {
     fn with_body(origin: Origin, body: Vec<u8>, block: usize) -> Self {
-        let data = match body.len() <= MOST_INLINE {
+        let data = match body.len() <= MAX_INLINE {
             true => Payload::default(),
             false => padded(&body, block).into(),
         };
@@ -254,7 +254,7 @@ const PIECE_META: usize = 1 + 8 + 4 + 4 + 8;
 /// Length of the meta of a body, without the body: kind, whether it is inline, length, offset of the part.
 const BODY_META: usize = 1 + 1 + 4 + 4;
 /// Maximum length of the meta of an item with one block of data.
-pub const LONGEST_META: usize = PIECE_META;
+pub const MAX_META: usize = PIECE_META;
 
 impl Entry for Item {
     fn blocks(&self) -> u32 {

@@ -21,12 +21,12 @@ use zones::on_device;
 
 /// Maximum append to zones on a device, in bytes.
 const MAX_APPEND: u64 = 2 << 20;
-const SMALLEST_ZONE: u64 = 128 << 10;
-const LARGEST_ZONE: u64 = 64 << 20;
+const MIN_ZONE: u64 = 128 << 10;
+const MAX_ZONE: u64 = 64 << 20;
 /// Minimum size of a shard's write buffer, in bytes.
-const SMALLEST_BUFFER: u64 = 64 << 10;
-const SMALLEST_TABLE: u64 = 16 << 10;
-const LARGEST_TABLE: u64 = 1 << 30;
+const MIN_BUFFER: u64 = 64 << 10;
+const MIN_TABLE: u64 = 16 << 10;
+const MAX_TABLE: u64 = 1 << 30;
 
 /// `kv(zns-emulator(drive.zns), listen=unix:kv.sock)`.
 pub const KIND: Kind = Kind {
@@ -54,7 +54,7 @@ pub const KIND: Kind = Kind {
         .or("false"),
         Key::optional(
             "shards",
-            ValueKind::Integer { min: 1, max: crate::manifest::MOST_SHARDS as u64 },
+            ValueKind::Integer { min: 1, max: crate::manifest::MAX_SHARDS as u64 },
             "number of shards of a new store, by hash of the key; default: those of the stack, limited by the numbers of zones and of open zones",
         ),
         Key::optional(
@@ -148,15 +148,15 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         let usual = geometry.map_or(usual, |geometry| usual.min(most(geometry)));
         Ok(arguments.optional_size(key)?.unwrap_or(usual))
     };
-    let small = SMALLEST_TABLE;
+    let small = MIN_TABLE;
     let shards = arguments.optional_integer("shards")?.map(|shards| shards as u16);
     let usual = match geometry {
         Some(geometry) => default_shards(arguments.shards(), geometry),
-        None => arguments.shards().min(usize::from(crate::manifest::MOST_SHARDS)) as u16,
+        None => arguments.shards().min(usize::from(crate::manifest::MAX_SHARDS)) as u16,
     };
     let count = u64::from(shards.unwrap_or(usual));
     let buffer_bytes =
-        size("buffer", defaults.buffer_bytes, &|zones| (zones.capacity() / 32).max(count * SMALLEST_BUFFER))?;
+        size("buffer", defaults.buffer_bytes, &|zones| (zones.capacity() / 32).max(count * MIN_BUFFER))?;
     let table_bytes = size("table_size", defaults.table_bytes, &|zones| {
         (zones.zone_capacity / 2).min(zones.capacity() / 64).max(small)
     })?;
@@ -196,17 +196,17 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         ..defaults
     };
     let shown = stack::format_size;
-    if buffer_bytes < count * SMALLEST_BUFFER {
+    if buffer_bytes < count * MIN_BUFFER {
         let text = format!(
             "buffer {}: expected at least {}, {} for each of {count} shards",
             shown(buffer_bytes),
-            shown(count * SMALLEST_BUFFER),
-            shown(SMALLEST_BUFFER)
+            shown(count * MIN_BUFFER),
+            shown(MIN_BUFFER)
         );
         return refuse(arguments, "buffer", text);
     }
-    if !(SMALLEST_TABLE..=LARGEST_TABLE).contains(&table_bytes) {
-        let range = format!("{} to {}", shown(SMALLEST_TABLE), shown(LARGEST_TABLE));
+    if !(MIN_TABLE..=MAX_TABLE).contains(&table_bytes) {
+        let range = format!("{} to {}", shown(MIN_TABLE), shown(MAX_TABLE));
         return refuse(
             arguments,
             "table_size",
@@ -323,7 +323,7 @@ fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) -> Result<Set
 fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
+    power.clamp(MIN_ZONE, MAX_ZONE)
 }
 
 /// Geometry of new zones on a device.

@@ -80,10 +80,10 @@ mod visible;
 mod write_controller;
 
 pub use batch::{Batch, Write, now};
-pub use entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
+pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
 pub use iterator::Iterator;
 pub use kind::KIND;
-pub use manifest::MOST_SHARDS;
+pub use manifest::MAX_SHARDS;
 pub use pairs::{Pair, Pairs};
 pub use reads::{Scan, Stored};
 pub use recovery::fewest_zones;

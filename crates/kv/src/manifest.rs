@@ -22,9 +22,9 @@ const VERSION: u32 = 4;
 /// Oldest readable version: it has no clock, no deadlines of zones, and no history of resets.
 const OLDEST_VERSION: u32 = 2;
 /// Maximum number of levels of a tree.
-pub const MOST_LEVELS: usize = 8;
+pub const MAX_LEVELS: usize = 8;
 /// Maximum number of shards of a store: a record is a member of the streams of all of them.
-pub const MOST_SHARDS: u16 = logkit::record::MOST_LINKS as u16;
+pub const MAX_SHARDS: u16 = logkit::record::MAX_LINKS as u16;
 
 /// A table in the manifest.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,9 +69,9 @@ impl TableMeta {
             })?;
             extents.push(Extent { first, blocks, place: Place { zone, position } });
         }
-        if usize::from(level) >= MOST_LEVELS {
+        if usize::from(level) >= MAX_LEVELS {
             return Err(
-                reader.strange(&format!("table {id} of level {level}; expected 0 to {}", MOST_LEVELS - 1))
+                reader.strange(&format!("table {id} of level {level}; expected 0 to {}", MAX_LEVELS - 1))
             );
         }
         Ok(TableMeta { id, level, created, summary, extents })
@@ -225,10 +225,10 @@ impl State {
             _ => (0, ResetHistory::new(block::EraseGuarantee::None)),
         };
         reader.end()?;
-        match (1..=usize::from(MOST_SHARDS)).contains(&shards.len()) {
+        match (1..=usize::from(MAX_SHARDS)).contains(&shards.len()) {
             true => Ok(State { shards, stale, clock, resets }),
             false => Err(Error::corrupt(format!(
-                "the manifest names {} shards; expected 1 to {MOST_SHARDS}",
+                "the manifest names {} shards; expected 1 to {MAX_SHARDS}",
                 shards.len()
             ))),
         }

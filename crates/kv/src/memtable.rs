@@ -46,7 +46,7 @@ impl Memtable {
     /// Inserts an entry. Returns false, without a change, if an entry with this key and sequence exists.
     ///
     /// # Panics
-    /// If the key has more than [`MOST_KEY_BYTES`](crate::entry::MOST_KEY_BYTES).
+    /// If the key has more than [`MAX_KEY_BYTES`](crate::entry::MAX_KEY_BYTES).
     pub fn insert(&self, entry: Entry<'_>) -> bool {
         let is_new = self.list.borrow_mut().insert(entry);
         match entry.value {

@@ -15,7 +15,7 @@ pub(crate) const LANES: u32 = 2;
 /// Number of open zones independent of the shards: those of roots, and one of checkpoints.
 const FIXED: u32 = ROOT_ZONES + 1;
 /// Minimum number of open zones of a shard: one of the log, and one of tables.
-const FEWEST_OF_SHARD: u32 = 2;
+const MIN_OF_SHARD: u32 = 2;
 
 /// Open zones of each shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,12 +36,12 @@ fn limit_of(zones: &ZoneGeometry) -> Option<u32> {
 
 /// Number of open zones that a store of `shards` shards needs.
 fn needed(shards: u16) -> u32 {
-    FIXED + FEWEST_OF_SHARD * u32::from(shards)
+    FIXED + MIN_OF_SHARD * u32::from(shards)
 }
 
 /// Maximum number of shards of a new store that the limit of open zones permits.
 pub(crate) fn most_shards(zones: &ZoneGeometry) -> u16 {
-    let most = limit_of(zones).map(|limit| limit.saturating_sub(FIXED) / FEWEST_OF_SHARD);
+    let most = limit_of(zones).map(|limit| limit.saturating_sub(FIXED) / MIN_OF_SHARD);
     most.map_or(u16::MAX, |most| most.min(u32::from(u16::MAX)) as u16)
 }
 

@@ -45,7 +45,7 @@ pub use saturation::Saturation;
 pub use zap::Zap;
 
 use crate::entry::Timestamp;
-use crate::manifest::MOST_LEVELS;
+use crate::manifest::MAX_LEVELS;
 use block::{Error, Result};
 use shape::Shape;
 use std::ops::Range;
@@ -181,7 +181,7 @@ pub struct CompactionParameters {
     pub level_bytes: u64,
     /// Target size of a level relative to the level above it, for level 2 and deeper; at least 2.
     pub multiplier: u64,
-    /// Number of levels, 2 to [`MOST_LEVELS`]. The last one has no target size.
+    /// Number of levels, 2 to [`MAX_LEVELS`]. The last one has no target size.
     pub levels: usize,
     /// Total size in bytes of a job's inputs up to which it takes further tables.
     pub job_bytes: u64,
@@ -232,8 +232,8 @@ impl CompactionParameters {
         if self.multiplier < 2 {
             return refuse("multiplier", self.multiplier.to_string(), "at least 2");
         }
-        if !(2..=MOST_LEVELS).contains(&self.levels) {
-            return refuse("levels", self.levels.to_string(), &format!("2 to {MOST_LEVELS}"));
+        if !(2..=MAX_LEVELS).contains(&self.levels) {
+            return refuse("levels", self.levels.to_string(), &format!("2 to {MAX_LEVELS}"));
         }
         if !(0.0..=0.9).contains(&self.reset_share) {
             return refuse("reset_share", self.reset_share.to_string(), "0 to 0.9");

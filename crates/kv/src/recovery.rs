@@ -9,7 +9,7 @@ use crate::core::{Core, RecoveredShard, ReplayedWrites, kit_settings};
 use crate::erasure::{Erasure, Found as FoundPromise};
 use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
-use crate::manifest::{Edit, MOST_SHARDS, Manifest, State, table_stream, write_stream};
+use crate::manifest::{Edit, MAX_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::open_zones::{self, OpenZones};
 use crate::settings::Settings;
 use block::{BlockSize, Error, Result, ZoneGeometry, Zones, ZonesPart};
@@ -27,8 +27,8 @@ pub const OWNER: [u8; 8] = *b"kv      ";
 /// Size of a block of the log, in bytes.
 const BLOCK: u64 = 4096;
 /// Minimum number of zones of a store with one shard, and of additional zones for each further shard.
-const FEWEST_ZONES: u32 = 16;
-const FEWEST_OF_SHARD: u32 = 6;
+const MIN_ZONES: u32 = 16;
+const MIN_OF_SHARD: u32 = 6;
 
 /// Creates a store on zones; their contents are lost.
 ///
@@ -39,8 +39,8 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     let handle = zones.open().await?;
     let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
     let shards = settings.shards.unwrap_or_else(|| default_shards(runtime::shard_count(), handle.geometry()));
-    if !(1..=MOST_SHARDS).contains(&shards) {
-        return Err(Error::invalid(format!("{shards} shards; expected 1 to {MOST_SHARDS}")));
+    if !(1..=MAX_SHARDS).contains(&shards) {
+        return Err(Error::invalid(format!("{shards} shards; expected 1 to {MAX_SHARDS}")));
     }
     check_new(handle.geometry(), shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
@@ -59,14 +59,14 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
 
 /// Minimum number of zones of a store of `shards` shards.
 pub fn fewest_zones(shards: u16) -> u32 {
-    FEWEST_ZONES + FEWEST_OF_SHARD * u32::from(shards.max(1) - 1)
+    MIN_ZONES + MIN_OF_SHARD * u32::from(shards.max(1) - 1)
 }
 
 /// Default number of shards of a new store on these zones: one for each shard of the runtime, as far as the
 /// zones permit; at least 1.
 pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
-    let most = (1..=MOST_SHARDS).rev().find(|shards| check_new(zones, *shards).is_ok()).unwrap_or(1);
-    most.min(of_runtime.min(usize::from(MOST_SHARDS)) as u16)
+    let most = (1..=MAX_SHARDS).rev().find(|shards| check_new(zones, *shards).is_ok()).unwrap_or(1);
+    most.min(of_runtime.min(usize::from(MAX_SHARDS)) as u16)
 }
 
 /// Refuses `shards` shards for a new store if the zones are too few or too small, or permit too few open

@@ -68,7 +68,7 @@ impl Core {
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
     pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
-        let zone = u64::from(self.kit.layout.data_blocks(crate::item::LONGEST_META))
+        let zone = u64::from(self.kit.layout.data_blocks(crate::item::MAX_META))
             * self.kit.layout.block_size.bytes();
         let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
         let claimed = &self.checkpoint_size.claimed;

@@ -114,7 +114,7 @@ impl ResetHistory {
         let (mut pending, mut last) = (BTreeMap::new(), 0);
         for _ in 0..reader.count(8)? {
             let (first, count) = (reader.u32()?, reader.u32()?);
-            let is_possible = first >= last && u64::from(count) + pending.len() as u64 <= MOST_ZONES;
+            let is_possible = first >= last && u64::from(count) + pending.len() as u64 <= MAX_ZONES;
             let end = first.checked_add(count).filter(|_| is_possible);
             let end = end
                 .ok_or_else(|| Error::corrupt(format!("the manifest names {count} zones from {first} on")))?;
@@ -126,7 +126,7 @@ impl ResetHistory {
 }
 
 /// Maximum number of zones of a history.
-const MOST_ZONES: u64 = 1 << 24;
+const MAX_ZONES: u64 = 1 << 24;
 
 #[cfg(test)]
 mod tests {

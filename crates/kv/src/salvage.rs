@@ -12,9 +12,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 /// Maximum bytes that opening a store writes; they stay in memory. They are roots.
-pub const MOST_BYTES: u64 = 64 << 20;
+pub const MAX_BYTES: u64 = 64 << 20;
 /// Maximum number of described parts; others are only counted.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// Unreadable parts of a shard that were found so far.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl Lost {
     fn note(&self, line: String) {
         self.count.set(self.count.get() + 1);
         let mut lines = self.lines.borrow_mut();
-        if lines.len() < MOST_LINES {
+        if lines.len() < MAX_LINES {
             tracing::error!("salvaging the store: {line}");
             lines.push(line);
         }
@@ -45,7 +45,7 @@ impl Lost {
     /// Notes a block of a table, once.
     pub fn note_block(&self, (table, offset): (TableId, u64), summary: &Summary, error: &Error) {
         let mut noted = self.noted.borrow_mut();
-        if noted.len() >= MOST_LINES && !noted.contains(&(table, offset)) {
+        if noted.len() >= MAX_LINES && !noted.contains(&(table, offset)) {
             // Beyond the limit a block may be counted more than once.
             self.count.set(self.count.get() + 1);
         } else if noted.insert((table, offset)) {

@@ -8,7 +8,7 @@ use logkit::recovery::Goal;
 use std::time::Duration;
 
 /// Minimum number of operations for persistent deletes.
-const FEWEST_OPERATIONS: u64 = 10_000;
+const MIN_OPERATIONS: u64 = 10_000;
 /// Minimum number of bytes that compactions write for each operation, as `zap` assumes; writes wait if this
 /// is exceeded.
 const BYTES_PER_OPERATION: u64 = 256;
@@ -141,10 +141,10 @@ impl Settings {
             ));
         }
         if let Some(DeletePersistence::Operations(count)) = self.delete_persistence
-            && count < FEWEST_OPERATIONS
+            && count < MIN_OPERATIONS
         {
             return Err(Error::invalid(format!(
-                "delete_persistence is {count} operations; expected at least {FEWEST_OPERATIONS}"
+                "delete_persistence is {count} operations; expected at least {MIN_OPERATIONS}"
             )));
         }
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))

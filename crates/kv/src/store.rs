@@ -109,7 +109,7 @@ impl Store {
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let zones = match settings.goal {
             Goal::Serve => zones,
-            Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
+            Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
         };
         let homes = recovery::open(&zones, settings).await?;
         Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })

@@ -7,25 +7,25 @@
 //! a flush count as tables.
 //!
 //! Longest wait of a write, unless the store is full or counts operations:
-//! - slowed: [`LONGEST_DELAY`];
-//! - with `MOST_FROZEN` full buffers: until one of them is written as a table, which doesn't wait for
+//! - slowed: [`MAX_DELAY`];
+//! - with `MAX_FROZEN` full buffers: until one of them is written as a table, which doesn't wait for
 //!   compactions;
 //! - with `stop_tables` tables in level 0: until the running compaction and the following one of level 0 have
-//!   ended. This happens only if writers have more bytes in flight than are admitted in `LONGEST_DELAY`, or
+//!   ended. This happens only if writers have more bytes in flight than are admitted in `MAX_DELAY`, or
 //!   if one compaction takes longer than all the steps.
 //!
 //! Elsewhere: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
 
-use crate::core::{Core, MOST_FROZEN, add};
+use crate::core::{Core, MAX_FROZEN, add};
 use block::Result;
 use runtime::Instant;
 use std::cell::Cell;
 use std::time::Duration;
 
 /// Longest delay of a slowed write.
-pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
 /// Minimum rate at which writes are admitted, in bytes per second.
-const LOWEST_RATE: u64 = 64 << 10;
+const MIN_RATE: u64 = 64 << 10;
 
 /// Number of tables in level 0 at which writes are slowed: the midpoint of the numbers at which a compaction
 /// is due and at which writes stop.
@@ -40,7 +40,7 @@ fn admitted_rate(tables: usize, slow: usize, stop: usize, compaction_rate: u64) 
         return None;
     }
     let (steps, left) = ((stop - slow) as u64, stop.saturating_sub(tables).max(1) as u64);
-    Some((compaction_rate / steps * left).max(LOWEST_RATE))
+    Some((compaction_rate / steps * left).max(MIN_RATE))
 }
 
 /// Admission control for the writes of one shard.
@@ -97,7 +97,7 @@ impl WriteController {
         let rate = admitted_rate(tables, self.slow_tables, self.stop_tables, self.compaction_rate.get());
         let Some(rate) = rate else { return Duration::ZERO };
         self.has_slowed.set(true);
-        let begin = self.passed.get().max(now).min(now + LONGEST_DELAY);
+        let begin = self.passed.get().max(now).min(now + MAX_DELAY);
         self.passed.set(begin + Duration::from_secs_f64(bytes as f64 / rate as f64));
         begin - now
     }
@@ -108,7 +108,7 @@ impl Core {
         self.levels.borrow().0.first().map_or(0, Vec::len)
     }
 
-    /// Delays a write of `bytes` bytes. Then waits while [`MOST_FROZEN`] buffers are frozen, level 0 has
+    /// Delays a write of `bytes` bytes. Then waits while [`MAX_FROZEN`] buffers are frozen, level 0 has
     /// `stop_tables` tables, or the eraser grants no operation. Puts also wait for free zones. Deletes don't
     /// wait for a compaction that has no space in a full store. Returns the error of a background job if
     /// there is one.
@@ -127,7 +127,7 @@ impl Core {
         let mut has_counted = false;
         loop {
             self.ask_for_operations();
-            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN
+            let is_behind = self.frozen.borrow().len() >= MAX_FROZEN
                 || self.controller.stops(self.level0()) && !(frees && self.is_low())
                 || !self.erasure.may_write();
             if !is_behind {
@@ -159,7 +159,7 @@ mod tests {
             [0, 11, 12, 13, 16, 19, 20, 25].map(rates),
             [None, None, Some(16), Some(14), Some(8), Some(2), Some(2), Some(2)]
         );
-        assert_eq!(admitted_rate(19, 12, 20, 0), Some(LOWEST_RATE));
+        assert_eq!(admitted_rate(19, 12, 20, 0), Some(MIN_RATE));
         // Without steps between, writes only stop.
         assert_eq!(admitted_rate(9, 5, 5, MIB), None);
     }

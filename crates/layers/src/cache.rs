@@ -126,8 +126,8 @@ pub const KIND: Kind = Kind {
 };
 
 /// dm-cache's limits of a block, in bytes.
-const SMALLEST_BLOCK: u64 = 32 << 10;
-const LARGEST_BLOCK: u64 = 1 << 30;
+const MIN_BLOCK: u64 = 32 << 10;
+const MAX_BLOCK: u64 = 1 << 30;
 const USUAL_BLOCK: u64 = 64 << 10;
 
 /// Settings of a cache, from the stack.
@@ -174,7 +174,7 @@ impl Options {
     fn new(arguments: &Arguments) -> Result<Self> {
         let block_size = arguments.optional_size("block_size")?;
         if let Some(bytes) = block_size
-            && (!(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&bytes) || !bytes.is_multiple_of(SMALLEST_BLOCK))
+            && (!(MIN_BLOCK..=MAX_BLOCK).contains(&bytes) || !bytes.is_multiple_of(MIN_BLOCK))
         {
             let text = format!(
                 "block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB, the limits of dm-cache",

@@ -3,9 +3,9 @@
 use block::{BlockRange, Extent, ExtentState, Result};
 
 /// Limit of the extents of one answer.
-pub const MOST_EXTENTS: usize = 4096;
+pub const MAX_EXTENTS: usize = 4096;
 /// Limit of the requests to a device below for one answer.
-const MOST_REQUESTS: usize = 256;
+const MAX_REQUESTS: usize = 256;
 
 /// Appends an extent that follows the last one, and joins both if they have the same state.
 pub fn push(extents: &mut Vec<Extent>, extent: Extent) {
@@ -49,7 +49,7 @@ pub async fn of_runs(
 ) -> Result<Vec<Extent>> {
     let (mut extents, mut requests) = (Vec::new(), 0);
     for (range, state) in runs {
-        if extents.len() >= MOST_EXTENTS || requests >= MOST_REQUESTS {
+        if extents.len() >= MAX_EXTENTS || requests >= MAX_REQUESTS {
             break;
         }
         if let Some(state) = state {

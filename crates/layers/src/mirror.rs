@@ -63,7 +63,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Smallest `bitmap_delay`. Each pass over the bitmap that has bits to clear flushes all legs.
-const LEAST_DELAY: Duration = Duration::from_millis(1);
+const MIN_DELAY: Duration = Duration::from_millis(1);
 
 /// `mirror(file(fast.img), file(slow.img), write_mostly=[1], write_behind=256)`.
 pub const KIND: Kind = Kind {
@@ -154,8 +154,8 @@ fn legs(arguments: &Arguments, key: &'static str, names: &[String]) -> Result<Ma
 }
 
 fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
-    if names.len() > format::MOST_LEGS {
-        let text = format!("on: {} legs; expected at most {}", names.len(), format::MOST_LEGS);
+    if names.len() > format::MAX_LEGS {
+        let text = format!("on: {} legs; expected at most {}", names.len(), format::MAX_LEGS);
         return Err(arguments.refuse("on", text));
     }
     let write_mostly = legs(arguments, "write_mostly", names)?;
@@ -177,11 +177,11 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
     // With the smallest block size; `plan` checks again once the block size is known.
     check_behind_bytes(arguments, BlockSize::SMALLEST)?;
     let bitmap_delay = arguments.duration("bitmap_delay")?;
-    if bitmap_delay < LEAST_DELAY {
+    if bitmap_delay < MIN_DELAY {
         let text = format!(
             "bitmap_delay {}: expected {} or more (md's --delay is in whole seconds, with a default of 5)",
             format_duration(bitmap_delay),
-            format_duration(LEAST_DELAY)
+            format_duration(MIN_DELAY)
         );
         return Err(arguments.refuse("bitmap_delay", text));
     }

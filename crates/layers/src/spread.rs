@@ -256,7 +256,7 @@ impl Device for Spread {
             }
             // Each leg gets one request, for all its blocks from the first piece to the last.
             let mut parts: Vec<Option<BlockRange>> = vec![None; self.legs.len()];
-            for piece in self.pieces(range).take(MOST_PIECES) {
+            for piece in self.pieces(range).take(MAX_PIECES) {
                 let part = parts[piece.number].get_or_insert(piece.on_leg);
                 *part = BlockRange { start: part.start, count: piece.on_leg.end() - part.start };
             }
@@ -267,14 +267,14 @@ impl Device for Spread {
             let found = runtime::join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
             let mut next = vec![0; self.legs.len()];
             let mut extents = Vec::new();
-            for piece in self.pieces(range).take(MOST_PIECES) {
+            for piece in self.pieces(range).take(MAX_PIECES) {
                 let (here, covered) = of_piece(&found[piece.number], &mut next[piece.number], piece.on_leg);
                 if here.is_empty() {
                     break;
                 }
                 let here = extents::in_blocks(piece.range, piece.on_leg.start.0, piece.leg.shift, &here);
                 here.into_iter().for_each(|extent| extents::push(&mut extents, extent));
-                if !covered || extents.len() >= extents::MOST_EXTENTS {
+                if !covered || extents.len() >= extents::MAX_EXTENTS {
                     break;
                 }
             }
@@ -284,7 +284,7 @@ impl Device for Spread {
 }
 
 /// Limit of the pieces of one answer about extents: 4 GiB of chunks of 64 KiB.
-const MOST_PIECES: usize = 1 << 16;
+const MAX_PIECES: usize = 1 << 16;
 
 /// Returns a leg's extents inside of a piece, and whether they cover it. The pieces of a leg are passed in
 /// order; `next` is the first extent that may belong to this piece.

@@ -358,7 +358,7 @@ struct Found {
 /// Reads the superblocks.
 async fn find(medium: &Medium) -> Result<Found> {
     let geometry = medium.geometry();
-    let smallest = geometry.block_size.bytes().max(format::SMALLEST_UNIT);
+    let smallest = geometry.block_size.bytes().max(format::MIN_UNIT);
     if geometry.bytes() < 2 * smallest {
         return Err(Error::not_found(format!(
             "no table on the device: its size is {} bytes; a table needs at least {}",

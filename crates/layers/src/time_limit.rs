@@ -6,7 +6,7 @@
 //! - The device continues such a request, whose data stays with a task. As long as one of them is in flight,
 //!   on any shard, the device is *stalled*: requests fail at once, so that none is overtaken by an earlier
 //!   one that was reported as failed.
-//! - Discards and zeroes are cut into pieces of [`LONGEST_PIECE`], each with its own limit.
+//! - Discards and zeroes are cut into pieces of [`MAX_PIECE`], each with its own limit.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
@@ -23,7 +23,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Longest discard or write of zeros that is passed on as one request, in bytes.
-const LONGEST_PIECE: u64 = 64 << 20;
+const MAX_PIECE: u64 = 64 << 20;
 
 /// Declares the key `timeout`.
 pub const fn key(help: &'static str, default: &'static str) -> Key {
@@ -170,7 +170,7 @@ impl LimitedDevice {
         F: Copy + 'static,
     {
         let handle = &self.0;
-        let largest = (LONGEST_PIECE >> handle.device.geometry().block_size.shift()).max(1);
+        let largest = (MAX_PIECE >> handle.device.geometry().block_size.shift()).max(1);
         if range.count.0 <= largest {
             return handle.change(change(handle.device.clone(), range, with));
         }

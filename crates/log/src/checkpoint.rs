@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// Bytes of metadata per page of a record: version and page.
 const PAGE_NAME: usize = 8;
 /// Largest number of restarts of a checkpoint because versions were created or deleted meanwhile.
-const MOST_ATTEMPTS: u32 = 100;
+const MAX_ATTEMPTS: u32 = 100;
 /// Number of pages between two yields to other tasks.
 const PAGES_AT_ONCE: usize = 4;
 
@@ -169,7 +169,7 @@ impl Core {
                 // written is still in it.
                 break (cut, self.directory().encode(), self.freed_pages(orphaned), saved);
             }
-            if attempts == MOST_ATTEMPTS {
+            if attempts == MAX_ATTEMPTS {
                 return Err(Error::busy(
                     "checkpoint: snapshots are created and deleted faster than it can be written; try again later",
                 ));

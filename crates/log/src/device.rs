@@ -16,7 +16,7 @@ use block::{
     Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use logkit::readers::{Readers, Reading, ShardReads};
-use logkit::root::MOST_EPOCHS;
+use logkit::root::MAX_EPOCHS;
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::Home;
 use runtime::file::SharedFile;
@@ -497,7 +497,7 @@ impl Device for Handle {
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         /// Most extents that one call returns.
-        const MOST: usize = 256;
+        const MAX: usize = 256;
         if let Err(error) = self.shared.geometry.check(range) {
             return Call::ready(Err(error));
         }
@@ -512,7 +512,7 @@ impl Device for Handle {
         }
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start.0;
-        while at < range.end().0 && extents.len() < MOST {
+        while at < range.end().0 && extents.len() < MAX {
             // One page at a time, so that lookups in a large fragmented range are limited to the returned
             // extents.
             let end = range.end().0.min((at / crate::map::PAGE_BLOCKS + 1) * crate::map::PAGE_BLOCKS);
@@ -592,7 +592,7 @@ pub async fn open_with(
     }
     let zones: Arc<dyn ZonesPart> = match options.salvage {
         // Nothing is appended to the zones, not even by mistake.
-        true => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
+        true => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
         false => zones,
     };
     let layout = options.layout_on(zones.geometry())?;
@@ -616,7 +616,7 @@ pub async fn open_with(
     if !options.format && writes {
         state.begin().await?;
     }
-    let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MOST_EPOCHS;
+    let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MAX_EPOCHS;
     let core = Core::new(state, settings, kit_settings, policy);
     if writes && (options.format || has_many_epochs) {
         core.write_checkpoint(false).await?;

@@ -4,7 +4,7 @@
 //! written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB. A page's
 //! checksum is stored with its location, so that a stale page is detected.
 
-use crate::format::{LONGEST_NAME, STREAMS, VersionId};
+use crate::format::{MAX_NAME, STREAMS, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use block::Result;
@@ -136,7 +136,7 @@ impl VersionEntry {
         let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
         let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
         let length = usize::from(reader.u8()?);
-        debug_assert!(length <= LONGEST_NAME);
+        debug_assert!(length <= MAX_NAME);
         let name = std::str::from_utf8(reader.bytes(length)?)
             .map_err(|_| reader.strange("has a name that is not UTF-8"))?
             .to_owned();

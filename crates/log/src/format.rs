@@ -20,7 +20,7 @@ pub const STREAMS: usize = 2;
 /// Size of an extent in bytes.
 pub const EXTENT: usize = size_of::<Raw>();
 /// The longest name of a snapshot or clone, in bytes.
-pub const LONGEST_NAME: usize = 255;
+pub const MAX_NAME: usize = 255;
 
 /// Number of a version of the volume: the volume itself, a snapshot or a clone. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -41,7 +41,7 @@ use zones::on_device::format::Uuid;
 /// Number of slabs that are allocated together: 1 MiB.
 const SLABS_AT_ONCE: u32 = 256;
 /// Number of slabs in private memory above which those that equal their copy at home are freed: 64 MiB.
-const MOST_PRIVATE: u64 = 16 << 10;
+const MAX_PRIVATE: u64 = 16 << 10;
 /// Lines of a slab.
 const SLAB_LINES: usize = SLAB as usize / LINE;
 
@@ -131,7 +131,7 @@ impl MapHome {
     ) -> Result<(MapHome, Radix<HomeWords>)> {
         medium.allocate(0, places.state).await?;
         let (map, family) =
-            radix::create(HomeWords::new(medium.words(places.words, HomeWords::MOST)?)?, blocks)?;
+            radix::create(HomeWords::new(medium.words(places.words, HomeWords::MAX)?)?, blocks)?;
         let header = Header { uuid: identity.uuid, zones, places, number: 0, base: 0 };
         let home = Self::new(medium, identity, header, family, 0);
         home.write_header(header).await?;
@@ -205,7 +205,7 @@ impl MapHome {
                 journal.length
             ))));
         }
-        let words = HomeWords::new(medium.words(header.places.words, HomeWords::MOST)?)?;
+        let words = HomeWords::new(medium.words(header.places.words, HomeWords::MAX)?)?;
         radix::overlay(&words, known.moment.slabs, |change| {
             for (offset, line) in over.range(header.places.words..) {
                 change(((offset - header.places.words) / 4) as usize, &bytes_of(line));
@@ -332,7 +332,7 @@ impl MapHome {
             return Err(error.in_context(format!("the map's home {}", self.medium.name())));
         }
         *self.last.borrow_mut() = (collected.versions, Some(moment));
-        if self.family.private() > MOST_PRIVATE {
+        if self.family.private() > MAX_PRIVATE {
             self.family.forget_private();
         }
         Ok(())

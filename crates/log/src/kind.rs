@@ -5,7 +5,7 @@ use crate::core::{Acknowledge, Settings};
 use crate::device::{self, LogPart};
 use crate::format::{CLEANER, USER};
 use crate::home::FileMedium;
-use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
+use crate::layout::{Layout, MAX_SHARE, Reserve, capacity};
 use crate::recovery::BLOCK;
 use crate::snapshot::Message;
 use block::{
@@ -123,11 +123,11 @@ pub const KIND: Kind = Kind {
 
 /// The largest record, in bytes.
 pub const MAX_APPEND: u64 = 2 << 20;
-const LARGEST_ZONE: u64 = 64 << 20;
-const SMALLEST_ZONE: u64 = 64 << 10;
+const MAX_ZONE: u64 = 64 << 20;
+const MIN_ZONE: u64 = 64 << 10;
 /// Numbers of zones that are tried to find the smallest one that works; more than any number of reserved
 /// zones.
-const FEWEST_ZONES_SEARCHED: usize = 4096;
+const MIN_ZONES_SEARCHED: usize = 4096;
 /// Default size of a volume in percent of the capacity.
 const USUAL_SHARE: u64 = 90;
 
@@ -335,16 +335,16 @@ impl Options {
     fn largest_volume(&self, layout: &Layout, open: u32) -> u64 {
         // The map of a volume that fills the disk bounds the reserve.
         let reserve = self.reserve(layout, layout.blocks(), open);
-        capacity(layout, &reserve) * LARGEST_SHARE / 100
+        capacity(layout, &reserve) * MAX_SHARE / 100
     }
 
     /// Returns the smallest number of zones, each as large as these, that hold a volume of the default size.
     fn fewest_zones(&self, layout: &Layout, open: u32) -> u32 {
         let fits = |zones: &u32| {
             Layout::of(logkit::Layout { zones: *zones, ..**layout })
-                .is_ok_and(|layout| self.largest_volume(&layout, open) * USUAL_SHARE / LARGEST_SHARE > 0)
+                .is_ok_and(|layout| self.largest_volume(&layout, open) * USUAL_SHARE / MAX_SHARE > 0)
         };
-        (layout.zones..u32::MAX).take(FEWEST_ZONES_SEARCHED).find(fits).unwrap_or(u32::MAX)
+        (layout.zones..u32::MAX).take(MIN_ZONES_SEARCHED).find(fits).unwrap_or(u32::MAX)
     }
 
     /// Returns the size in blocks of a volume to create.
@@ -357,13 +357,13 @@ impl Options {
         let most = self.largest_volume(layout, open);
         let block = layout.block_size.bytes();
         let least_disk = |blocks: u64| {
-            let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
+            let share = blocks as f64 * 100.0 / MAX_SHARE as f64 / f64::from(layout.data_blocks());
             let reserve = self.reserve(layout, blocks, open).zones();
             ((share.ceil() + f64::from(reserve) + 1.0) * f64::from(layout.zone_blocks + 1)) as u64 * block
                 + (2 << 20)
         };
         let Some(size) = self.size else {
-            let blocks = most * USUAL_SHARE / LARGEST_SHARE;
+            let blocks = most * USUAL_SHARE / MAX_SHARE;
             if blocks == 0 {
                 return Err(Error::invalid(format!(
                     "{} zones of {} blocks are too few for a log, which reserves {} zones; expected at least {} zones of this \
@@ -422,7 +422,7 @@ impl Options {
         let settings = Settings {
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
-            capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
+            capacity: capacity(layout, &reserve) * MAX_SHARE / 100,
             reserved_zones: Images::of_volume(layout, blocks.min(disk_blocks)).zones(layout, 0),
             space_warning: self.space_warning,
             blocks_at_once: self.blocks_at_once.max(1),
@@ -470,7 +470,7 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
 pub fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
+    power.clamp(MIN_ZONE, MAX_ZONE)
 }
 
 /// Returns the shape that is known without opening any part: the volume's size, if the stack names one.

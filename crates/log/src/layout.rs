@@ -6,7 +6,7 @@ use logkit::layout::ROOT_ZONES;
 
 /// Largest share of the capacity for data that a volume may take, in percent. With less free space the
 /// cleaner would move more than 16 blocks for each written one.
-pub const LARGEST_SHARE: u64 = 97;
+pub const MAX_SHARE: u64 = 97;
 
 /// The kit's division of zones into blocks, with a number for each block of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

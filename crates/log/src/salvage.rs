@@ -17,7 +17,7 @@ use logkit::recovery::LostParts;
 use std::collections::BTreeMap;
 
 /// Limit of memory for appends to the zones of such a log: none are permitted.
-pub(crate) const MOST_BYTES: u64 = 0;
+pub(crate) const MAX_BYTES: u64 = 0;
 /// Most blocks of a map that are examined between two yields to other tasks, and whose locations are held in
 /// memory.
 const AT_ONCE: u64 = 1 << 16;

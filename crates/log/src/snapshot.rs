@@ -6,7 +6,7 @@
 
 use crate::capacity::Planned;
 use crate::core::Core;
-use crate::format::{Change, LONGEST_NAME, VersionId};
+use crate::format::{Change, MAX_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
@@ -40,7 +40,7 @@ pub const KIND: Kind = Kind {
 /// Number of pages between two yields to other tasks.
 const PAGES_AT_ONCE: u64 = 64;
 /// Most ranges that `diff` reports.
-const MOST_RANGES: usize = 200_000;
+const MAX_RANGES: usize = 200_000;
 
 stack::messages! {
     /// A message to a log.
@@ -110,9 +110,9 @@ async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
 
 async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool) -> Result<Value> {
     let is_plain = |letter: char| !letter.is_whitespace() && !letter.is_control();
-    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_plain) {
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_plain) {
         return Err(Error::invalid(format!(
-            "name {name:?}: expected 1 to {LONGEST_NAME} bytes without spaces and control characters"
+            "name {name:?}: expected 1 to {MAX_NAME} bytes without spaces and control characters"
         )));
     }
     let version = {
@@ -244,15 +244,15 @@ async fn diff(core: &Rc<Core>, name: &str, other: Option<&str>) -> Result<Value>
                 _ => ranges.push([block, 1]),
             }
         }
-        if ranges.len() > MOST_RANGES {
-            ranges.truncate(MOST_RANGES);
+        if ranges.len() > MAX_RANGES {
+            ranges.truncate(MAX_RANGES);
             break;
         }
         if page % PAGES_AT_ONCE == 0 {
             runtime::yield_now().await;
         }
     }
-    let is_cut = ranges.len() == MOST_RANGES;
+    let is_cut = ranges.len() == MAX_RANGES;
     Ok(json!({ "ranges": ranges, "block_size": core.layout.block_size.bytes(), "truncated": is_cut }))
 }
 

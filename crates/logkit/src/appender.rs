@@ -5,7 +5,7 @@
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
-use crate::record::{Header, LINK, MOST_LINKS};
+use crate::record::{Header, LINK, MAX_LINKS};
 use crate::stream::{CommitQueue, Joint, StreamId, Streams};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
@@ -39,7 +39,7 @@ fn words<E: Entry>(entry: &E) -> usize {
 #[cold]
 fn too_many_joins(joins: usize) -> Error {
     Error::invalid(format!(
-        "log: an entry joins too many streams: {joins}; expected up to {MOST_LINKS}; divide the change among fewer shards"
+        "log: an entry joins too many streams: {joins}; expected up to {MAX_LINKS}; divide the change among fewer shards"
     ))
 }
 
@@ -73,10 +73,10 @@ impl<E: Entry> Appender<E> {
     /// a move may differ; the owner checks that.)
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MOST_LINKS`] streams.
+    /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MAX_LINKS`] streams.
     #[inline]
     pub fn check(&self, entry: &E) -> Result<()> {
-        if entry.joins().len() > MOST_LINKS {
+        if entry.joins().len() > MAX_LINKS {
             return Err(too_many_joins(entry.joins().len()));
         }
         let blocks = if entry.is_atomic() { entry.blocks() } else { entry.blocks().min(1) };
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn an_entry_whose_links_could_not_be_read_is_refused() {
-        assert!(appender().check(&piece(1, 0, MOST_LINKS)).is_ok());
-        assert!(refusal(piece(1, 0, MOST_LINKS + 1)).contains("too many streams: 17; expected up to 16"));
+        assert!(appender().check(&piece(1, 0, MAX_LINKS)).is_ok());
+        assert!(refusal(piece(1, 0, MAX_LINKS + 1)).contains("too many streams: 17; expected up to 16"));
     }
 }

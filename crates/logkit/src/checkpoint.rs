@@ -15,7 +15,7 @@ use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, Kind, sum_of};
 use crate::recovery;
 use crate::reset::reset_dead;
-use crate::root::{Boundary, Extent, MOST_EXTENTS, Root, RootWriter};
+use crate::root::{Boundary, Extent, MAX_EXTENTS, Root, RootWriter};
 use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Error, Payload, Result, Zones};
@@ -273,9 +273,9 @@ async fn write_directory<O: Owner>(owner: &Rc<O>, bytes: &[u8], extents: &mut Ve
         kit.pool.add_live(extent.zone, extent.blocks);
         extents.push(extent);
     }
-    match extents.len() > MOST_EXTENTS {
+    match extents.len() > MAX_EXTENTS {
         true => Err(Error::no_space(format!(
-            "the directory takes {} extents; expected up to {MOST_EXTENTS}: format the log with larger zones",
+            "the directory takes {} extents; expected up to {MAX_EXTENTS}: format the log with larger zones",
             extents.len()
         ))),
         false => Ok(bytes.len() as u64),

@@ -18,16 +18,16 @@ use std::time::Duration;
 /// Number of dead zones that are reset together if no zone is needed soon: they share a flush and a grace period.
 pub const RESET_TOGETHER: u32 = 4;
 /// Largest number of records' worth of blocks in one [`Action::Move`].
-pub const MOST_RECORDS: u32 = 4;
+pub const MAX_RECORDS: u32 = 4;
 /// Number of consecutive failures after which writers that wait for a zone are refused.
-pub const MOST_FAILURES: u32 = 3;
+pub const MAX_FAILURES: u32 = 3;
 /// Pause after a failure. Wakeups during it are ignored, since the failed attempt itself caused some.
 pub const REST: Duration = Duration::from_millis(10);
-/// Longest wait before the next attempt after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
+/// Longest wait before the next attempt after the first failure; it doubles with each further one, [`MAX_DOUBLINGS`] times.
 /// Writes that failed for lack of a free zone don't wake the cleaner.
 pub const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 /// Most doublings of [`BETWEEN_ATTEMPTS`].
-pub const MOST_DOUBLINGS: u32 = 6;
+pub const MAX_DOUBLINGS: u32 = 6;
 
 /// State of a background task of the cleaner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -298,7 +298,7 @@ fn move_some(state: &State) -> Action {
         Admission::Later => Action::Wait { cause: Cause::Pace, until_commit: false },
         // The higher the pace, the more reads and writes are in flight together.
         Admission::Now { per_write } => {
-            Action::Move { records: per_write.map_or(MOST_RECORDS, |moves| moves.clamp(1, MOST_RECORDS)) }
+            Action::Move { records: per_write.map_or(MAX_RECORDS, |moves| moves.clamp(1, MAX_RECORDS)) }
         }
     }
 }
@@ -322,9 +322,9 @@ fn without_victim(state: &State) -> Action {
 
 /// Returns the wait after a failure. Dead zones aren't counted as free here: they may not be resettable.
 fn retry(state: &State) -> Action {
-    let doublings = state.failures.saturating_sub(1).min(MOST_DOUBLINGS);
+    let doublings = state.failures.saturating_sub(1).min(MAX_DOUBLINGS);
     Action::Retry {
-        refuse: state.failures >= MOST_FAILURES && state.users_wait(),
+        refuse: state.failures >= MAX_FAILURES && state.users_wait(),
         limit: if state.is_closing { Duration::ZERO } else { BETWEEN_ATTEMPTS * (1 << doublings) },
     }
 }

@@ -49,7 +49,7 @@ pub trait Entry: 'static {
     }
 
     /// Streams of other shards of which the entry's record is also a member; at most
-    /// [`MOST_LINKS`](crate::record::MOST_LINKS). The entry takes effect on all these shards or, after a
+    /// [`MAX_LINKS`](crate::record::MAX_LINKS). The entry takes effect on all these shards or, after a
     /// crash, on none. It is atomic and a record of its own, which [`Owner::share`](crate::Owner::share)
     /// passes on. An entry that was acknowledged before it is written has no joins.
     fn joins(&self) -> &[StreamId] {

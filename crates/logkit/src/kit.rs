@@ -34,7 +34,7 @@ use std::time::Duration;
 /// Time between attempts of an append that the drive refuses because it has its maximum of open zones, and
 /// time after which the append fails.
 const BETWEEN_BUSY: Duration = Duration::from_millis(10);
-const MOST_BUSY: Duration = Duration::from_secs(10);
+const MAX_BUSY: Duration = Duration::from_secs(10);
 /// Number of attempts between two requests to other shards to seal their zones.
 const ATTEMPTS_TO_ASK: u32 = 100;
 
@@ -536,7 +536,7 @@ impl Kit {
         loop {
             let outcome = open().await;
             let Err(Error::Busy(detail)) = &outcome else { return outcome };
-            if begun.elapsed() >= MOST_BUSY {
+            if begun.elapsed() >= MAX_BUSY {
                 return outcome;
             }
             if attempts % ATTEMPTS_TO_ASK == 0 {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Attempts to append one record, each in another zone, before the log fails.
-const MOST_ATTEMPTS: usize = 4;
+const MAX_ATTEMPTS: usize = 4;
 
 /// Time that acknowledged entries without data wait for a zone before the log fails, and time between two
 /// attempts to find one.
@@ -362,7 +362,7 @@ pub async fn write_record<O: Owner>(
         }
         // The number has been issued, so the record must be written to another zone; otherwise no later
         // record can commit.
-        let another = match attempts < MOST_ATTEMPTS {
+        let another = match attempts < MAX_ATTEMPTS {
             true => kit.open_zone_beside(class, 1, held).await,
             false => None,
         };

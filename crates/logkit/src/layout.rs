@@ -6,7 +6,7 @@ use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
 /// Number of zones that hold roots: zones 0 and 1.
 pub const ROOT_ZONES: u32 = 2;
 /// Smallest size of a zone in blocks with which a log works.
-pub const SMALLEST_ZONE: u32 = 7;
+pub const MIN_ZONE: u32 = 7;
 
 /// Size and number of blocks and zones. A block is the unit of records: a header takes one, data whole ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,9 +36,9 @@ impl Layout {
         let shift = block_size.shift();
         let zone_blocks = (geometry.zone_capacity >> shift).min(u64::from(u32::MAX)) as u32;
         let max_append = (geometry.max_append >> shift).min(u64::from(zone_blocks)) as u32;
-        if zone_blocks < SMALLEST_ZONE || max_append < 2 {
+        if zone_blocks < MIN_ZONE || max_append < 2 {
             return Err(Error::invalid(format!(
-                "zones of {} bytes with appends of up to {}; expected zones of at least {SMALLEST_ZONE} blocks of {block_size} \
+                "zones of {} bytes with appends of up to {}; expected zones of at least {MIN_ZONE} blocks of {block_size} \
                  bytes, and appends of 2 blocks",
                 geometry.zone_capacity, geometry.max_append
             )));

@@ -5,7 +5,7 @@
 use block::{Error, Result};
 
 /// Longest encoding, in bytes.
-const MOST_BYTES: usize = 10;
+const MAX_BYTES: usize = 10;
 
 /// Appends a number.
 pub fn put(target: &mut Vec<u8>, mut number: u64) {
@@ -42,8 +42,8 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
 
 fn decode_long(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let mut number = 0;
-    for (index, &byte) in bytes.get(at..)?.iter().take(MOST_BYTES).enumerate() {
-        if index == MOST_BYTES - 1 && byte > 1 {
+    for (index, &byte) in bytes.get(at..)?.iter().take(MAX_BYTES).enumerate() {
+        if index == MAX_BYTES - 1 && byte > 1 {
             return None;
         }
         number |= u64::from(byte & 0x7F) << (7 * index);

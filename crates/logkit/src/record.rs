@@ -30,7 +30,7 @@ pub const FIXED: usize = size_of::<Raw>();
 /// Length of a link, in bytes.
 pub const LINK: usize = size_of::<RawLink>();
 /// Most links of a record.
-pub const MOST_LINKS: usize = 16;
+pub const MAX_LINKS: usize = 16;
 
 /// Purpose of a record. Values are those on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -215,7 +215,7 @@ impl Header {
     /// returns the header's length in bytes.
     ///
     /// # Panics
-    /// If it doesn't fit, has more than [`MOST_LINKS`] links, or the numbers of checksums and blocks differ.
+    /// If it doesn't fit, has more than [`MAX_LINKS`] links, or the numbers of checksums and blocks differ.
     pub fn encode(
         &self,
         identity: &Identity,
@@ -225,7 +225,7 @@ impl Header {
         target: &mut [u8],
     ) -> usize {
         assert_eq!(sums.len(), self.blocks as usize, "one checksum per data block");
-        assert!(links.len() <= MOST_LINKS, "{} links; expected up to {MOST_LINKS}", links.len());
+        assert!(links.len() <= MAX_LINKS, "{} links; expected up to {MAX_LINKS}", links.len());
         let length = Header::length(sums.len(), meta.len()) + links.len() * LINK;
         let raw = Raw {
             magic: MAGIC,
@@ -367,9 +367,9 @@ impl<'a> Parsed<'a> {
         let (links, rest) = bytes[FIXED..].split_at(links * LINK);
         let links = <[RawLink]>::ref_from_bytes(links)
             .map_err(|_| Error::corrupt("header of a record: links cut short"))?;
-        if links.len() > MOST_LINKS || !links.iter().all(|link| matches!(link.relation, 1 | 2)) {
+        if links.len() > MAX_LINKS || !links.iter().all(|link| matches!(link.relation, 1 | 2)) {
             return Err(Error::corrupt(format!(
-                "header of a record: {} links, or one of an unknown relation; expected up to {MOST_LINKS}",
+                "header of a record: {} links, or one of an unknown relation; expected up to {MAX_LINKS}",
                 links.len()
             )));
         }
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "17 links; expected up to 16")]
     fn more_links_than_can_be_read_are_not_written() {
-        header(0).encode_block(&IDENTITY, &[LINKS[0]; MOST_LINKS + 1], &[], b"", 4096);
+        header(0).encode_block(&IDENTITY, &[LINKS[0]; MAX_LINKS + 1], &[], b"", 4096);
     }
 
     proptest! {

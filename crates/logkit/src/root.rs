@@ -20,13 +20,13 @@ const MAGIC: &[u8; 8] = b"SILTROOT";
 const MAGIC_1: &[u8; 8] = b"SILTLOG1";
 /// Largest number of epochs for which a root has boundaries. After that many unclean stops without a
 /// checkpoint, the log takes one when it is opened.
-pub const MOST_EPOCHS: usize = 32;
+pub const MAX_EPOCHS: usize = 32;
 /// Largest number of extents of a directory.
-pub const MOST_EXTENTS: usize = 96;
+pub const MAX_EXTENTS: usize = 96;
 /// Bytes of a root for streams: their last records, and those at the ends of epochs.
-const STREAM_BYTES: usize = 8 * 4 + MOST_EPOCHS * (8 + 8 * 4);
+const STREAM_BYTES: usize = 8 * 4 + MAX_EPOCHS * (8 + 8 * 4);
 /// Largest number of streams in a root.
-const MOST_STREAMS: usize = 64;
+const MAX_STREAMS: usize = 64;
 
 /// End of an earlier epoch: its records above these numbers are not part of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct Root {
 impl Root {
     /// Most boundaries of earlier epochs that a root with `streams` streams has space for.
     pub fn most_epochs(streams: usize) -> usize {
-        (STREAM_BYTES.saturating_sub(8 * streams) / (8 + 8 * streams)).min(MOST_EPOCHS)
+        (STREAM_BYTES.saturating_sub(8 * streams) / (8 + 8 * streams)).min(MAX_EPOCHS)
     }
 
     /// Encodes the root as the metadata of a record.
@@ -152,8 +152,8 @@ impl Root {
         let (clock, directory_length) = (reader.u64()?, reader.u64()?);
         let clean = reader.u32()? != 0;
         let streams = reader.count(8)?;
-        if streams > MOST_STREAMS {
-            return Err(reader.strange(&format!("has {streams} streams; expected up to {MOST_STREAMS}")));
+        if streams > MAX_STREAMS {
+            return Err(reader.strange(&format!("has {streams} streams; expected up to {MAX_STREAMS}")));
         }
         let numbers = |reader: &mut Reader<'_>| -> Result<Sequences> {
             let numbers = (0..streams).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
@@ -259,7 +259,7 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
 }
 
 /// Most roots of one zone, of different checkpoints, that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
-const MOST_OLD: usize = 64;
+const MAX_OLD: usize = 64;
 
 /// Reads the newest root of each of the newest checkpoints, the newest first, of the root zones that can be read, to salvage a log whose newest root or checkpoint is damaged. Roots
 /// of a log that was there before are left out.
@@ -282,7 +282,7 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
                 let before = newest.last_entry().filter(|before| before.get().has_checkpoint_of(&root));
                 before.map(OccupiedEntry::remove);
                 newest.insert(root.number, root);
-                if newest.len() > MOST_OLD {
+                if newest.len() > MAX_OLD {
                     newest.pop_first();
                 }
             }
@@ -619,11 +619,11 @@ mod tests {
     fn only_the_newest_root_of_each_of_the_newest_checkpoints_is_kept_to_salvage_a_log() {
         let found = salvageable(1);
         let written = found[0].0;
-        let most = MOST_OLD as u64 + 3;
+        let most = MAX_OLD as u64 + 3;
         let expected = (written - most + 1..=written).rev().map(|number| (number, number - 1));
         assert!(found.iter().copied().eq(expected), "{found:?}");
         // More epochs than roots are kept, without a checkpoint in between.
-        let epochs = MOST_OLD as u64 + 1;
+        let epochs = MAX_OLD as u64 + 1;
         let found = salvageable(epochs);
         let checkpoints: Vec<u64> = found.iter().map(|(_, checkpoint)| *checkpoint).collect();
         let newest = (written - 1) / epochs;
@@ -639,13 +639,13 @@ mod tests {
 
     #[test]
     fn the_largest_roots_fit_a_block() {
-        for (streams, epochs) in [(1, 32), (4, 32), (8, 17), (32, 4), (MOST_STREAMS, 1)] {
+        for (streams, epochs) in [(1, 32), (4, 32), (8, 17), (32, 4), (MAX_STREAMS, 1)] {
             assert_eq!(Root::most_epochs(streams), epochs, "{streams} streams");
             let numbers = Sequences::new(&vec![1; streams]);
             let mut root = root();
             root.covered = numbers.clone();
             root.boundaries = vec![Boundary { epoch: 3, last: numbers }; epochs];
-            root.directory = vec![root.directory[0]; MOST_EXTENTS];
+            root.directory = vec![root.directory[0]; MAX_EXTENTS];
             root.own = vec![0; 256];
             assert!(Header::length(0, root.encode().len()) <= 4096, "{streams} streams");
         }

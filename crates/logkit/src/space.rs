@@ -51,13 +51,13 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time between attempts to fill the number of a record.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 /// Largest number of zones that are tried for a reservation before it waits [`LOOK_AGAIN`].
-const MOST_RESERVED_IN_VAIN: usize = 16;
+const MAX_RESERVED_IN_VAIN: usize = 16;
 /// Largest number of attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
-const MOST_ATTEMPTS: usize = 4;
+const MAX_ATTEMPTS: usize = 4;
 /// Longest time between attempts that each cost a zone.
-const MOST_BETWEEN_ZONES: Duration = Duration::from_secs(30);
+const MAX_BETWEEN_ZONES: Duration = Duration::from_secs(30);
 /// Longest time that a record waits for the cleaner to free a zone, before changes are refused.
-const MOST_PATIENCE: Duration = Duration::from_secs(1);
+const MAX_PATIENCE: Duration = Duration::from_secs(1);
 /// Number of zones for which space is reserved in addition to those that users leave to others: the filler.
 const FILLERS: u32 = 1;
 
@@ -227,7 +227,7 @@ impl Kit {
     /// first, because most of their space is still allocated.
     pub async fn back_reserve(&self) -> bool {
         let backed = self.layout.backed_blocks();
-        for _ in 0..MOST_RESERVED_IN_VAIN {
+        for _ in 0..MAX_RESERVED_IN_VAIN {
             let Some(zone) = self.pool.begin_reserving() else { return false };
             let known = self.pool.get(zone).space;
             let mut reserved = 0;
@@ -246,7 +246,7 @@ impl Kit {
                 return true;
             }
         }
-        tracing::warn!("no space could be reserved for any of {MOST_RESERVED_IN_VAIN} zones");
+        tracing::warn!("no space could be reserved for any of {MAX_RESERVED_IN_VAIN} zones");
         self.space.reserved_in_vain.set(Some(runtime::now()));
         false
     }
@@ -363,7 +363,7 @@ async fn fill<O: Owner>(
         let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
             (true, _) => 0,
             (false, true) => 1,
-            (false, false) => MOST_ATTEMPTS,
+            (false, false) => MAX_ATTEMPTS,
         };
         for _ in 0..attempts {
             let Some(mut zone) = kit.filler_zone(keep, held).await else { break };
@@ -389,9 +389,9 @@ async fn fill<O: Owner>(
                     // A zone that the cleaner frees wouldn't have space either.
                     is_patient = false;
                     next_zone = runtime::now() + between_zones;
-                    between_zones = (between_zones * 2).min(MOST_BETWEEN_ZONES);
+                    between_zones = (between_zones * 2).min(MAX_BETWEEN_ZONES);
                     failures += usize::from(!matches!(error, Error::NoSpace(_)));
-                    if failures >= MOST_ATTEMPTS {
+                    if failures >= MAX_ATTEMPTS {
                         owner.fail(&error.in_context(format!("record {sequence} can't be written")));
                     }
                 }
@@ -422,7 +422,7 @@ async fn fill<O: Owner>(
         if is_patient {
             let freed = kit.events.freed.notified();
             kit.events.cleaner.notify_all();
-            is_patient = since.elapsed() < MOST_PATIENCE && !kit.is_stuck();
+            is_patient = since.elapsed() < MAX_PATIENCE && !kit.is_stuck();
             if is_patient {
                 let _woken = runtime::timeout(BETWEEN_ATTEMPTS, freed).await;
             }

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// second, so 19 µs per request and 2.5 µs per 4 KiB.
 pub const READ_REQUEST_BYTES: u64 = 32 << 10;
 /// Longest read of a victim, in bytes.
-const LARGEST_READ: usize = 1 << 20;
+const MAX_READ: usize = 1 << 20;
 /// Most reads of a victim in flight.
 const READS: usize = 8;
 
@@ -160,7 +160,7 @@ impl Victim {
 /// Returns the cost of reads of a victim, in blocks.
 fn read_cost(request_bytes: u64, block: usize) -> ReadCost {
     let request = request_bytes / block as u64;
-    ReadCost { request, largest_gap: request, largest_request: (LARGEST_READ / block).max(1) as u64 }
+    ReadCost { request, largest_gap: request, largest_request: (MAX_READ / block).max(1) as u64 }
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(crate) const PREFIX: &str = "memory/";
 /// one.
 const KEPT_EMPTY: Duration = Duration::from_secs(30);
 /// Longest name of a borrower, in bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 /// Block size of borrowers' devices, in bytes.
 pub(crate) const BLOCK: u64 = 4096;
 
@@ -73,7 +73,7 @@ impl Borrowers {
         let name = export.strip_prefix(PREFIX).ok_or_else(|| {
             Error::not_found(format!(
                 "there is no export \"{}\": expected status, or {PREFIX}NAME",
-                shortened(export, LONGEST_NAME)
+                shortened(export, MAX_NAME)
             ))
         })?;
         check_name(name)?;
@@ -105,11 +105,11 @@ const DESCRIPTION: &str = "borrowed memory; lost with the node";
 /// [`Error::Invalid`] for an empty or long name, or characters other than letters, digits, '.', '_' and '-'.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    match !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_allowed) {
+    match !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(is_allowed) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "name \"{}\" of a borrower: expected 1 to {LONGEST_NAME} letters, digits, '.', '_' or '-'",
-            shortened(name, LONGEST_NAME)
+            "name \"{}\" of a borrower: expected 1 to {MAX_NAME} letters, digits, '.', '_' or '-'",
+            shortened(name, MAX_NAME)
         ))),
     }
 }

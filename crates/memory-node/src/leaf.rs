@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Time between two reads of the status.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time between two attempts to reach a node that doesn't answer.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_INTERVAL: Duration = Duration::from_secs(5);
 /// Time limit of reading the status.
 const READ_LIMIT: Duration = Duration::from_secs(3);
 
@@ -152,7 +152,7 @@ async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
                     tracing::warn!("{error}; the state of this memory node is unknown until it answers");
                 }
                 known.failure = Some(error);
-                interval = (interval * 2).min(LONGEST_INTERVAL);
+                interval = (interval * 2).min(MAX_INTERVAL);
             }
         }
     }

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Limit of connected clients: a borrower has two connections, and more with several shards.
 const MAX_CONNECTIONS: usize = 1024;
 /// Smallest default reserve, in bytes, unless that is more than half of the memory.
-const SMALLEST_RESERVE: u64 = 512 << 20;
+const MIN_RESERVE: u64 = 512 << 20;
 
 /// Configuration of a node.
 pub struct NodeConfig {
@@ -45,7 +45,7 @@ pub struct NodeConfig {
 /// memory.
 pub fn default_reserve(measured: &Measurement) -> u64 {
     let total = measured.total();
-    (total / 16).max(SMALLEST_RESERVE).min(total / 2)
+    (total / 16).max(MIN_RESERVE).min(total / 2)
 }
 
 /// Checks that an address isn't reachable from other machines, unless that is permitted.

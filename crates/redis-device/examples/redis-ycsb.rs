@@ -34,7 +34,7 @@ const EXPONENT: f64 = 0.99;
 /// Requests that `load` has in flight.
 const PIPELINE: u64 = 64;
 /// Most records of a scan.
-const LONGEST_SCAN: u64 = 100;
+const MAX_SCAN: u64 = 100;
 /// Time without an answer after which a server is treated as dead.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -229,7 +229,7 @@ fn run(arguments: &Arguments, mix: Mix, seed: u64, records: &AtomicU64) -> Resul
             false => rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % count,
         };
         let is_read = random.below(100) < mix.reads;
-        let length = if is_read && mix.scans { 1 + random.below(LONGEST_SCAN) } else { 1 };
+        let length = if is_read && mix.scans { 1 + random.below(MAX_SCAN) } else { 1 };
         let numbers = number..(number + length).min(count);
         let wanted = numbers.end - numbers.start;
         if !is_read {

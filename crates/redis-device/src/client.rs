@@ -6,7 +6,7 @@
 use crate::connection::{Answer, Command, Connection};
 use crate::failure::Failure;
 use crate::leaf::Shared;
-use crate::slots::{MOST_SERVERS, SlotTable, hash_slot};
+use crate::slots::{MAX_SERVERS, SlotTable, hash_slot};
 use block::{Buffer, Error, Result};
 use resp::Reply;
 use runtime::Instant;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Limit of the commands in flight, in units: a slow network can carry their data within the time limit of a
 /// reply.
-const MOST_UNITS: usize = 128;
+const MAX_UNITS: usize = 128;
 /// Bytes of data that make a command count as one more unit.
 const UNIT_BYTES: usize = 64 << 10;
 /// Time from the beginning of a request after which it isn't retried.
@@ -29,7 +29,7 @@ const RETRY_LIMIT: Duration = Duration::from_millis(1900);
 /// Time between two attempts, or two reads of the table.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Limit of redirections of a request. A cluster needs two in the worst case, and some more while its table spreads.
-const MOST_REDIRECTIONS: u32 = 16;
+const MAX_REDIRECTIONS: u32 = 16;
 /// Time limit of a connection and its login.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit of reading the table from one server.
@@ -81,7 +81,7 @@ impl Client {
             table_read_at: Cell::default(),
             reading_table: Semaphore::new(1),
             is_cluster: Cell::new(false),
-            permits: Semaphore::new(MOST_UNITS),
+            permits: Semaphore::new(MAX_UNITS),
             lost: RefCell::default(),
         });
         let opening = async {
@@ -144,7 +144,7 @@ impl Client {
                     self.refresh(reads_before, None, deadline).await;
                 }
                 Failure::Moved(_) | Failure::Ask(_)
-                    if redirections == MOST_REDIRECTIONS || runtime::now() >= deadline =>
+                    if redirections == MAX_REDIRECTIONS || runtime::now() >= deadline =>
                 {
                     let error = format!(
                         "redis server {address}: slot {slot} was redirected {redirections} times; the servers don't agree"
@@ -204,8 +204,8 @@ impl Client {
         if let Some(server) = servers.get(address) {
             return Ok(server.clone());
         }
-        if servers.len() >= 2 * MOST_SERVERS {
-            return Err(Error::protocol(format!("the servers name more than {} others", 2 * MOST_SERVERS)));
+        if servers.len() >= 2 * MAX_SERVERS {
+            return Err(Error::protocol(format!("the servers name more than {} others", 2 * MAX_SERVERS)));
         }
         let server = Rc::new(Server {
             address: address.clone(),

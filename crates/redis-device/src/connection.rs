@@ -20,9 +20,9 @@ use std::time::Duration;
 /// Time limit of a reply.
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(2);
 /// Largest reply without data, in bytes: the table of a large cluster.
-const MOST_REPLY_BYTES: usize = 1 << 20;
+const MAX_REPLY_BYTES: usize = 1 << 20;
 /// Limit of the commands in flight: more than a handle has at a time, unless it has stopped waiting for many.
-const MOST_IN_FLIGHT: usize = 320;
+const MAX_IN_FLIGHT: usize = 320;
 /// Bytes of one receive, unless they go to a caller's buffer.
 const RECEIVE_BYTES: usize = 64 << 10;
 
@@ -245,7 +245,7 @@ impl Connection {
     /// Ends the connection if the reply takes longer than [`REPLY_LIMIT`]. Dropping the future ends only the
     /// wait.
     pub async fn call(&self, command: &Command, asking: bool, buffer: Option<Buffer>) -> Answer {
-        if self.state.queues.borrow().in_flight.len() >= MOST_IN_FLIGHT {
+        if self.state.queues.borrow().in_flight.len() >= MAX_IN_FLIGHT {
             self.state.fail(&Error::timed_out(format!("redis server {}: it answers nothing", self.address)));
         }
         let (waiter, mut answer) = oneshot();
@@ -323,10 +323,10 @@ impl Received<'_> {
 
     /// Receives a reply.
     async fn reply(&mut self) -> Result<Reply> {
-        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
+        let mut scanner = Scanner::new(MAX_REPLY_BYTES);
         loop {
             if scanner.next(self.rest())?.is_some()
-                && let Some((reply, length)) = resp::parse(self.rest(), MOST_REPLY_BYTES)?
+                && let Some((reply, length)) = resp::parse(self.rest(), MAX_REPLY_BYTES)?
             {
                 self.used += length;
                 return Ok(reply);

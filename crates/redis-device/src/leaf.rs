@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Longest name in bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 /// Most servers that are remembered for opening a handle.
-const MOST_KNOWN: usize = 64;
+const MAX_KNOWN: usize = 64;
 
 /// Declaration of the kind.
 pub const KIND: Kind = Kind {
@@ -131,10 +131,10 @@ fn credentials_of(arguments: &Arguments) -> Result<Option<Credentials>> {
 
 fn check_name(name: &str) -> Result<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    match !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_allowed) {
+    match !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(is_allowed) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "name \"{}\" of a device: expected 1 to {LONGEST_NAME} letters, digits, '.', '_' or '-'",
+            "name \"{}\" of a device: expected 1 to {MAX_NAME} letters, digits, '.', '_' or '-'",
             shown(name)
         ))),
     }
@@ -194,7 +194,7 @@ impl Shared {
     /// Remembers the servers of a table.
     pub fn set_known(&self, table: &SlotTable) {
         let servers = table.masters().iter().chain(&table.replicas);
-        *self.locked() = servers.take(MOST_KNOWN).cloned().collect();
+        *self.locked() = servers.take(MAX_KNOWN).cloned().collect();
     }
 }
 

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 /// Number of hash slots.
 const SLOTS: usize = 16384;
 /// Most servers of a cluster: the specification's recommended maximum.
-pub(crate) const MOST_SERVERS: usize = 1000;
+pub(crate) const MAX_SERVERS: usize = 1000;
 
 /// Hash slot of a key without braces.
 pub(crate) fn hash_slot(key: &[u8]) -> u16 {
@@ -56,7 +56,7 @@ impl SlotTable {
             )
         };
         let too_many =
-            || unexpected_from(responder, "a table with more servers", &format!("{MOST_SERVERS} at most"));
+            || unexpected_from(responder, "a table with more servers", &format!("{MAX_SERVERS} at most"));
         let Reply::Array(ranges) = reply else { return Err(malformed()) };
         let (mut masters, mut replicas, mut slots) = (Vec::new(), Vec::new(), vec![NONE; SLOTS]);
         for range in ranges {
@@ -91,7 +91,7 @@ fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
         servers.push(server);
         servers.len() - 1
     });
-    (servers.len() <= MOST_SERVERS).then_some(known as u16)
+    (servers.len() <= MAX_SERVERS).then_some(known as u16)
 }
 
 /// Parses the address of a server from an entry of CLUSTER SLOTS.

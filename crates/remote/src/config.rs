@@ -2,10 +2,10 @@
 
 use crate::arena::{BLOCK, Sizes};
 use crate::compression::Compression;
-use crate::core::{FEWEST_STAGED, Settings, USER_STREAMS};
-use crate::entry::{GRANULE, MOST_GRANULES};
+use crate::core::{MIN_STAGED, Settings, USER_STREAMS};
+use crate::entry::{GRANULE, MAX_GRANULES};
 use crate::slot::PAGE;
-use crate::zones::MOST_COPIES;
+use crate::zones::MAX_COPIES;
 use block::{DevicePart, Error, Result};
 use stack::{format_duration, format_size};
 use std::os::fd::OwnedFd;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Smallest cache in bytes.
-const SMALLEST_CACHE: u64 = 32 << 20;
+const MIN_CACHE: u64 = 32 << 20;
 /// Largest cache in bytes: the number of a frame has 32 bits.
-const LARGEST_CACHE: u64 = 1 << 40;
+const MAX_CACHE: u64 = 1 << 40;
 /// Largest number of nodes: the number of a node has 8 bits.
-const MOST_NODES: u64 = 255;
+const MAX_NODES: u64 = 255;
 /// Largest size of a node, and of all zones together: the place of a page has 36 bits.
-const MOST_BYTES: u64 = MOST_GRANULES * GRANULE as u64;
+const MAX_BYTES: u64 = MAX_GRANULES * GRANULE as u64;
 /// Limits of the longest time of a request.
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(10);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
+const MIN_TIMEOUT: Duration = Duration::from_millis(10);
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Zones that only the cleaner takes.
 const RESERVE: u64 = 2;
 
@@ -139,25 +139,25 @@ impl Request {
     pub fn check_keys(&self, nodes: u64) -> Result<(), Refusal> {
         let refuse = |key, text| Err(Refusal { key, text });
         let Request { copies, group, cache, .. } = *self;
-        if nodes > MOST_NODES {
-            return refuse("nodes", format!("{nodes} nodes: expected at most {MOST_NODES}"));
+        if nodes > MAX_NODES {
+            return refuse("nodes", format!("{nodes} nodes: expected at most {MAX_NODES}"));
         }
-        if !(1..=nodes.min(MOST_COPIES as u64)).contains(&copies) {
+        if !(1..=nodes.min(MAX_COPIES as u64)).contains(&copies) {
             return refuse(
                 "copies",
-                format!("copies {copies}: expected 1 to {}, one on each node", nodes.min(MOST_COPIES as u64)),
+                format!("copies {copies}: expected 1 to {}, one on each node", nodes.min(MAX_COPIES as u64)),
             );
         }
         if !group.is_multiple_of(BLOCK as u64) || !(BLOCK as u64..=64 << 20).contains(&group) {
             let found = format_size(group);
             return refuse("group", format!("group {found}: expected whole MiB, 1MiB to 64MiB"));
         }
-        if !(SMALLEST_CACHE..=LARGEST_CACHE).contains(&cache) {
-            let [cache, least, most] = [cache, SMALLEST_CACHE, LARGEST_CACHE].map(format_size);
+        if !(MIN_CACHE..=MAX_CACHE).contains(&cache) {
+            let [cache, least, most] = [cache, MIN_CACHE, MAX_CACHE].map(format_size);
             return refuse("cache", format!("cache {cache}: expected {least} to {most}"));
         }
-        if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.timeout) {
-            let [found, least, most] = [self.timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT].map(format_duration);
+        if !(MIN_TIMEOUT..=MAX_TIMEOUT).contains(&self.timeout) {
+            let [found, least, most] = [self.timeout, MIN_TIMEOUT, MAX_TIMEOUT].map(format_duration);
             return refuse("timeout", format!("timeout {found}: expected {least} to {most}"));
         }
         Ok(())
@@ -178,15 +178,15 @@ impl Request {
                 );
             }
         }
-        if let Some(large) = self.nodes.iter().find(|node| node.bytes > MOST_BYTES) {
-            let [found, most] = [large.bytes, MOST_BYTES].map(format_size);
+        if let Some(large) = self.nodes.iter().find(|node| node.bytes > MAX_BYTES) {
+            let [found, most] = [large.bytes, MAX_BYTES].map(format_size);
             return refuse("nodes", format!("nodes: a node of {found}: expected at most {most}"));
         }
         let regions: Vec<u64> = self.nodes.iter().map(|node| node.bytes / group).collect();
         let on_backup = self.backup.map_or(u64::MAX, |backup| backup.bytes / group);
         let zones = most_zones(&regions, copies).min(on_backup);
-        if zones * group > MOST_BYTES {
-            let [found, most] = [zones * group, MOST_BYTES].map(format_size);
+        if zones * group > MAX_BYTES {
+            let [found, most] = [zones * group, MAX_BYTES].map(format_size);
             return refuse(
                 "nodes",
                 format!(
@@ -226,7 +226,7 @@ impl Request {
                 ),
             );
         }
-        let staged = (cache / 2 / BLOCK as u64).clamp(FEWEST_STAGED.into(), 4096);
+        let staged = (cache / 2 / BLOCK as u64).clamp(MIN_STAGED.into(), 4096);
         let frames = (cache - staged * BLOCK as u64) / PAGE as u64;
         Ok(Sizes {
             pages: size / PAGE as u64,
@@ -293,7 +293,7 @@ mod tests {
         let largest = request(&[2 * TIB, 2 * TIB]).sizes().unwrap();
         let granules =
             u64::from(largest.zones) * u64::from(largest.zone_blocks) * crate::arena::BLOCK_GRANULES;
-        assert_eq!(granules, MOST_GRANULES);
+        assert_eq!(granules, MAX_GRANULES);
         refused(
             request(&[2 * TIB, 2 * TIB, 8 << 20]),
             "nodes",

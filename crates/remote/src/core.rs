@@ -35,7 +35,7 @@ pub const CLEANER_STREAM: usize = USER_STREAMS;
 /// Pages of a part of the device, whose pages go to one stream: 16 MiB.
 const PART_PAGES: u32 = 4096;
 /// Smallest number of staged blocks: each stream has an open one, and one that is being written.
-pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
+pub const MIN_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
 
 /// Blocks that are written to nodes at a time: each takes 1 MiB beside the cache, and this many keep a network busy.
 const BLOCKS_IN_FLIGHT: usize = 4;
@@ -568,7 +568,7 @@ impl Core {
 
     /// Takes regions for a zone.
     fn place(&self, zone: u32) -> Result<()> {
-        let mut copies: SmallVec<[Copy; crate::zones::MOST_COPIES]> = SmallVec::new();
+        let mut copies: SmallVec<[Copy; crate::zones::MAX_COPIES]> = SmallVec::new();
         let mut others: SmallVec<[u8; 4]> = SmallVec::new();
         while copies.len() < self.settings.copies {
             // The zone itself is no longer among the free ones.

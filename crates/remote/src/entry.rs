@@ -12,7 +12,7 @@ use block::Error;
 /// Unit in which pages are packed, in bytes.
 pub const GRANULE: usize = 64;
 /// Largest number of granules of all zones: 4 TiB of remote memory. `config` checks it.
-pub const MOST_GRANULES: u64 = 1 << 36;
+pub const MAX_GRANULES: u64 = 1 << 36;
 /// Generations are counted modulo this.
 pub const GENERATIONS: u32 = 1 << 19;
 
@@ -59,7 +59,7 @@ impl Entry {
             0 => Entry::Absent,
             1 => Entry::Same((bits >> 2) as u32),
             2 => Entry::Stored(Place {
-                granule: (bits >> 2) & (MOST_GRANULES - 1),
+                granule: (bits >> 2) & (MAX_GRANULES - 1),
                 granules: (bits >> 38) as u8 & 0x7F,
                 generation: (bits >> 45) as u32,
             }),
@@ -88,7 +88,7 @@ mod tests {
         #[test]
         fn an_entry_is_decoded_as_it_was(
             pattern: u32,
-            granule in 0..MOST_GRANULES,
+            granule in 0..MAX_GRANULES,
             granules in 1..128_u8,
             generation in 0..GENERATIONS,
         ) {

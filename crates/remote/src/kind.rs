@@ -5,7 +5,7 @@ use crate::config::{Capacity, Config, Refusal, Request};
 use crate::kept;
 use crate::part::RemotePart;
 use crate::slot::PAGE;
-use crate::zones::MOST_COPIES;
+use crate::zones::MAX_COPIES;
 use block::{Call, DevicePart, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub const KIND: Kind = Kind {
         .or("false"),
         Key::optional(
             "copies",
-            ValueKind::Integer { min: 1, max: MOST_COPIES as u64 },
+            ValueKind::Integer { min: 1, max: MAX_COPIES as u64 },
             "copies of each page, on different nodes: with 2, the loss of a node loses no page",
         )
         .or("1"),

@@ -3,7 +3,7 @@
 //! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: it gets no
 //! reads and writes until a connection succeeds again. Its contents may be lost then, which the checksums of
 //! slots detect. An error in a node's answer fails only that request: the node is down only after
-//! [`MOST_ERRORS`] failed reads in a row, and gets no new regions after [`MOST_WRITE_ERRORS`] failed writes
+//! [`MAX_ERRORS`] failed reads in a row, and gets no new regions after [`MAX_WRITE_ERRORS`] failed writes
 //! in a row.
 //!
 //! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices
@@ -20,14 +20,14 @@ use std::time::Duration;
 /// Time without an answer after which a node is probed.
 const IDLE: Duration = Duration::from_secs(1);
 /// Number of reads in a row that a node answers with an error, after which it is down.
-const MOST_ERRORS: u32 = 16;
+const MAX_ERRORS: u32 = 16;
 /// Number of writes in a row that a node answers with an error, after which it is draining, like a node
 /// without memory.
-const MOST_WRITE_ERRORS: u32 = 4;
+const MAX_WRITE_ERRORS: u32 = 4;
 /// Time for which a node is draining after it had no memory for a write.
 const FULL: Duration = Duration::from_secs(10);
 /// Shortest time after which a read is also sent to another node.
-const SHORTEST_HEDGE: Duration = Duration::from_micros(200);
+const MIN_HEDGE: Duration = Duration::from_micros(200);
 /// Number of measured reads from which the time of a hedged read is computed.
 const ENOUGH_READS: u64 = 100;
 /// Number of measured reads after which the measurement starts again.
@@ -146,7 +146,7 @@ impl Node {
         match self.first_block(&device).await {
             Ok(()) => self.read_errors.set(0),
             // An unreadable block doesn't make the whole node unusable, unless no read succeeded before.
-            Err(error) if is_answer(&error) && self.read_errors.get() < MOST_ERRORS => {}
+            Err(error) if is_answer(&error) && self.read_errors.get() < MAX_ERRORS => {}
             Err(error) => {
                 return Err(error.with_detail(format!("node {}: {}", self.name, self.unnamed(&error))));
             }
@@ -185,7 +185,7 @@ impl Node {
         let outcome = self.first_block(&device).await;
         match outcome {
             Ok(()) => self.answered.set(runtime::now()),
-            Err(error) => self.failed(&device, &error, &self.read_errors, MOST_ERRORS),
+            Err(error) => self.failed(&device, &error, &self.read_errors, MAX_ERRORS),
         }
     }
 
@@ -356,7 +356,7 @@ impl Node {
                 self.answered.set(runtime::now());
                 self.note_latency(begin.elapsed());
             }
-            Err(error) => self.failed(&device, error, &self.read_errors, MOST_ERRORS),
+            Err(error) => self.failed(&device, error, &self.read_errors, MAX_ERRORS),
         }
         outcome
     }
@@ -377,7 +377,7 @@ impl Node {
             Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
             Err(error) => {
                 self.failed(&device, error, &self.write_errors, u32::MAX);
-                if self.write_errors.get() >= MOST_WRITE_ERRORS {
+                if self.write_errors.get() >= MAX_WRITE_ERRORS {
                     self.full_since.set(Some(runtime::now()));
                 }
             }
@@ -407,7 +407,7 @@ impl Node {
     pub fn hedge_after(&self) -> Duration {
         let latencies = self.latencies.borrow();
         match latencies.count() >= ENOUGH_READS {
-            true => Duration::from_nanos(latencies.quantile(0.99)).max(SHORTEST_HEDGE),
+            true => Duration::from_nanos(latencies.quantile(0.99)).max(MIN_HEDGE),
             false => Duration::from_millis(2),
         }
     }

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Limit to the later pages of a request that are fetched together with a page.
-const MOST_AHEAD: u32 = 31;
+const MAX_AHEAD: u32 = 31;
 
 /// Remote memory.
 pub struct RemotePart {
@@ -132,7 +132,7 @@ impl Handle {
 async fn read(core: Rc<Core>, first: u64, mut buffer: Buffer) -> ReadOutcome {
     let count = (buffer.len() / PAGE) as u64;
     for number in 0..count {
-        let ahead = (count - number - 1).min(u64::from(MOST_AHEAD)) as u32;
+        let ahead = (count - number - 1).min(u64::from(MAX_AHEAD)) as u32;
         if let Err(error) = core.read_page((first + number) as u32, ahead, &mut buffer).await {
             buffer.clear();
             return (Err(error), buffer);
@@ -229,9 +229,9 @@ impl Device for Handle {
 
 /// Extents of the first pages of a range.
 fn extents(core: &Core, range: BlockRange) -> Vec<Extent> {
-    const MOST_PAGES: u64 = 1 << 16;
+    const MAX_PAGES: u64 = 1 << 16;
     let mut extents: Vec<Extent> = Vec::new();
-    let end = range.end().0.min(range.start.0 + MOST_PAGES);
+    let end = range.end().0.min(range.start.0 + MAX_PAGES);
     for page in range.start.0..end {
         let state = match core.arena.entry(page as u32) {
             crate::entry::Entry::Absent => ExtentState::Hole,

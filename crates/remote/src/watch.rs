@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Interval between two checks of a node.
 const LOOK: Duration = Duration::from_millis(200);
 /// Longest time between two attempts to connect.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Number of blocks of a node that are checked at a time.
 const BLOCKS_AT_ONCE: usize = 16;
 
@@ -34,7 +34,7 @@ impl Core {
             } else if self.reconnect(node).await {
                 continue;
             } else {
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
             }
             runtime::sleep(pause).await;
         }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use std::cell::RefCell;
 
 /// Largest number of copies of a zone on nodes.
-pub const MOST_COPIES: usize = 3;
+pub const MAX_COPIES: usize = 3;
 
 /// A copy of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Zone {
     /// Whether the backup device has every block that was written to the zone.
     pub has_backup: bool,
     /// Copies on nodes.
-    pub copies: SmallVec<[Copy; MOST_COPIES]>,
+    pub copies: SmallVec<[Copy; MAX_COPIES]>,
 }
 
 impl Zone {
@@ -56,7 +56,7 @@ impl Zone {
     }
 
     fn decode(words: [u64; ZONE_WORDS]) -> Self {
-        let count = ((words[1] >> 8) as usize & 0xFF).min(MOST_COPIES);
+        let count = ((words[1] >> 8) as usize & 0xFF).min(MAX_COPIES);
         let copies = words[2..2 + count].iter().map(|word| Copy {
             region: *word as u32,
             node: (word >> 32) as u8,
@@ -136,8 +136,8 @@ mod tests {
         /// Copies are replaced: some stay, in their order, and a new one is appended.
         #[test]
         fn a_process_that_is_killed_in_a_change_leaves_the_copies_that_stay_and_no_foreign_one(
-            before in proptest::collection::vec((1..9_u8, 1..9_u32), 0..MOST_COPIES),
-            stays: [bool; MOST_COPIES],
+            before in proptest::collection::vec((1..9_u8, 1..9_u32), 0..MAX_COPIES),
+            stays: [bool; MAX_COPIES],
             new in proptest::option::of((1..9_u8, 1..9_u32)),
             killed in 0..6_usize,
         ) {

@@ -15,7 +15,7 @@ use block::{Error, Result};
 /// Deepest nesting of arrays.
 const DEEPEST: usize = 8;
 /// Longest line: a length, or a text.
-const LONGEST_LINE: usize = 64 << 10;
+const MAX_LINE: usize = 64 << 10;
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,9 +59,9 @@ fn too_large(what: &str, limit: usize) -> Error {
 
 /// Splits a line and its end from the front of bytes; `None` while it is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
-    let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
-        return match bytes.len() > LONGEST_LINE {
-            true => Err(too_large("a line of more bytes", LONGEST_LINE)),
+    let Some(end) = bytes.windows(2).take(MAX_LINE).position(|pair| pair == b"\r\n") else {
+        return match bytes.len() > MAX_LINE {
+            true => Err(too_large("a line of more bytes", MAX_LINE)),
             false => Ok(None),
         };
     };
@@ -222,9 +222,9 @@ pub fn put_length(bytes: &mut Vec<u8>, kind: u8, length: usize) {
 /// # Panics
 /// If one of these properties doesn't hold.
 pub fn check_any_bytes(bytes: &[u8]) {
-    const MOST: usize = 1 << 30;
-    let parsed = parse(bytes, MOST);
-    let (mut scanner, mut end) = (Scanner::new(MOST), Ok(None));
+    const MAX: usize = 1 << 30;
+    let parsed = parse(bytes, MAX);
+    let (mut scanner, mut end) = (Scanner::new(MAX), Ok(None));
     for count in 0..=bytes.len() {
         if end == Ok(None) {
             end = scanner.next(&bytes[..count]);
@@ -238,7 +238,7 @@ pub fn check_any_bytes(bytes: &[u8]) {
     let Ok(Some((reply, length))) = parsed else { return };
     assert!(0 < length && length <= bytes.len());
     assert_eq!(parse(&bytes[..length], length), Ok(Some((reply, length))));
-    assert_eq!(parse(&bytes[..length - 1], MOST), Ok(None));
+    assert_eq!(parse(&bytes[..length - 1], MAX), Ok(None));
     assert!(parse(bytes, length - 1).is_err());
 }
 
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const MOST: usize = 1 << 20;
+    const MAX: usize = 1 << 20;
 
     #[test]
     fn replies_are_parsed_once_they_are_complete() {
@@ -262,10 +262,10 @@ mod tests {
         ];
         let mut at = 0;
         for reply in expected {
-            let (found, length) = parse(&all[at..], MOST).unwrap().unwrap();
+            let (found, length) = parse(&all[at..], MAX).unwrap().unwrap();
             assert_eq!(found, reply);
             for cut in 0..length {
-                assert_eq!(parse(&all[at..at + cut], MOST).unwrap(), None, "cut at {cut} of {reply:?}");
+                assert_eq!(parse(&all[at..at + cut], MAX).unwrap(), None, "cut at {cut} of {reply:?}");
             }
             at += length;
         }
@@ -285,17 +285,17 @@ mod tests {
             b"*1048577\r\n",
             b"+\xFF\r\n",
         ] {
-            assert!(matches!(parse(bytes, MOST), Err(Error::Protocol(_))), "{bytes:?}");
+            assert!(matches!(parse(bytes, MAX), Err(Error::Protocol(_))), "{bytes:?}");
         }
-        assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes(), MOST).is_err());
-        assert!(parse(&vec![b'+'; LONGEST_LINE + 2], MOST).is_err());
+        assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes(), MAX).is_err());
+        assert!(parse(&vec![b'+'; MAX_LINE + 2], MAX).is_err());
         // Many small replies, as large as a long one.
         let small = [&b"*1000\r\n"[..], &b":1\r\n".repeat(500)].concat();
         assert_eq!(parse(&small, small.len()), Ok(None));
         assert!(parse(&small, small.len() - 1).is_err());
         assert_eq!(Scanner::new(small.len()).next(&small), Ok(None));
         assert!(Scanner::new(small.len() - 1).next(&small).is_err());
-        assert!(Scanner::new(MOST).next("*1048576\r\n".repeat(200_000).as_bytes()).is_err());
+        assert!(Scanner::new(MAX).next("*1048576\r\n".repeat(200_000).as_bytes()).is_err());
     }
 
     #[test]

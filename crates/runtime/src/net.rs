@@ -31,7 +31,7 @@ mod direct;
 mod socket_file;
 
 pub use access::{Access, Owner};
-pub use descriptors::{MOST_DESCRIPTORS, is_socket};
+pub use descriptors::{MAX_DESCRIPTORS, is_socket};
 pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
 
 /// Pause after a connection that couldn't be accepted.

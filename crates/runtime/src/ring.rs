@@ -27,7 +27,7 @@ const SUBMIT_EVERY: usize = 4;
 /// Number of slots for registered files and sockets; further ones use plain descriptors.
 const FILE_SLOTS: u32 = 256;
 /// Smallest region that is registered, in bytes.
-const SMALLEST_REGION: usize = 256 << 10;
+const MIN_REGION: usize = 256 << 10;
 /// `user_data` of entries that aren't operations. Generations of slots have 31 bits, so no key is equal to it.
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
@@ -135,7 +135,7 @@ impl Ring {
             return;
         }
         let mut bytes = budget;
-        while bytes >= SMALLEST_REGION {
+        while bytes >= MIN_REGION {
             let region = Region::new(bytes);
             match self.register_region(region.address(), region.len()) {
                 Ok(()) => return pool::adopt_region(region),

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize,
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Largest number of mappings of a process at a time.
-pub const MOST_MAPPINGS: usize = 1024;
+pub const MAX_MAPPINGS: usize = 1024;
 
 /// A mapping as the signal handler reads it.
 struct Guarded {
@@ -30,9 +30,9 @@ struct Guarded {
     replaced: AtomicBool,
 }
 
-static GUARDED: [Guarded; MOST_MAPPINGS] = [const {
+static GUARDED: [Guarded; MAX_MAPPINGS] = [const {
     Guarded { start: AtomicUsize::new(0), length: AtomicUsize::new(0), replaced: AtomicBool::new(false) }
-}; MOST_MAPPINGS];
+}; MAX_MAPPINGS];
 
 /// Held while an entry of [`GUARDED`] is taken.
 static TAKING: Mutex<()> = Mutex::new(());
@@ -128,7 +128,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a range that is empty or ends after the file; [`Error::Busy`] at
-    /// [`MOST_MAPPINGS`]; errors of the kernel.
+    /// [`MAX_MAPPINGS`]; errors of the kernel.
     pub fn map(descriptor: &OwnedFd, offset: u64, length: u64) -> Result<SharedMemory> {
         let status = rustix::fs::fstat(descriptor)
             .map_err(|error| Error::from_io(&error.into(), "looking at shared memory"))?;
@@ -166,7 +166,7 @@ impl SharedMemory {
             // SAFETY: just mapped; there are no references to it.
             unsafe { libc::munmap(start.as_ptr().cast(), mapped) };
             return Err(Error::busy(format!(
-                "shared memory: {MOST_MAPPINGS} mappings of this process; expected fewer"
+                "shared memory: {MAX_MAPPINGS} mappings of this process; expected fewer"
             )));
         };
         // SAFETY: `before` is less than the mapped length.

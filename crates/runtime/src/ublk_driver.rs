@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 /// Length of the largest memory that a control command passes, in bytes.
-pub const MOST_COMMAND_MEMORY: usize = 4096;
+pub const MAX_COMMAND_MEMORY: usize = 4096;
 /// Length of a control command (struct ublksrv_ctrl_cmd), in bytes.
 const CONTROL_COMMAND_BYTES: u32 = 32;
 /// Length of a queue's command (struct ublksrv_io_cmd), in bytes.
@@ -34,7 +34,7 @@ const QUEUE_COMMAND_BYTES: u32 = 16;
 /// Length of a request's descriptor (struct ublksrv_io_desc), in bytes.
 const DESCRIPTOR_BYTES: usize = 24;
 /// Largest depth of a queue: the distance of the queues' descriptors in the mapping.
-const MOST_DEPTH: u64 = 4096;
+const MAX_DEPTH: u64 = 4096;
 /// Position of the requests' data in the character device.
 const DATA_OFFSET: u64 = 0x8000_0000;
 const TAG_SHIFT: u32 = 25;
@@ -81,7 +81,7 @@ impl Control {
     /// Errors of the driver.
     ///
     /// # Panics
-    /// If the memory is longer than [`MOST_COMMAND_MEMORY`].
+    /// If the memory is longer than [`MAX_COMMAND_MEMORY`].
     pub fn call(
         &mut self,
         direction: Direction,
@@ -90,7 +90,7 @@ impl Control {
         value: u64,
         memory: &mut [u8],
     ) -> std::io::Result<()> {
-        assert!(memory.len() <= MOST_COMMAND_MEMORY, "a command's memory of {} bytes", memory.len());
+        assert!(memory.len() <= MAX_COMMAND_MEMORY, "a command's memory of {} bytes", memory.len());
         let mut shared: Box<[u64]> = vec![0; memory.len().div_ceil(8)].into();
         for (word, bytes) in shared.iter_mut().zip(memory.chunks(8)) {
             let mut whole = [0; 8];
@@ -156,7 +156,7 @@ impl Mapping {
         // SAFETY: sysconf takes no memory.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let length = (usize::from(depth) * DESCRIPTOR_BYTES).next_multiple_of(page);
-        let offset = u64::from(queue) * MOST_DEPTH * DESCRIPTOR_BYTES as u64;
+        let offset = u64::from(queue) * MAX_DEPTH * DESCRIPTOR_BYTES as u64;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: asks for addresses wherever the kernel likes.
         let start = unsafe {

@@ -57,11 +57,11 @@ fn row(mut value: Value) -> Value {
 
 fn entries_in_words(entries: &Value) -> String {
     /// Limit of listed values; further ones are counted.
-    const MOST: usize = 8;
+    const MAX: usize = 8;
     let Some(list) = entries.as_array() else { return table::plain(&entries.to_string()) };
-    let mut words: Vec<String> = list.iter().take(MOST).map(entry_in_words).collect();
-    if list.len() > MOST {
-        words.push(format!("… {} more", list.len() - MOST));
+    let mut words: Vec<String> = list.iter().take(MAX).map(entry_in_words).collect();
+    if list.len() > MAX {
+        words.push(format!("… {} more", list.len() - MAX));
     }
     words.join(", ")
 }

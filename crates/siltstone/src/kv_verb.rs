@@ -102,7 +102,7 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
         true => {
             let mut bytes = Vec::new();
             // One byte over the limit of a value is enough to refuse it.
-            let most = kv::MOST_VALUE_BYTES as u64 + 1;
+            let most = kv::MAX_VALUE_BYTES as u64 + 1;
             let read = std::io::stdin().lock().take(most).read_to_end(&mut bytes);
             read.map_err(|error| Failure::World(format!("reading the value from standard input: {error}")))?;
             bytes
@@ -221,7 +221,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
         let checked = async {
             let zones = kv::kind::zones_to_read(&of_part).await?.open().await?;
             let reading = Reading::new();
-            kv::check::check(&*zones, kv::check::MOST_PROBLEMS, &|done, all| reading.at(done, all)).await
+            kv::check::check(&*zones, kv::check::MAX_PROBLEMS, &|done, all| reading.at(done, all)).await
         };
         let checked = checked.await;
         drop(of_part);

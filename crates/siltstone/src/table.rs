@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::fmt::Write;
 
 /// Limit of the shown elements of a list of lists.
-const MOST_LISTED: usize = 50;
+const MAX_LISTED: usize = 50;
 
 /// Returns the cell of a value under its key.
 pub fn cell(key: &str, value: &Value) -> Cell {
@@ -61,11 +61,11 @@ fn list(out: &mut String, indent: usize, list: &[Value]) {
     if list.iter().all(Value::is_object) {
         return rows(out, indent, list.iter().filter_map(Value::as_object).map(|row| (None, row)));
     }
-    for value in list.iter().take(MOST_LISTED) {
+    for value in list.iter().take(MAX_LISTED) {
         let _ = writeln!(out, "{:indent$}{}", "", plain(&value.to_string()));
     }
-    if list.len() > MOST_LISTED {
-        let _ = writeln!(out, "{:indent$}… {} more", "", list.len() - MOST_LISTED);
+    if list.len() > MAX_LISTED {
+        let _ = writeln!(out, "{:indent$}… {} more", "", list.len() - MAX_LISTED);
     }
 }
 

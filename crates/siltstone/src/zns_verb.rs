@@ -57,7 +57,7 @@ pub fn zns(verb: ZnsVerb) -> Result<(), Failure> {
             let length = length.as_deref().map(size).transpose()?;
             let bytes = look(&drive, async move |zns| {
                 let rest = block::ZonesPart::geometry(&zns).zone_capacity.saturating_sub(offset);
-                let length = length.unwrap_or(rest.min(zns::MOST_RAW));
+                let length = length.unwrap_or(rest.min(zns::MAX_RAW));
                 zns.raw(block::ZoneIndex(zone), offset, length, with_errors).await
             })?;
             match out {

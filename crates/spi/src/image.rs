@@ -39,11 +39,11 @@ use std::time::Duration;
 /// Time between two writes of changes.
 pub const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest time between two failing attempts to write.
-pub const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+pub const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Bytes of one write to the image.
 const PIECE: usize = 1 << 20;
 /// Largest state file in bytes.
-const LARGEST_STATE: u64 = 256 << 20;
+const MAX_STATE: u64 = 256 << 20;
 
 const FORMAT: &str = "siltstone spi chip state";
 const VERSION: u32 = 1;
@@ -222,7 +222,7 @@ async fn fill(file: &File, description: &Description) -> Result<()> {
 /// Returns the time until the next attempt to write: [`WRITE_INTERVAL`], doubled after each failure.
 pub(crate) fn next_interval(interval: Duration, has_failed: bool) -> Duration {
     match has_failed {
-        true => (interval * 2).min(LONGEST_RETRY_INTERVAL),
+        true => (interval * 2).min(MAX_RETRY_INTERVAL),
         false => WRITE_INTERVAL,
     }
 }
@@ -312,7 +312,7 @@ impl ImageFile {
             && self.failure.replace(Some(error.clone())).is_none()
         {
             tracing::error!(
-                "{error}; writing is tried again, at intervals that double up to {LONGEST_RETRY_INTERVAL:?}"
+                "{error}; writing is tried again, at intervals that double up to {MAX_RETRY_INTERVAL:?}"
             );
         }
         if result.is_ok() {
@@ -473,9 +473,9 @@ async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<(NonVolatile,
         Err(error) => return Err(error),
     };
     let length = file.length()?;
-    if length > LARGEST_STATE {
+    if length > MAX_STATE {
         return Err(Error::corrupt(format!(
-            "state file \"{name}\": too large: {length} bytes; expected at most {LARGEST_STATE}; move it away"
+            "state file \"{name}\": too large: {length} bytes; expected at most {MAX_STATE}; move it away"
         )));
     }
     let text = read_all(&file, length as usize).await?;

@@ -20,4 +20,4 @@ mod server;
 
 pub use board::{Board, BusTaken, HOLD_LIMIT, Programmer, Time};
 pub use operator::{Closed, ServedChip};
-pub use server::{MOST_PROGRAMMERS, Server};
+pub use server::{MAX_PROGRAMMERS, Server};

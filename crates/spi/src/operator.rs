@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `power off`, `power on`, `power MILLIVOLTS` | removes, applies or sets the supply |
 //! | `pin wp low`, `pin wp high`, `pin hold low`, … | drives WP#, or HOLD#/RESET# |
-//! | `dump OFFSET LENGTH` | returns stored bytes of the array in hexadecimal, at most [`MOST_DUMPED`] |
+//! | `dump OFFSET LENGTH` | returns stored bytes of the array in hexadecimal, at most [`MAX_DUMPED`] |
 //! | `trace text`, `trace json`, `trace vcd` | returns the oldest transactions, about [`TRACE_PIECE`] bytes |
 //! | `trace FORM NEXT END` | returns the transactions after those of an answer with this `next` and `end` |
 //! | `wear` | returns the erase counts, and bits that are stuck or unstable |
@@ -26,7 +26,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Most bytes that one `dump` returns.
-pub const MOST_DUMPED: u32 = 1 << 20;
+pub const MAX_DUMPED: u32 = 1 << 20;
 /// Bytes of text after which an answer to `trace` ends. Its last transaction may exceed them.
 pub const TRACE_PIECE: usize = 1 << 20;
 /// Clock period of the waveform in nanoseconds.
@@ -208,9 +208,9 @@ fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
         (number(offset, "offset", "a number of bytes")?, number(length, "length", "a number of bytes")?);
     let memory = board.chip().memory();
     let end = u64::from(from) + u64::from(length);
-    if end > memory.len() as u64 || length > MOST_DUMPED {
+    if end > memory.len() as u64 || length > MAX_DUMPED {
         return Err(Error::invalid(format!(
-            "dump: bytes {from}..{end} out of range 0..{}, or more than {MOST_DUMPED}",
+            "dump: bytes {from}..{end} out of range 0..{}, or more than {MAX_DUMPED}",
             memory.len()
         )));
     }

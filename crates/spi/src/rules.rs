@@ -26,7 +26,7 @@ use stack::Source;
 use std::fmt::Write as _;
 
 /// Number of violations whose text is kept; further ones are counted.
-pub const MOST_REPORTED: usize = 100;
+pub const MAX_REPORTED: usize = 100;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -153,7 +153,7 @@ impl Rules {
         self.violations
     }
 
-    /// Returns the texts of the first [`MOST_REPORTED`] violations.
+    /// Returns the texts of the first [`MAX_REPORTED`] violations.
     pub fn reported(&self) -> &[String] {
         &self.reported
     }
@@ -185,7 +185,7 @@ impl Rules {
     fn violated(&mut self, text: String) {
         let text = text.trim_end().to_owned();
         self.violations += 1;
-        if self.reported.len() < MOST_REPORTED {
+        if self.reported.len() < MAX_REPORTED {
             tracing::error!("{text}");
             self.reported.push(text);
         }

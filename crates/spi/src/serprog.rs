@@ -3,7 +3,7 @@
 //! Source: flashrom, `doc/supported_hw/supported_prog/serprog/serprog-protocol.rst`.
 //!
 //! A [`Session`] is fed bytes and returns the next step; it never waits, holds no data and does no I/O. For
-//! any bytes it doesn't panic, consumes only existing bytes, and needs at most [`LONGEST_REQUEST`] of them at
+//! any bytes it doesn't panic, consumes only existing bytes, and needs at most [`MAX_REQUEST`] of them at
 //! a time. A request above the limits is refused after its bytes have been skipped, so that the next request
 //! is found.
 
@@ -15,15 +15,15 @@ pub const ACK: u8 = 0x06;
 pub const NAK: u8 = 0x15;
 
 /// Largest number of bytes to send in one SPI operation: Q_WRNMAXLEN.
-pub const MOST_SENT: usize = 64 << 10;
+pub const MAX_SENT: usize = 64 << 10;
 /// Largest number of bytes to read in one SPI operation: Q_RDNMAXLEN.
-pub const MOST_READ: usize = 1 << 20;
+pub const MAX_READ: usize = 1 << 20;
 /// Length of the longest request in bytes.
-pub const LONGEST_REQUEST: usize = 7 + MOST_SENT;
+pub const MAX_REQUEST: usize = 7 + MAX_SENT;
 /// Highest bus clock in hertz that a client can set.
 pub const FASTEST_CLOCK: u32 = 200_000_000;
 /// Longest total of the delays in one operation buffer.
-pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
+pub const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// Bus type flag of SPI.
 const SPI: u8 = 0x08;
@@ -131,7 +131,7 @@ pub enum Action<'a> {
     Transfer {
         /// Bytes to send.
         sent: &'a [u8],
-        /// Number of bytes to read, up to [`MOST_READ`].
+        /// Number of bytes to read, up to [`MAX_READ`].
         read: usize,
         /// Whether sending and reading happen at the same time.
         full_duplex: bool,
@@ -234,8 +234,8 @@ impl Session {
             // TCP, unix sockets and pseudo-terminals have flow control.
             Q_SERBUF | Q_OPBUF => Answer::ack(&u16::MAX.to_le_bytes()),
             Q_BUSTYPE => Answer::ack(&[SPI]),
-            Q_WRNMAXLEN => Answer::ack(&(MOST_SENT as u32).to_le_bytes()[..3]),
-            Q_RDNMAXLEN => Answer::ack(&(MOST_READ as u32).to_le_bytes()[..3]),
+            Q_WRNMAXLEN => Answer::ack(&(MAX_SENT as u32).to_le_bytes()[..3]),
+            Q_RDNMAXLEN => Answer::ack(&(MAX_READ as u32).to_le_bytes()[..3]),
             SYNCNOP => {
                 action = Action::Synchronize;
                 Answer::new(NAK, &[ACK])
@@ -247,7 +247,7 @@ impl Session {
             }
             O_DELAY => {
                 let sum = self.delay + Duration::from_micros(u64::from(word(rest)));
-                if sum <= LONGEST_DELAY {
+                if sum <= MAX_DELAY {
                     self.delay = sum;
                     Answer::ack(&[])
                 } else {
@@ -298,7 +298,7 @@ impl Session {
 
     fn spi_operation<'a>(&mut self, bytes: &'a [u8]) -> Step<'a> {
         let (send, read) = (triple(&bytes[1..]), triple(&bytes[4..]));
-        if send as usize > MOST_SENT || read as usize > MOST_READ {
+        if send as usize > MAX_SENT || read as usize > MAX_READ {
             self.skipping = send;
             return if send > 0 { Step::Skip(7) } else { refused(7) };
         }
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn what_is_too_long_is_skipped_and_refused() {
         let mut bytes = vec![O_SPIOP, 1, 0, 1, 0, 0, 0];
-        bytes.resize(7 + MOST_SENT + 1, NOP);
+        bytes.resize(7 + MAX_SENT + 1, NOP);
         bytes.push(SYNCNOP);
         assert_eq!(converse(&bytes, 4096).0, [NAK, NAK, ACK]);
         assert_eq!(converse(&[O_SPIOP, 0, 0, 0, 1, 0, 16, SYNCNOP], 3).0, [NAK, NAK, ACK]);

@@ -4,7 +4,7 @@
 //! - All complete requests of one receive are answered by one send, unless the answers are longer than [`ANSWERS`].
 //! - A connection uses at most [`REQUESTS`] bytes for requests, and for answers [`ANSWERS`] bytes, or those
 //!   that one SPI operation reads. In steady state it allocates nothing.
-//! - There are at most [`MOST_PROGRAMMERS`] connections; a further one is closed at once.
+//! - There are at most [`MAX_PROGRAMMERS`] connections; a further one is closed at once.
 //! - SPI operations of several programmers are executed one after the other, each as a whole. While a
 //!   programmer holds CS# low (S_CS_MODE), operations of others are answered with NAK. It loses CS# when it
 //!   disconnects or disables its drivers, and after [`HOLD_LIMIT`](crate::HOLD_LIMIT) without an operation to
@@ -16,7 +16,7 @@
 
 use crate::board::{Board, BusTaken, Programmer};
 use crate::pty::Pty;
-use crate::serprog::{Action, Answer, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
+use crate::serprog::{Action, Answer, ChipSelect, MAX_READ, MAX_REQUEST, Session, Step};
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::TaskGroup;
 use runtime::file::File;
@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Largest number of connected programmers.
-pub const MOST_PROGRAMMERS: usize = 64;
+pub const MAX_PROGRAMMERS: usize = 64;
 /// Buffer for requests in bytes.
 pub const REQUESTS: usize = 128 << 10;
 /// Buffer for answers in bytes.
@@ -41,9 +41,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of one receive from a pseudo-terminal, which buffers no more.
 const TERMINAL_PIECE: usize = 4096;
 /// Time after which a connection with many requests lets other tasks run.
-const LONGEST_TURN: Duration = Duration::from_millis(1);
+const MAX_TURN: Duration = Duration::from_millis(1);
 
-const _: () = assert!(LONGEST_REQUEST <= REQUESTS, "a request fits into its buffer");
+const _: () = assert!(MAX_REQUEST <= REQUESTS, "a request fits into its buffer");
 
 /// A server of one chip.
 pub struct Server {
@@ -142,8 +142,8 @@ impl Server {
 
 async fn accept(shared: Rc<Shared>, listener: Listener, tasks: TaskGroup, failures: Rc<RefCell<Vec<Error>>>) {
     while let Some(stream) = listener.accept_until(&shared.stop).await {
-        if shared.programmers.get() >= MOST_PROGRAMMERS {
-            tracing::warn!("a programmer was refused: the limit of {MOST_PROGRAMMERS} is reached");
+        if shared.programmers.get() >= MAX_PROGRAMMERS {
+            tracing::warn!("a programmer was refused: the limit of {MAX_PROGRAMMERS} is reached");
             continue;
         }
         shared.programmers.set(shared.programmers.get() + 1);
@@ -327,7 +327,7 @@ impl Connection {
         let mut turn = runtime::now();
         loop {
             // An operation on the whole chip takes milliseconds, during which others need this shard.
-            if turn.elapsed() > LONGEST_TURN {
+            if turn.elapsed() > MAX_TURN {
                 runtime::yield_now().await;
                 if self.shared.stop.is_stopped() {
                     return Err(Ended::Closed);
@@ -459,7 +459,7 @@ impl Connection {
     }
 }
 
-const _: () = assert!(MOST_READ + 1 < 1 << 31, "an answer fits into a buffer");
+const _: () = assert!(MAX_READ + 1 < 1 << 31, "an answer fits into a buffer");
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Largest page that is programmed at once, in bytes.
-pub(crate) const LARGEST_PAGE: u32 = 65536;
+pub(crate) const MAX_PAGE: u32 = 65536;
 
 /// Properties of one type of chip that the interpreter needs.
 #[derive(Debug, Clone)]

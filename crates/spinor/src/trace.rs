@@ -277,7 +277,7 @@ impl Waveform {
 }
 
 /// Largest number of mode and dummy clocks that a waveform shows.
-const MOST_BETWEEN: u64 = 64;
+const MAX_BETWEEN: u64 = 64;
 
 /// Levels of IO0 to IO3 between transactions.
 const UNDRIVEN: [char; 4] = ['z'; 4];
@@ -310,7 +310,7 @@ impl Record {
         let data_clocks = (self.received + self.sent).saturating_mul(u64::from(8 / data));
         if data_clocks > 0 {
             let between = self.clocks.saturating_sub(clocks.len() as u64).saturating_sub(data_clocks);
-            clocks.extend((0..between.min(MOST_BETWEEN)).map(|_| UNDRIVEN));
+            clocks.extend((0..between.min(MAX_BETWEEN)).map(|_| UNDRIVEN));
         }
         append(&mut clocks, self.data(), data, self.sent > 0);
         clocks.truncate(usize::try_from(self.clocks).unwrap_or(usize::MAX));

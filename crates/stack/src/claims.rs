@@ -19,7 +19,7 @@ pub type LockedFile = Box<dyn Any + Send>;
 pub type LockFile = fn(PathBuf, bool) -> Call<'static, Result<Option<LockedFile>>>;
 
 /// Most links that are followed from one name, as in the kernel.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// Claim of a part on a file.
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ impl Claim {
 
 fn identity(path: &Path) -> Identity {
     let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         if let Ok(found) = std::fs::metadata(&path) {
             return match found.file_type().is_block_device() {
                 true => Identity::BlockDevice(found.rdev()),

@@ -1,14 +1,14 @@
 //! Dependencies between parts: the order of building, cycles, parts that are used too often or not at all.
 //!
 //! The functions here don't recurse, so a hostile stack can't exhaust the thread's stack. Functions that
-//! recurse over a stack later (drawing, writing it in one line) rely on [`MOST_LEVELS`].
+//! recurse over a stack later (drawing, writing it in one line) rely on [`MAX_LEVELS`].
 
 use crate::kind::{Contract, Kind};
 use crate::problem::{Collector, Source, shown};
 use crate::raw::Span;
 
 /// Most levels of a stack.
-pub(crate) const MOST_LEVELS: usize = 64;
+pub(crate) const MAX_LEVELS: usize = 64;
 
 /// Reference to another part.
 #[derive(Debug, Clone)]
@@ -116,11 +116,11 @@ fn check_levels(source: &Source, nodes: &[Node<'_>], order: &[usize], problems: 
     for part in order {
         let below = nodes[*part].references.iter().map(|reference| levels[reference.part]).max();
         levels[*part] = below.unwrap_or(0) + 1;
-        if levels[*part] == MOST_LEVELS + 1 {
+        if levels[*part] == MAX_LEVELS + 1 {
             problems.add(|| {
                 let node = &nodes[*part];
                 let message = format!(
-                    "\"{}\" stands on {MOST_LEVELS} parts, one on the other: expected at most {MOST_LEVELS} levels",
+                    "\"{}\" stands on {MAX_LEVELS} parts, one on the other: expected at most {MAX_LEVELS} levels",
                     shown(node.name)
                 );
                 source.problem(node.name_span.clone(), message)

@@ -11,12 +11,12 @@
 //! `\"`, `\\`, `
 //! `, `\r`, `\t` and `\u{HEX}`. Nesting is bounded, so hostile text can't exhaust the thread's stack.
 
-use crate::graph::MOST_LEVELS;
+use crate::graph::MAX_LEVELS;
 use crate::problem::{Problem, Source, shown};
 use crate::raw::At;
 
 /// Most nested values: each part may be in a list, and has values itself.
-const MOST_NESTED: usize = 2 * MOST_LEVELS + 1;
+const MAX_NESTED: usize = 2 * MAX_LEVELS + 1;
 
 /// Syntax node of a value.
 #[derive(Debug)]
@@ -116,8 +116,8 @@ impl Parser<'_> {
     }
 
     fn value(&mut self) -> Result<At<Node>, Problem> {
-        if self.level >= MOST_NESTED {
-            let message = format!("nested too deeply: expected at most {MOST_NESTED} levels");
+        if self.level >= MAX_NESTED {
+            let message = format!("nested too deeply: expected at most {MAX_NESTED} levels");
             return Err(self.source.problem(self.position..self.position + 1, message));
         }
         self.level += 1;

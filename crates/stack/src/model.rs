@@ -12,7 +12,7 @@ use block::Error;
 use std::path::{Path, PathBuf};
 
 /// Longest text of a stack, in bytes.
-pub const LONGEST_TEXT: usize = 1 << 20;
+pub const MAX_TEXT: usize = 1 << 20;
 
 /// One section of a stack.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ pub struct Stack {
 
 impl Stack {
     /// Most shards.
-    pub const MOST_SHARDS: usize = 256;
+    pub const MAX_SHARDS: usize = 256;
 
     /// Parses a stack from TOML. `name` precedes line and column in problems, and is usually the path of the
     /// file. Relative paths are resolved against the working directory, unless
@@ -140,10 +140,10 @@ impl Stack {
             .map_err(|error| block::Error::from_io(&error, &joined.display().to_string()))
     }
 
-    /// Sets the number of shards, from 1 to [`MOST_SHARDS`](Self::MOST_SHARDS).
+    /// Sets the number of shards, from 1 to [`MAX_SHARDS`](Self::MAX_SHARDS).
     #[must_use]
     pub fn with_shards(mut self, shards: usize) -> Stack {
-        self.shards = shards.clamp(1, Self::MOST_SHARDS);
+        self.shards = shards.clamp(1, Self::MAX_SHARDS);
         self
     }
 
@@ -265,9 +265,9 @@ fn read(
     registry: &Registry,
     form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
 ) -> Result<Stack, Problems> {
-    if text.len() > LONGEST_TEXT {
+    if text.len() > MAX_TEXT {
         let message = format!(
-            "stack of {} bytes: expected at most {LONGEST_TEXT}; a file that holds data is a device of a stack, such as 'file({name})'",
+            "stack of {} bytes: expected at most {MAX_TEXT}; a file that holds data is a device of a stack, such as 'file({name})'",
             text.len()
         );
         return Err(Problem::without_place(name, message).into());

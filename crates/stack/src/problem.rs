@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Most problems in a report; further ones are only counted.
-pub const MOST_PROBLEMS: usize = 50;
+pub const MAX_PROBLEMS: usize = 50;
 /// Most characters of a source line that are shown.
 const SHOWN: usize = 100;
 /// Longest word that is compared with known ones, in characters.
-const LONGEST_COMPARED: usize = 64;
+const MAX_COMPARED: usize = 64;
 
 /// A text and its origin. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -197,10 +197,10 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Adds a problem unless an equal one was added. After [`MOST_PROBLEMS`], problems are only counted, and
+    /// Adds a problem unless an equal one was added. After [`MAX_PROBLEMS`], problems are only counted, and
     /// the closure, which may compare many words, isn't called: hostile texts have many.
     pub fn add(&mut self, make: impl FnOnce() -> Problem) {
-        if self.list.len() == MOST_PROBLEMS {
+        if self.list.len() == MAX_PROBLEMS {
             self.more += 1;
             return;
         }
@@ -227,7 +227,7 @@ impl Collector {
 
 /// Returns the candidate that is nearest to an unknown word, if one is near enough to be meant.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    if word.len() > LONGEST_COMPARED {
+    if word.len() > MAX_COMPARED {
         return None;
     }
     let word = word.to_lowercase();
@@ -241,7 +241,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     };
     candidates
         .into_iter()
-        .filter(|candidate| candidate.len() <= LONGEST_COMPARED)
+        .filter(|candidate| candidate.len() <= MAX_COMPARED)
         .map(|candidate| (distance(candidate), candidate))
         .filter(|(distance, candidate)| *distance <= allowed && *distance < candidate.chars().count())
         .min_by_key(|(distance, _)| *distance)

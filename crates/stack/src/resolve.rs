@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Most parts of a stack.
-const MOST_PARTS: usize = 1024;
+const MAX_PARTS: usize = 1024;
 
 const SHARDS: Key = Key::optional(
     "shards",
-    ValueKind::Integer { min: 1, max: Stack::MOST_SHARDS as u64 },
+    ValueKind::Integer { min: 1, max: Stack::MAX_SHARDS as u64 },
     "number of threads that run the stack, each with a ring of its own",
 );
 
@@ -45,7 +45,7 @@ pub(crate) fn resolve(
     let mut resolver = Resolver { source: &source, registry, problems: &mut problems };
     let shards = resolver.shards(raw.settings);
     resolver.check_count(&raw.sections);
-    raw.sections.truncate(MOST_PARTS);
+    raw.sections.truncate(MAX_PARTS);
     let sections = raw.sections.into_iter().map(|section| resolver.section(section)).collect::<Vec<_>>();
     let references = resolver.references(&sections);
     let node = |(section, references)| {
@@ -104,8 +104,8 @@ impl Resolver<'_> {
     }
 
     fn check_count(&mut self, sections: &[RawSection]) {
-        if let Some(section) = sections.get(MOST_PARTS) {
-            let message = format!("{} parts: expected at most {MOST_PARTS}", sections.len());
+        if let Some(section) = sections.get(MAX_PARTS) {
+            let message = format!("{} parts: expected at most {MAX_PARTS}", sections.len());
             self.problems.add(|| self.source.problem(section.name.span.clone(), message));
         }
         if sections.is_empty() && self.problems.count() == 0 {

@@ -16,7 +16,7 @@ pub const AREA: u64 = 4096;
 /// Blocks in one sector of the block table.
 const BLOCKS_IN_A_SECTOR: usize = 31;
 /// Most blocks of a zone: those that fit the zone's area after its header.
-pub const MOST_BLOCKS: u32 = (BLOCKS_IN_A_SECTOR * (AREA as usize / SECTOR - 1)) as u32;
+pub const MAX_BLOCKS: u32 = (BLOCKS_IN_A_SECTOR * (AREA as usize / SECTOR - 1)) as u32;
 /// Longest name of a profile, in bytes.
 const PROFILE_NAME: usize = 32;
 

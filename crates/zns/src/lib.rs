@@ -35,5 +35,5 @@ mod zone;
 
 pub use drive::Faults;
 pub use kind::{KIND, ZnsMessage};
-pub use look::MOST_RAW;
+pub use look::MAX_RAW;
 pub use part::{Settings, Shape, Zns, geometry};

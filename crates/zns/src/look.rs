@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// Most bytes that one read of raw cells returns.
-pub const MOST_RAW: u64 = 64 << 20;
+pub const MAX_RAW: u64 = 64 << 20;
 
 impl Zns {
     /// Opens the drive in the file at this path, without changing it.
@@ -153,9 +153,9 @@ impl Zns {
         let drive = &self.drive;
         drive.geometry.check_zone(zone)?;
         let capacity = drive.geometry.zone_capacity;
-        if length > MOST_RAW || offset.checked_add(length).is_none_or(|end| end > capacity) {
+        if length > MAX_RAW || offset.checked_add(length).is_none_or(|end| end > capacity) {
             return Err(Error::invalid(format!(
-                "{length} bytes at {offset} of zone {zone}: expected at most {MOST_RAW} bytes inside its {capacity}"
+                "{length} bytes at {offset} of zone {zone}: expected at most {MAX_RAW} bytes inside its {capacity}"
             )));
         }
         let mut bytes = match &drive.file {

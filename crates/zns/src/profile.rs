@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Built-in profiles.
 const KNOWN: &str = include_str!("profiles.toml");
 /// Limit of the dies of a drive.
-const MOST_DIES: u32 = 4096;
+const MAX_DIES: u32 = 4096;
 
 /// Effect of a finish on the rest of the zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -113,14 +113,14 @@ impl Profile {
     fn check(&self, name: &str) -> Result<()> {
         let dies = self.channels.saturating_mul(self.dies_per_channel);
         let wrong = |what: String| Err(Error::invalid(format!("profile \"{name}\": {what}")));
-        if dies == 0 || dies > MOST_DIES {
-            return wrong(format!("{dies} dies: expected 1 to {MOST_DIES}"));
+        if dies == 0 || dies > MAX_DIES {
+            return wrong(format!("{dies} dies: expected 1 to {MAX_DIES}"));
         }
         let per_zone = self.dies_per_zone();
-        if per_zone == 0 || !dies.is_multiple_of(per_zone) || per_zone > crate::format::MOST_BLOCKS {
+        if per_zone == 0 || !dies.is_multiple_of(per_zone) || per_zone > crate::format::MAX_BLOCKS {
             return wrong(format!(
                 "dies_per_zone {per_zone}: expected a divisor of {dies} up to {}",
-                crate::format::MOST_BLOCKS
+                crate::format::MAX_BLOCKS
             ));
         }
         if self.page == 0 || !self.page.is_multiple_of(4096) || !self.program_unit.is_multiple_of(self.page) {

@@ -86,7 +86,7 @@ fn from_arguments(arguments: &Arguments) -> Result<Options> {
 }
 
 /// Limit of the turns that an append waits before it lands.
-const MOST_TURNS: u64 = 6;
+const MAX_TURNS: u64 = 6;
 
 /// Geometry of zones in memory.
 #[derive(Debug, Clone, Copy)]
@@ -396,7 +396,7 @@ impl Shared {
             }
             guard.reserve(payload.len() as u64, wanted.is_some())
         };
-        for _ in 0..runtime::random_u64() % (MOST_TURNS + 1) {
+        for _ in 0..runtime::random_u64() % (MAX_TURNS + 1) {
             runtime::yield_now().await;
         }
         let slot = self.slot(zone);

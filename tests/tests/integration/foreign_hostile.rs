@@ -12,9 +12,9 @@ const EINVAL: u32 = 22;
 const OPTION_INFO: u32 = 6;
 const OPTION_GO: u32 = 7;
 /// Limit in bytes on the memory of a server with a file after all clients.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// Limit in bytes on the memory for one client that reads no replies, with some space for the allocator.
-const MOST_OF_A_CLIENT: u64 = 80 << 20;
+const MAX_OF_A_CLIENT: u64 = 80 << 20;
 
 /// A server, and its memory and open files before the hostile clients.
 struct Victim {
@@ -53,7 +53,7 @@ impl Victim {
         assert!(info.code == Some(0) && info.out.trim() == "67108864", "after {after}: {info:?}");
         assert!(self.server.process.is_alive(), "after {after}: {}", self.server.process.err());
         let resident = self.server.process.resident_bytes();
-        assert!(resident < MOST_BYTES, "after {after} the server has {resident} bytes of memory");
+        assert!(resident < MAX_BYTES, "after {after} the server has {resident} bytes of memory");
     }
 
     /// Checks that as few files are open as at the beginning, once the server has noticed the ended
@@ -207,7 +207,7 @@ fn a_client_that_takes_no_replies() {
     assert_eq!(info.ok().trim(), "67108864");
     let resident = victim.server.process.resident_bytes();
     println!("four such clients: {} MiB", resident >> 20);
-    assert!(resident < MOST_BYTES + 4 * MOST_OF_A_CLIENT, "four such clients cost {resident} bytes");
+    assert!(resident < MAX_BYTES + 4 * MAX_OF_A_CLIENT, "four such clients cost {resident} bytes");
     drop(clients);
     let at_most = victim.open_files;
     victim.server.process.wait_until("they are gone", |process| process.open_files() <= at_most);

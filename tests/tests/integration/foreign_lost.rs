@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 /// Size of the volume, in blocks of 4096 bytes.
 const BLOCKS: u64 = 512;
-/// A server is killed after 200 to 200 + `MOST` replies.
-const MOST: u64 = 1200;
+/// A server is killed after 200 to 200 + `MAX` replies.
+const MAX: u64 = 1200;
 
 /// Attempts of a proof that depends on the clock.
 const ATTEMPTS: usize = 10;
@@ -71,7 +71,7 @@ impl Volume {
 
     fn live(&mut self, text: &str, random: &mut runtime::Random) {
         let mut server = self.restart(text);
-        self.promised.work_until_killed(&mut server, random, MOST);
+        self.promised.work_until_killed(&mut server, random, MAX);
     }
 
     fn at(&self, name: &str) -> PathBuf {

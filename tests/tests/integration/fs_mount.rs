@@ -316,11 +316,11 @@ fn a_directory_is_read_completely_while_others_change_it() {
 
 /// Changes a file of the mounted file system at random, and compares it with a model.
 fn fsx(path: &Path, random: &mut runtime::Random, operations: u32, model: &mut Vec<u8>) {
-    const MOST: u64 = 300_000;
+    const MAX: u64 = 300_000;
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
     assert_eq!(file.metadata().unwrap().len(), model.len() as u64);
     for number in 0..operations {
-        let (offset, length) = (random.below(MOST), random.below(40_000) + 1);
+        let (offset, length) = (random.below(MAX), random.below(40_000) + 1);
         let (from, to) = (offset as usize, (offset + length) as usize);
         let inside = from.min(model.len())..to.min(model.len());
         match random.below(8) {

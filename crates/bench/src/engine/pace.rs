@@ -26,15 +26,15 @@ impl Pace {
     /// a stalled device isn't hit with all missed operations.
     #[inline]
     pub fn next(&mut self, direction: Direction, now: impl FnOnce() -> Instant) -> Option<Instant> {
-        const MOST_LATE: f64 = 1e9;
+        const MAX_LATE: f64 = 1e9;
         let interval = self.intervals[direction as usize];
         if interval == 0.0 {
             return None;
         }
         let started = &mut self.started[direction as usize];
         let late = now().nanoseconds() as f64 - (self.begin.nanoseconds() as f64 + *started * interval);
-        if late > MOST_LATE {
-            *started += ((late - MOST_LATE) / interval).ceil();
+        if late > MAX_LATE {
+            *started += ((late - MAX_LATE) / interval).ceil();
         }
         let due = Instant::from_nanoseconds(self.begin.nanoseconds() + (*started * interval) as u64);
         *started += 1.0;

@@ -1,6 +1,6 @@
 //! Incremental parser of logs.
 //!
-//! Keeps at most a part of a line ([`LONGEST_LINE`]) and the names of files. Doesn't panic for any input.
+//! Keeps at most a part of a line ([`MAX_LINE`]) and the names of files. Doesn't panic for any input.
 //! Each invalid line is one problem, and later lines are still parsed, unless the first line shows that the
 //! file isn't a log.
 
@@ -8,13 +8,13 @@ use super::{Action, Entry, Settings};
 use stack::{Problem, did_you_mean};
 
 /// Longest line, in bytes: fio's limit.
-pub const LONGEST_LINE: usize = 4096;
+pub const MAX_LINE: usize = 4096;
 
 /// Longest read or write, in bytes: buffers must fit into memory.
-pub const LONGEST_REQUEST: u64 = 256 << 20;
+pub const MAX_REQUEST: u64 = 256 << 20;
 
 /// Limit of the files of a log.
-const MOST_FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 
 /// First bytes of a little-endian recording of blktrace; the byte before them is a version.
 const BLKTRACE: &[u8] = b"tae";
@@ -80,7 +80,7 @@ impl Parser {
                 return self.begin(bytes, found);
             };
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
-            if self.begun.is_empty() && !self.skips && line.len() <= LONGEST_LINE {
+            if self.begun.is_empty() && !self.skips && line.len() <= MAX_LINE {
                 self.line(line, found);
             } else {
                 self.begin(line, found);
@@ -114,7 +114,7 @@ impl Parser {
         if self.skips {
             return;
         }
-        if self.begun.len() + part.len() <= LONGEST_LINE {
+        if self.begun.len() + part.len() <= MAX_LINE {
             return self.begun.extend_from_slice(part);
         }
         self.skips = true;
@@ -122,7 +122,7 @@ impl Parser {
             self.is_foreign = true;
             foreign(if self.begun.is_empty() { part } else { &self.begun })
         } else {
-            format!("a line of more than {LONGEST_LINE} bytes: expected one request a line")
+            format!("a line of more than {MAX_LINE} bytes: expected one request a line")
         };
         found(Err(self.problem(1, message)));
     }
@@ -221,10 +221,10 @@ impl Parser {
                     self.files.push(NamedFile { name: name.into(), is_open: true });
                     return Err((name, message));
                 }
-                if self.files.len() == MOST_FILES {
+                if self.files.len() == MAX_FILES {
                     return Err((
                         name,
-                        format!("more than {MOST_FILES} files: expected a log of block devices"),
+                        format!("more than {MAX_FILES} files: expected a log of block devices"),
                     ));
                 }
                 self.files.push(NamedFile { name: name.into(), is_open: false });
@@ -292,8 +292,8 @@ impl Parser {
                 format!("{} of no bytes: expected at least one block", action.name()),
             ));
         }
-        if action != Action::Trim && length > LONGEST_REQUEST {
-            let message = format!("{} of {length} bytes: expected at most {LONGEST_REQUEST}", action.name());
+        if action != Action::Trim && length > MAX_REQUEST {
+            let message = format!("{} of {length} bytes: expected at most {MAX_REQUEST}", action.name());
             return Err((length_field, message));
         }
         let mut place = offset / self.settings.scale.max(1);

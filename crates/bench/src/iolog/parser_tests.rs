@@ -86,7 +86,7 @@ fn every_wrong_line_is_said_with_its_place() {
 
 #[test]
 fn wrong_versions_and_times() {
-    let long = format!("fio version 3 iolog\n{}\n1 x add\n", "a".repeat(LONGEST_LINE + 1));
+    let long = format!("fio version 3 iolog\n{}\n1 x add\n", "a".repeat(MAX_LINE + 1));
     for (text, expected) in [
         (
             "",

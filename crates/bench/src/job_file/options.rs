@@ -338,7 +338,7 @@ where
 }
 
 /// Largest request, in bytes: buffers must fit into memory.
-const LARGEST_REQUEST: u64 = 256 << 20;
+const MAX_REQUEST: u64 = 256 << 20;
 
 fn block_sizes(
     job: &mut Job,
@@ -350,8 +350,8 @@ fn block_sizes(
         if sizes.min == 0 || sizes.max < sizes.min {
             return Err(format!("{text}: expected at least one byte, and the smaller size first"));
         }
-        if sizes.max > LARGEST_REQUEST {
-            return Err(format!("{text}: expected at most {LARGEST_REQUEST} bytes"));
+        if sizes.max > MAX_REQUEST {
+            return Err(format!("{text}: expected at most {MAX_REQUEST} bytes"));
         }
         Ok(sizes)
     })
@@ -383,7 +383,7 @@ fn distribution(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
 }
 
 /// Longest pattern that fio accepts, in bytes.
-const LONGEST_PATTERN: usize = 512;
+const MAX_PATTERN: usize = 512;
 
 /// Parses fio's pattern: hexadecimal digits, byte by byte in order, and texts in quotes, one after the other.
 fn pattern(text: &str) -> Result<Vec<u8>, String> {
@@ -412,8 +412,8 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
     }
     match bytes.len() {
         0 => Err(expected()),
-        1..=LONGEST_PATTERN => Ok(bytes),
-        length => Err(format!("{text}: {length} bytes; expected at most {LONGEST_PATTERN}")),
+        1..=MAX_PATTERN => Ok(bytes),
+        length => Err(format!("{text}: {length} bytes; expected at most {MAX_PATTERN}")),
     }
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub const SLICE: Duration = Duration::from_millis(20);
 
 /// Most bytes of a program's output that are read.
-const LARGEST_OUTPUT: u64 = 64 << 20;
+const MAX_OUTPUT: u64 = 64 << 20;
 
 /// Limits of a wait.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Process {
     fn output(&mut self) -> Result<Output> {
         let read = |file: &mut File| {
             let mut bytes = Vec::new();
-            let result = file.rewind().and_then(|()| file.take(LARGEST_OUTPUT).read_to_end(&mut bytes));
+            let result = file.rewind().and_then(|()| file.take(MAX_OUTPUT).read_to_end(&mut bytes));
             result.map(|_| String::from_utf8_lossy(&bytes).into_owned())
         };
         let doing = |error| Error::from_io(&error, "reading what a program printed");

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Most points of a matrix: more are probably a mistake.
-const MOST_POINTS: usize = 1000;
+const MAX_POINTS: usize = 1000;
 
 /// Options of the device, which belong to a stack or a peer.
 const ELSEWHERE: &[&str] = &["filename", "ioengine", "direct", "buffered", "group_reporting", "stonewall"];
@@ -55,8 +55,8 @@ pub(super) fn points(
             reader.refuse(&option.value.span, format!("{}: expected at least one value", option.key.value));
             continue;
         }
-        if points.len() * values.len() > MOST_POINTS {
-            let message = format!("workload {}: more than {MOST_POINTS} points", entry.key.value);
+        if points.len() * values.len() > MAX_POINTS {
+            let message = format!("workload {}: more than {MAX_POINTS} points", entry.key.value);
             reader.refuse(&entry.key.span, message);
             return Vec::new();
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::ALIGNMENT;
 
 /// Size classes are powers of two, starting with 4 KiB; class 0 is 4 KiB.
-const SMALLEST_SHIFT: u32 = ALIGNMENT.trailing_zeros();
+const MIN_SHIFT: u32 = ALIGNMENT.trailing_zeros();
 /// Number of size classes: 4 KiB to 2 GiB.
 const CLASSES: usize = 20;
 /// Size and alignment of a huge page, in bytes. Memory inside one huge page is one segment to a disk, whereas each
@@ -21,9 +21,9 @@ const CLASSES: usize = 20;
 const HUGE_PAGE: usize = 2 << 20;
 /// Smallest buffer that is carved from huge pages, in bytes. Smaller ones have few segments, and many are
 /// hardly touched: a connection's receive buffer has 256 KiB.
-const SMALLEST_IN_HUGE_PAGES: usize = 512 << 10;
+const MIN_IN_HUGE_PAGES: usize = 512 << 10;
 /// Limit of huge-page memory per thread, in bytes. It isn't freed before the thread ends.
-const MOST_IN_HUGE_PAGES: usize = 64 << 20;
+const MAX_IN_HUGE_PAGES: usize = 64 << 20;
 /// Limit of free bytes of one class per thread; more are returned to the allocator.
 const KEPT_BYTES: usize = 64 << 20;
 
@@ -163,7 +163,7 @@ impl Pool {
     fn keep(&mut self, block: NonNull<Block>) {
         // SAFETY: the block's last user has just released it.
         let (class, from_region) = unsafe { (block.as_ref().class as usize, block.as_ref().from_region) };
-        if from_region || self.free[class].len() < (KEPT_BYTES >> (class as u32 + SMALLEST_SHIFT)).max(1) {
+        if from_region || self.free[class].len() < (KEPT_BYTES >> (class as u32 + MIN_SHIFT)).max(1) {
             self.free[class].push(block);
         } else {
             destroy(block);
@@ -192,11 +192,11 @@ impl Pool {
     }
 
     fn carve_huge(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        if bytes < SMALLEST_IN_HUGE_PAGES {
+        if bytes < MIN_IN_HUGE_PAGES {
             return None;
         }
         let carved = carve(&mut self.huge, bytes);
-        if carved.is_some() || self.huge_total + bytes.max(HUGE_PAGE) > MOST_IN_HUGE_PAGES {
+        if carved.is_some() || self.huge_total + bytes.max(HUGE_PAGE) > MAX_IN_HUGE_PAGES {
             return carved;
         }
         let region = Region::new(bytes.max(HUGE_PAGE));
@@ -244,7 +244,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn class_bytes(class: usize) -> usize {
-    1 << (class as u32 + SMALLEST_SHIFT)
+    1 << (class as u32 + MIN_SHIFT)
 }
 
 fn class_layout(class: usize) -> Layout {
@@ -258,7 +258,7 @@ thread_local! {
 /// Returns a block of at least `length` bytes with one user.
 #[inline]
 pub(super) fn take(length: usize) -> NonNull<Block> {
-    let class = length.max(1).next_power_of_two().trailing_zeros().saturating_sub(SMALLEST_SHIFT) as usize;
+    let class = length.max(1).next_power_of_two().trailing_zeros().saturating_sub(MIN_SHIFT) as usize;
     // SAFETY: the cell belongs to this thread, and `take` isn't reentered.
     let from_pool = POOL.try_with(|pool| unsafe { (*pool.get()).take(class) });
     // The pool of an ending thread may already be destroyed; a temporary one then serves one block.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most extents that one call returns.
-const MOST_EXTENTS: usize = 256;
+const MAX_EXTENTS: usize = 256;
 /// Bytes of zeros in one write if the file system can't zero a range.
 const ZEROS: usize = 1 << 20;
 
@@ -141,7 +141,7 @@ impl Inner {
         let block_size = self.geometry().block_size;
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start;
-        while at < range.end() && extents.len() < MOST_EXTENTS {
+        while at < range.end() && extents.len() < MAX_EXTENTS {
             let begin = self.offset(at);
             let end = self.offset(range.end());
             let data = self.file.seek(begin, false)?.unwrap_or(end);

@@ -4,7 +4,7 @@
 //! - All requests of a receive are started before the task waits; all ready replies are sent in one vectored send,
 //!   directly from the buffers that the device filled. There is no task per request and, in steady state, no
 //!   allocation.
-//! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or
+//! - At most [`SLOTS`] requests and about [`MAX_BYTES`] of their data are open at a time (started, or
 //!   answered and not sent), and no more than the server's [`budget`](super::budget) has; at the limit
 //!   nothing more is received until some replies have been sent.
 //! - A client is disconnected if it breaks the protocol, is silent in the middle of a request or of the
@@ -21,7 +21,7 @@ use super::replies::Replies;
 use super::request::{Command, Intake, LARGE_WRITE, Session, Step};
 use super::server::ExportConfig;
 use super::source::ExportSource;
-use super::work::{self, Ended, MOST_STATUS_BYTES, Work};
+use super::work::{self, Ended, MAX_STATUS_BYTES, Work};
 use crate::served::export::{Export, Tally};
 use crate::served::in_flight::{InFlight, SLOTS};
 use crate::served::work::{Operation, Target};
@@ -37,7 +37,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Limit of the bytes of open requests and replies of a connection.
-pub(super) const MOST_BYTES: u64 = 64 << 20;
+pub(super) const MAX_BYTES: u64 = 64 << 20;
 /// Size of the buffer that requests are received into, in bytes.
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Time limit of the handshake.
@@ -654,7 +654,7 @@ impl<'c> Connection<'c> {
             Step::Wait | Step::Skip(_) | Step::Disconnect => return true,
         };
         let all = self.open_bytes + bytes;
-        let admitted = self.open_requests < SLOTS && (self.open_bytes == 0 || all <= MOST_BYTES);
+        let admitted = self.open_requests < SLOTS && (self.open_bytes == 0 || all <= MAX_BYTES);
         admitted && self.share.cover(all, context)
     }
 
@@ -738,7 +738,7 @@ fn write(durability: Durability) -> Command {
 fn cost(request: &Request, command: Command, block_shift: u32) -> u64 {
     match command {
         Command::Device(Operation::Read | Operation::Write(_)) => request.range().block_bytes(block_shift),
-        Command::BlockStatus { .. } => MOST_STATUS_BYTES,
+        Command::BlockStatus { .. } => MAX_STATUS_BYTES,
         Command::Device(_) => 0,
     }
 }

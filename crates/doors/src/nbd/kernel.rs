@@ -28,7 +28,7 @@ pub const RESEND_TIME: Duration = Duration::from_secs(5);
 /// Time limit of an answer. The kernel answers before the request's send returns.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Limit of the datagrams of an answer.
-const MOST_DATAGRAMS: usize = 16;
+const MAX_DATAGRAMS: usize = 16;
 /// Longest datagram in bytes: an error contains the request.
 const LONGEST: usize = 16 << 10;
 /// First version of Linux whose devices have a backend.
@@ -128,7 +128,7 @@ impl Control {
             .map_err(|error| failed(error, doing))?;
         let mut answer = Answer::to(self.family, self.sequence);
         let mut buffer = vec![0; LONGEST];
-        for _ in 0..MOST_DATAGRAMS {
+        for _ in 0..MAX_DATAGRAMS {
             let mut receive = || rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty());
             let (length, _) = retry_on_intr(&mut receive).map_err(|error| match error {
                 rustix::io::Errno::AGAIN => Error::timed_out(format!(
@@ -146,7 +146,7 @@ impl Control {
             }
         }
         Err(Error::protocol(format!(
-            "{doing}: more than {MOST_DATAGRAMS} datagrams without an acknowledgement"
+            "{doing}: more than {MAX_DATAGRAMS} datagrams without an acknowledgement"
         )))
     }
 }

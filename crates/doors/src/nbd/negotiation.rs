@@ -1,15 +1,14 @@
 //! The server's side of the fixed newstyle handshake, as a state machine over bytes: sans-io.
 //!
-//! Memory and answers are bounded for any input ([`LARGEST_OPTION`] bytes of an option, [`MOST_OPTIONS`]
+//! Memory and answers are bounded for any input ([`MAX_OPTION`] bytes of an option, [`MAX_OPTIONS`]
 //! options). An option that is unknown, malformed or not allowed is answered with the error that the
 //! specification demands, and the session continues. The session ends only if no answer is possible (a wrong
 //! magic number, flags that were never offered, EXPORT_NAME for an unknown export). TLS and extended headers
 //! are not offered. The connection has the time limits and the socket.
 
 use super::protocol::{
-    ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES,
-    OPTION_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option_reply, string,
-    transmission_flag,
+    ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, MAX_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES, OPTION_MAGIC,
+    Reader, handshake_flag, info, option, option_reply, put_option_reply, string, transmission_flag,
 };
 use super::server::ExportConfig;
 use super::source::ExportSource;
@@ -17,11 +16,11 @@ use block::{Error, Result};
 use std::borrow::Cow;
 
 /// Longest data of an option that is parsed, in bytes; longer options are skipped and answered with TOO_BIG.
-pub const LARGEST_OPTION: u32 = 32 << 10;
+pub const MAX_OPTION: u32 = 32 << 10;
 /// Longest data of an option that is skipped, in bytes; longer ones end the session.
-pub const LARGEST_SKIPPED_OPTION: u32 = 1 << 20;
+pub const MAX_SKIPPED_OPTION: u32 = 1 << 20;
 /// Limit of options per session.
-pub const MOST_OPTIONS: u32 = 256;
+pub const MAX_OPTIONS: u32 = 256;
 /// Id of the context `base:allocation`, the only one.
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
 
@@ -157,13 +156,13 @@ impl<'a> Negotiation<'a> {
         if magic != OPTION_MAGIC {
             return Err(Error::protocol(format!("an option begins with {magic:#018x}: expected IHAVEOPT")));
         }
-        if length > LARGEST_OPTION {
+        if length > MAX_OPTION {
             return self.skip_option(option, length, answer);
         }
         let Some(data) = reader.take(length as usize) else { return Ok((0, Progress::Wait)) };
         self.options += 1;
-        if self.options > MOST_OPTIONS {
-            return Err(Error::protocol(format!("more than {MOST_OPTIONS} options")));
+        if self.options > MAX_OPTIONS {
+            return Err(Error::protocol(format!("more than {MAX_OPTIONS} options")));
         }
         let progress = self.answer_option(option, data, answer)?;
         Ok((OPTION_HEADER_BYTES + data.len(), progress))
@@ -183,10 +182,8 @@ impl<'a> Negotiation<'a> {
 
     fn skip_option(&mut self, option: u32, length: u32, answer: &mut Vec<u8>) -> Result<(usize, Progress)> {
         self.options += 1;
-        if length > LARGEST_SKIPPED_OPTION || option == option::EXPORT_NAME || self.options > MOST_OPTIONS {
-            return Err(Error::protocol(format!(
-                "option {option} has {length} bytes: at most {LARGEST_OPTION}"
-            )));
+        if length > MAX_SKIPPED_OPTION || option == option::EXPORT_NAME || self.options > MAX_OPTIONS {
+            return Err(Error::protocol(format!("option {option} has {length} bytes: at most {MAX_OPTION}")));
         }
         self.skip = length as usize;
         refuse(answer, option, refusal(option_reply::ERR_TOO_BIG, "the option is too large"));
@@ -264,7 +261,7 @@ impl<'a> Negotiation<'a> {
     fn take_export(&mut self, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
         let found = string(data).ok_or(NO_EXPORT).and_then(|name| self.find(name, true));
         let (index, export) = found.map_err(|(_, words)| {
-            let name = String::from_utf8_lossy(&data[..data.len().min(LONGEST_STRING)]);
+            let name = String::from_utf8_lossy(&data[..data.len().min(MAX_STRING)]);
             Error::protocol(format!("EXPORT_NAME asks for {name:?}, which is not exported: {words}"))
         })?;
         answer.extend_from_slice(&export.size.to_be_bytes());

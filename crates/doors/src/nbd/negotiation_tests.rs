@@ -119,7 +119,7 @@ fn export_name_with_and_without_zeroes() {
 
 #[test]
 fn options_are_refused_as_the_document_says() {
-    let long = vec![0; LARGEST_OPTION as usize + 1];
+    let long = vec![0; MAX_OPTION as usize + 1];
     let cases: &[(u32, &[u8], u32)] = &[
         (4, &[], option_reply::ERR_UNSUP),
         (11, &[], option_reply::ERR_UNSUP),
@@ -174,7 +174,7 @@ fn what_cant_be_answered_ends_the_session() {
     let mut huge = client(&[]);
     huge.extend_from_slice(b"IHAVEOPT\x00\x00\x00\x07\xff\xff\xff\xff");
     assert!(talk(&huge, 3).1.is_err(), "a huge length");
-    let many: Vec<(u32, &[u8])> = vec![(option::LIST, &[]); MOST_OPTIONS as usize + 1];
+    let many: Vec<(u32, &[u8])> = vec![(option::LIST, &[]); MAX_OPTIONS as usize + 1];
     assert!(talk(&client(&many), 1000).1.is_err(), "options without end");
 }
 

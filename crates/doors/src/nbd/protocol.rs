@@ -34,7 +34,7 @@ pub const CHUNK_BYTES: usize = 20;
 /// Length of an OFFSET_DATA chunk before the data, in bytes.
 pub const DATA_CHUNK_BYTES: usize = CHUNK_BYTES + 8;
 /// Longest string that the protocol allows, in bytes.
-pub const LONGEST_STRING: usize = 4096;
+pub const MAX_STRING: usize = 4096;
 /// Largest payload of a request or a reply, in bytes: the default of the specification, and the value that this server
 /// advertises.
 pub const MAXIMUM_PAYLOAD: u32 = 1 << 25;
@@ -283,7 +283,7 @@ impl<'a> Reader<'a> {
     /// Takes a string after its 32-bit length: UTF-8, no NUL, within the protocol's limit.
     pub fn string(&mut self) -> Option<&'a str> {
         let length = self.u32()? as usize;
-        if length > LONGEST_STRING {
+        if length > MAX_STRING {
             return None;
         }
         string(self.take(length)?)
@@ -293,7 +293,7 @@ impl<'a> Reader<'a> {
 /// Checks bytes as a string of the protocol: UTF-8, no NUL, not too long.
 pub fn string(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
-    (bytes.len() <= LONGEST_STRING && !text.contains('\0')).then_some(text)
+    (bytes.len() <= MAX_STRING && !text.contains('\0')).then_some(text)
 }
 
 /// A request as on the wire; only its magic number is checked.

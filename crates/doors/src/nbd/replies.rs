@@ -10,9 +10,9 @@ use crate::served::in_flight::SLOTS;
 use block::{Buffer, Data, Payload};
 
 /// Most bytes of an error's text that are sent.
-const LONGEST_WORDS: usize = 256;
+const MAX_WORDS: usize = 256;
 /// Capacity for the longest head of every waiting reply.
-const HEADS: usize = (SLOTS * (CHUNK_BYTES + 8 + LONGEST_WORDS)).next_power_of_two();
+const HEADS: usize = (SLOTS * (CHUNK_BYTES + 8 + MAX_WORDS)).next_power_of_two();
 
 /// Replies to be sent.
 pub(super) struct Replies {
@@ -79,7 +79,7 @@ impl Replies {
         if !self.structured {
             return self.put(&simple_reply(request.cookie, number as u32));
         }
-        let end = (0..=words.len().min(LONGEST_WORDS)).rev().find(|end| words.is_char_boundary(*end));
+        let end = (0..=words.len().min(MAX_WORDS)).rev().find(|end| words.is_char_boundary(*end));
         let words = &words[..end.unwrap_or(0)];
         let length = 6 + words.len() as u32;
         self.put(&chunk(REPLY_FLAG_DONE, chunk_type::ERROR, request.cookie, length));

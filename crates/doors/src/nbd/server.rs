@@ -15,7 +15,7 @@
 use super::budget::Budget;
 use super::connection::{End, Offered, Watch, serve};
 use super::negotiation::ExportDescription;
-use super::protocol::LONGEST_STRING;
+use super::protocol::MAX_STRING;
 use super::source::ExportSource;
 use crate::served::export::Export;
 use block::{Device, DevicePart, Error, Result, Status};
@@ -152,9 +152,9 @@ impl Server {
                 )));
             }
             for text in [name, &export.description] {
-                if text.len() > LONGEST_STRING || text.contains('\0') {
+                if text.len() > MAX_STRING || text.contains('\0') {
                     return Err(Error::invalid(format!(
-                        "export \"{}\": its name and description have at most {LONGEST_STRING} bytes and no NUL",
+                        "export \"{}\": its name and description have at most {MAX_STRING} bytes and no NUL",
                         name.escape_default()
                     )));
                 }

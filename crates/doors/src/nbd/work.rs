@@ -9,9 +9,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// Most extents in one reply; the client asks again for the rest.
-const MOST_EXTENTS: usize = 4096;
+const MAX_EXTENTS: usize = 4096;
 /// Length of the longest reply to a block status, in bytes.
-pub(super) const MOST_STATUS_BYTES: u64 = 4 + 8 * MOST_EXTENTS as u64;
+pub(super) const MAX_STATUS_BYTES: u64 = 4 + 8 * MAX_EXTENTS as u64;
 
 enum Calls<'d> {
     Operation(work::Work<'d>),
@@ -98,7 +98,7 @@ fn describe(request: &Request, extents: &[Extent], block_shift: u32, only_one: b
         }
         let length = (to - at) as u32;
         at = to;
-        let full = found.len() == if only_one { 1 } else { MOST_EXTENTS };
+        let full = found.len() == if only_one { 1 } else { MAX_EXTENTS };
         match found.last_mut() {
             Some(last) if last.1 == flags => last.0 += length,
             _ if full => break,

@@ -2,8 +2,8 @@
 //! thread.
 
 use super::protocol::{
-    DEPTH, DeviceInfo, FEATURES, INFO_BYTES, MOST_REQUEST_BYTES, PARAMETERS_BYTES, Parameters, State,
-    command, feature,
+    DEPTH, DeviceInfo, FEATURES, INFO_BYTES, MAX_REQUEST_BYTES, PARAMETERS_BYTES, Parameters, State, command,
+    feature,
 };
 use crate::served::in_flight::SLOTS;
 use block::{Error, Result};
@@ -168,7 +168,7 @@ fn create(control: &mut Control, id: u32, parameters: Parameters, queues: u16) -
         queues,
         depth: DEPTH,
         state: State::Dead,
-        max_request_bytes: MOST_REQUEST_BYTES,
+        max_request_bytes: MAX_REQUEST_BYTES,
         id,
         server: 0,
         features: parameters.features(),
@@ -211,7 +211,7 @@ fn recover(control: &mut Control, found: DeviceInfo, expected: Parameters) -> Re
     let needed = expected.features() & !feature::CMD_IOCTL_ENCODE;
     if found.features & (needed | feature::ZONED) != needed
         || usize::from(found.depth) > SLOTS
-        || found.max_request_bytes > MOST_REQUEST_BYTES
+        || found.max_request_bytes > MAX_REQUEST_BYTES
     {
         return Err(Error::invalid(format!(
             "{}: features {:#x}, depth {}; expected a device that this door has created; delete that one or choose another number",

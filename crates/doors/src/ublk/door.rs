@@ -10,7 +10,7 @@
 
 use super::backing::{Backing, OpenBacking};
 use super::control::{self, Attached, Target};
-use super::protocol::{DEPTH, MOST_REQUEST_BYTES};
+use super::protocol::{DEPTH, MAX_REQUEST_BYTES};
 use super::zoned::Layout;
 use block::{Call, Error, Part, Result, Status};
 use runtime::ShardIndex;
@@ -28,7 +28,7 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for the kernel to release the device of a killed server.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(5);
 /// Largest number of a device (UBLK_MINORS).
-const MOST_ID: u64 = (1 << 20) - 1;
+const MAX_ID: u64 = (1 << 20) - 1;
 
 /// Configuration of a door.
 pub struct UblkConfig {
@@ -271,7 +271,7 @@ impl Part for UblkDoor {
         }
         self.shared.backing.add_status(&mut status);
         status.insert("max_requests_per_queue".into(), json!(DEPTH));
-        status.insert("max_request_bytes".into(), json!(MOST_REQUEST_BYTES));
+        status.insert("max_request_bytes".into(), json!(MAX_REQUEST_BYTES));
         Call::ready(status)
     }
 }
@@ -299,7 +299,7 @@ pub const KIND: Kind = Kind {
         Key::required("device", ValueKind::DeviceOrZones, "device or zones to serve").positional(),
         Key::optional(
             "id",
-            ValueKind::Integer { min: 0, max: MOST_ID },
+            ValueKind::Integer { min: 0, max: MAX_ID },
             "number N of the block device to create, or to recover if it has lost its server; default: chosen by the kernel",
         ),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),

@@ -39,11 +39,11 @@ pub const SECTOR: u64 = 512;
 /// Number of requests that a queue has in flight.
 pub const DEPTH: u16 = 64;
 /// Largest number of bytes that a request reads or writes.
-pub const MOST_REQUEST_BYTES: u32 = 512 << 10;
+pub const MAX_REQUEST_BYTES: u32 = 512 << 10;
 /// Largest discard or write of zeroes, in sectors.
-pub const MOST_RANGE_SECTORS: u32 = 1 << 22;
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 /// Largest logical block of every kernel, in bytes.
-const MOST_LOGICAL_BLOCK: u64 = 4096;
+const MAX_LOGICAL_BLOCK: u64 = 4096;
 /// Length of [`DeviceInfo`], in bytes.
 pub const INFO_BYTES: usize = 64;
 /// Length of [`Parameters`], in bytes.
@@ -169,9 +169,9 @@ impl Parameters {
         let block = geometry.block_size.bytes();
         Parameters {
             sectors: geometry.bytes() / SECTOR,
-            logical_shift: block.min(MOST_LOGICAL_BLOCK).trailing_zeros() as u8,
+            logical_shift: block.min(MAX_LOGICAL_BLOCK).trailing_zeros() as u8,
             physical_shift: block.trailing_zeros() as u8,
-            most_sectors: MOST_REQUEST_BYTES / SECTOR as u32,
+            most_sectors: MAX_REQUEST_BYTES / SECTOR as u32,
             read_only,
             volatile_cache: true,
             zoned: None,
@@ -201,8 +201,8 @@ impl Parameters {
         put(24, &self.sectors.to_ne_bytes());
         if has_discards {
             put(44, &(1_u32 << self.physical_shift).to_ne_bytes());
-            put(48, &MOST_RANGE_SECTORS.to_ne_bytes());
-            put(52, &MOST_RANGE_SECTORS.to_ne_bytes());
+            put(48, &MAX_RANGE_SECTORS.to_ne_bytes());
+            put(52, &MAX_RANGE_SECTORS.to_ne_bytes());
             put(56, &1_u16.to_ne_bytes());
         }
         if let Some(zoned) = self.zoned {
@@ -270,11 +270,11 @@ pub fn parse(request: &RequestDescriptor, bytes: u64, read_only: bool) -> Action
     let durability = durability(request);
     let mode = if has(NO_UNMAP) { ZeroMode::KeepAllocated } else { ZeroMode::MayDeallocate };
     let (operation, most) = match request.operation & 0xFF {
-        0 => (Operation::Read, MOST_REQUEST_BYTES / SECTOR as u32),
-        1 => (Operation::Write(durability), MOST_REQUEST_BYTES / SECTOR as u32),
+        0 => (Operation::Read, MAX_REQUEST_BYTES / SECTOR as u32),
+        1 => (Operation::Write(durability), MAX_REQUEST_BYTES / SECTOR as u32),
         2 => return Action::Carry((Operation::Flush, ByteRange { offset: 0, length: 0 })),
-        3 => (Operation::Trim(durability), MOST_RANGE_SECTORS),
-        5 => (Operation::WriteZeroes(mode, durability), MOST_RANGE_SECTORS),
+        3 => (Operation::Trim(durability), MAX_RANGE_SECTORS),
+        5 => (Operation::WriteZeroes(mode, durability), MAX_RANGE_SECTORS),
         _ => return Action::Answer(-libc::EOPNOTSUPP),
     };
     if read_only && operation.changes() {
@@ -425,7 +425,7 @@ mod tests {
                 Action::Carry((operation, range)) => {
                     prop_assert!(range.offset <= bytes && range.length <= bytes - range.offset);
                     if matches!(operation, Operation::Read | Operation::Write(_)) {
-                        prop_assert!(range.length <= u64::from(MOST_REQUEST_BYTES));
+                        prop_assert!(range.length <= u64::from(MAX_REQUEST_BYTES));
                     }
                 }
             }

@@ -12,7 +12,7 @@
 //!
 //! A read during a reset of its zone returns the zone's old bytes or zeros, or fails.
 
-use super::protocol::{Action, MOST_REQUEST_BYTES};
+use super::protocol::{Action, MAX_REQUEST_BYTES};
 use super::queue::{Done, Target};
 use super::zoned::{DESCRIPTION_BYTES, Layout, ZoneOperation, parse};
 use crate::served::counters::counters;
@@ -28,7 +28,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Number of zones in one report.
 const LOOK: u32 = 1024;
 /// Most zones that are closed for one opening; other requests may open them again meanwhile.
-const MOST_CLOSED: u32 = 64;
+const MAX_CLOSED: u32 = 64;
 
 /// Served zones, shared by all shards.
 pub(super) struct ZonesExport {
@@ -281,7 +281,7 @@ impl Served<'_> {
                 reports.iter().for_each(|report| described.append(&export.layout.describe(report)));
                 // The kernel's memory for a report may be longer than the zones that it asks for. It asks
                 // again for the rest of a short result, and uses a longer result as if it were complete.
-                let result = MOST_REQUEST_BYTES as i32;
+                let result = MAX_REQUEST_BYTES as i32;
                 return Ok(Done { data: Some(described.freeze()), result, sector: 0 });
             }
         }
@@ -373,7 +373,7 @@ impl Served<'_> {
     /// # Errors
     /// ETOOMANYREFS or EOVERFLOW where the limit of open or active zones is reached; errors of the operation.
     async fn with_room<'c, T>(self, zone: ZoneIndex, attempt: impl Fn() -> Call<'c, Result<T>>) -> Result<T> {
-        for _ in 0..MOST_CLOSED {
+        for _ in 0..MAX_CLOSED {
             match attempt().await {
                 Err(Error::Busy(_)) => self.make_room(zone).await?,
                 other => return other,

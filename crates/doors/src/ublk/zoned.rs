@@ -10,7 +10,7 @@
 //! A zone that is written up to its capacity is reported as full. So is an interrupted zone: like a full one,
 //! it accepts no writes until it is reset, and the end of its data is unknown.
 
-use super::protocol::{Action, MOST_REQUEST_BYTES, Parameters, SECTOR, ZonedParameters, durability};
+use super::protocol::{Action, MAX_REQUEST_BYTES, Parameters, SECTOR, ZonedParameters, durability};
 use block::{
     Durability, Durable, Error, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
@@ -19,13 +19,13 @@ use runtime::ublk_driver::RequestDescriptor;
 /// Length of a zone's description (struct blk_zone), in bytes.
 pub const DESCRIPTION_BYTES: usize = 64;
 /// Largest number of zones that one request reports.
-pub const MOST_REPORTED: u32 = MOST_REQUEST_BYTES / DESCRIPTION_BYTES as u32;
+pub const MAX_REPORTED: u32 = MAX_REQUEST_BYTES / DESCRIPTION_BYTES as u32;
 /// Largest logical block of every kernel, in bytes.
-const MOST_LOGICAL_BLOCK: u64 = 4096;
+const MAX_LOGICAL_BLOCK: u64 = 4096;
 /// Smallest limit of a request's length that the kernel accepts: a page, in bytes.
 const PAGE: u64 = 4096;
 /// Largest distance of two zones, in bytes: the kernel counts the sectors of a zone in 32 bits.
-const MOST_ZONE_BYTES: u64 = 1 << 40;
+const MAX_ZONE_BYTES: u64 = 1 << 40;
 
 /// Layout of zones on a zoned block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,18 +56,18 @@ impl Layout {
     pub fn of(geometry: &ZoneGeometry) -> Result<Layout> {
         let units = [geometry.append_granularity, geometry.read_granularity].map(u64::from);
         let block = units[0].max(units[1]).max(SECTOR);
-        if !units.iter().all(|unit| unit.is_power_of_two()) || block > MOST_LOGICAL_BLOCK {
+        if !units.iter().all(|unit| unit.is_power_of_two()) || block > MAX_LOGICAL_BLOCK {
             return Err(Error::invalid(format!(
-                "appends in units of {} bytes and reads of {}: expected powers of two up to {MOST_LOGICAL_BLOCK}, the largest logical \
+                "appends in units of {} bytes and reads of {}: expected powers of two up to {MAX_LOGICAL_BLOCK}, the largest logical \
                  block of a block device",
                 units[0], units[1]
             )));
         }
         let capacity = geometry.zone_capacity & !(block - 1);
         let zone_bytes = geometry.zone_size.max(capacity).max(PAGE).checked_next_power_of_two();
-        let Some(zone_bytes) = zone_bytes.filter(|bytes| *bytes <= MOST_ZONE_BYTES && capacity > 0) else {
+        let Some(zone_bytes) = zone_bytes.filter(|bytes| *bytes <= MAX_ZONE_BYTES && capacity > 0) else {
             return Err(Error::invalid(format!(
-                "zones of {} bytes with a capacity of {}: expected a capacity from {block} bytes to {MOST_ZONE_BYTES}",
+                "zones of {} bytes with a capacity of {}: expected a capacity from {block} bytes to {MAX_ZONE_BYTES}",
                 geometry.zone_size, geometry.zone_capacity
             )));
         };
@@ -77,7 +77,7 @@ impl Layout {
                 geometry.zones
             )));
         }
-        let most_bytes = geometry.max_append.min(u64::from(MOST_REQUEST_BYTES)) & !(PAGE - 1);
+        let most_bytes = geometry.max_append.min(u64::from(MAX_REQUEST_BYTES)) & !(PAGE - 1);
         if most_bytes == 0 {
             return Err(Error::invalid(format!(
                 "max_append of {} bytes: expected at least {PAGE} for a block device",
@@ -253,7 +253,7 @@ pub fn parse(request: &RequestDescriptor, layout: &Layout, read_only: bool) -> A
         14 => Some(ZoneOperation::ResetAll),
         15 => zone().map(ZoneOperation::Reset),
         18 => zone()
-            .filter(|_| (1..=MOST_REPORTED).contains(&request.sectors))
+            .filter(|_| (1..=MAX_REPORTED).contains(&request.sectors))
             .map(|first| ZoneOperation::Report(first, request.sectors)),
         _ => return Action::Answer(-libc::EOPNOTSUPP),
     };
@@ -443,7 +443,7 @@ mod tests {
                     zone
                 }
                 Action::Carry(ZoneOperation::Report(first, count)) => {
-                    prop_assert!(count <= MOST_REPORTED);
+                    prop_assert!(count <= MAX_REPORTED);
                     first
                 }
                 Action::Carry(ZoneOperation::Open(zone) | ZoneOperation::Close(zone) | ZoneOperation::Finish(zone)

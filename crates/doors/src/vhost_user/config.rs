@@ -23,15 +23,15 @@ pub mod feature {
 /// Unit of addresses and lengths in requests, in bytes.
 pub const SECTOR: u64 = 512;
 /// Largest buffer of a request, in bytes.
-pub const MOST_SEGMENT_BYTES: u32 = 256 << 10;
+pub const MAX_SEGMENT_BYTES: u32 = 256 << 10;
 /// Largest number of data buffers of a request: a chain of 128 with header and status.
-pub const MOST_SEGMENTS: u32 = 126;
+pub const MAX_SEGMENTS: u32 = 126;
 /// Largest number of bytes that a request reads or writes.
-pub const MOST_REQUEST_BYTES: u64 = MOST_SEGMENT_BYTES as u64 * MOST_SEGMENTS as u64;
+pub const MAX_REQUEST_BYTES: u64 = MAX_SEGMENT_BYTES as u64 * MAX_SEGMENTS as u64;
 /// Largest discard or write of zeroes, in sectors.
-pub const MOST_RANGE_SECTORS: u32 = 1 << 22;
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 /// Largest logical block that every Linux guest accepts, in bytes.
-const MOST_LOGICAL_BLOCK: u64 = 4096;
+const MAX_LOGICAL_BLOCK: u64 = 4096;
 /// Length of the configuration space, in bytes.
 const CONFIG_BYTES: usize = 60;
 
@@ -46,13 +46,13 @@ pub fn features(read_only: bool) -> u64 {
 /// Returns the configuration space of a disk with this many queues.
 pub fn space(geometry: &DeviceGeometry, queues: usize) -> [u8; CONFIG_BYTES] {
     let block = geometry.block_size.bytes();
-    let logical = block.min(MOST_LOGICAL_BLOCK);
+    let logical = block.min(MAX_LOGICAL_BLOCK);
     let in_logical = block / logical;
     let mut space = [0; CONFIG_BYTES];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(geometry.bytes() / SECTOR).to_le_bytes());
-    put(8, &MOST_SEGMENT_BYTES.to_le_bytes());
-    put(12, &MOST_SEGMENTS.to_le_bytes());
+    put(8, &MAX_SEGMENT_BYTES.to_le_bytes());
+    put(12, &MAX_SEGMENTS.to_le_bytes());
     put(20, &(logical as u32).to_le_bytes());
     // Topology: physical blocks as a power of two of logical ones, no offset, smallest and best size in logical blocks.
     put(24, &[in_logical.trailing_zeros() as u8, 0]);
@@ -61,10 +61,10 @@ pub fn space(geometry: &DeviceGeometry, queues: usize) -> [u8; CONFIG_BYTES] {
     // Write-back; read only with CONFIG_WCE.
     put(32, &[1]);
     put(34, &(queues as u16).to_le_bytes());
-    put(36, &MOST_RANGE_SECTORS.to_le_bytes());
+    put(36, &MAX_RANGE_SECTORS.to_le_bytes());
     put(40, &1_u32.to_le_bytes());
     put(44, &((block / SECTOR) as u32).to_le_bytes());
-    put(48, &MOST_RANGE_SECTORS.to_le_bytes());
+    put(48, &MAX_RANGE_SECTORS.to_le_bytes());
     put(52, &1_u32.to_le_bytes());
     put(56, &[1]);
     space

@@ -476,7 +476,7 @@ async fn fill(stream: &Stream, buffer: &mut Buffer, descriptors: &mut Vec<OwnedF
             return Err(Error::disconnected("the front-end closed in the middle of a message"));
         }
     }
-    if descriptors.len() > runtime::net::MOST_DESCRIPTORS {
+    if descriptors.len() > runtime::net::MAX_DESCRIPTORS {
         return Err(Error::protocol(format!("a message with {} descriptors", descriptors.len())));
     }
     Ok(())

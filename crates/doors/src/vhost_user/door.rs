@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Number of queues of a door without a configured number.
 pub const DEFAULT_QUEUES: usize = 16;
 /// Largest number of queues of a door.
-const MOST_QUEUES: u64 = 256;
+const MAX_QUEUES: u64 = 256;
 
 /// Configuration of a door.
 pub struct VhostUserConfig {
@@ -238,7 +238,7 @@ pub const KIND: Kind = Kind {
         unix_socket::OWNER,
         Key::optional(
             "queues",
-            ValueKind::Integer { min: 1, max: MOST_QUEUES },
+            ValueKind::Integer { min: 1, max: MAX_QUEUES },
             "limit of queues; queue N is served by shard N modulo the number of shards",
         )
         .or("16"),

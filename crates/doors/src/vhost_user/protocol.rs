@@ -10,11 +10,11 @@ use block::{Error, Result};
 /// Length of a message's header, in bytes.
 pub const HEADER_BYTES: usize = 12;
 /// Largest payload that is received, in bytes. The largest message, SET_MEM_TABLE, has 264.
-pub const MOST_PAYLOAD: usize = 1024;
+pub const MAX_PAYLOAD: usize = 1024;
 /// Largest number of regions of guest memory.
-pub const MOST_REGIONS: usize = 8;
+pub const MAX_REGIONS: usize = 8;
 /// Largest configuration space that can be read, in bytes.
-pub const MOST_CONFIG: u32 = 256;
+pub const MAX_CONFIG: u32 = 256;
 
 /// Flags of a header.
 pub mod flag {
@@ -97,8 +97,8 @@ impl Header {
         if flags & flag::REPLY != 0 {
             return refused("a reply; expected a request".into());
         }
-        if size as usize > MOST_PAYLOAD {
-            return refused(format!("payload of {size} bytes; expected at most {MOST_PAYLOAD}"));
+        if size as usize > MAX_PAYLOAD {
+            return refused(format!("payload of {size} bytes; expected at most {MAX_PAYLOAD}"));
         }
         Ok(Header { number, needs_reply: flags & flag::NEED_REPLY != 0, payload: size as usize })
     }
@@ -270,8 +270,8 @@ fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Res
         number::RESET_OWNER => Message::ResetOwner,
         number::SET_MEM_TABLE => {
             let (count, _padding) = (reader.u32()? as usize, reader.u32()?);
-            if count > MOST_REGIONS {
-                return Err(Error::protocol(format!("{count} regions; expected at most {MOST_REGIONS}")));
+            if count > MAX_REGIONS {
+                return Err(Error::protocol(format!("{count} regions; expected at most {MAX_REGIONS}")));
             }
             let regions = (0..count).map(|_| {
                 Ok(RegionDescription {
@@ -311,9 +311,9 @@ fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Res
         }
         number::GET_CONFIG => {
             let (offset, length) = (reader.u32()?, reader.u32()?);
-            if length > MOST_CONFIG || offset > MOST_CONFIG - length {
+            if length > MAX_CONFIG || offset > MAX_CONFIG - length {
                 return Err(Error::protocol(format!(
-                    "{length} bytes of configuration at {offset}; expected them inside of {MOST_CONFIG}"
+                    "{length} bytes of configuration at {offset}; expected them inside of {MAX_CONFIG}"
                 )));
             }
             Message::GetConfig { offset, length }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 /// Bytes of requests in flight at which no further request is taken.
-const MOST_BYTES: u64 = 32 << 20;
+const MAX_BYTES: u64 = 32 << 20;
 /// Number of requests that are taken before the completed ones are published.
 const REQUESTS_PER_ROUND: usize = 64;
 /// Number of such rounds before other tasks of the shard run.
@@ -239,7 +239,7 @@ impl<'d> Queue<'d> {
     }
 
     fn is_full(&self) -> bool {
-        self.in_flight.len() >= SLOTS || self.open_bytes >= MOST_BYTES
+        self.in_flight.len() >= SLOTS || self.open_bytes >= MAX_BYTES
     }
 
     /// Starts available requests. Returns whether there were any.

@@ -3,7 +3,7 @@
 //! A chain without a header or a status can't be answered and is an error, which ends the connection. Any
 //! other invalid request is answered with a status.
 
-use super::config::{MOST_RANGE_SECTORS, MOST_REQUEST_BYTES, SECTOR};
+use super::config::{MAX_RANGE_SECTORS, MAX_REQUEST_BYTES, SECTOR};
 use super::memory::{GuestMemory, Segment};
 use super::ring::{Chain, bytes_of};
 use crate::served::work::{ByteRange, Operation};
@@ -105,7 +105,7 @@ fn action(memory: &GuestMemory, kind: u32, sector: u64, chain: &mut Chain, disk:
                 (kind::WRITE_ZEROES, UNMAP) => Operation::WriteZeroes(ZeroMode::MayDeallocate, durability),
                 _ => return Action::Answer(Status::Unsupported),
             };
-            if sectors > MOST_RANGE_SECTORS {
+            if sectors > MAX_RANGE_SECTORS {
                 return Action::Answer(Status::Failed);
             }
             checked(operation, u64::from(high) << 32 | u64::from(low), u64::from(sectors) * SECTOR, disk)
@@ -116,7 +116,7 @@ fn action(memory: &GuestMemory, kind: u32, sector: u64, chain: &mut Chain, disk:
 
 fn transfer(operation: Operation, sector: u64, data: &[Segment], disk: &Disk) -> Action {
     let bytes = bytes_of(data) as u64;
-    match bytes.is_multiple_of(SECTOR) && bytes <= MOST_REQUEST_BYTES {
+    match bytes.is_multiple_of(SECTOR) && bytes <= MAX_REQUEST_BYTES {
         true => checked(operation, sector, bytes, disk),
         false => Action::Answer(Status::Failed),
     }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 /// Largest size of a queue.
-pub const MOST_ENTRIES: u32 = 1024;
+pub const MAX_ENTRIES: u32 = 1024;
 /// Largest number of descriptors in an indirect table.
-const MOST_INDIRECT: u32 = 1024;
+const MAX_INDIRECT: u32 = 1024;
 const DESCRIPTOR_BYTES: usize = 16;
 /// Longest chain, in bytes (VIRTIO 1.2, section 2.7.5).
-const MOST_CHAIN_BYTES: u64 = 1 << 32;
+const MAX_CHAIN_BYTES: u64 = 1 << 32;
 
 /// Flags of a descriptor.
 mod flag {
@@ -85,9 +85,9 @@ impl SplitRing {
         event_index: bool,
         next_available: u16,
     ) -> Result<SplitRing> {
-        if !size.is_power_of_two() || size > MOST_ENTRIES {
+        if !size.is_power_of_two() || size > MAX_ENTRIES {
             return Err(Error::protocol(format!(
-                "queue of {size} entries: expected a power of two up to {MOST_ENTRIES}"
+                "queue of {size} entries: expected a power of two up to {MAX_ENTRIES}"
             )));
         }
         let entries = u64::from(size);
@@ -202,10 +202,10 @@ impl SplitRing {
     pub fn read_chain(&self, head: u16, chain: &mut Chain) -> Result<()> {
         self.read_descriptors(head, chain)?;
         let bytes = bytes_of(&chain.readable) as u64 + bytes_of(&chain.writable) as u64;
-        match bytes <= MOST_CHAIN_BYTES {
+        match bytes <= MAX_CHAIN_BYTES {
             true => Ok(()),
             false => Err(Error::protocol(format!(
-                "chain {head}: {bytes} bytes; expected at most {MOST_CHAIN_BYTES}"
+                "chain {head}: {bytes} bytes; expected at most {MAX_CHAIN_BYTES}"
             ))),
         }
     }
@@ -239,9 +239,9 @@ impl SplitRing {
 
     fn read_indirect(&self, table: &Descriptor, chain: &mut Chain) -> Result<()> {
         let count = table.length / DESCRIPTOR_BYTES as u32;
-        if !table.length.is_multiple_of(DESCRIPTOR_BYTES as u32) || !(1..=MOST_INDIRECT).contains(&count) {
+        if !table.length.is_multiple_of(DESCRIPTOR_BYTES as u32) || !(1..=MAX_INDIRECT).contains(&count) {
             return Err(Error::protocol(format!(
-                "indirect table of {} bytes: expected 1 to {MOST_INDIRECT} descriptors of 16",
+                "indirect table of {} bytes: expected 1 to {MAX_INDIRECT} descriptors of 16",
                 table.length
             )));
         }

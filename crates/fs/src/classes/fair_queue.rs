@@ -19,7 +19,7 @@ pub const DEFAULT: ClassNumber = 0;
 /// Number of the class of the cleaner, scrub and defragmentation.
 pub const BACKGROUND: ClassNumber = 1;
 /// Most shares of a class.
-pub const MOST_SHARES: u32 = 1000;
+pub const MAX_SHARES: u32 = 1000;
 
 #[derive(Debug)]
 struct Waiting<T> {
@@ -46,7 +46,7 @@ impl<T> Flow<T> {
     fn start(&mut self, cost: u64) -> u128 {
         let start = self.tag;
         // Doesn't overflow: costs are below 2^54.
-        self.tag += u128::from(cost * u64::from(MOST_SHARES) / u64::from(self.shares));
+        self.tag += u128::from(cost * u64::from(MAX_SHARES) / u64::from(self.shares));
         start
     }
 }
@@ -76,9 +76,9 @@ impl<T> FairQueue<T> {
         FairQueue { flows, virtual_time, in_flight, background, depth, waiting, arrivals, ignores_shares }
     }
 
-    /// Makes a class, or changes its shares (1 to [`MOST_SHARES`]) for requests that haven't started.
+    /// Makes a class, or changes its shares (1 to [`MAX_SHARES`]) for requests that haven't started.
     pub fn set(&mut self, class: ClassNumber, shares: u32) {
-        let (now, shares) = (self.virtual_time, shares.clamp(1, MOST_SHARES));
+        let (now, shares) = (self.virtual_time, shares.clamp(1, MAX_SHARES));
         while self.flows.len() <= class {
             self.flows.push(Flow::new(shares, now));
         }

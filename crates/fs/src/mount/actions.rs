@@ -18,9 +18,9 @@ use fuse::{
 use std::rc::Rc;
 
 /// Most bytes that one request copies; the caller requests the rest again.
-const MOST_COPIED: u64 = 64 << 20;
+const MAX_COPIED: u64 = 64 << 20;
 /// Most bytes that one request copies or shares.
-const MOST_SHARED: u64 = 1 << 30;
+const MAX_SHARED: u64 = 1 << 30;
 /// Extended attribute that holds capabilities of an executable.
 const CAPABILITIES: &[u8] = b"security.capability";
 /// Offset in a directory after `.`, and after `..`; names have larger offsets.
@@ -497,9 +497,9 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
     }
     let CopyRange { from_offset, to_offset, .. } = *copy;
-    let length = copy.length.min(MOST_SHARED);
+    let length = copy.length.min(MAX_SHARED);
     let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
-    let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, Times::Kept).await?;
+    let done = core.copy_range(&core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
     Ok(done.bytes)
 }
 

@@ -2,10 +2,10 @@
 
 use super::mounted::{MountConfig, Mounted, STOP_LIMIT};
 use crate::classes::BACKGROUND_SHARES;
-use crate::classes::fair_queue::MOST_SHARES;
+use crate::classes::fair_queue::MAX_SHARES;
 use crate::core::Settings;
 use crate::file_system::FileSystem;
-use crate::format::{BLOCK, LARGEST_BLOCK, Properties};
+use crate::format::{BLOCK, MAX_BLOCK, Properties};
 use crate::geometry::check_new;
 use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry,
@@ -20,8 +20,8 @@ use zones::on_device;
 
 /// Largest append to the zones on a device in bytes: a record of a write of 1 MiB is one append.
 const MAX_APPEND: u64 = 2 << 20;
-const SMALLEST_ZONE: u64 = 128 << 10;
-const LARGEST_ZONE: u64 = 64 << 20;
+const MIN_ZONE: u64 = 128 << 10;
+const MAX_ZONE: u64 = 64 << 20;
 
 /// Kind of a file system in a stack: `fs(zones(file(disk.img)), /mnt)`.
 pub const KIND: Kind = Kind {
@@ -54,7 +54,7 @@ pub const KIND: Kind = Kind {
         ),
         Key::optional(
             "background_shares",
-            ValueKind::Integer { min: 1, max: MOST_SHARES as u64 },
+            ValueKind::Integer { min: 1, max: MAX_SHARES as u64 },
             "I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100; default: 20",
         ),
         Key::optional(
@@ -80,7 +80,7 @@ pub const KIND: Kind = Kind {
 fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
+    power.clamp(MIN_ZONE, MAX_ZONE)
 }
 
 /// Geometry of new zones on a device.
@@ -134,7 +134,7 @@ fn properties(arguments: &Arguments) -> Result<Properties> {
     let block_size = arguments.optional_size("block_size")?.unwrap_or(BLOCK);
     let properties = Properties { block_size, ..Properties::default() };
     properties.check().map_err(|error| arguments.refuse("block_size", error.detail().to_owned()))?;
-    debug_assert!(block_size <= LARGEST_BLOCK);
+    debug_assert!(block_size <= MAX_BLOCK);
     Ok(properties)
 }
 

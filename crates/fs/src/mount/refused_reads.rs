@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most lines of a mount.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// Lines that have been logged.
 #[derive(Debug, Clone, Default)]
@@ -48,10 +48,10 @@ impl RefusedReads {
             false => format!("{snapshot}inode {inode}: {detail}"),
         };
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() > MOST_LINES || !told.insert(place.clone()) {
+        if told.len() > MAX_LINES || !told.insert(place.clone()) {
             return None;
         }
-        Some(match told.len() > MOST_LINES {
+        Some(match told.len() > MAX_LINES {
             true => {
                 "reads of further places are refused, without lines here; siltstone fs scrub lists damage"
                     .to_owned()
@@ -80,7 +80,7 @@ mod tests {
         assert!(line.contains("inode 8: zone 5 is offline"), "{line}");
         assert_eq!(refused.line(None, 8, &Error::closed("closed")), None);
         let lines: Vec<_> = (1..5000).filter_map(|block| refused.line(None, 7, &wrong(block))).collect();
-        assert_eq!(lines.len() + 3, MOST_LINES + 1);
+        assert_eq!(lines.len() + 3, MAX_LINES + 1);
         assert!(lines.last().unwrap().contains("without lines here"), "{lines:?}");
         assert!(matches!(refused.read_by_program::<()>(None, 7, Err(wrong(9))), Err(Error::Io(_))));
     }

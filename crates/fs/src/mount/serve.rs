@@ -296,7 +296,7 @@ impl FileSystem for Served {
                 available: found.free,
                 nodes: found.inodes.saturating_add(free_nodes),
                 free_nodes,
-                name_bytes: crate::directory::MOST_NAME as u32,
+                name_bytes: crate::directory::MAX_NAME as u32,
             })
         })
     }

@@ -5,16 +5,16 @@
 //! file of a deleted snapshot never shows another snapshot.
 
 use super::actions::os;
-use crate::inode::{InodeNumber, LARGEST_INODE};
+use crate::inode::{InodeNumber, MAX_INODE};
 use crate::snapshots::SnapshotNumber;
 use block::Result;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bits of a node that hold an inode number.
-const INODE_BITS: u32 = LARGEST_INODE.count_ones();
+const INODE_BITS: u32 = MAX_INODE.count_ones();
 /// Largest slot; slot 0 is the present version.
-const LARGEST_SLOT: u16 = 0x7FFF;
+const MAX_SLOT: u16 = 0x7FFF;
 /// Node of the directory of snapshots.
 pub(super) const DIRECTORY: u64 = 1 << 63;
 
@@ -66,7 +66,7 @@ impl Slots {
             _ if node == DIRECTORY => Place::Directory,
             slot => {
                 let number = self.table().slots.get(&slot).map_or(0, |slot| slot.number);
-                Place::Snapshot(number, node & LARGEST_INODE)
+                Place::Snapshot(number, node & MAX_INODE)
             }
         }
     }
@@ -102,9 +102,9 @@ impl Table {
         }
         let is_free = |slot: &u16| self.slots.get(slot).is_none_or(|slot| slot.references == 0);
         // Slots are assigned in turn, so that each is reused as late as possible.
-        let found = (self.last + 1..=LARGEST_SLOT).chain(1..=self.last).find(is_free);
+        let found = (self.last + 1..=MAX_SLOT).chain(1..=self.last).find(is_free);
         let slot = found.ok_or_else(|| {
-            os(libc::ENFILE, format!("the kernel has files of {LARGEST_SLOT} snapshots in use; close some"))
+            os(libc::ENFILE, format!("the kernel has files of {MAX_SLOT} snapshots in use; close some"))
         })?;
         self.last = slot;
         if let Some(old) = self.slots.insert(slot, Slot { number, references: 0 }) {
@@ -119,13 +119,13 @@ impl Table {
 mod tests {
     use super::*;
     use crate::inode::ROOT;
-    use crate::snapshots::LARGEST_NUMBER;
+    use crate::snapshots::MAX_NUMBER;
 
     #[test]
     fn nodes_of_snapshots_are_told_apart_from_inodes() {
         let slots = Slots::default();
-        for number in [1, 7, LARGEST_NUMBER] {
-            for inode in [ROOT, 77, LARGEST_INODE] {
+        for number in [1, 7, MAX_NUMBER] {
+            for inode in [ROOT, 77, MAX_INODE] {
                 let node = slots.node(number, inode).unwrap();
                 assert_eq!(slots.place(node), Place::Snapshot(number, inode));
                 assert_eq!(slots.place(inode), Place::Present);
@@ -147,7 +147,7 @@ mod tests {
         for number in 2..100_000 {
             nodes.insert(slots.node(number, 77).unwrap());
         }
-        assert_eq!(nodes.len(), usize::from(LARGEST_SLOT) - 1);
+        assert_eq!(nodes.len(), usize::from(MAX_SLOT) - 1);
         assert!(!nodes.contains(&held));
         assert_eq!(slots.place(held), Place::Snapshot(1, 77));
         slots.forget(held, 1);

@@ -127,7 +127,7 @@ impl World {
         }
         let at = |block: u64| self.present.get(&(from.0, from.1 + block)).copied();
         let places: Vec<Option<At>> = (0..count).map(at).collect();
-        if places.iter().flatten().any(|at| self.owners(*at) >= MOST_OWNERS) {
+        if places.iter().flatten().any(|at| self.owners(*at) >= MAX_OWNERS) {
             return;
         }
         let change = Change::Share {
@@ -318,7 +318,7 @@ fn owners_of_blocks_are_those_of_a_map_of_single_blocks_whatever_is_done_in_what
 fn a_block_has_at_most_16_owners() {
     let mut world = World::new(1);
     world.write(file(0), 0, 1);
-    for block in 1..MOST_OWNERS as u64 {
+    for block in 1..MAX_OWNERS as u64 {
         world.share((file(0), 0), (file(1), block), 1);
     }
     world.verify();

@@ -3,7 +3,7 @@
 
 use block::{Data, ZonesPart};
 use conformance::budget::is_left_out;
-use fs::geometry::FEWEST_OPEN;
+use fs::geometry::MIN_OPEN;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use runtime::Simulation;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ fn run(line: Line) -> Option<String> {
 fn grid(shards: u32) -> Vec<Line> {
     let mut lines = Vec::new();
     for (zones, zone_size) in [(8, 256 * KIB), (18, 256 * KIB), (24, 4096 * KIB), (400, 128 * KIB)] {
-        for most_open in [FEWEST_OPEN - 1, FEWEST_OPEN, 14, 0] {
+        for most_open in [MIN_OPEN - 1, MIN_OPEN, 14, 0] {
             for block_size in [4096, 65_536] {
                 lines.push(Line { shards, zones, zone_size, most_open, block_size });
             }
@@ -135,7 +135,7 @@ fn grid(shards: u32) -> Vec<Line> {
 
 fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
-        let fits = line.most_open == 0 || line.most_open >= FEWEST_OPEN;
+        let fits = line.most_open == 0 || line.most_open >= MIN_OPEN;
         match run(line) {
             None => assert!(fits && line.zones > 8, "{line:?}: not refused"),
             Some(error) if line.zones == 8 => {
@@ -144,7 +144,7 @@ fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
             Some(error) => {
                 let limit = format!(
                     "max_open={0}, max_active={0}; expected 0 (no limit) or at least {1}",
-                    line.most_open, FEWEST_OPEN
+                    line.most_open, MIN_OPEN
                 );
                 assert!(!fits && error.contains(&limit), "{line:?}: {error}");
             }

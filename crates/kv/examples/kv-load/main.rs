@@ -131,7 +131,7 @@ impl Client {
             }
             if let Some(due) = (measured.bytes * 1_000_000_000).checked_div(self.rate) {
                 let ahead = first + Duration::from_nanos(due) - ended;
-                if ahead >= SHORTEST_SLEEP {
+                if ahead >= MIN_SLEEP {
                     runtime::sleep(ahead).await;
                     begun = now();
                 }
@@ -237,7 +237,7 @@ async fn measure(
     let client = |number: u64| Client { work, seed, number, keys, operations, until, acknowledge, rate: 0 };
     let clients: Vec<_> = (0..job.threads).map(|number| start(client(number))).collect();
     let writer = (name == "readwhilewriting").then(|| {
-        let until = Some(until.unwrap_or(from + LONGEST_WRITER));
+        let until = Some(until.unwrap_or(from + MAX_WRITER));
         let rate = job.write_rate;
         start(Client { work: Work::Write, operations: u64::MAX, until, rate, ..client(job.threads) })
     });
@@ -255,9 +255,9 @@ async fn measure(
 }
 
 /// Clients that are ahead of their rate by less than this don't sleep.
-const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// Longest time of the writer of `readwhilewriting` without a duration.
-const LONGEST_WRITER: Duration = Duration::from_secs(3600);
+const MAX_WRITER: Duration = Duration::from_secs(3600);
 
 async fn run(job: &Job) -> Result<()> {
     let medium = Medium::open(job).await?;

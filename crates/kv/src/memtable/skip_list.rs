@@ -16,21 +16,21 @@
 //!
 //! The vectors are created with the capacity that the owner will use: the kernel allocates pages on the first
 //! write, and nothing is moved. A record has a time if it is a tombstone or expires. A value of more than
-//! [`MOST_INLINE_BYTES`] is a separate allocation, and the record has its number.
+//! [`MAX_INLINE_BYTES`] is a separate allocation, and the record has its number.
 
-use crate::entry::{Entry, MOST_KEY_BYTES, Sequence, Timestamp, Value, order};
+use crate::entry::{Entry, MAX_KEY_BYTES, Sequence, Timestamp, Value, order};
 use runtime::Random;
 use std::cmp::Ordering;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 /// Maximum size of a value that is stored among the records, in bytes.
-const MOST_INLINE_BYTES: usize = 4096;
+const MAX_INLINE_BYTES: usize = 4096;
 
 /// Number of entries of a leaf.
 const LEAF: usize = 32;
 /// Maximum number of levels of the index: enough for 4^12 leaves.
-const MOST_LEVELS: usize = 12;
+const MAX_LEVELS: usize = 12;
 /// Number of words of a link of the index.
 const LINK: usize = 2;
 /// Overhead of a large value in bytes: pointer, length, and reference counts.
@@ -213,7 +213,7 @@ impl SkipList {
     pub fn with_capacity(bytes: usize) -> Self {
         let mut index = Vec::with_capacity(bytes / 512 + 1024);
         index.push(0);
-        for _ in 0..MOST_LEVELS {
+        for _ in 0..MAX_LEVELS {
             index.extend([Prefix::END.high, u64::from(Prefix::END.low) << 32]);
         }
         let mut leaves = Vec::with_capacity(bytes / 4 / size_of::<Leaf>() + 1);
@@ -247,11 +247,11 @@ impl SkipList {
     /// Adds an entry, unless one with its key and sequence exists. Returns whether it was added.
     ///
     /// # Panics
-    /// If the key has more than [`MOST_KEY_BYTES`], or the entries would take more than 32 GiB.
+    /// If the key has more than [`MAX_KEY_BYTES`], or the entries would take more than 32 GiB.
     pub fn insert(&mut self, entry: Entry<'_>) -> bool {
         assert!(
-            entry.key.len() <= MOST_KEY_BYTES,
-            "key of {} bytes in a memtable; expected at most {MOST_KEY_BYTES}",
+            entry.key.len() <= MAX_KEY_BYTES,
+            "key of {} bytes in a memtable; expected at most {MAX_KEY_BYTES}",
             entry.key.len()
         );
         let prefix = Prefix::of(entry.key);
@@ -511,7 +511,7 @@ impl SkipList {
             Value::Tombstone { deleted } => (&[], Some(deleted), true),
         };
         let number = (self.large_values.len() as u64).to_le_bytes();
-        let large = value.len() > MOST_INLINE_BYTES;
+        let large = value.len() > MAX_INLINE_BYTES;
         let value = if large {
             self.large_values.push(value.into());
             self.large_bytes += value.len();
@@ -539,7 +539,7 @@ impl SkipList {
         let (prefix, record) = (Prefix { high: leaf.highs[0], low: leaf.lows[0] }, leaf.records[0]);
         let levels = self.draw_levels();
         self.levels = self.levels.max(levels);
-        let mut before = [0; MOST_LEVELS];
+        let mut before = [0; MAX_LEVELS];
         let (key, sequence) = self.key(record);
         self.search_index(prefix, key, sequence, |level, node| before[level] = node);
 
@@ -555,7 +555,7 @@ impl SkipList {
 
     /// Draws the number of levels of a node; each further level has a probability of 1/4.
     fn draw_levels(&mut self) -> usize {
-        let limit = 1 << (2 * (MOST_LEVELS - 1));
+        let limit = 1 << (2 * (MAX_LEVELS - 1));
         1 + (self.random.next_u64() | limit).trailing_zeros() as usize / 2
     }
 }

@@ -1,6 +1,6 @@
 //! Client of a store's server, for the verbs of the command line; sends one request at a time.
 //!
-//! The crate `resp` parses replies. A reply has at most [`MOST_REPLY_BYTES`].
+//! The crate `resp` parses replies. A reply has at most [`MAX_REPLY_BYTES`].
 
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Maximum size of a reply, in bytes.
-pub const MOST_REPLY_BYTES: usize = 512 << 20;
+pub const MAX_REPLY_BYTES: usize = 512 << 20;
 const RECEIVED_BYTES: usize = 256 << 10;
 
 /// A connection to a server.
@@ -50,10 +50,10 @@ impl Client {
         let mut command = Vec::new();
         put_command(&mut command, words);
         self.stream.send(Data::copy_of(&command).into()).await.0?;
-        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
+        let mut scanner = Scanner::new(MAX_REPLY_BYTES);
         loop {
             if scanner.next(&self.received)?.is_some()
-                && let Some((reply, length)) = parse(&self.received, MOST_REPLY_BYTES)?
+                && let Some((reply, length)) = parse(&self.received, MAX_REPLY_BYTES)?
             {
                 self.received.drain(..length);
                 return match reply {

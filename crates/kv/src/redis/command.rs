@@ -3,7 +3,7 @@
 use super::pattern::Pattern;
 use super::resp::{Arguments, integer};
 use super::table::{self, Command};
-use crate::entry::{MOST_KEY_BYTES, Timestamp};
+use crate::entry::{MAX_KEY_BYTES, Timestamp};
 use crate::reads::Scan;
 use std::borrow::Cow;
 
@@ -321,11 +321,11 @@ fn check_keys(command: &Command, arguments: Arguments<'_>) -> Result<(), Failure
     match (1..=last)
         .step_by(step)
         .map(|index| arguments.at(index).len())
-        .find(|length| *length > MOST_KEY_BYTES)
+        .find(|length| *length > MAX_KEY_BYTES)
     {
         None => Ok(()),
         Some(length) => {
-            Err(Failure::new(format!("ERR key of {length} bytes; expected at most {MOST_KEY_BYTES} bytes")))
+            Err(Failure::new(format!("ERR key of {length} bytes; expected at most {MAX_KEY_BYTES} bytes")))
         }
     }
 }
@@ -491,11 +491,11 @@ fn parse_scan(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
 }
 
 /// Maximum number of keys that `KV.SCAN` returns.
-const MOST_RANGE_KEYS: usize = 1000;
+const MAX_RANGE_KEYS: usize = 1000;
 
 /// Parses `KV.SCAN [FROM key] [TO key] [LIMIT count] [REVERSE] [KEYS]`.
 fn parse_range(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
-    let (mut range, mut only_keys) = (Scan::from(Vec::new(), MOST_RANGE_KEYS), false);
+    let (mut range, mut only_keys) = (Scan::from(Vec::new(), MAX_RANGE_KEYS), false);
     let mut index = 1;
     while let Some(option) = arguments.get(index) {
         index += 1;
@@ -512,7 +512,7 @@ fn parse_range(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
                 range.to = Some(value.to_vec());
             } else if is(option, "limit") {
                 range.most = match number(value)? {
-                    count @ 1.. => usize::try_from(count).unwrap_or(MOST_RANGE_KEYS).min(MOST_RANGE_KEYS),
+                    count @ 1.. => usize::try_from(count).unwrap_or(MAX_RANGE_KEYS).min(MAX_RANGE_KEYS),
                     _ => return Err(SYNTAX),
                 };
             } else {

@@ -13,7 +13,7 @@
 
 use super::execute::{Executor, Flow};
 use super::facts::Facts;
-use super::resp::{MOST_COMMAND_BYTES, MOST_LINE_BYTES, Parser, Step};
+use super::resp::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, Parser, Step};
 use super::transaction::inline_bytes;
 use crate::store::Store;
 use block::{Buffer, Error, Result};
@@ -29,9 +29,9 @@ pub const RECEIVE_BYTES: usize = 64 << 10;
 /// Time limit for a client to be silent in the middle of a command that is longer than [`RECEIVE_BYTES`].
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum size of the buffer: the longest command, and the line after which the next one is refused.
-const MOST_BYTES: usize = MOST_COMMAND_BYTES + 2 * MOST_LINE_BYTES;
+const MAX_BYTES: usize = MAX_COMMAND_BYTES + 2 * MAX_LINE_BYTES;
 /// Time after which a connection with many commands yields to other tasks.
-pub(super) const LONGEST_TURN: Duration = Duration::from_millis(1);
+pub(super) const MAX_TURN: Duration = Duration::from_millis(1);
 /// Number of commands between two reads of the clock.
 pub(super) const CLOCK_INTERVAL: u32 = 32;
 
@@ -109,7 +109,7 @@ impl Input {
             buffer.filled_mut().copy_within(self.used.., 0);
             buffer.truncate_filled(rest);
         } else {
-            let length = (2 * buffer.len()).min(MOST_BYTES);
+            let length = (2 * buffer.len()).min(MAX_BYTES);
             let more = length - buffer.len();
             if more == 0 || !self.facts.take_buffer(more) {
                 return None;
@@ -204,7 +204,7 @@ async fn carry_out(
         input.used += bytes;
         seen = seen.saturating_sub(bytes);
         commands += 1;
-        if commands % CLOCK_INTERVAL == 0 && turn.elapsed() > LONGEST_TURN {
+        if commands % CLOCK_INTERVAL == 0 && turn.elapsed() > MAX_TURN {
             runtime::yield_now().await;
             turn = runtime::now();
         }

@@ -8,7 +8,7 @@
 //!   `EXISTS` and `SCAN` read their keys one at a time.
 //! - A command with many parts yields to other tasks between them.
 //! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value;
-//!   those of `KEYS` have at most [`MOST_KEYS_BYTES`].
+//!   those of `KEYS` have at most [`MAX_KEYS_BYTES`].
 
 mod keys;
 mod server;
@@ -16,13 +16,13 @@ mod server;
 use super::command::{
     self, Condition, Expiry, Failure, LONG_STRING, NO_INTEGER, OVERFLOW, Request, SYNTAX, SetReply,
 };
-use super::connection::{CLOCK_INTERVAL, LONGEST_TURN};
+use super::connection::{CLOCK_INTERVAL, MAX_TURN};
 use super::facts::{Facts, Session};
 use super::reply::Replies;
 use super::resp::{Arguments, integer};
 use super::transaction::is_http;
 use crate::batch::{Batch, Write, now};
-use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
+use crate::entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
 use crate::reads::Stored;
 use crate::store::{Snapshot, Store, Update};
 use block::{Error, Result};
@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Maximum bytes of a reply to `KEYS`.
-pub const MOST_KEYS_BYTES: usize = 64 << 20;
+pub const MAX_KEYS_BYTES: usize = 64 << 20;
 /// Maximum number of commands in a batch.
 const BATCH_COMMANDS: usize = 256;
 /// Size in bytes at which a batch is written.
@@ -146,10 +146,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Yields to other tasks once a long command has taken [`LONGEST_TURN`]; called after each of its parts.
+    /// Yields to other tasks once a long command has taken [`MAX_TURN`]; called after each of its parts.
     async fn pause(&mut self) {
         self.parts += 1;
-        if self.parts.is_multiple_of(CLOCK_INTERVAL) && self.turn.elapsed() > LONGEST_TURN {
+        if self.parts.is_multiple_of(CLOCK_INTERVAL) && self.turn.elapsed() > MAX_TURN {
             runtime::yield_now().await;
             self.turn = runtime::now();
         }
@@ -334,7 +334,7 @@ impl Executor {
             }
             Request::Clear => {
                 // The end of a range is exclusive, so the last key is deleted separately.
-                let last = vec![u8::MAX; MOST_KEY_BYTES];
+                let last = vec![u8::MAX; MAX_KEY_BYTES];
                 let mut batch = Batch::new();
                 batch.delete_range(&[], &last);
                 batch.delete(&last);
@@ -429,7 +429,7 @@ impl Executor {
         let append = move |stored: Option<Stored>| {
             let Stored { mut value, expires } = stored.unwrap_or_default();
             let length = value.len() + tail.len();
-            if length > MOST_VALUE_BYTES {
+            if length > MAX_VALUE_BYTES {
                 return (None, Err(LONG_STRING));
             }
             value.extend(tail);

@@ -1,12 +1,12 @@
 //! Patterns of keys as in redis: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and `\` before a literal character.
 //!
 //! The number of steps of a match is at most the product of the lengths of key and pattern; a pattern has at
-//! most [`MOST_BYTES`].
+//! most [`MAX_BYTES`].
 
 use super::command::Failure;
 
 /// Maximum length of a pattern, in bytes.
-pub const MOST_BYTES: usize = 1024;
+pub const MAX_BYTES: usize = 1024;
 
 /// Set of characters, one bit for each.
 type Set = [u64; 4];
@@ -41,17 +41,15 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Parses a pattern. Any bytes of at most [`MOST_BYTES`] are valid: an unclosed set ends with the
+    /// Parses a pattern. Any bytes of at most [`MAX_BYTES`] are valid: an unclosed set ends with the
     /// pattern.
     ///
     /// # Errors
     /// A failure if the pattern is too long.
     pub fn parse(text: &[u8]) -> Result<Pattern, Failure> {
-        if text.len() > MOST_BYTES {
+        if text.len() > MAX_BYTES {
             let length = text.len();
-            return Err(Failure::new(format!(
-                "ERR pattern of {length} bytes; expected at most {MOST_BYTES}"
-            )));
+            return Err(Failure::new(format!("ERR pattern of {length} bytes; expected at most {MAX_BYTES}")));
         }
         let mut tokens = Vec::new();
         let mut rest = text;
@@ -202,7 +200,7 @@ mod tests {
             assert!(!matches(pattern, key), "{pattern} on {key}");
         }
         assert!(Pattern::parse_name(b"MAX*").expect("short").matches(b"maxMemory"));
-        assert!(Pattern::parse(&[b'*'; MOST_BYTES + 1]).is_err());
+        assert!(Pattern::parse(&[b'*'; MAX_BYTES + 1]).is_err());
         assert!(Pattern::parse(b"**").expect("short").is_any());
     }
 

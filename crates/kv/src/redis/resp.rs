@@ -7,18 +7,18 @@
 //! - Each byte is parsed once, except those of an incomplete line. The result doesn't depend on how the bytes
 //!   arrive.
 //! - Memory grows with bytes that have arrived, never with lengths that a client announces.
-//! - A command has at most [`MOST_ARGUMENTS`] arguments and [`MOST_COMMAND_BYTES`]. Longer ones, and invalid
+//! - A command has at most [`MAX_ARGUMENTS`] arguments and [`MAX_COMMAND_BYTES`]. Longer ones, and invalid
 //!   bytes, are a [`ProtocolError`]: the connection can't continue.
 
-use crate::entry::MOST_VALUE_BYTES;
+use crate::entry::MAX_VALUE_BYTES;
 use std::fmt;
 
 /// Maximum number of arguments of a command, including its name.
-pub const MOST_ARGUMENTS: usize = 1 << 20;
+pub const MAX_ARGUMENTS: usize = 1 << 20;
 /// Maximum size of a command, in bytes as received.
-pub const MOST_COMMAND_BYTES: usize = 128 << 20;
+pub const MAX_COMMAND_BYTES: usize = 128 << 20;
 /// Maximum size of a line in bytes: a length, or an inline command.
-pub const MOST_LINE_BYTES: usize = 64 << 10;
+pub const MAX_LINE_BYTES: usize = 64 << 10;
 /// Number of arguments for which a parser keeps memory.
 const KEPT_ARGUMENTS: usize = 1024;
 
@@ -82,7 +82,7 @@ impl fmt::Display for ProtocolError {
 /// Start and end of an argument, as offsets.
 type Span = (u32, u32);
 
-const _: () = assert!(MOST_COMMAND_BYTES < u32::MAX as usize, "positions fit");
+const _: () = assert!(MAX_COMMAND_BYTES < u32::MAX as usize, "positions fit");
 
 /// Arguments of a command, beginning with its name.
 #[derive(Debug, Clone, Copy)]
@@ -169,7 +169,7 @@ impl Parser {
                 return Ok(Step::Incomplete);
             };
             let count = integer(&input[begin + 1..end]).ok_or(ProtocolError::ArrayLength)?;
-            if count > MOST_ARGUMENTS as i64 {
+            if count > MAX_ARGUMENTS as i64 {
                 return Err(ProtocolError::ArrayLength);
             }
             if count <= 0 {
@@ -211,7 +211,7 @@ impl Parser {
             other => return Err(ProtocolError::NoBulk(other.map_or(b'\r', |(first, _)| *first))),
         };
         let length = integer(digits).and_then(|length| usize::try_from(length).ok());
-        let allowed = MOST_VALUE_BYTES.min(MOST_COMMAND_BYTES - self.parsed.min(MOST_COMMAND_BYTES));
+        let allowed = MAX_VALUE_BYTES.min(MAX_COMMAND_BYTES - self.parsed.min(MAX_COMMAND_BYTES));
         length.filter(|length| *length <= allowed).ok_or(ProtocolError::BulkLength)
     }
 
@@ -234,7 +234,7 @@ impl Parser {
         let found =
             input[searched..].iter().position(|byte| *byte == b'\r').map(|position| searched + position);
         let end = found.unwrap_or(input.len());
-        if end - begin > MOST_LINE_BYTES {
+        if end - begin > MAX_LINE_BYTES {
             return Err(too_long);
         }
         self.searched = end - begin;
@@ -254,7 +254,7 @@ impl Parser {
             .position(|byte| *byte == b'\n')
             .map(|position| self.searched + position);
         let end = found.unwrap_or(input.len());
-        if end > MOST_LINE_BYTES {
+        if end > MAX_LINE_BYTES {
             return Err(ProtocolError::LongInline);
         }
         self.searched = end;

@@ -95,10 +95,9 @@ fn limits_are_those_of_redis() {
     for wrong in [&b"*\r\n"[..], b"*+1\r\n", b"*01\r\n", b"*1 \r\n", b"*1\r.", b"*99999999999999999999\r\n"] {
         assert_eq!(error(wrong), Some(ProtocolError::ArrayLength), "{wrong:?}");
     }
-    let longest = format!("*1\r\n${MOST_VALUE_BYTES}\r\n");
+    let longest = format!("*1\r\n${MAX_VALUE_BYTES}\r\n");
     assert_eq!(error(longest.as_bytes()), None);
-    for wrong in [format!("${}", MOST_VALUE_BYTES + 1), "$-1".into(), "$".into(), "$1x".into(), "$00".into()]
-    {
+    for wrong in [format!("${}", MAX_VALUE_BYTES + 1), "$-1".into(), "$".into(), "$1x".into(), "$00".into()] {
         assert_eq!(
             error(format!("*1\r\n{wrong}\r\n").as_bytes()),
             Some(ProtocolError::BulkLength),
@@ -108,7 +107,7 @@ fn limits_are_those_of_redis() {
     assert_eq!(error(b"*1\r\n:1\r\n"), Some(ProtocolError::NoBulk(b':')));
     assert_eq!(error(b"*1\r\n\r\n"), Some(ProtocolError::NoBulk(b'\r')));
     assert_eq!(error(b"*1\r\n$1\r\nabc"), Some(ProtocolError::NoLineEnd));
-    let line = [b'1'; MOST_LINE_BYTES + 1];
+    let line = [b'1'; MAX_LINE_BYTES + 1];
     assert_eq!(error(&[b"*", &line[..]].concat()), Some(ProtocolError::LongArrayLine));
     assert_eq!(error(&[b"*1\r\n$", &line[..]].concat()), Some(ProtocolError::LongBulkLine));
     assert_eq!(error(&line), Some(ProtocolError::LongInline));
@@ -117,7 +116,7 @@ fn limits_are_those_of_redis() {
 
 #[test]
 fn a_command_is_bounded_as_a_whole() {
-    let value = [b"$67108864\r\n", vec![b'v'; MOST_VALUE_BYTES].as_slice(), b"\r\n"].concat();
+    let value = [b"$67108864\r\n", vec![b'v'; MAX_VALUE_BYTES].as_slice(), b"\r\n"].concat();
     let mut stream = [b"*4\r\n$4\r\nMSET\r\n", value.as_slice(), b"$67108800\r\n"].concat();
     assert_eq!(parse(&stream).error, None);
     stream.truncate(stream.len() - 11);
@@ -132,7 +131,7 @@ fn time_is_linear_in_what_arrives() {
     assert_eq!(parse_in_pieces(&long, &[1]).commands.len(), 1);
     let many = [b"*200000\r\n", b"$1\r\nx\r\n".repeat(200_000).as_slice()].concat();
     assert_eq!(parse_in_pieces(&many, &[1]).commands[0].len(), 200_000);
-    assert_eq!(parse_in_pieces(&[b'x'; MOST_LINE_BYTES], &[1]).rest, MOST_LINE_BYTES);
+    assert_eq!(parse_in_pieces(&[b'x'; MAX_LINE_BYTES], &[1]).rest, MAX_LINE_BYTES);
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! - A recently returned cursor is a *ticket* for a position in the order of the keys: the iteration reads
 //!   each key once. The previous cursor also remains valid, because its reply may have been lost. Tickets are
 //!   never reused.
-//! - Memory is bounded: the server keeps the [`MOST_TICKETS`] newest tickets, with keys of at most
-//!   [`MOST_BYTES`] in all.
+//! - Memory is bounded: the server keeps the [`MAX_TICKETS`] newest tickets, with keys of at most
+//!   [`MAX_BYTES`] in all.
 //! - An unknown cursor, such as one of an earlier run, continues as a *position in the order of the hashes of
 //!   the keys*, beginning with the lowest hash. Such a cursor contains its position, so it never becomes
 //!   invalid. Each of its calls reads all keys, and returns those of the next hashes ([`HashPage`]), up to
@@ -18,9 +18,9 @@ use crate::table::key_hash;
 use std::collections::BTreeMap;
 
 /// Maximum number of tickets that are kept.
-pub const MOST_TICKETS: usize = 8192;
+pub const MAX_TICKETS: usize = 8192;
 /// Maximum bytes of the tickets' keys.
-pub const MOST_BYTES: usize = 8 << 20;
+pub const MAX_BYTES: usize = 8 << 20;
 /// Bytes of keys at which a page of hashes is full.
 pub const PAGE_BYTES: usize = 1 << 20;
 /// Bit that distinguishes positions among hashes from tickets.
@@ -81,7 +81,7 @@ impl ScanCursors {
         self.next += 1;
         self.bytes += key.len();
         self.tickets.insert(number, Ticket { key, before: Some(cursor).filter(|cursor| *cursor != 0) });
-        while self.tickets.len() > MOST_TICKETS || self.bytes > MOST_BYTES {
+        while self.tickets.len() > MAX_TICKETS || self.bytes > MAX_BYTES {
             let Some((oldest, _)) = self.tickets.first_key_value() else { break };
             self.forget(Some(*oldest));
         }
@@ -177,16 +177,16 @@ mod tests {
     fn memory_is_bounded_and_the_latest_are_known() {
         let mut cursors = ScanCursors::new(1);
         let mut last = cursors.advance(0, b"k".to_vec());
-        for _ in 0..MOST_TICKETS {
+        for _ in 0..MAX_TICKETS {
             last = cursors.advance(last, b"k".to_vec());
             cursors.advance(0, b"abandoned".to_vec());
         }
-        assert_eq!(cursors.tickets.len(), MOST_TICKETS);
+        assert_eq!(cursors.tickets.len(), MAX_TICKETS);
         assert_eq!(cursors.position(last), key(b"k"), "it is used again and again");
         for _ in 0..1000 {
             cursors.advance(0, vec![b'x'; 32 << 10]);
         }
-        assert!(cursors.bytes <= MOST_BYTES);
+        assert!(cursors.bytes <= MAX_BYTES);
         assert_eq!(cursors.bytes, cursors.tickets.values().map(|ticket| ticket.key.len()).sum::<usize>());
         assert_eq!(cursors.position(last), Position::Hash(0));
     }

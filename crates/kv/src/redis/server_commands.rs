@@ -6,14 +6,14 @@ use super::facts::{Facts, REDIS_VERSION, Session};
 use super::reply::{Protocol, Replies};
 use super::resp::{Arguments, integer};
 use super::table::{COMMANDS, Command};
-use crate::entry::MOST_VALUE_BYTES;
+use crate::entry::MAX_VALUE_BYTES;
 use block::Status;
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 /// Maximum length of the name of a connection or of a client's library, in bytes.
-const MOST_NAME_BYTES: usize = 1024;
+const MAX_NAME_BYTES: usize = 1024;
 
 /// Executes one of these commands, except those with any number of arguments (`execute/server`).
 ///
@@ -75,7 +75,7 @@ fn auth(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failure> 
 
 /// Checks the name of a connection or of a client's library: only visible ASCII characters.
 fn check_name(name: &[u8], error: &'static str) -> Result<(), Failure> {
-    match name.len() <= MOST_NAME_BYTES && name.iter().all(u8::is_ascii_graphic) {
+    match name.len() <= MAX_NAME_BYTES && name.iter().all(u8::is_ascii_graphic) {
         true => Ok(()),
         false => Err(Failure::fixed(error)),
     }
@@ -262,7 +262,7 @@ pub fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
         ("maxmemory", "0".into()),
         ("maxmemory-policy", "noeviction".into()),
         ("port", facts.port.to_string()),
-        ("proto-max-bulk-len", MOST_VALUE_BYTES.to_string()),
+        ("proto-max-bulk-len", MAX_VALUE_BYTES.to_string()),
         ("save", String::new()),
         ("timeout", "0".into()),
         ("unixsocket", unix.unwrap_or_default().into()),

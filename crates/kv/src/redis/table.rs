@@ -148,11 +148,11 @@ pub const COMMANDS: &[Command] = &[
 ];
 
 /// Length of the longest name.
-const LONGEST_NAME: usize = 16;
+const MAX_NAME: usize = 16;
 
 /// Returns a command by its name, ignoring case.
 pub fn find(name: &[u8]) -> Option<&'static Command> {
-    let mut lower = [0; LONGEST_NAME];
+    let mut lower = [0; MAX_NAME];
     let lower = lower.get_mut(..name.len())?;
     lower.copy_from_slice(name);
     lower.make_ascii_lowercase();
@@ -168,7 +168,7 @@ mod tests {
     fn names_are_in_order_and_found_in_any_case() {
         assert!(COMMANDS.is_sorted_by(|left, right| left.name < right.name));
         for command in COMMANDS {
-            assert!(command.name.len() <= LONGEST_NAME);
+            assert!(command.name.len() <= MAX_NAME);
             assert_eq!(find(command.name.to_uppercase().as_bytes()), Some(command));
         }
         assert!(find(b"").is_none() && find(b"getx").is_none() && find(&[b'g'; 100]).is_none());

@@ -6,7 +6,7 @@ use super::filter::{self, key_hash};
 use super::range_tombstones;
 use super::stored::{BlockHandle, BlockKind, Sealer, TRAILER_BYTES};
 use super::summary::{FOOTER_BYTES, Summary, encode_footer};
-use crate::entry::{Entry, MOST_KEY_BYTES, MOST_VALUE_BYTES, RangeTombstone, Sequence, Timestamp, Value};
+use crate::entry::{Entry, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Timestamp, Value};
 use block::{Error, Result};
 use std::cmp::Ordering;
 use zones::bytes::Writer;
@@ -14,7 +14,7 @@ use zones::bytes::Writer;
 /// Number of entries of a data block between restart points.
 const RESTART_INTERVAL: usize = 4;
 /// Maximum permitted size of data blocks, in bytes.
-const MOST_DATA_BLOCK_BYTES: usize = 16 << 20;
+const MAX_DATA_BLOCK_BYTES: usize = 16 << 20;
 /// Length in bytes at which an index block is ended: the index then gets a second level.
 const INDEX_BLOCK_BYTES: usize = 256 << 10;
 
@@ -69,8 +69,8 @@ impl Builder {
         let lowest = Bound { key: Vec::new(), sequence: Sequence::MAX };
         Builder {
             options: Options {
-                block_bytes: options.block_bytes.min(MOST_DATA_BLOCK_BYTES),
-                filter_bits: options.filter_bits.min(filter::MOST_BITS),
+                block_bytes: options.block_bytes.min(MAX_DATA_BLOCK_BYTES),
+                filter_bits: options.filter_bits.min(filter::MAX_BITS),
                 ..options
             },
             sealer: Sealer::new(options.compression, options.salt),
@@ -102,7 +102,7 @@ impl Builder {
             Value::Put { bytes, .. } => bytes.len(),
             Value::Tombstone { .. } => 0,
         };
-        if key.len() > MOST_KEY_BYTES || value_bytes > MOST_VALUE_BYTES {
+        if key.len() > MAX_KEY_BYTES || value_bytes > MAX_VALUE_BYTES {
             return Err(too_large(key.len(), value_bytes));
         }
         let common = common_prefix(&self.key, key);
@@ -161,7 +161,7 @@ impl Builder {
     /// [`Error::Invalid`] for an empty range or a key that is too large. The table is unchanged then.
     pub fn add_range_tombstone(&mut self, tombstone: RangeTombstone) -> Result<()> {
         let RangeTombstone { from, to, sequence, deleted } = &tombstone;
-        if from.len() > MOST_KEY_BYTES || to.len() > MOST_KEY_BYTES {
+        if from.len() > MAX_KEY_BYTES || to.len() > MAX_KEY_BYTES {
             return Err(too_large(from.len().max(to.len()), 0));
         }
         if from >= to {
@@ -336,6 +336,6 @@ fn earlier(time: Option<Timestamp>, other: Timestamp) -> Option<Timestamp> {
 #[cold]
 fn too_large(key: usize, value: usize) -> Error {
     Error::invalid(format!(
-        "table entry with a key of {key} bytes and a value of {value}; expected at most {MOST_KEY_BYTES} and {MOST_VALUE_BYTES}"
+        "table entry with a key of {key} bytes and a value of {value}; expected at most {MAX_KEY_BYTES} and {MAX_VALUE_BYTES}"
     ))
 }

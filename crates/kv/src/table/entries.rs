@@ -2,7 +2,7 @@
 
 use super::entries_writer::{EntryKind, common_prefix, order_after};
 use super::stored::{BlockHandle, corrupt};
-use crate::entry::{MOST_KEY_BYTES, Sequence, Timestamp, Value};
+use crate::entry::{MAX_KEY_BYTES, Sequence, Timestamp, Value};
 use block::{Error, Result};
 use logkit::leb128;
 use std::cmp::Ordering;
@@ -124,7 +124,7 @@ impl Entries {
         let (shared, at) = leb128::decode(entries, at)?;
         let (rest, at) = leb128::decode(entries, at)?;
         let (code, at) = leb128::decode(entries, at)?;
-        if shared > MOST_KEY_BYTES as u64 || rest > MOST_KEY_BYTES as u64 || code >> 2 > self.end as u64 {
+        if shared > MAX_KEY_BYTES as u64 || rest > MAX_KEY_BYTES as u64 || code >> 2 > self.end as u64 {
             return None;
         }
         let (shared, rest) = (shared as usize, at..at + rest as usize);
@@ -135,7 +135,7 @@ impl Entries {
             2 => EntryKind::ExpiringPut,
             _ => EntryKind::Child,
         };
-        (shared + rest.len() <= MOST_KEY_BYTES && end <= self.end).then_some(Header {
+        (shared + rest.len() <= MAX_KEY_BYTES && end <= self.end).then_some(Header {
             shared,
             rest,
             kind,

@@ -3,15 +3,15 @@
 //! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007):
 //! all bits of a key are in one line of 64 bytes, so that a probe costs one cache miss.
 
-use super::stored::{MOST_BLOCK_BYTES, corrupt};
+use super::stored::{MAX_BLOCK_BYTES, corrupt};
 use block::Result;
 
 /// Size of a line, in bytes.
 const LINE_BYTES: usize = 64;
 /// Maximum number of bits that a key sets.
-const MOST_PROBES: u8 = 22;
+const MAX_PROBES: u8 = 22;
 /// Maximum number of filter bits per key.
-pub(super) const MOST_BITS: u32 = 32;
+pub(super) const MAX_BITS: u32 = 32;
 
 /// Hash of a key for filters; a read computes it once for all tables.
 ///
@@ -67,14 +67,14 @@ pub(super) fn encoded_bytes(keys: usize, bits: u32) -> usize {
 }
 
 fn lines(keys: usize, bits: u32) -> usize {
-    keys.saturating_mul(bits as usize).div_ceil(LINE_BYTES * 8).clamp(1, MOST_BLOCK_BYTES / LINE_BYTES - 1)
+    keys.saturating_mul(bits as usize).div_ceil(LINE_BYTES * 8).clamp(1, MAX_BLOCK_BYTES / LINE_BYTES - 1)
 }
 
 /// Builds the filter of the keys with these hashes.
 pub(super) fn encode(hashes: &[u64], bits: u32) -> Vec<u8> {
     let lines = lines(hashes.len(), bits);
     // ln 2 · bits, rounded down: lines that are fuller than average need fewer probes.
-    let probes = (bits * 693 / 1000).clamp(1, u32::from(MOST_PROBES)) as u8;
+    let probes = (bits * 693 / 1000).clamp(1, u32::from(MAX_PROBES)) as u8;
     let mut bytes = vec![0; lines * LINE_BYTES];
     for &hash in hashes {
         let begin = line_of(hash, lines) * LINE_BYTES;
@@ -102,8 +102,8 @@ pub(super) struct Filter {
 impl Filter {
     pub(super) fn decode(bytes: &[u8], offset: u64) -> Result<Self> {
         let (&probes, bytes) = bytes.split_last().ok_or_else(|| corrupt(offset, "filter without bytes"))?;
-        if probes == 0 || probes > MOST_PROBES {
-            let what = format_args!("filter with {probes} probes; expected 1 to {MOST_PROBES}");
+        if probes == 0 || probes > MAX_PROBES {
+            let what = format_args!("filter with {probes} probes; expected 1 to {MAX_PROBES}");
             return Err(corrupt(offset, what));
         }
         let (chunks, rest) = bytes.as_chunks::<LINE_BYTES>();

@@ -1,7 +1,7 @@
 //! The block of range tombstones.
 
 use super::stored::corrupt;
-use crate::entry::{MOST_KEY_BYTES, RangeTombstone};
+use crate::entry::{MAX_KEY_BYTES, RangeTombstone};
 use block::Result;
 use logkit::leb128::{self, Encoded};
 
@@ -47,7 +47,7 @@ fn decode_one(bytes: &[u8], at: &mut usize) -> Option<RangeTombstone> {
         Some(number)
     };
     let key = |at: &mut usize| {
-        let length = usize::try_from(number(at)?).ok().filter(|&length| length <= MOST_KEY_BYTES)?;
+        let length = usize::try_from(number(at)?).ok().filter(|&length| length <= MAX_KEY_BYTES)?;
         let key = bytes.get(*at..*at + length)?;
         *at += length;
         Some(key.to_vec())

@@ -6,11 +6,11 @@ use crc_fast::{CrcAlgorithm, checksum};
 use lz4_flex::block::{compress_into, decompress_into, get_maximum_output_size};
 
 /// Maximum size of a decoded block, in bytes.
-pub(super) const MOST_BLOCK_BYTES: usize = 128 << 20;
+pub(super) const MAX_BLOCK_BYTES: usize = 128 << 20;
 /// Number of bytes after the contents: kind and compression, checksum.
 pub(super) const TRAILER_BYTES: usize = 5;
 /// Maximum number of decoded bytes per compressed one: a match of LZ4 grows by 255 for each byte.
-const MOST_GROWTH: usize = 255;
+const MAX_GROWTH: usize = 255;
 /// Size in bytes above which buffers are freed after use.
 const KEPT_BYTES: usize = 1 << 20;
 
@@ -85,12 +85,12 @@ impl Sealer {
     /// Appends a block with these contents; compresses them if that saves an eighth.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`MOST_BLOCK_BYTES`].
+    /// [`Error::Invalid`] for more than [`MAX_BLOCK_BYTES`].
     pub(super) fn seal(&mut self, kind: BlockKind, contents: &[u8]) -> Result<BlockHandle> {
-        if contents.len() > MOST_BLOCK_BYTES {
+        if contents.len() > MAX_BLOCK_BYTES {
             let length = contents.len();
             return Err(Error::invalid(format!(
-                "table block of {length} bytes; expected at most {MOST_BLOCK_BYTES}"
+                "table block of {length} bytes; expected at most {MAX_BLOCK_BYTES}"
             )));
         }
         let begin = self.output.len();
@@ -160,8 +160,8 @@ pub(super) fn open(stored: &[u8], handle: BlockHandle) -> Result<(BlockKind, Vec
         other => return corrupt(&format_args!("kind {other}; expected 1 to 5")),
     };
     match code & 0xF {
-        0 if contents.len() <= MOST_BLOCK_BYTES => Ok((kind, contents.to_vec())),
-        0 => corrupt(&format_args!("{} bytes; expected at most {MOST_BLOCK_BYTES}", contents.len())),
+        0 if contents.len() <= MAX_BLOCK_BYTES => Ok((kind, contents.to_vec())),
+        0 => corrupt(&format_args!("{} bytes; expected at most {MAX_BLOCK_BYTES}", contents.len())),
         1 if kind.may_be_compressed() => match decompress(contents) {
             Ok(contents) => Ok((kind, contents)),
             Err(what) => corrupt(&what),
@@ -178,7 +178,7 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, String> {
         return Err(format!("{} compressed bytes; expected at least 4", bytes.len()));
     };
     let length = u32::from_le_bytes(*length) as usize;
-    let most = MOST_BLOCK_BYTES.min(compressed.len().saturating_mul(MOST_GROWTH));
+    let most = MAX_BLOCK_BYTES.min(compressed.len().saturating_mul(MAX_GROWTH));
     if length > most {
         return Err(format!("decompressed length {length}; expected at most {most}"));
     }

@@ -1,7 +1,7 @@
 //! Summary of a table, and the footer that locates the table's own copy of it.
 
 use super::stored::{BlockHandle, TRAILER_BYTES};
-use crate::entry::{MOST_KEY_BYTES, Sequence, Timestamp};
+use crate::entry::{MAX_KEY_BYTES, Sequence, Timestamp};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use zones::bytes::{Reader, Writer};
@@ -125,9 +125,10 @@ impl Summary {
         let mut keys = [const { Vec::new() }; 2];
         for key in &mut keys {
             let length = reader.u32()? as usize;
-            if length > MOST_KEY_BYTES {
-                return Err(reader
-                    .strange(&format!("has a key of {length} bytes; expected at most {MOST_KEY_BYTES}")));
+            if length > MAX_KEY_BYTES {
+                return Err(
+                    reader.strange(&format!("has a key of {length} bytes; expected at most {MAX_KEY_BYTES}"))
+                );
             }
             *key = reader.bytes(length)?.to_vec();
         }

@@ -144,7 +144,7 @@ fn a_builder_refuses_entries_out_of_order_or_too_large_and_stays_as_it_was() {
         let error = builder.add(Entry { key, sequence, value: put(b"2") }).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
     }
-    let value = vec![0; crate::entry::MOST_VALUE_BYTES + 1];
+    let value = vec![0; crate::entry::MAX_VALUE_BYTES + 1];
     assert!(builder.add(Entry { key: b"l", sequence: 1, value: put(&value) }).is_err());
     for (from, to) in [(&b"b"[..], &b"b"[..]), (b"b", b"a"), (b"a", &large)] {
         assert!(builder.add_range_tombstone(range(from, to, 1, 1)).is_err());

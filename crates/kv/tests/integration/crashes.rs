@@ -189,7 +189,7 @@ fn stores_of_one_to_the_most_shards_delete_ranges_close_and_open_and_others_are_
             let zones: Arc<dyn ZonesPart> = drive.clone();
             let settings = Settings { shards: Some(shards), buffer_bytes: 4 << 20, ..small() };
             let store = Store::format(zones.clone(), &settings).await;
-            if shards > kv::MOST_SHARDS {
+            if shards > kv::MAX_SHARDS {
                 let error = store.expect_err("too many shards");
                 assert!(error.to_string().contains("expected 1 to 16"), "{error}");
                 return;

@@ -2,7 +2,7 @@
 
 use super::common::{limited_drive, simulate};
 use block::{Error, ZonesPart};
-use kv::{Acknowledge, Batch, DeletePersistence, MOST_KEY_BYTES, Settings, Store};
+use kv::{Acknowledge, Batch, DeletePersistence, MAX_KEY_BYTES, Settings, Store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use std::time::Duration;
 /// Number of keys that are overwritten.
 const FEW_KEYS: u32 = 500;
 /// Longest time from deletes until puts are accepted.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Maximum number of open zones of the drive.
-const MOST_OPEN: u32 = 14;
+const MAX_OPEN: u32 = 14;
 
 /// Kind of writes that fill a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ struct Run {
 
 impl Run {
     async fn new(line: Line) -> Self {
-        let zones = limited_drive(line.zones, line.zone_size, MOST_OPEN);
+        let zones = limited_drive(line.zones, line.zone_size, MAX_OPEN);
         let store = Store::format(zones.clone(), &line.settings()).await.unwrap().on_lent_zones();
         Run { line, zones, store, model: BTreeMap::new(), round: 0 }
     }
@@ -124,7 +124,7 @@ impl Run {
             while let Err(error) = self.put(number).await {
                 let status = self.store.status().await.unwrap();
                 assert!(
-                    begin.elapsed() < LONGEST_WAIT,
+                    begin.elapsed() < MAX_WAIT,
                     "{:?}: put of key {number}: {error}: {status:?}",
                     self.line
                 );
@@ -152,7 +152,7 @@ impl Run {
 
     /// Deletes everything as FLUSHALL does.
     async fn clear(&mut self) {
-        let last = vec![u8::MAX; MOST_KEY_BYTES];
+        let last = vec![u8::MAX; MAX_KEY_BYTES];
         let mut batch = Batch::new();
         batch.delete_range(&[], &last);
         batch.delete(&last);
@@ -264,7 +264,7 @@ fn all_keys_of_many_shards_are_deleted_in_one_record() {
         for number in 0..64 {
             store.put(&key(number), b"value").await.unwrap();
         }
-        let last = vec![u8::MAX; MOST_KEY_BYTES];
+        let last = vec![u8::MAX; MAX_KEY_BYTES];
         let mut batch = Batch::new();
         batch.delete_range(&[], &last);
         batch.delete(&last);

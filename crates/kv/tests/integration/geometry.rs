@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Number of concurrent writers.
 const WRITERS: u32 = 4;
 /// Maximum number of keys per writer.
-const MOST_KEYS: u32 = 300;
+const MAX_KEYS: u32 = 300;
 const MIB: u64 = 1 << 20;
 
 /// A geometry and a workload.
@@ -33,7 +33,7 @@ impl Line {
     /// number of zones has about 3 for data.
     fn keys(&self) -> u32 {
         let fit = u64::from(self.zones) * self.zone_size / 12 / self.value as u64 / u64::from(WRITERS);
-        fit.clamp(1, u64::from(MOST_KEYS)) as u32
+        fit.clamp(1, u64::from(MAX_KEYS)) as u32
     }
 
     fn settings(&self) -> Settings {
@@ -156,8 +156,8 @@ fn check_grid(shards: u16, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
         let fits = line.most_open == 0 || line.most_open >= fewest(shards).1;
         match run(line) {
-            None => assert!(fits && shards <= kv::MOST_SHARDS, "{line:?}: the store was formatted"),
-            Some(error) if shards > kv::MOST_SHARDS => {
+            None => assert!(fits && shards <= kv::MAX_SHARDS, "{line:?}: the store was formatted"),
+            Some(error) if shards > kv::MAX_SHARDS => {
                 assert!(error.contains("expected 1 to 16"), "{line:?}: {error}");
             }
             Some(error) => {
@@ -259,7 +259,7 @@ async fn in_turns(shards: u16, acknowledge: Acknowledge) {
         shards,
         zones,
         zone_size: MIB / 2,
-        most_open: FEWEST_OPEN,
+        most_open: MIN_OPEN,
         value: 1000,
         bytes: 1 << 20,
         acknowledge,
@@ -272,7 +272,7 @@ async fn in_turns(shards: u16, acknowledge: Acknowledge) {
     unlimited.close().await.unwrap();
     drop(unlimited);
 
-    let limited = zones_on(&disk, FEWEST_OPEN, false).await;
+    let limited = zones_on(&disk, MIN_OPEN, false).await;
     let store = open(&limited, &settings).await;
     check(&store, &line, &model).await;
     let model = write_all(&store, line, 1000).await;
@@ -300,7 +300,7 @@ async fn in_turns(shards: u16, acknowledge: Acknowledge) {
 }
 
 /// Minimum number of open zones for opening a store.
-const FEWEST_OPEN: u32 = 5;
+const MIN_OPEN: u32 = 5;
 
 fn in_turns_ends(shards: u16, acknowledge: Acknowledge) {
     simulate(11, 2, move || async move {
@@ -322,7 +322,7 @@ fn stores_of_every_number_of_shards_use_zones_in_turns() {
     if conformance::budget::is_left_out() {
         return;
     }
-    for shards in 1..=kv::MOST_SHARDS {
+    for shards in 1..=kv::MAX_SHARDS {
         for acknowledge in [Acknowledge::Written, Acknowledge::Buffered, Acknowledge::Flushed] {
             in_turns_ends(shards, acknowledge);
         }

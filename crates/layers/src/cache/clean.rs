@@ -22,9 +22,9 @@ const HIGH: u64 = 50;
 /// Number of slots that are written back between two flushes of the origin.
 const SLOTS_AT_ONCE: usize = 64;
 /// Largest request of a write-back, in bytes.
-const MOST_AT_ONCE: u64 = 1 << 20;
+const MAX_AT_ONCE: u64 = 1 << 20;
 /// Shortest sleep between two checks.
-const SHORTEST_WAIT: Duration = Duration::from_micros(100);
+const MIN_WAIT: Duration = Duration::from_micros(100);
 /// Sleep after an error.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
@@ -79,7 +79,7 @@ async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
     if core.upkeep_ends.get() {
         return;
     }
-    let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(SHORTEST_WAIT);
+    let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(MIN_WAIT);
     let _ = runtime::timeout(left, core.upkeep.notified()).await;
 }
 
@@ -191,7 +191,7 @@ impl Core {
             // A block may be larger than one request.
             let mut at = bytes.start;
             while at < bytes.end {
-                let length = (bytes.end - at).min(MOST_AT_ONCE);
+                let length = (bytes.end - at).min(MAX_AT_ONCE);
                 let moved = self.fast.bytes(base + at, length).await;
                 let data = moved.inspect_err(|_| self.counters.cache_errors.add(1))?;
                 let target = self.on_slow(cleaning.block) + at;

@@ -42,7 +42,7 @@ pub(super) trait Policy {
 /// Largest number of slots that one search for a victim examines.
 const LOOKS: usize = 64;
 /// Largest number of counted hits.
-const MOST_HITS: u8 = 3;
+const MAX_HITS: u8 = 3;
 /// Number of hits by which a block moves from the small queue to the main one.
 const WORTHY: u8 = 2;
 /// Number of other requests between two hits for the second one to be counted; fewer in a small cache.
@@ -134,7 +134,7 @@ impl Policy for S3Fifo {
     fn hit(&mut self, slot: u32) {
         let index = slot as usize;
         self.requests = self.requests.wrapping_add(1);
-        if self.requests.wrapping_sub(self.last_visit[index]) > self.visit && self.hits[index] < MOST_HITS {
+        if self.requests.wrapping_sub(self.last_visit[index]) > self.visit && self.hits[index] < MAX_HITS {
             self.hits[index] += 1;
         }
         self.last_visit[index] = self.requests;

@@ -14,7 +14,7 @@ use std::rc::Rc;
 /// Aligned window around a request from which parts of a large block are promoted, in bytes; always whole parts.
 const WINDOW: u64 = 256 << 10;
 /// Largest request of a fill, in bytes.
-const MOST_AT_ONCE: u64 = 1 << 20;
+const MAX_AT_ONCE: u64 = 1 << 20;
 
 /// Prevents the eviction of a slot's block until it is dropped.
 ///
@@ -351,7 +351,7 @@ impl Core {
             let covered = self.shape.bytes(block, run);
             let mut at = covered.start;
             while at < covered.end {
-                let length = (covered.end - at).min(MOST_AT_ONCE);
+                let length = (covered.end - at).min(MAX_AT_ONCE);
                 let found = self.slow.bytes(self.on_slow(block) + at, length).await?;
                 self.write_promoted(slot, at, found.into()).await?;
                 at += length;
@@ -403,7 +403,7 @@ impl Drop for Promotion {
 }
 
 /// Limit of the cache blocks that are looked up for one answer about extents.
-const MOST_LOOKED_UP: u64 = 1 << 16;
+const MAX_LOOKED_UP: u64 = 1 << 16;
 
 impl Core {
     /// Returns the state of a range in blocks of 2 to the power of `shift` bytes: dirty parts are data, all others as on the origin, which
@@ -420,7 +420,7 @@ impl Core {
         {
             let state = self.state.borrow();
             let (first, last) = (from / self.shape.block, to.div_ceil(self.shape.block));
-            let last = if state.dirty_slots == 0 { first } else { last.min(first + MOST_LOOKED_UP) };
+            let last = if state.dirty_slots == 0 { first } else { last.min(first + MAX_LOOKED_UP) };
             let mut at = from;
             for block in first..last {
                 let start = block * self.shape.block;

@@ -6,7 +6,7 @@
 use block::{BlockSize, DeviceGeometry};
 
 /// Largest number of parts of a block: the bits of a word.
-const MOST_PARTS: u64 = 64;
+const MAX_PARTS: u64 = 64;
 
 /// Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) struct Shape {
 impl Shape {
     /// Chooses the size of parts for cache blocks of `block` bytes on devices with blocks of `device_block`.
     pub fn new(block: u64, device_block: BlockSize, origin: u64) -> Self {
-        let part = device_block.bytes().max(block.div_ceil(MOST_PARTS).next_power_of_two());
+        let part = device_block.bytes().max(block.div_ceil(MAX_PARTS).next_power_of_two());
         Shape { block, part, origin }
     }
 

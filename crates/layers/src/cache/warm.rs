@@ -1,7 +1,7 @@
 //! Warming: lists cached blocks with their heat, and prefetches, heats or evicts blocks on request.
 //!
 //! # Promises
-//! - A step is bounded: it ends after [`MOST_BYTES`] fetched, [`MOST_LOOKS`] examined pieces, or [`LONGEST`] of time. Its answer
+//! - A step is bounded: it ends after [`MAX_BYTES`] fetched, [`MAX_LOOKS`] examined pieces, or [`LONGEST`] of time. Its answer
 //!   says how many bytes are done; the caller continues from there. No state is kept between steps, so a caller stops the
 //!   warming by sending no further step.
 //! - Prefetched blocks take free slots, or evict clean, idle blocks of lower levels ([`Heat::level`]). Without such a slot a
@@ -27,13 +27,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Limit of bytes that one step fetches; a single piece may exceed it.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 /// Limit of pieces of blocks that one step examines.
-const MOST_LOOKS: usize = 1 << 16;
+const MAX_LOOKS: usize = 1 << 16;
 /// Time after which a step begins no further piece.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Largest number of slots that one answer lists.
-const MOST_LISTED: u32 = 4096;
+const MAX_LISTED: u32 = 4096;
 /// Number of slots or pieces that are examined between two yields to other tasks.
 const SLICE: usize = 512;
 /// Largest number of blocks that are fetched, or evicted, at once.
@@ -105,7 +105,7 @@ pub(super) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
             "warm list {from}: out of range; expected a slot in 0..={slots}"
         )));
     }
-    let to = from.saturating_add(count.min(MOST_LISTED)).min(slots);
+    let to = from.saturating_add(count.min(MAX_LISTED)).min(slots);
     let shape = &core.shape;
     let mut text = format!(
         "{{\"bytes\":{},\"block_size\":{},\"part_size\":{},\"total_blocks\":{slots},\"next\":",
@@ -252,7 +252,7 @@ struct Budget {
 
 impl Budget {
     fn new() -> Self {
-        Budget { began: runtime::now(), looks: MOST_LOOKS, bytes: MOST_BYTES }
+        Budget { began: runtime::now(), looks: MAX_LOOKS, bytes: MAX_BYTES }
     }
 
     fn is_left(&self) -> bool {

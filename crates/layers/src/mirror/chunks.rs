@@ -25,7 +25,7 @@ const STUCK: u8 = 32;
 const AGAIN: u8 = 64;
 
 /// Largest number of ranges that are remembered as equal inside chunks that differ.
-const MOST_PIECES: usize = 4096;
+const MAX_PIECES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Chunk {
@@ -364,7 +364,7 @@ impl Chunks {
             equal.remove(&next);
             end = end.max(its_end);
         }
-        if equal.len() < MOST_PIECES {
+        if equal.len() < MAX_PIECES {
             equal.insert(start, end);
         }
     }

@@ -404,7 +404,7 @@ pub async fn on_legs<'a>(
     legs: Mask,
     mut begin: impl FnMut(usize) -> Call<'a, Result<()>>,
 ) -> (Mask, Vec<(usize, Error)>) {
-    let mut calls: [Option<Call<'a, Result<()>>>; super::format::MOST_LEGS] = [const { None }; _];
+    let mut calls: [Option<Call<'a, Result<()>>>; super::format::MAX_LEGS] = [const { None }; _];
     let (mut waiting, mut done, mut failed) = (0, 0, Vec::new());
     for leg in each(legs) {
         calls[leg] = Some(begin(leg));

@@ -18,13 +18,13 @@ pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTMIRR";
 /// The first bytes of a sector of the bitmap.
 pub const BITMAP_MAGIC: [u8; 8] = *b"SILTMBIT";
 /// Largest number of legs of a mirror.
-pub const MOST_LEGS: usize = 16;
+pub const MAX_LEGS: usize = 16;
 /// Number of bytes of bits in a sector of the bitmap.
 pub const BITMAP_BYTES: usize = 472;
 /// Number of chunks of a sector of the bitmap.
 pub const BITMAP_BITS: u64 = BITMAP_BYTES as u64 * 8;
 /// Bound of valid event counts; larger values are damage.
-const MOST_EVENTS: u64 = 1 << 62;
+const MAX_EVENTS: u64 = 1 << 62;
 const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 const BITMAP: Format = Format { magic: BITMAP_MAGIC, version: VERSION };
 
@@ -124,7 +124,7 @@ struct RawSuperblock {
     own: U32,
     source: U32,
     flags: U32,
-    slots: [RawSlot; MOST_LEGS],
+    slots: [RawSlot; MAX_LEGS],
     reserved: [u8; 92],
     crc: U32,
 }
@@ -148,7 +148,7 @@ impl Superblock {
     /// Encodes at the beginning of a block of `block_bytes` bytes.
     pub fn encode(&self, block_bytes: usize) -> Payload {
         let empty = RawSlot { leg: [0; 16], state: 0, flags: 0, padding: [0; 2] };
-        let mut slots = [empty; MOST_LEGS];
+        let mut slots = [empty; MAX_LEGS];
         for (raw, slot) in slots.iter_mut().zip(&self.slots) {
             let state = SlotState::ALL.iter().position(|state| *state == slot.state).unwrap_or(0);
             let flags =
@@ -192,12 +192,12 @@ impl Superblock {
         }
         let (own, source) = (raw.own.get() as usize, raw.source.get() as usize);
         let (events, cleared_events) = (raw.events.get(), raw.cleared_events.get());
-        if !(2..=MOST_LEGS).contains(&legs) || own >= legs || source >= legs {
+        if !(2..=MAX_LEGS).contains(&legs) || own >= legs || source >= legs {
             return Err(Error::corrupt(format!(
                 "superblock of a mirror: field out of range: legs={legs}, own={own}, source={source}"
             )));
         }
-        if events > MOST_EVENTS || cleared_events > events {
+        if events > MAX_EVENTS || cleared_events > events {
             return Err(Error::corrupt(format!(
                 "superblock of a mirror: field out of range: events={events}, cleared_events={cleared_events}"
             )));

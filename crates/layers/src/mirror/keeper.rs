@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Wait before chunks are retried with blocks that no leg could read.
 const STUCK: Duration = Duration::from_secs(10);
 /// Least time between two passes over the bitmap, so that other tasks run.
-const LEAST_BETWEEN_LOOKS: Duration = Duration::from_micros(50);
+const MIN_BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 /// Sector, the unit of counted mismatches, in bytes.
 const SECTOR: usize = 512;
 
@@ -64,7 +64,7 @@ impl Core {
     }
 
     async fn clear(self: Rc<Self>) {
-        let delay = self.settings.bitmap_delay.max(LEAST_BETWEEN_LOOKS);
+        let delay = self.settings.bitmap_delay.max(MIN_BETWEEN_LOOKS);
         let mut next = runtime::now() + delay;
         while !self.is_closing.get() {
             self.rest(next - runtime::now()).await;

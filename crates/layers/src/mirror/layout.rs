@@ -4,11 +4,11 @@ use super::format::{BITMAP_BITS, RECORD, Superblock};
 use block::{BlockSize, Error, Result};
 
 /// The smallest chunk of the bitmap, in bytes; md's limit.
-pub const LEAST_CHUNK: u64 = 4 << 10;
+pub const MIN_CHUNK: u64 = 4 << 10;
 /// Default chunk of the bitmap, in bytes; mdadm's choice.
 pub const USUAL_CHUNK: u64 = 64 << 20;
 /// Largest number of chunks, which bounds the bitmap and the state of chunks in memory.
-pub const MOST_CHUNKS: u64 = 1 << 21;
+pub const MAX_CHUNKS: u64 = 1 << 21;
 /// Smallest size of a leg whose data is aligned to [`ALIGNMENT`].
 const LARGE: u64 = 128 << 20;
 const ALIGNMENT: u64 = 1 << 20;
@@ -39,17 +39,17 @@ impl Layout {
     /// # Errors
     /// [`Error::Invalid`] for a chunk out of range, and for legs that are too small.
     pub fn new(least: u64, block_size: BlockSize, chunk: u64) -> Result<Self> {
-        if !chunk.is_power_of_two() || chunk < LEAST_CHUNK.max(block_size.bytes()) {
+        if !chunk.is_power_of_two() || chunk < MIN_CHUNK.max(block_size.bytes()) {
             return Err(Error::invalid(format!(
-                "bitmap_chunk {chunk}: expected a power of two, at least {LEAST_CHUNK} (md's limit) and at least a \
+                "bitmap_chunk {chunk}: expected a power of two, at least {MIN_CHUNK} (md's limit) and at least a \
                  block, {block_size}"
             )));
         }
         let chunks = least.div_ceil(chunk);
-        if chunks > MOST_CHUNKS {
-            let enough = least.div_ceil(MOST_CHUNKS).next_power_of_two();
+        if chunks > MAX_CHUNKS {
+            let enough = least.div_ceil(MAX_CHUNKS).next_power_of_two();
             return Err(Error::invalid(format!(
-                "bitmap_chunk {chunk}: legs of {least} bytes would have {chunks} chunks; expected at most {MOST_CHUNKS}; \
+                "bitmap_chunk {chunk}: legs of {least} bytes would have {chunks} chunks; expected at most {MAX_CHUNKS}; \
                  take {enough} or more"
             )));
         }
@@ -85,11 +85,11 @@ impl Layout {
             data_bytes: superblock.data_bytes,
         };
         let page = Self::page(block_size);
-        if !layout.chunk.is_power_of_two() || layout.chunk < LEAST_CHUNK.max(block_size.bytes()) {
+        if !layout.chunk.is_power_of_two() || layout.chunk < MIN_CHUNK.max(block_size.bytes()) {
             return Err(refuse("bitmap_chunk"));
         }
         let whole = layout.data_bytes.is_multiple_of(block_size.bytes()) && layout.data_bytes > 0;
-        if !whole || layout.data_bytes.div_ceil(layout.chunk) > MOST_CHUNKS {
+        if !whole || layout.data_bytes.div_ceil(layout.chunk) > MAX_CHUNKS {
             return Err(refuse("capacity"));
         }
         if layout.bitmap_offset != 2 * page {

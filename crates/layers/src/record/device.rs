@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Longest write that can be recorded, in bytes.
-pub(super) const LONGEST_WRITE: usize = 1 << 30;
+pub(super) const MAX_WRITE: usize = 1 << 30;
 
 /// A device whose writes, discards and flushes are recorded.
 pub struct RecordDevicePart {
@@ -142,7 +142,7 @@ pub(super) struct Log {
 impl Log {
     pub fn submit(&self, fields: &SubmissionFields<'_>) -> Result<u64> {
         let length = fields.data.map_or(0, Payload::len);
-        if length > LONGEST_WRITE {
+        if length > MAX_WRITE {
             return Err(Error::overflow(format!(
                 "record: a write of {length} bytes is too long; expected at most 1 GiB"
             )));

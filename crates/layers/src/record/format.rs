@@ -27,7 +27,7 @@ pub const FILE_HEADER: usize = size_of::<RawFileHeader>();
 /// Length of a record's header, in bytes.
 pub const RECORD_HEADER: usize = size_of::<RawRecordHeader>();
 /// The longest body of a record, in bytes.
-pub const LONGEST_BODY: u64 = 1 << 31;
+pub const MAX_BODY: u64 = 1 << 31;
 /// Name of the bytes in errors of the reader.
 const RECORD: &str = "a record";
 /// Granularity in bytes at which zeros are left out of data.

@@ -6,7 +6,7 @@
 //! recording.
 
 use super::format::{
-    Completion, DeviceEntry, FILE_HEADER, FileHeader, LONGEST_BODY, RECORD_HEADER, RecordHeader, RecordType,
+    Completion, DeviceEntry, FILE_HEADER, FileHeader, MAX_BODY, RECORD_HEADER, RecordHeader, RecordType,
     Shape, Submission, crc,
 };
 use block::{Buffer, DeviceGeometry, Error, Result};
@@ -153,7 +153,7 @@ impl Parser {
         }
         let start = self.at + RECORD_HEADER;
         let rest = (self.bytes.len() - start) as u64;
-        if u64::from(header.body) > rest.min(LONGEST_BODY) {
+        if u64::from(header.body) > rest.min(MAX_BODY) {
             let body = header.body;
             return Err(Error::corrupt(format!("record {expected}: cut short after {rest} of {body} bytes")));
         }

@@ -20,14 +20,14 @@ const PAGE_MAGIC: [u8; 8] = *b"SILTTPAG";
 /// Flag of a superblock: the table was closed cleanly.
 const CLEAN: u32 = 1;
 /// Smallest unit of the table on the medium, in bytes; on devices with larger blocks the unit is a block.
-pub(crate) const SMALLEST_UNIT: u64 = 4096;
+pub(crate) const MIN_UNIT: u64 = 4096;
 /// Length of a page's header, in bytes.
 pub(crate) const PAGE_HEAD: usize = size_of::<RawPage>();
 /// Length of an entry, in bytes.
 pub(crate) const ENTRY: usize = size_of::<RawEntry>();
 const CHANGE: usize = size_of::<RawChange>();
 /// Bound of valid sequence numbers, epochs and sizes; larger values are damage.
-pub(super) const LARGEST_COUNT: u64 = 1 << 62;
+pub(super) const MAX_COUNT: u64 = 1 << 62;
 
 /// Contents of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,9 +134,9 @@ impl Superblock {
         }
         let counts = [raw.sequence, raw.epoch, raw.last, raw.tail, raw.entries, raw.entry_bytes];
         let unit = raw.unit.get();
-        if counts.iter().any(|count| count.get() > LARGEST_COUNT)
+        if counts.iter().any(|count| count.get() > MAX_COUNT)
             || !unit.is_power_of_two()
-            || u64::from(unit) < SMALLEST_UNIT
+            || u64::from(unit) < MIN_UNIT
             || raw.journal.get() == 0
             || raw.tail.get() > raw.last.get() + 1
         {

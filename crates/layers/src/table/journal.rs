@@ -1,6 +1,6 @@
 //! The journal: units of the ring in use, pages with changes that wait to be written, and recovery.
 
-use super::format::{self, LARGEST_COUNT, Superblock};
+use super::format::{self, MAX_COUNT, Superblock};
 use super::layout::Layout;
 use super::medium::Medium;
 use super::{PAGES_IN_FLIGHT, Words};
@@ -218,7 +218,7 @@ async fn read_journal(
 /// Refuses a record with numbers out of range: its tail is at most its own number, and the last durable record is before it.
 fn check_numbers(header: &Header) -> Result<()> {
     let &Header { sequence, clock: tail, durable, .. } = header;
-    match sequence <= LARGEST_COUNT && tail <= sequence && durable < sequence {
+    match sequence <= MAX_COUNT && tail <= sequence && durable < sequence {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
             "record {sequence} of the table's journal: field out of range: tail={tail}, durable={durable}; expected tail at \

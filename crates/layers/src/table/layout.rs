@@ -3,15 +3,15 @@
 //! Two superblocks, the journal, then *chunks*: the two copies of a page and the data of its entries. A device that has grown
 //! gets more chunks, and nothing has to move.
 
-use super::format::{ENTRY, PAGE_HEAD, SMALLEST_UNIT, Superblock};
+use super::format::{ENTRY, MIN_UNIT, PAGE_HEAD, Superblock};
 use block::{DeviceGeometry, Error, Result};
 
 /// Alignment of chunks and of the entries' data, in bytes.
 const ALIGNMENT: u64 = 32 << 10;
 /// Number of entries per unit of the journal, and bounds of the number of units.
 const ENTRIES_PER_UNIT: u64 = 64;
-const SMALLEST_JOURNAL: u64 = 16;
-const LARGEST_JOURNAL: u64 = 16 << 10;
+const MIN_JOURNAL: u64 = 16;
+const MAX_JOURNAL: u64 = 16 << 10;
 
 /// Layout; offsets and lengths are in bytes, `journal` in units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,9 +43,9 @@ impl Layout {
     /// # Errors
     /// [`Error::Invalid`] if the device is too small for one entry, or has 2^32 - 1 entries or more.
     pub fn new(geometry: &DeviceGeometry, entry_bytes: u64) -> Result<Self> {
-        let unit = geometry.block_size.bytes().max(SMALLEST_UNIT);
+        let unit = geometry.block_size.bytes().max(MIN_UNIT);
         let wanted = (geometry.bytes() / entry_bytes / ENTRIES_PER_UNIT).next_power_of_two();
-        let journal = wanted.clamp(SMALLEST_JOURNAL, LARGEST_JOURNAL);
+        let journal = wanted.clamp(MIN_JOURNAL, MAX_JOURNAL);
         let layout = Layout::with(unit, journal, entry_bytes, geometry.bytes());
         let needed = layout.first_chunk + layout.chunk_head + entry_bytes;
         match layout.entries {
@@ -77,7 +77,7 @@ impl Layout {
         }
         if superblock.entry_bytes == 0
             || superblock.entry_bytes > 1 << 40
-            || !(SMALLEST_JOURNAL..=LARGEST_JOURNAL).contains(&journal)
+            || !(MIN_JOURNAL..=MAX_JOURNAL).contains(&journal)
         {
             return Err(Error::corrupt(format!(
                 "superblock of a table: field out of range: entry_bytes={}, journal={journal}",

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Limit to one write to the origin, in blocks.
-const LONGEST_RUN: u64 = 256;
+const MAX_RUN: u64 = 256;
 /// Limit to the discards in flight.
 const DISCARDS: usize = 16;
 
@@ -86,7 +86,7 @@ impl Work {
 
 /// Writes all runs, `jobs` of them at a time.
 async fn write_runs(core: &Rc<Core>, batch: &Rc<Batch>) -> Result<()> {
-    let runs: Vec<Run> = batch.runs(LONGEST_RUN).collect();
+    let runs: Vec<Run> = batch.runs(MAX_RUN).collect();
     let jobs = core.settings.jobs.min(runs.len());
     let (next, failed) = (Cell::new(0), RefCell::default());
     let work = Rc::new(Work { core: core.clone(), batch: batch.clone(), runs, next, failed });

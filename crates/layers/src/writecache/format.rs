@@ -17,7 +17,7 @@ pub const VERSION: u32 = 2;
 pub const SUPERBLOCK: usize = sector::SECTOR;
 const FORMAT: Format = Format { magic: *b"SILTWCSB", version: VERSION };
 /// Limit to sequence numbers, addresses and epochs.
-const LARGEST_COUNT: u64 = 1 << 62;
+const MAX_COUNT: u64 = 1 << 62;
 
 /// Fields of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Superblock {
         let raw: &Raw = FORMAT.read(bytes, "superblock of a write cache")?;
         let counts = [raw.sequence, raw.epoch, raw.first_of_epoch, raw.tail, raw.tail_record, raw.durable];
         if raw.reserved.iter().any(|byte| *byte != 0)
-            || counts.iter().any(|count| count.get() > LARGEST_COUNT)
+            || counts.iter().any(|count| count.get() > MAX_COUNT)
             || raw.tail.get() >> BITS != 0
             || raw.ring_start.get() < 2
             || raw.segment_blocks.get() == 0
@@ -156,12 +156,12 @@ pub struct Entry {
     pub action: Action,
     /// First block.
     pub block: u64,
-    /// Number of blocks; for a write at most [`LONGEST_WRITE`].
+    /// Number of blocks; for a write at most [`MAX_WRITE`].
     pub count: u64,
 }
 
 /// Limit to the data blocks of one entry.
-pub const LONGEST_WRITE: u64 = 256;
+pub const MAX_WRITE: u64 = 256;
 
 /// Length of an entry, in bytes.
 pub const ENTRY: usize = 16;
@@ -194,7 +194,7 @@ impl Entry {
         let (block, packed) = (word(0), word(8));
         let count = packed & ((1 << ACTION_SHIFT) - 1);
         let action = match packed >> ACTION_SHIFT {
-            0 if count <= LONGEST_WRITE => Action::Write,
+            0 if count <= MAX_WRITE => Action::Write,
             1 => Action::Discard,
             2 => Action::Zero,
             code => {
@@ -239,7 +239,7 @@ impl Meta {
                 _ => return Err(wrong()),
             }
         }
-        match data == u64::from(data_blocks) && rest.is_empty() && meta.flush_epoch <= LARGEST_COUNT {
+        match data == u64::from(data_blocks) && rest.is_empty() && meta.flush_epoch <= MAX_COUNT {
             true => Ok(meta),
             false => Err(wrong()),
         }

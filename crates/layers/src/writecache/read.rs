@@ -131,7 +131,7 @@ impl Core {
         {
             let index = self.index.borrow();
             let is_empty = index.is_empty();
-            let count = if is_empty { range.count.0 } else { range.count.0.min(MOST_LOOKED_UP) };
+            let count = if is_empty { range.count.0 } else { range.count.0.min(MAX_LOOKED_UP) };
             let step = if is_empty { count } else { 1 };
             for block in (range.start.0..range.start.0 + count).step_by(step as usize) {
                 let state = match index.lookup(block) {
@@ -153,4 +153,4 @@ impl Core {
 }
 
 /// Limit of blocks that are looked up for one answer about extents.
-const MOST_LOOKED_UP: u64 = 1 << 18;
+const MAX_LOOKED_UP: u64 = 1 << 18;

@@ -4,7 +4,7 @@
 //! lies in one segment, and each segment begins with a record, so that opening follows many segments at once. The log begins
 //! at the second lap: address 0 is never used.
 
-use super::format::{ENTRY, LONGEST_WRITE, Superblock, header_capacity};
+use super::format::{ENTRY, MAX_WRITE, Superblock, header_capacity};
 use block::{BlockIndex, BlockSize, DeviceGeometry, Error, Result};
 
 /// Offset of the ring on a large enough device, in bytes.
@@ -141,7 +141,7 @@ impl Ring {
 
     /// Limit to the data blocks of a record.
     pub fn max_data(&self) -> u64 {
-        (self.segment / 4 - 1).min(LONGEST_WRITE).min(self.max_data_of_header())
+        (self.segment / 4 - 1).min(MAX_WRITE).min(self.max_data_of_header())
     }
 
     /// Limit to the blocks that one record takes: its header, its data, and before it an unused end of a segment that is

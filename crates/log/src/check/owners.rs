@@ -13,7 +13,7 @@ use logkit::layout::ROOT_ZONES;
 use std::collections::BTreeMap;
 
 /// Number of suspect zones after which the maps are scanned.
-const MOST_SUSPECTS: usize = 64;
+const MAX_SUSPECTS: usize = 64;
 /// Number of a map's blocks that are checked between two yields to other tasks.
 const AT_ONCE: u64 = 1 << 20;
 
@@ -138,7 +138,7 @@ impl Owners {
         let suspect =
             Suspect { entries, regions, misplaced: BTreeMap::new(), findings: BTreeMap::new(), live };
         self.suspects.insert(zone, suspect);
-        if self.suspects.len() >= MOST_SUSPECTS {
+        if self.suspects.len() >= MAX_SUSPECTS {
             self.settle(check, state).await;
         }
     }

@@ -5,9 +5,9 @@ use logkit::root::FoundRoot;
 use serde::Serialize;
 
 /// Most listed findings of damage, and of notes; the others are counted.
-const MOST_FINDINGS: usize = 1000;
+const MAX_FINDINGS: usize = 1000;
 /// Most ranges of blocks per finding that are listed; the others are counted.
-const MOST_HITS: usize = 100;
+const MAX_HITS: usize = 100;
 
 /// The complete report.
 #[derive(Debug, Clone, Serialize)]
@@ -110,7 +110,7 @@ impl Finding {
 
     /// Adds affected blocks; consecutive ones are merged.
     pub(super) fn hit(&mut self, version: u32, name: &str, block: u64, count: u64) {
-        let is_full = self.hits.len() >= MOST_HITS;
+        let is_full = self.hits.len() >= MAX_HITS;
         match self.hits.last_mut() {
             Some(last) if last.version == version && last.block + last.count == block => last.count += count,
             _ if !is_full => {
@@ -139,7 +139,7 @@ impl Findings {
     pub(super) fn damage(&mut self, finding: Finding) {
         let hits: u64 = finding.hits.iter().map(|hit| hit.count).sum();
         self.damaged_blocks += hits + finding.hits_not_listed;
-        match self.damage.len() < MOST_FINDINGS {
+        match self.damage.len() < MAX_FINDINGS {
             true => self.damage.push(finding),
             false => self.not_listed.0 += 1,
         }
@@ -147,7 +147,7 @@ impl Findings {
 
     /// Adds a finding by which nothing is lost.
     pub(super) fn note(&mut self, finding: Finding) {
-        match self.notes.len() < MOST_FINDINGS {
+        match self.notes.len() < MAX_FINDINGS {
             true => self.notes.push(finding),
             false => self.not_listed.1 += 1,
         }

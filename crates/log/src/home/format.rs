@@ -27,8 +27,8 @@ const ORDER: u32 = 0x0102_0304;
 const ALIGNMENT: u64 = 2 << 20;
 /// Space for the versions: their names, and 4 bytes per 4 GiB of each.
 const VERSIONS: u64 = 64 << 20;
-const SMALLEST_JOURNAL: u64 = 64 << 10;
-const LARGEST_JOURNAL: u64 = 64 << 20;
+const MIN_JOURNAL: u64 = 64 << 10;
+const MAX_JOURNAL: u64 = 64 << 20;
 
 /// A line: eight words, each of which is stored atomically.
 pub type Line = [u64; LINE / 8];
@@ -94,7 +94,7 @@ impl Places {
     pub fn new(zones: u32, blocks: u64) -> Self {
         // A quarter of the size of a map without runs, so most of the map changes several times before the
         // journal is full.
-        let journal_length = blocks.next_multiple_of(SLAB).clamp(SMALLEST_JOURNAL, LARGEST_JOURNAL);
+        let journal_length = blocks.next_multiple_of(SLAB).clamp(MIN_JOURNAL, MAX_JOURNAL);
         Self::with_journal(zones, journal_length)
     }
 

@@ -69,7 +69,7 @@ pub trait Medium {
 }
 
 /// Most bytes of a file that can be mapped: those of the largest map, and the parts before it.
-const MOST: usize = 2 << 40;
+const MAX: usize = 2 << 40;
 
 /// A memory-mapped file, locked while this value exists.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl FileMedium {
     }
 
     fn map(file: File) -> Result<Rc<dyn Medium>> {
-        let lines = SharedLines::of_file(&file, MOST)?;
+        let lines = SharedLines::of_file(&file, MAX)?;
         lines.reach()?;
         Ok(Rc::new(Self::over(file, Some(lines))))
     }

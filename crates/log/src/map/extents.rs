@@ -23,7 +23,7 @@ impl Extent {
 }
 
 /// Most blocks of an extent; larger ones are split.
-const MOST_BLOCKS: u64 = 1 << 31;
+const MAX_BLOCKS: u64 = 1 << 31;
 
 /// Extents by their first block. They don't overlap, and contiguous neighbours are merged. An extent may mark its
 /// blocks as unmapped; blocks outside of all extents have no entry.
@@ -85,7 +85,7 @@ impl Extents {
         self.forget(range.clone());
         let mut start = range.start;
         while start < range.end {
-            let count = MOST_BLOCKS.min(range.end - start);
+            let count = MAX_BLOCKS.min(range.end - start);
             let physical = to.offset(start - range.start);
             self.tree.insert(start, Extent { count: count as u32, physical });
             self.join(start);
@@ -104,7 +104,7 @@ impl Extents {
         } else {
             !right.physical.is_mapped()
         };
-        if left.end(*start) == block && both <= MOST_BLOCKS && continues {
+        if left.end(*start) == block && both <= MAX_BLOCKS && continues {
             left.count = both as u32;
             self.tree.remove(&block);
         }

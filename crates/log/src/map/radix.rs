@@ -30,7 +30,7 @@ mod tests;
 
 use super::joined::Joined;
 use super::{Map, Mapping, PAGE_BLOCKS, Physical};
-use arena::{Allocator, Kind, MOST_SLABS, Piece, Reference, most_runs};
+use arena::{Allocator, Kind, MAX_SLABS, Piece, Reference, most_runs};
 use block::Result;
 use memory::{FIRST_SEAT, Memory, Seated, Word};
 use runs::{Class, REFERENCES, Runs};
@@ -211,7 +211,7 @@ impl<M: Memory> Radix<M> {
     const LEAF: u64 = 1 << M::SLAB_SHIFT;
 
     fn in_memory(blocks: u64) -> Result<Self> {
-        Self::in_this_memory(M::reserve(MOST_SLABS)?, blocks)
+        Self::in_this_memory(M::reserve(MAX_SLABS)?, blocks)
     }
 
     /// Returns an empty map in memory without usable words.
@@ -232,7 +232,7 @@ impl<M: Memory> Radix<M> {
     /// Returns the bits of this number of blocks, with no leaf in its seat.
     fn new_seated(blocks: u64) -> Result<M::Roots> {
         // One bit per possible seat.
-        let most = if M::SEATS { (MOST_SLABS / 32) >> M::SLAB_SHIFT } else { 1 };
+        let most = if M::SEATS { (MAX_SLABS / 32) >> M::SLAB_SHIFT } else { 1 };
         let seated = M::Roots::reserve(most)?;
         seated.grow(Self::seated_slabs(blocks))?;
         Ok(seated)
@@ -240,7 +240,7 @@ impl<M: Memory> Radix<M> {
 
     /// Returns the number of slabs of the bits of pages in their seats.
     fn seated_slabs(blocks: u64) -> u32 {
-        let pages = if M::SEATS { Self::pages(blocks).min(MOST_SLABS.into()) } else { 0 };
+        let pages = if M::SEATS { Self::pages(blocks).min(MAX_SLABS.into()) } else { 0 };
         pages.div_ceil(32 << M::SLAB_SHIFT) as u32
     }
 

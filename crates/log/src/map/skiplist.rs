@@ -47,7 +47,7 @@ impl Extent {
 }
 
 /// Most blocks of an extent; larger ones are split.
-const MOST_BLOCKS: u64 = 1 << 31;
+const MAX_BLOCKS: u64 = 1 << 31;
 
 /// A map of extents in a skip list.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl SkipList {
         self.split(range.end);
         let mut start = range.start;
         while start < range.end {
-            let end = range.end.min(start + MOST_BLOCKS);
+            let end = range.end.min(start + MAX_BLOCKS);
             self.change_part(start..end, to.offset(start - range.start));
             start = end;
         }

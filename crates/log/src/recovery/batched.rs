@@ -27,7 +27,7 @@ const WORTH_A_THREAD: usize = 512;
 const OFFSET_BITS: u32 = PAGE_BLOCKS.trailing_zeros();
 
 /// Most steps that are batched: 4 GiB. (An unmapping has one step per 4 MiB.)
-const MOST_STEPS: usize = 1 << 28;
+const MAX_STEPS: usize = 1 << 28;
 
 /// A change of blocks of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Part {
                 count += 1;
             })?;
             match ticks {
-                Some(ticks) if count <= MOST_STEPS => all.ticks += ticks,
+                Some(ticks) if count <= MAX_STEPS => all.ticks += ticks,
                 _ => return Ok(None),
             }
         }

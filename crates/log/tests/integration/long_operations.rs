@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// Number of blocks in one piece here.
 const AT_ONCE: u64 = 2048;
 /// A read takes two turns of the executor, in each of which two lanes may commit a record.
-const MOST: u64 = 4 * AT_ONCE;
-/// Number of contiguous blocks of data; more than `MOST`.
+const MAX: u64 = 4 * AT_ONCE;
+/// Number of contiguous blocks of data; more than `MAX`.
 const DENSE: u64 = 16384;
 
 fn ram(mebibytes: u64) -> Arc<dyn DevicePart> {
@@ -85,7 +85,7 @@ fn a_discard_of_a_tebibyte_lets_reads_through() {
         println!("{reads} reads beside the discard, {most} blocks at once");
         // At least one turn per piece.
         assert!(3 * reads >= blocks / AT_ONCE, "{reads} reads");
-        assert!(most > 0 && most <= MOST, "{most} blocks were discarded between two reads");
+        assert!(most > 0 && most <= MAX, "{most} blocks were discarded between two reads");
         assert_eq!(part.status().await["live_blocks"], 1);
         // Unmapped ranges cost a checkpoint nothing: only the 1024 scattered locations and the dense range
         // are dirty.
@@ -115,7 +115,7 @@ fn deleting_a_snapshot_of_a_tebibyte_lets_reads_through() {
         .await;
         println!("{reads} reads beside the deletion, {most} blocks at once");
         assert!(3 * reads >= blocks / AT_ONCE, "{reads} reads");
-        assert!(most > 0 && most <= MOST, "{most} blocks were given up between two reads");
+        assert!(most > 0 && most <= MAX, "{most} blocks were given up between two reads");
         assert_eq!(part.status().await["live_blocks"], both);
         drop(device);
         part.close().await.unwrap();

@@ -64,7 +64,7 @@ pub fn check(state: &State, action: Action) {
             state.victim == Victim::Moves
                 && matches!(state.pace, Admission::Now { .. })
                 && !state.is_blocked
-                && (1..=MOST_RECORDS).contains(&records)
+                && (1..=MAX_RECORDS).contains(&records)
         }
         Action::EndVictim => state.victim == Victim::Moved,
         Action::Wait { cause, until_commit } => {
@@ -99,8 +99,8 @@ pub fn check(state: &State, action: Action) {
         }
         Action::Retry { refuse, limit } => {
             state.has_just_failed
-                && refuse == (state.failures >= MOST_FAILURES && state.users_wait())
-                && limit <= BETWEEN_ATTEMPTS * (1 << MOST_DOUBLINGS)
+                && refuse == (state.failures >= MAX_FAILURES && state.users_wait())
+                && limit <= BETWEEN_ATTEMPTS * (1 << MAX_DOUBLINGS)
                 && (limit > Duration::ZERO) != state.is_closing
         }
     };
@@ -140,7 +140,7 @@ fn answers(users_wait: bool) -> Vec<(Victim, Choice, bool, Admission, bool)> {
         (Victim::Moved, Choice::NotAsked, false, Admission::NotAsked, false),
         (Victim::Moved, Choice::NotAsked, true, Admission::NotAsked, false),
     ];
-    for per_write in [None, Some(0), Some(3), Some(MOST_RECORDS + 1)] {
+    for per_write in [None, Some(0), Some(3), Some(MAX_RECORDS + 1)] {
         all.push((Victim::Moves, Choice::NotAsked, false, Admission::Now { per_write }, false));
     }
     if !users_wait {

@@ -1,7 +1,7 @@
 //! List of the unreadable parts of a log that is salvaged.
 
 /// Most parts that are described; the others are only counted.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// Unreadable parts, in bounded memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl LostParts {
     /// Adds a part. Returns whether its description is kept.
     pub fn note(&mut self, line: String) -> bool {
         self.count += 1;
-        let is_described = self.lines.len() < MOST_LINES;
+        let is_described = self.lines.len() < MAX_LINES;
         if is_described {
             self.lines.push(line);
         }
@@ -46,11 +46,11 @@ mod tests {
     #[test]
     fn the_first_parts_are_described_and_all_are_counted() {
         let mut lost = LostParts::default();
-        lost.extend((0..MOST_LINES).map(|number| number.to_string()));
+        lost.extend((0..MAX_LINES).map(|number| number.to_string()));
         let mut more = LostParts::default();
-        more.extend((0..MOST_LINES + 5).map(|number| number.to_string()));
+        more.extend((0..MAX_LINES + 5).map(|number| number.to_string()));
         assert!(!more.note("another".to_owned()));
         lost.append(more);
-        assert_eq!((lost.lines.len(), lost.count), (MOST_LINES, 2 * MOST_LINES as u64 + 6));
+        assert_eq!((lost.lines.len(), lost.count), (MAX_LINES, 2 * MAX_LINES as u64 + 6));
     }
 }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Most bytes of meta that fit the header of a record with one data block and a link.
-const MOST: usize = 4096 - FIXED - LINK - 4;
+const MAX: usize = 4096 - FIXED - LINK - 4;
 
 async fn owner() -> Result<Rc<Bare>> {
     Bare::format(zones(16, 64 << 10, 0).await?.open().await?, false).await
@@ -27,9 +27,9 @@ async fn move_one(meta: usize) -> Result<()> {
 
 #[test]
 fn a_move_whose_meta_leaves_no_space_for_its_link_is_refused() {
-    run(|| move_one(MOST));
+    run(|| move_one(MAX));
     for more in [1, 16] {
-        let main = move || async move { Ok(move_one(MOST + more).await.expect_err("it fits no record")) };
+        let main = move || async move { Ok(move_one(MAX + more).await.expect_err("it fits no record")) };
         let error = run(main);
         assert!(matches!(error, Error::Invalid(_)) && error.detail().contains("can't be moved"), "{error}");
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(2);
 /// Limit of a request to the device: it waits for several requests to nodes, and for the pauses between
 /// retries.
-const MOST_WAIT: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 struct Case {
     copies: u64,
@@ -62,7 +62,7 @@ fn run(number: u64, case: &'static Case) {
         // Probes of an idle node are reads.
         runtime::sleep(Duration::from_secs(8)).await;
         let what = format!("{:?} after {}, {} copies", case.request, case.after, case.copies);
-        assert!(longest <= MOST_WAIT, "{what}: a request took {longest:?}");
+        assert!(longest <= MAX_WAIT, "{what}: a request took {longest:?}");
         assert_eq!((model.failed_reads, model.failed_writes), (0, 0), "{what}");
         assert!(victim.controls.is_stalled.load(Relaxed), "{what}: it was never silent");
         // The device is closed with a write in flight and another node that has just stopped answering.

@@ -16,11 +16,11 @@ use std::path::Path;
 use std::str::FromStr;
 
 /// Largest mode: permissions alone.
-const MOST_MODE: u32 = 0o777;
+const MAX_MODE: u32 = 0o777;
 /// First length of the memory for an entry of a database, in bytes.
 const ENTRY_BYTES: usize = 4 << 10;
 /// Largest length of that memory: groups may have many members.
-const MOST_ENTRY_BYTES: usize = 4 << 20;
+const MAX_ENTRY_BYTES: usize = 4 << 20;
 
 /// Owner and permissions of a unix socket's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,7 +55,7 @@ impl Access {
     /// [`Error::Invalid`] for other text and for numbers above 0777.
     pub fn parse_mode(text: &str) -> Result<u32> {
         let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
-        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= MOST_MODE);
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= MAX_MODE);
         mode.ok_or_else(|| {
             Error::invalid(format!(
                 "not permissions: \"{text}\"; expected octal digits up to 0777, such as 0660"
@@ -189,7 +189,7 @@ fn look_up<T>(
             // Databases report an unknown name differently (getpwnam(3)).
             (0 | libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM, None) => return Ok(None),
             (libc::EINTR, None) => {}
-            (libc::ERANGE, None) if length < MOST_ENTRY_BYTES => length *= 4,
+            (libc::ERANGE, None) if length < MAX_ENTRY_BYTES => length *= 4,
             (code, None) => {
                 let error = std::io::Error::from_raw_os_error(code);
                 return Err(Error::from_io(&error, &format!("looking up {what} \"{text}\"")));

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Largest number of descriptors in one message.
-pub const MOST_DESCRIPTORS: usize = 32;
+pub const MAX_DESCRIPTORS: usize = 32;
 
 /// Whether a descriptor of another process is a socket. Asks no file system, which could block.
 pub fn is_socket(descriptor: &OwnedFd) -> bool {
@@ -33,7 +33,7 @@ impl Stream {
     }
 
     /// Receives at most `most` bytes and appends them to the buffer, and the descriptors that came with them, up to
-    /// [`MOST_DESCRIPTORS`], to `descriptors`. Returns the number of bytes, 0 at the end of the stream.
+    /// [`MAX_DESCRIPTORS`], to `descriptors`. Returns the number of bytes, 0 at the end of the stream.
     ///
     /// # Errors
     /// [`Error::Protocol`] for more descriptors; errors of the kernel.
@@ -47,7 +47,7 @@ impl Stream {
         let mut bytes = [0; 4096];
         let most = most.min(bytes.len()).min(buffer.missing());
         loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let slices = &mut [IoSliceMut::new(&mut bytes[..most])];
             let received =
@@ -68,7 +68,7 @@ impl Stream {
             }
             if received.flags.contains(ReturnFlags::CTRUNC) {
                 return Err(Error::protocol(format!(
-                    "message with more than {MOST_DESCRIPTORS} descriptors: expected at most these"
+                    "message with more than {MAX_DESCRIPTORS} descriptors: expected at most these"
                 )));
             }
             buffer.append(&bytes[..received.bytes]);
@@ -82,11 +82,11 @@ impl Stream {
     /// [`Error::TimedOut`] if the peer's socket has no space for the message; errors of the kernel.
     pub fn send_with_descriptors(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let socket = self.kernel_descriptor()?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(Error::invalid(format!(
-                "{} descriptors in a message: expected at most {MOST_DESCRIPTORS}",
+                "{} descriptors in a message: expected at most {MAX_DESCRIPTORS}",
                 descriptors.len()
             )));
         }

@@ -17,7 +17,7 @@ const LINKS: &str = "/dev/siltstone";
 /// Permissions of the sockets in the folder.
 pub const OWNER_ONLY: u32 = 0o600;
 /// Longest name of an attachment, in bytes: the path of its socket has to fit into a socket address.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
 /// Checks a name for an attachment.
 ///
@@ -25,11 +25,11 @@ const LONGEST_NAME: usize = 64;
 /// [`Error::Invalid`] with what is expected.
 pub fn check_name(name: &str) -> Result<()> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_valid = !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_plain);
+    let is_valid = !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(is_plain);
     match is_valid && !name.starts_with('.') {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "name of an attachment \"{}\": expected 1 to {LONGEST_NAME} letters, digits, \".\", \"_\" or \"-\", and no \".\" first; \
+            "name of an attachment \"{}\": expected 1 to {MAX_NAME} letters, digits, \".\", \"_\" or \"-\", and no \".\" first; \
              give one with --name",
             name.escape_debug()
         ))),

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Limit of the descriptors of a message, by the kernel (SCM_MAX_FD). Each shard has one, and kept memory has
 /// one.
-pub const MOST_DESCRIPTORS: usize = 253;
+pub const MAX_DESCRIPTORS: usize = 253;
 /// Longest message in bytes; the stack's text is the longest part.
 const LONGEST: usize = 128 << 10;
 
@@ -104,14 +104,14 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 /// Sends a message with descriptors. Blocks the thread.
 ///
 /// # Errors
-/// [`Error::Invalid`] for more than [`MOST_DESCRIPTORS`] descriptors; errors of the kernel.
+/// [`Error::Invalid`] for more than [`MAX_DESCRIPTORS`] descriptors; errors of the kernel.
 pub fn send(
     socket: &OwnedFd,
     message: &impl Serialize,
     descriptors: &[OwnedFd],
     kept_memory: Option<&OwnedFd>,
 ) -> Result<()> {
-    let most = MOST_DESCRIPTORS - 1;
+    let most = MAX_DESCRIPTORS - 1;
     if descriptors.len() > most {
         return Err(Error::invalid(format!(
             "{} shards: an attached stack can have at most {most}; set shards = {most} or less",
@@ -126,7 +126,7 @@ pub fn send(
         )));
     }
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().chain(kept_memory).map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let _fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL);
@@ -140,7 +140,7 @@ pub fn send(
 /// kernel.
 pub fn receive<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> Result<(T, Vec<OwnedFd>)> {
     let mut text = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         let mut slices = [IoSliceMut::new(&mut text)];

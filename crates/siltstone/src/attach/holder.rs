@@ -19,7 +19,7 @@ use super::driver::{Driver, NodeRequest};
 use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
 use super::handover::{Connection, Ready, Start};
 use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicates, to_pass_on};
-use super::node::{self, LARGEST_SECTOR};
+use super::node::{self, MAX_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
 use super::requests::{DETACH, DONE, LONGEST, RECEIVED};
@@ -41,7 +41,7 @@ use std::time::Duration;
 /// Time limit for receiving an operator's request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Limit of requests that are received concurrently.
-const MOST_REQUESTS: usize = 16;
+const MAX_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// Interval between checks of the log's size.
@@ -274,7 +274,7 @@ fn bound_log(path: PathBuf) {
 
 /// Accepts operators' connections, and receives their requests.
 fn listen(listener: Listener, events: Rc<Events>) {
-    let permits = runtime::sync::Semaphore::new(MOST_REQUESTS);
+    let permits = runtime::sync::Semaphore::new(MAX_REQUESTS);
     runtime::spawn(async move {
         loop {
             let permit = permits.acquire(1).await;
@@ -604,7 +604,7 @@ impl Holder {
         let driver = self.plan.driver.node_driver();
         let request = NodeRequest {
             volume: self.plan.folder.volume(),
-            sector_size: self.plan.sector_size.unwrap_or(ready.block_size.min(LARGEST_SECTOR)),
+            sector_size: self.plan.sector_size.unwrap_or(ready.block_size.min(MAX_SECTOR)),
             recover_within: self.plan.recover_within,
         };
         let (events, ready, descriptors) =

@@ -14,13 +14,13 @@ use std::time::Duration;
 /// Permitted logical block sizes of a node, in bytes.
 pub const SECTOR_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
 /// Largest logical block size of a node, in bytes.
-pub const LARGEST_SECTOR: u32 = SECTOR_SIZES[SECTOR_SIZES.len() - 1];
+pub const MAX_SECTOR: u32 = SECTOR_SIZES[SECTOR_SIZES.len() - 1];
 /// Time limit for the release of a removed node.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
 /// Time for programs that examine each new node, such as udev, to close it.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Limit of processes that are listed as users of a node.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 
 /// Claims an unused node: without a mount, swap area, device above it, or process that has it open. It can't
 /// be mounted until the claim is dropped. Blocks the thread.
@@ -86,7 +86,7 @@ fn users(node: &Path) -> Result<Vec<String>> {
             let path = std::fs::read_link(file.path()).unwrap_or_default();
             path.starts_with("/dev") && is_of(&path)
         });
-        if is_user && users.len() < MOST_NAMED {
+        if is_user && users.len() < MAX_NAMED {
             let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
             let number = process.file_name().unwrap_or_default().to_string_lossy().into_owned();
             users.push(format!("{} ({number})", name.trim()));

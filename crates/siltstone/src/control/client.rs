@@ -1,6 +1,6 @@
 //! Client of a control socket.
 
-use super::protocol::{self, Answer, LONGEST_ANSWER, Request, VERSION};
+use super::protocol::{self, Answer, MAX_ANSWER, Request, VERSION};
 use crate::failure::Failure;
 use crate::unix_connect;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -87,14 +87,14 @@ impl Client {
         // precedence over the failed write.
         let sent = self.stream.get_mut().write_all(request.to_line().as_bytes());
         let mut line = Vec::new();
-        let most = LONGEST_ANSWER as u64 + 1;
+        let most = MAX_ANSWER as u64 + 1;
         let read = self.stream.by_ref().take(most).read_until(b'\n', &mut line);
         if line.last() == Some(&b'\n') {
             return protocol::decode(&line).map_err(|error| Lost::Otherwise(error.to_string()));
         }
         match sent.and(read) {
             Ok(count) if count as u64 == most => {
-                Err(Lost::Otherwise(format!("an answer of more than {LONGEST_ANSWER} bytes")))
+                Err(Lost::Otherwise(format!("an answer of more than {MAX_ANSWER} bytes")))
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 let seconds = unix_connect::LIMIT.as_secs();

@@ -6,7 +6,7 @@
 //! - A stack *file* is identified by its absolute path, with links resolved. It has one server at a time.
 //! - A stack of *one line*, or from standard input, is identified by its text and the working directory,
 //!   against which its relative paths are resolved. Two memories of the same size are two stacks, so up to
-//!   [`MOST_ALIKE`] servers of the same line get numbers; if several run, an operator has to choose one.
+//!   [`MAX_ALIKE`] servers of the same line get numbers; if several run, an operator has to choose one.
 //! - A *flash chip* is identified by its image's absolute path, or without an image by its server's process.
 //!   Names of chips have their own ending, so that operators find all served chips.
 //!
@@ -26,10 +26,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Limit of servers of the same line.
-pub const MOST_ALIKE: usize = 16;
+pub const MAX_ALIKE: usize = 16;
 
 /// Longest XDG_RUNTIME_DIR, so that with a socket's name it fits into the 107 bytes of an address.
-const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-spi.sock".len();
+const MAX_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-spi.sock".len();
 
 /// Address of a server for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,7 @@ enum Subject {
 const CHIP_SUFFIX: &str = "-spi.sock";
 
 /// Limit of the files that are examined for chips' sockets.
-const MOST_EXAMINED: usize = 1000;
+const MAX_EXAMINED: usize = 1000;
 
 impl Identity {
     /// Returns the identity of a stack file; `None` if the argument is a line, or there is no such file.
@@ -112,7 +112,7 @@ impl Identity {
     /// Returns the possible names of the socket, the preferred one first.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let Identity { hash, subject } = *self;
-        let numbers = if subject == Subject::StackText { MOST_ALIKE } else { 1 };
+        let numbers = if subject == Subject::StackText { MAX_ALIKE } else { 1 };
         (1..=numbers).map(move |number| match number {
             1 if subject == Subject::Chip => format!("{hash:016x}{CHIP_SUFFIX}"),
             1 => format!("{hash:016x}.sock"),
@@ -139,7 +139,7 @@ const FOLDER_OF_ROOT: &str = "/run/siltstone-control";
 fn folders() -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let found = std::fs::metadata(path);
-        let fits = path.as_os_str().len() <= LONGEST_FOLDER;
+        let fits = path.as_os_str().len() <= MAX_FOLDER;
         fits && path.is_absolute() && found.is_ok_and(|found| found.is_dir() && found.uid() == own_user())
     };
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(own);
@@ -256,7 +256,7 @@ pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         let paths = entries.flatten().map(|entry| entry.path());
         let is_chip = |path: &PathBuf| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes());
-        for path in paths.filter(is_chip).take(MOST_EXAMINED) {
+        for path in paths.filter(is_chip).take(MAX_EXAMINED) {
             if let Some(stream) = connect(&path)? {
                 found.push((path, stream));
             }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(text("stats(ram(1MiB))"), text("stats( on=ram(size=1024KiB) )"), "however it is written");
         assert_ne!(text("stats(ram(1MiB))"), text("stats(ram(2MiB))"));
         let names: Vec<String> = text("ram(1MiB)").names().collect();
-        assert!(names.len() == MOST_ALIKE && names[1] == names[0].replace(".sock", "-2.sock"), "{names:?}");
+        assert!(names.len() == MAX_ALIKE && names[1] == names[0].replace(".sock", "-2.sock"), "{names:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
 //!
-//! For any bytes the parser never panics, keeps at most [`LONGEST_REQUEST`] bytes of a line, and returns an
+//! For any bytes the parser never panics, keeps at most [`MAX_REQUEST`] bytes of a line, and returns an
 //! error for an invalid request. Other modules own the sockets and execute requests.
 
 use block::Error;
@@ -21,9 +21,9 @@ use serde_json::{Map, Value, json};
 use std::fmt;
 
 /// Longest request, in bytes, without the end of its line.
-pub const LONGEST_REQUEST: usize = 64 << 10;
+pub const MAX_REQUEST: usize = 64 << 10;
 /// Longest answer, in bytes, without the end of its line.
-pub const LONGEST_ANSWER: usize = 16 << 20;
+pub const MAX_ANSWER: usize = 16 << 20;
 
 /// Version of the protocol, in the answer to [`Request::Hello`]. It is incremented when old clients would
 /// misinterpret answers.
@@ -160,15 +160,15 @@ fn excerpt(word: &str) -> String {
     format!("{}{more}", start.escape_debug())
 }
 
-/// Encodes an answer as a line, with its newline. An answer over [`LONGEST_ANSWER`] becomes an error.
+/// Encodes an answer as a line, with its newline. An answer over [`MAX_ANSWER`] becomes an error.
 pub fn encode(answer: &Answer) -> Vec<u8> {
     let mut line = match answer {
         Ok(value) => json!({ "answer": value }).to_string().into_bytes(),
         Err(refusal) => encode_refusal(refusal),
     };
-    if line.len() > LONGEST_ANSWER {
+    if line.len() > MAX_ANSWER {
         let error = Error::overflow(format!(
-            "the answer has {} bytes, and a control socket passes at most {LONGEST_ANSWER}: ask for less, or, of a \
+            "the answer has {} bytes, and a control socket passes at most {MAX_ANSWER}: ask for less, or, of a \
              stack, while it is not served",
             line.len()
         ));
@@ -228,14 +228,14 @@ impl Lines {
     /// Returns the next complete line, without its newline; `None` until more bytes are received.
     ///
     /// # Errors
-    /// A line longer than [`LONGEST_REQUEST`]: the start of the next one is unknown.
+    /// A line longer than [`MAX_REQUEST`]: the start of the next one is unknown.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, Refusal> {
         let end = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
         self.searched = end.map_or(self.bytes.len(), |end| self.searched + end);
         let (start, length) = (self.start, self.searched - self.start);
-        if length > LONGEST_REQUEST {
+        if length > MAX_REQUEST {
             return Err(Refusal::wrongly_asked(Error::invalid(format!(
-                "a request of {length} bytes or more: expected at most {LONGEST_REQUEST} in a line"
+                "a request of {length} bytes or more: expected at most {MAX_REQUEST} in a line"
             ))));
         }
         if end.is_none() {
@@ -289,8 +289,8 @@ mod tests {
 
     #[test]
     fn an_answer_too_long_is_an_error() {
-        let fits = LONGEST_ANSWER - r#"{"answer":""}"#.len();
-        assert_eq!(encode(&Ok("x".repeat(fits).into())).len(), LONGEST_ANSWER + 1);
+        let fits = MAX_ANSWER - r#"{"answer":""}"#.len();
+        assert_eq!(encode(&Ok("x".repeat(fits).into())).len(), MAX_ANSWER + 1);
         let answer = decode(&encode(&Ok("x".repeat(fits + 1).into()))).unwrap();
         assert!(matches!(&answer, Err(refusal) if matches!(refusal.error, Error::Overflow(_))), "{answer:?}");
     }
@@ -354,18 +354,18 @@ mod tests {
     #[test]
     fn a_line_too_long_is_refused() {
         let mut lines = Lines::default();
-        lines.push(&vec![b' '; LONGEST_REQUEST]);
+        lines.push(&vec![b' '; MAX_REQUEST]);
         assert_eq!(lines.next_line(), Ok(None));
         lines.push(b"\n");
-        assert_eq!(lines.next_line().unwrap().map(<[u8]>::len), Some(LONGEST_REQUEST));
-        lines.push(&vec![b'x'; LONGEST_REQUEST + 1]);
+        assert_eq!(lines.next_line().unwrap().map(<[u8]>::len), Some(MAX_REQUEST));
+        lines.push(&vec![b'x'; MAX_REQUEST + 1]);
         assert!(lines.next_line().is_err(), "before its end has come");
         let mut lines = Lines::default();
-        lines.push(&vec![b'\n'; 3 * LONGEST_REQUEST]);
+        lines.push(&vec![b'\n'; 3 * MAX_REQUEST]);
         let mut count = 0;
         while lines.next_line().unwrap().is_some() {
             count += 1;
         }
-        assert_eq!(count, 3 * LONGEST_REQUEST, "many short ones are fine");
+        assert_eq!(count, 3 * MAX_REQUEST, "many short ones are fine");
     }
 }

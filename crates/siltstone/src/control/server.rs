@@ -3,7 +3,7 @@
 //! # Promises
 //! - Each client has its own task: a slow, silent or hostile one doesn't delay others. The requests of one
 //!   client are executed in order.
-//! - At most [`MOST_CLIENTS`] are connected; further ones get an error. A line that is incomplete after
+//! - At most [`MAX_CLIENTS`] are connected; further ones get an error. A line that is incomplete after
 //!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`]
 //!   end a connection.
 //! - A client that disconnects ends the wait for its request, not the request.
@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Limit of connected clients.
-pub const MOST_CLIENTS: usize = 16;
+pub const MAX_CLIENTS: usize = 16;
 /// Time limit of a request from its first byte to the end of its line.
 pub const LINE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for a client to receive an answer.
@@ -103,16 +103,16 @@ impl ControlServer {
 
 async fn accept(shared: Rc<Shared>, listener: Listener) {
     while let Some(stream) = listener.accept_until(&shared.stop).await {
-        if shared.clients.get() < MOST_CLIENTS {
+        if shared.clients.get() < MAX_CLIENTS {
             let client = Client::new(shared.clone(), stream);
             runtime::spawn(client.serve()).detach();
             continue;
         }
         tracing::warn!(
-            "a client of the control socket was refused: the limit of {MOST_CLIENTS} clients is reached"
+            "a client of the control socket was refused: the limit of {MAX_CLIENTS} clients is reached"
         );
         let error =
-            Error::busy(format!("the control socket has {MOST_CLIENTS} clients, its limit: try again later"));
+            Error::busy(format!("the control socket has {MAX_CLIENTS} clients, its limit: try again later"));
         let line = protocol::encode(&Err(error.into()));
         // The line fits into the empty socket buffer. The connection is closed even if the client doesn't
         // receive it.

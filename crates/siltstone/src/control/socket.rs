@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const OWNER_ONLY: u32 = 0o600;
 
 /// Limit of the files that are examined for sockets of killed servers.
-const MOST_SWEPT: usize = 1000;
+const MAX_SWEPT: usize = 1000;
 
 /// Listens at this address, or at the first free one that is derived from it.
 ///
@@ -66,7 +66,7 @@ fn take_name(identity: &Identity) -> Result<(PathBuf, Listener)> {
 /// Removes the sockets of killed servers of other stacks.
 fn sweep(folder: &SocketFolder, path: &Path) {
     let Ok(entries) = std::fs::read_dir(path) else { return };
-    let names = entries.flatten().take(MOST_SWEPT).map(|entry| entry.path());
+    let names = entries.flatten().take(MAX_SWEPT).map(|entry| entry.path());
     for path in names.filter(|path| path.extension().is_some_and(|ending| ending == "sock")) {
         // A socket that can't be removed does no harm.
         let _ = folder.remove_stale(&path);

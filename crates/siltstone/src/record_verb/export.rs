@@ -5,7 +5,7 @@
 //! writes. Long requests are split. A log has no data. Its times are those of the submissions.
 
 use crate::failure::Failure;
-use bench::iolog::parser::LONGEST_REQUEST;
+use bench::iolog::parser::MAX_REQUEST;
 use bench::iolog::writer::{HEADER, line, opening};
 use bench::iolog::{Action, Entry};
 use block::{Durability, ZeroMode};
@@ -18,10 +18,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Longest trim, in bytes: lengths of fio have 32 bits.
-const LONGEST_TRIM: u64 = 1 << 30;
+const MAX_TRIM: u64 = 1 << 30;
 
 /// Longest write for zeroing, in bytes.
-const LONGEST_ZEROING: u64 = 1 << 20;
+const MAX_ZEROING: u64 = 1 << 20;
 
 /// Writes the log, and returns a summary of one line.
 ///
@@ -95,18 +95,16 @@ struct Lines<'a, W: Write> {
 impl<W: Write> Lines<'_, W> {
     fn submission(&mut self, submission: &Submission) -> std::io::Result<()> {
         match submission {
-            Submission::Read { offset, length } => {
-                self.request(Action::Read, *offset, *length, LONGEST_REQUEST)
-            }
+            Submission::Read { offset, length } => self.request(Action::Read, *offset, *length, MAX_REQUEST),
             Submission::Write { offset, content, .. } => {
-                self.request(Action::Write, *offset, content.len(), LONGEST_REQUEST)
+                self.request(Action::Write, *offset, content.len(), MAX_REQUEST)
             }
             Submission::Discard { offset, length }
             | Submission::WriteZeroes { offset, length, mode: ZeroMode::MayDeallocate, .. } => {
-                self.request(Action::Trim, *offset, *length, LONGEST_TRIM)
+                self.request(Action::Trim, *offset, *length, MAX_TRIM)
             }
             Submission::WriteZeroes { offset, length, .. } => {
-                self.request(Action::Write, *offset, *length, LONGEST_ZEROING)
+                self.request(Action::Write, *offset, *length, MAX_ZEROING)
             }
             Submission::Flush => self.request(Action::Sync, 0, 0, 0),
             // Events of zones; this is a device.

@@ -13,9 +13,9 @@ use std::io::Write as _;
 use std::path::Path;
 
 /// Bytes per request of a dump.
-const PIECE: u64 = spi::operator::MOST_DUMPED as u64;
+const PIECE: u64 = spi::operator::MAX_DUMPED as u64;
 /// Limit of the sectors in a table of wear.
-const MOST_WORN: usize = 20;
+const MAX_WORN: usize = 20;
 
 /// Recipient of messages to the chip.
 pub(super) const CHIP: &str = "chip";
@@ -245,11 +245,11 @@ pub fn wear(chip: &ServerChoice, as_json: bool) -> Result<(), Failure> {
         counts.iter().sum::<u64>(),
         wear["endurance"]
     );
-    for (n, count) in sorted.iter().take(MOST_WORN) {
+    for (n, count) in sorted.iter().take(MAX_WORN) {
         let _ = writeln!(text, "  {:08x}h  {count}", *n as u64 * sector);
     }
-    if sorted.len() > MOST_WORN {
-        let _ = writeln!(text, "  and {} more; --json has all", sorted.len() - MOST_WORN);
+    if sorted.len() > MAX_WORN {
+        let _ = writeln!(text, "  and {} more; --json has all", sorted.len() - MAX_WORN);
     }
     for (key, what) in
         [("stuck", "bytes with bits that no longer erase"), ("unstable", "bytes with unstable bits")]

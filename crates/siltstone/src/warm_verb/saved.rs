@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// First line.
 const FIRST: &str = "siltstone-warm 1";
 /// Longest line, in bytes, including its newline.
-const LONGEST_LINE: usize = 200;
+const MAX_LINE: usize = 200;
 
 /// Header of a file, and sums over its ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,8 +198,8 @@ impl Reader {
                 return Err(self.wrong("it ends before its line \"end N\": the file isn't whole"));
             }
             if self.line.last() != Some(&b'\n') {
-                return Err(match length == LONGEST_LINE {
-                    true => self.wrong(&format!("expected lines of less than {LONGEST_LINE} bytes")),
+                return Err(match length == MAX_LINE {
+                    true => self.wrong(&format!("expected lines of less than {MAX_LINE} bytes")),
                     false => self.wrong("the line has no end: the file isn't whole"),
                 });
             }
@@ -219,7 +219,7 @@ impl Reader {
     fn read_line(&mut self) -> Result<usize, Failure> {
         self.line.clear();
         self.number += 1;
-        let read = self.lines.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut self.line);
+        let read = self.lines.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut self.line);
         read.map_err(|error| {
             Failure::World(Error::from_io(&error, &format!("reading {}", self.path.display())).to_string())
         })

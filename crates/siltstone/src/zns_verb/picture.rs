@@ -8,7 +8,7 @@ const CELL: (usize, usize) = (14, 14);
 /// Left and upper margin.
 const MARGIN: (usize, usize) = (70, 60);
 /// Limit of rows and of columns. Above it neighbours are drawn as one cell, with the largest value.
-const MOST: usize = 256;
+const MAX: usize = 256;
 
 /// Table of values to draw.
 struct Picture {
@@ -64,13 +64,13 @@ pub fn errors(zone: u32, rates: &[Vec<f64>], limit: f64) -> String {
     })
 }
 
-/// Reduces rows and columns to at most [`MOST`], with the largest value of neighbours.
+/// Reduces rows and columns to at most [`MAX`], with the largest value of neighbours.
 fn coarse(cells: Vec<Vec<Option<f64>>>) -> Vec<Vec<Option<f64>>> {
     let worst = |values: &mut dyn Iterator<Item = Option<f64>>| values.flatten().reduce(f64::max);
-    let step = cells.len().div_ceil(MOST).max(1);
+    let step = cells.len().div_ceil(MAX).max(1);
     let rows = cells.chunks(step).map(|rows| {
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let step = columns.div_ceil(MOST).max(1);
+        let step = columns.div_ceil(MAX).max(1);
         let columns = (0..columns)
             .step_by(step)
             .map(|from| worst(&mut rows.iter().flat_map(|row| row.iter().skip(from).take(step).copied())));
@@ -141,7 +141,7 @@ mod tests {
         let mut cells = vec![vec![Some(0.0); 1000]; 600];
         cells[599][999] = Some(7.0);
         let cells = coarse(cells);
-        assert!(cells.len() <= MOST && cells.iter().all(|row| row.len() <= MOST));
+        assert!(cells.len() <= MAX && cells.iter().all(|row| row.len() <= MAX));
         assert_eq!(cells.last().and_then(|row| row.last()).copied().flatten(), Some(7.0));
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::common::{Programmer, close, operation, run, served_chip};
 use proptest::prelude::*;
-use spi::serprog::{Action, LONGEST_REQUEST, MOST_READ, Session, Step};
-use spi::{MOST_PROGRAMMERS, Time};
+use spi::serprog::{Action, MAX_READ, MAX_REQUEST, Session, Step};
+use spi::{MAX_PROGRAMMERS, Time};
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
@@ -22,7 +22,7 @@ fn steps(bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<(Vec<u8>, usize)>) {
         match session.next(&bytes[begin..end]) {
             Step::Wait if end == bytes.len() => return (answers, transfers),
             Step::Wait => {
-                assert!(end - begin < LONGEST_REQUEST);
+                assert!(end - begin < MAX_REQUEST);
                 end = (end + piece).min(bytes.len());
             }
             Step::Skip(count) => {
@@ -34,7 +34,7 @@ fn steps(bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<(Vec<u8>, usize)>) {
                 begin += consumed;
                 answers.extend(answer.bytes());
                 if let Action::Transfer { sent, read, .. } = action {
-                    assert!(read <= MOST_READ);
+                    assert!(read <= MAX_READ);
                     transfers.push((sent.to_vec(), read));
                 }
             }
@@ -60,7 +60,7 @@ fn further_programmers_are_refused_and_come_in_later() {
     run(|| async {
         let served_chip = served_chip("W25Q128JV", Time::Fast(0), "").await;
         let mut all = Vec::new();
-        for _ in 0..MOST_PROGRAMMERS {
+        for _ in 0..MAX_PROGRAMMERS {
             let programmer = Programmer::connect(&served_chip).await;
             assert_eq!(programmer.spi(&[0x9F], 1).await, [0xEF]);
             all.push(programmer);

@@ -6,7 +6,7 @@
 
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
-use crate::description::{AddressWidth, Continuous, Description, LARGEST_PAGE, Meaning, Protocol};
+use crate::description::{AddressWidth, Continuous, Description, MAX_PAGE, Meaning, Protocol};
 use crate::trace::{Record, SAMPLE};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(description: &Description) -> Link {
         // Chips that write in place have the whole array as their page, and use the buffer for security registers only.
-        let page = description.page.clamp(16, LARGEST_PAGE);
+        let page = description.page.clamp(16, MAX_PAGE);
         Link {
             selected: false,
             phase: Phase::Opcode,

@@ -186,9 +186,9 @@ fn check(raw: File) -> Result<Description, Fault> {
         return Err((raw.size.span(), message));
     }
     let page = *raw.page.get_ref();
-    if !page.is_power_of_two() || page > size || (page > LARGEST_PAGE && !raw.writes_in_place) {
+    if !page.is_power_of_two() || page > size || (page > MAX_PAGE && !raw.writes_in_place) {
         let message = format!(
-            "chip \"{name}\": page out of range: {page}; expected a power of two up to {LARGEST_PAGE} and the chip's size"
+            "chip \"{name}\": page out of range: {page}; expected a power of two up to {MAX_PAGE} and the chip's size"
         );
         return Err((raw.page.span(), message));
     }

@@ -22,7 +22,7 @@ const CLEAN: u32 = 1;
 const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 const HEADER: Format = Format { magic: HEADER_MAGIC, version: VERSION };
 /// Limit of sequences and generations: larger ones are damage.
-const LARGEST_COUNT: u64 = 1 << 62;
+const MAX_COUNT: u64 = 1 << 62;
 
 /// Draws the identity of a volume, of a log or of a mirror: a random UUID (RFC 9562, section 5.4) from the runtime's
 /// source of randomness.
@@ -124,7 +124,7 @@ impl Superblock {
         if flags & !CLEAN != 0 || raw.reserved != [0; 444] {
             return Err(Error::protocol("superblock of zones: flags or fields that version 2 doesn't have"));
         }
-        if raw.sequence.get() > LARGEST_COUNT {
+        if raw.sequence.get() > MAX_COUNT {
             return Err(Error::corrupt(format!(
                 "superblock of zones: field out of range: sequence={}",
                 raw.sequence
@@ -203,7 +203,7 @@ impl ZoneHeader {
             other => return Err(Error::corrupt(format!("{what}: field out of range: state={other}"))),
         };
         let (generation, write_pointer) = (raw.generation.get(), raw.write_pointer.get());
-        if generation == 0 || generation > LARGEST_COUNT {
+        if generation == 0 || generation > MAX_COUNT {
             return Err(Error::corrupt(format!("{what}: field out of range: generation={generation}")));
         }
         let possible = write_pointer <= capacity && write_pointer % granularity == 0;

@@ -1,13 +1,13 @@
 //! Positions of superblocks, headers and data on the device.
 
 use super::format::RECORD;
-use super::slot::MOST_BLOCKS;
+use super::slot::MAX_BLOCKS;
 use block::{BlockCount, BlockIndex, BlockRange, BlockSize, DeviceGeometry, Error, Result};
 
 /// Alignment of zone 0 if zones are at least as large, in bytes; else it is the size of a zone.
 const ALIGNMENT: u64 = 1 << 20;
 /// Smallest area of a superblock or a header, in bytes, so that data is aligned to pages on any device.
-const SMALLEST_AREA: u64 = 4096;
+const MIN_AREA: u64 = 4096;
 
 /// Division of a device into two superblocks, the headers of all zones one after the other, so that opening reads them
 /// in large pieces, and zones. Each header has an area of its own: it is written independently of the others.
@@ -23,7 +23,7 @@ pub(super) struct Layout {
 
 /// Size of the area of a superblock or of a zone's header, in bytes.
 pub(super) fn area(block_size: BlockSize) -> u64 {
-    block_size.bytes().max(SMALLEST_AREA)
+    block_size.bytes().max(MIN_AREA)
 }
 
 /// Refuses devices on which a record of 512 bytes could be torn.
@@ -44,7 +44,7 @@ impl Layout {
         let area = area(block_size);
         if zone_size < 2 * area
             || !zone_size.is_multiple_of(area)
-            || zone_size >> block_size.shift() > MOST_BLOCKS
+            || zone_size >> block_size.shift() > MAX_BLOCKS
         {
             return Err(Error::invalid(format!(
                 "zone_size {zone_size}: expected a multiple of {area} bytes, at least {} and less than 2^41 blocks",
@@ -75,7 +75,7 @@ impl Layout {
         let size_is_possible = self.zone_size >= 2 * area && self.zone_size.is_multiple_of(area);
         let headers = (2 + u64::from(self.zones)) * area;
         let start_is_possible = self.first_zone >= headers && self.first_zone.is_multiple_of(area);
-        if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MOST_BLOCKS
+        if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MAX_BLOCKS
         {
             return Err(Error::corrupt(format!(
                 "superblock of zones: fields out of range: zones={}, zone_size={}, first_zone={}",

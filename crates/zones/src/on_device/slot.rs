@@ -99,9 +99,9 @@ const POINTER_BITS: u32 = 41;
 const FLIGHT_BITS: u32 = 19;
 const PHASE_SHIFT: u32 = POINTER_BITS + FLIGHT_BITS;
 const ONE_IN_FLIGHT: u64 = 1 << POINTER_BITS;
-const MOST_IN_FLIGHT: u64 = (1 << FLIGHT_BITS) - 1;
+const MAX_IN_FLIGHT: u64 = (1 << FLIGHT_BITS) - 1;
 /// Limit of the blocks of a zone.
-pub(super) const MOST_BLOCKS: u64 = (1 << POINTER_BITS) - 1;
+pub(super) const MAX_BLOCKS: u64 = (1 << POINTER_BITS) - 1;
 
 impl Word {
     fn new(phase: Phase, in_flight: u64, pointer: u64) -> Word {
@@ -113,11 +113,11 @@ impl Word {
     }
 
     fn in_flight(self) -> u64 {
-        self.0 >> POINTER_BITS & MOST_IN_FLIGHT
+        self.0 >> POINTER_BITS & MAX_IN_FLIGHT
     }
 
     fn pointer(self) -> u64 {
-        self.0 & MOST_BLOCKS
+        self.0 & MAX_BLOCKS
     }
 }
 
@@ -201,7 +201,7 @@ impl Slot {
         let elsewhere = |word: Word| wanted.is_some_and(|wanted| wanted != word.pointer());
         let fits = |word: Word| capacity - word.pointer() >= blocks;
         let (word, done) = self.update(|word| {
-            let is_ready = word.phase().is_open() && word.in_flight() < MOST_IN_FLIGHT;
+            let is_ready = word.phase().is_open() && word.in_flight() < MAX_IN_FLIGHT;
             let possible = is_ready && fits(word) && !elsewhere(word);
             possible.then(|| Word(word.0 + ONE_IN_FLIGHT + blocks))
         });
@@ -270,11 +270,8 @@ mod tests {
     #[test]
     fn the_parts_of_a_word_do_not_touch() {
         for phase in (0..10).map(Phase::from_bits) {
-            let word = Word::new(phase, MOST_IN_FLIGHT, MOST_BLOCKS);
-            assert_eq!(
-                (word.phase(), word.in_flight(), word.pointer()),
-                (phase, MOST_IN_FLIGHT, MOST_BLOCKS)
-            );
+            let word = Word::new(phase, MAX_IN_FLIGHT, MAX_BLOCKS);
+            assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, MAX_IN_FLIGHT, MAX_BLOCKS));
             let word = Word::new(phase, 0, 1);
             assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, 0, 1));
         }

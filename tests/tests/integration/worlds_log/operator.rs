@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Limits on the number of snapshots and clones, and on the size of the volume in blocks.
-const MOST_SNAPSHOTS: usize = 4;
-const MOST_CLONES: usize = 3;
-const MOST_BLOCKS: u64 = 3000;
+const MAX_SNAPSHOTS: usize = 4;
+const MAX_CLONES: usize = 3;
+const MAX_BLOCKS: u64 = 3000;
 
 /// Facts about a snapshot.
 #[derive(Debug, Default)]
@@ -201,7 +201,7 @@ pub async fn operate(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), S
 async fn create(world: &World, part: &log::LogPart, name: String) -> Result<(), String> {
     {
         let snapshots = &mut world.memory().snapshots;
-        if snapshots.len() >= MOST_SNAPSHOTS {
+        if snapshots.len() >= MAX_SNAPSHOTS {
             return Ok(());
         }
         snapshots.insert(name.clone(), Snapshot::default());
@@ -272,7 +272,7 @@ async fn make_clone(
         let known = operated.snapshots.iter().filter(|(_, snapshot)| is_known(snapshot));
         let known: Vec<(String, Vec<Version>)> =
             known.filter_map(|(name, snapshot)| Some((name.clone(), snapshot.contents.clone()?))).collect();
-        if known.is_empty() || operated.clones.len() >= MOST_CLONES {
+        if known.is_empty() || operated.clones.len() >= MAX_CLONES {
             return Ok(());
         }
         let (of, contents) = &known[random.below(known.len() as u64) as usize];
@@ -379,7 +379,7 @@ async fn grow(world: &World, part: &log::LogPart, random: &mut Random) -> Result
         let now = operated.asked.iter().copied().max().unwrap_or(operated.blocks);
         let most = [8, 64, 1200][random.below(3) as usize];
         let blocks = now + 1 + random.below(most);
-        if blocks > MOST_BLOCKS {
+        if blocks > MAX_BLOCKS {
             return Ok(());
         }
         operated.asked.push(blocks);

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Longest WRITE_ZEROES, in bytes: some servers are slow with long ones.
-const LONGEST_ZEROES: u64 = 64 << 20;
+const MAX_ZEROES: u64 = 64 << 20;
 /// Longest BLOCK_STATUS, in bytes.
-const LONGEST_STATUS: u64 = 1 << 30;
+const MAX_STATUS: u64 = 1 << 30;
 
 /// Handle of a shard on a remote device.
 pub(super) struct RemoteDevice {
@@ -149,7 +149,7 @@ impl RemoteDevice {
         }
         let mut done = 0;
         while done < bytes {
-            let length = (bytes - done).min(LONGEST_ZEROES);
+            let length = (bytes - done).min(MAX_ZEROES);
             self.call(command::WRITE_ZEROES, flags, offset + done, length as u32).await.result?;
             self.note(durability);
             done += length;
@@ -180,7 +180,7 @@ impl RemoteDevice {
         if self.remote.allocation.is_none() || range.is_empty() {
             return Ok(if range.is_empty() { Vec::new() } else { everything });
         }
-        let length = self.geometry.block_size.bytes_of(range.count).min(LONGEST_STATUS / block * block);
+        let length = self.geometry.block_size.bytes_of(range.count).min(MAX_STATUS / block * block);
         let answer = self.call(command::BLOCK_STATUS, 0, self.offset(range.start), length as u32).await;
         answer.result?;
         Ok(whole_blocks(&answer.extents, range, block))

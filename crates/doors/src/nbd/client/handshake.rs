@@ -15,9 +15,9 @@ use std::time::Duration;
 /// Time limit of connecting and the handshake.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longest reply to an option, in bytes.
-const LONGEST_REPLY: u32 = 64 << 10;
+const MAX_REPLY: u32 = 64 << 10;
 /// Limit of the replies to an option.
-const MOST_REPLIES: usize = 64;
+const MAX_REPLIES: usize = 64;
 
 /// Properties of an export, and the result of the negotiation.
 #[derive(Debug, Clone, Copy)]
@@ -179,12 +179,12 @@ impl<'a> Handshake<'a> {
         put_option(&mut message, option, data);
         self.send(&message).await?;
         let mut replies = Vec::new();
-        while replies.len() < MOST_REPLIES {
+        while replies.len() < MAX_REPLIES {
             let head = self.receive(OPTION_REPLY_HEADER_BYTES).await?;
             let mut reader = Reader(head.filled());
             let (magic, to, kind, length) = (reader.u64(), reader.u32(), reader.u32(), reader.u32());
             let (kind, length) = (kind.unwrap_or_default(), length.unwrap_or_default());
-            if magic != Some(OPTION_REPLY_MAGIC) || to != Some(option) || length > LONGEST_REPLY {
+            if magic != Some(OPTION_REPLY_MAGIC) || to != Some(option) || length > MAX_REPLY {
                 return Err(Error::protocol(format!(
                     "it answers option {option} with {:02x?}",
                     head.filled()
@@ -199,7 +199,7 @@ impl<'a> Handshake<'a> {
             }
             replies.push(Reply { kind, data });
         }
-        Err(Error::protocol(format!("it answers option {option} with more than {MOST_REPLIES} replies")))
+        Err(Error::protocol(format!("it answers option {option} with more than {MAX_REPLIES} replies")))
     }
 
     fn refusal(&self, option: u32, kind: u32, words: &[u8]) -> Error {

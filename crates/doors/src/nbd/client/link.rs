@@ -3,7 +3,7 @@
 //! Requests that are made before the task's next turn are sent in one vectored send. A request ends even if
 //! its caller was dropped. A request without progress within the time limit ends the connection
 //! ([`TimeLimit`]): the data of a large reply, and replies to requests that aren't younger, are progress. At
-//! most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in flight and
+//! most [`MAX_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in flight and
 //! later ones fail. [`reply_stream`](super::reply_stream) interprets replies; [`table`](super::table) has the
 //! requests in flight.
 
@@ -23,7 +23,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Limit of requests in flight on a connection.
-pub(super) const MOST_REQUESTS: usize = 256;
+pub(super) const MAX_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
 
 /// A connection. Its task ends after [`close`](Self::close) when no request is in flight.
@@ -37,7 +37,7 @@ impl Link {
     pub(super) fn start(stream: Stream, remote: &RemoteExport, limit: Duration) -> Rc<Link> {
         let limit = TimeLimit::new(limit);
         let table = RefCell::new(Table::new(limit.clone()));
-        let link = Rc::new(Link { table, permits: Semaphore::new(MOST_REQUESTS) });
+        let link = Rc::new(Link { table, permits: Semaphore::new(MAX_REQUESTS) });
         let (driven, structured) = (link.clone(), remote.structured);
         runtime::spawn(async move {
             let mut driver = Driver::new(&driven, &stream, structured, &limit);

@@ -7,15 +7,15 @@
 
 use super::table::{Pending, Table};
 use crate::nbd::protocol::{
-    CHUNK_BYTES, ErrorNumber, LONGEST_STRING, REPLY_FLAG_DONE, Reader, SIMPLE_REPLY_BYTES,
-    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk_type, command,
+    CHUNK_BYTES, ErrorNumber, MAX_STRING, REPLY_FLAG_DONE, Reader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, chunk_type, command,
 };
 use block::{Buffer, Error, Result};
 
 /// Missing bytes of a chunk at and above which it is received directly into its buffer.
 const DIRECT_BYTES: usize = 64 << 10;
 /// Longest block status that is parsed, in bytes; further extents are asked for again.
-const MOST_STATUS_BYTES: usize = 4 + 8 * 4096;
+const MAX_STATUS_BYTES: usize = 4 + 8 * 4096;
 
 /// Meaning of the next bytes.
 enum Body {
@@ -150,7 +150,7 @@ impl ReplyStream {
                 Some(length)
             }
             chunk_type::BLOCK_STATUS if pending.request.command == command::BLOCK_STATUS => {
-                let looked_at = length.min(MOST_STATUS_BYTES);
+                let looked_at = length.min(MAX_STATUS_BYTES);
                 if payload.len() < looked_at {
                     return Ok(0);
                 }
@@ -268,7 +268,7 @@ fn take_extents(pending: &mut Pending, payload: &[u8], length: usize) -> Result<
 
 /// Records a request's failure. `None` if the chunk isn't complete.
 fn take_error(pending: &mut Pending, payload: &[u8], length: usize) -> Result<Option<usize>> {
-    if !(6..=LONGEST_STRING + 64).contains(&length) {
+    if !(6..=MAX_STRING + 64).contains(&length) {
         return Err(protocol(format!("sends an error of {length} bytes")));
     }
     let Some(payload) = payload.get(..length) else { return Ok(None) };

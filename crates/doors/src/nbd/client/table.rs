@@ -3,7 +3,7 @@
 //! Cookies are never reused, so a duplicate or unsolicited reply is detected. In steady state nothing is
 //! allocated. [`link`](super::link) sends and receives.
 
-use super::link::MOST_REQUESTS;
+use super::link::MAX_REQUESTS;
 use crate::nbd::protocol::{REQUEST_BYTES, Request};
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::sync::Permit;
@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 /// Bits of a cookie that name the slot; the others are a counter.
 const SLOT_BITS: u32 = 16;
-const HEADS: usize = (MOST_REQUESTS * REQUEST_BYTES).next_power_of_two();
+const HEADS: usize = (MAX_REQUESTS * REQUEST_BYTES).next_power_of_two();
 
 /// Result of a request.
 #[derive(Debug)]

@@ -144,7 +144,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..4_usize, 1..300_000_u64).prop_map(|(class, cost)| Step::Ask(class, cost)),
         1 => any::<usize>().prop_map(Step::Leave),
         4 => any::<usize>().prop_map(Step::End),
-        1 => (0..4_usize, 1..=MOST_SHARES).prop_map(|(class, shares)| Step::Set(class, shares)),
+        1 => (0..4_usize, 1..=MAX_SHARES).prop_map(|(class, shares)| Step::Set(class, shares)),
         1 => (0..4_usize, 1..300_000_u64).prop_map(|(class, cost)| Step::Now(class, cost)),
     ]
 }

@@ -3,7 +3,7 @@
 use super::super::command::Failure;
 use super::super::pattern::Pattern;
 use super::super::scan_cursors::{HashPage, Position};
-use super::{Executor, Flow, MOST_KEYS_BYTES, SCAN_KEYS, after};
+use super::{Executor, Flow, MAX_KEYS_BYTES, SCAN_KEYS, after};
 use crate::pairs::Pairs;
 use crate::reads::Scan;
 use block::Result;
@@ -18,7 +18,7 @@ impl Executor {
                 bytes += key.len() + size_of::<Vec<u8>>();
                 found.push(key.to_vec());
             }
-            if bytes <= MOST_KEYS_BYTES { Ok(()) } else { Err(TOO_MANY) }
+            if bytes <= MAX_KEYS_BYTES { Ok(()) } else { Err(TOO_MANY) }
         };
         if let Err(failure) = self.for_each_key(&mut visit).await {
             return Ok(Err(failure));
@@ -98,7 +98,7 @@ impl Executor {
                         page.offer(key);
                     }
                     // The page exceeds its size if all keys have the same hash.
-                    if page.bytes() <= MOST_KEYS_BYTES { Ok(()) } else { Err(TOO_MANY) }
+                    if page.bytes() <= MAX_KEYS_BYTES { Ok(()) } else { Err(TOO_MANY) }
                 };
                 if let Err(failure) = self.for_each_key(&mut visit).await {
                     return Ok(Err(failure));

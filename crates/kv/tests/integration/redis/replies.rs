@@ -3,7 +3,7 @@
 use super::super::common::simulate;
 use super::client::{Served, Socket, command, served, served_by, shown};
 use kv::redis::server::ServerConfig;
-use kv::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
+use kv::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -439,7 +439,7 @@ fn settings_of_values_that_follow_each_other_are_written_together() {
 fn limits_of_keys_and_values() {
     run(|served| async move {
         let client = served.client().await;
-        let (longest, longer) = (vec![b'k'; MOST_KEY_BYTES], vec![b'k'; MOST_KEY_BYTES + 1]);
+        let (longest, longer) = (vec![b'k'; MAX_KEY_BYTES], vec![b'k'; MAX_KEY_BYTES + 1]);
         assert_eq!(client.ask(&command(&[b"SET", &longest, b"1"])).await, b"+OK\r\n");
         assert_eq!(client.ask(&command(&[b"GET", &longest])).await, b"$1\r\n1\r\n");
         let refusal = "-ERR key of 32769 bytes; expected at most 32768 bytes\r\n";
@@ -449,9 +449,9 @@ fn limits_of_keys_and_values() {
             assert_eq!(client.ask(&command(words)).await, refusal.as_bytes());
         }
         assert_eq!(client.ask(&command(&[b"MSET", b"a", &longer])).await, b"+OK\r\n");
-        let half = vec![b'v'; MOST_VALUE_BYTES / 2];
+        let half = vec![b'v'; MAX_VALUE_BYTES / 2];
         client.ask(&command(&[b"SET", b"a", &half])).await;
-        let length = format!(":{MOST_VALUE_BYTES}\r\n");
+        let length = format!(":{MAX_VALUE_BYTES}\r\n");
         assert_eq!(client.ask(&command(&[b"APPEND", b"a", &half])).await, length.as_bytes());
         assert_eq!(
             client.line("APPEND a x").await,

@@ -2,7 +2,7 @@
 
 use super::client::{Served, Socket, command, served};
 use block::Buffer;
-use kv::MOST_VALUE_BYTES;
+use kv::MAX_VALUE_BYTES;
 use kv::redis::server::{STOP_LIMIT, Server, ServerConfig};
 use runtime::net::{Address, Shutdown};
 use std::path::Path;
@@ -93,7 +93,7 @@ fn there_are_no_more_connections_than_configured() {
 fn the_largest_value_passes_and_its_memory_is_given_back() {
     run(|served| async move {
         let server = &served.server;
-        let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
+        let value: Vec<u8> = (0..MAX_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
         for address in &server.addresses() {
             let client = Socket::connect(address).await;
             // With pipelined commands before and after it.
@@ -102,9 +102,9 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
                 .send(&[b"PING\r\n", set.as_slice(), b"STRLEN large\r\nGET large\r\nPING\r\n"].concat())
                 .await;
             client
-                .expect(format!("+PONG\r\n+OK\r\n:{MOST_VALUE_BYTES}\r\n${MOST_VALUE_BYTES}\r\n").as_bytes())
+                .expect(format!("+PONG\r\n+OK\r\n:{MAX_VALUE_BYTES}\r\n${MAX_VALUE_BYTES}\r\n").as_bytes())
                 .await;
-            let (result, buffer) = client.0.receive_exact(Buffer::new(MOST_VALUE_BYTES)).await;
+            let (result, buffer) = client.0.receive_exact(Buffer::new(MAX_VALUE_BYTES)).await;
             assert!(result.is_ok() && buffer.filled() == value);
             client.expect(b"\r\n+PONG\r\n").await;
             assert_eq!(server.status()["buffer_bytes"], 0);

@@ -5,7 +5,7 @@
 //! level only. It is rounded to powers of two, so that blocks that are neighbours on the disk often have the same heat.
 
 use super::queues::Queue;
-use super::{MOST_HITS, WORTHY};
+use super::{MAX_HITS, WORTHY};
 use std::fmt;
 
 /// Heat of a block.
@@ -80,7 +80,7 @@ impl Heat {
             let is_plain = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
             word.parse::<u8>().ok().filter(|number| is_plain && *number <= most)
         };
-        let (hits, age) = (number(MOST_HITS)?, number(Heat::OLDEST)?);
+        let (hits, age) = (number(MAX_HITS)?, number(Heat::OLDEST)?);
         words.next().is_none().then_some(Heat { is_main, hits, age })
     }
 }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         for is_main in [true, false] {
-            for hits in 0..=MOST_HITS {
+            for hits in 0..=MAX_HITS {
                 for age in 0..=Heat::OLDEST {
                     let heat = Heat { is_main, hits, age };
                     assert_eq!(Heat::parse(&heat.to_string()), Some(heat));

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 /// Approximate bound of the number of groups of units of a scattered operation.
-const MOST_GROUPS: u64 = 256;
+const MAX_GROUPS: u64 = 256;
 
 /// Choice among the possible operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,7 +126,7 @@ impl<'a> Chooser<'a> {
 
     /// Bytes of an operation that are chosen together in a scattered state.
     fn group(&self, operation: &Operation) -> u64 {
-        self.unit * (self.units(&operation.range) / MOST_GROUPS).max(1).next_power_of_two()
+        self.unit * (self.units(&operation.range) / MAX_GROUPS).max(1).next_power_of_two()
     }
 
     /// Appends the pieces of an interval, each with one version.

@@ -95,7 +95,7 @@ impl Reference {
 }
 
 /// Most slabs of a family: 1 TiB of memory.
-pub(super) const MOST_SLABS: u32 = 1 << 28;
+pub(super) const MAX_SLABS: u32 = 1 << 28;
 
 /// Returns the most runs of the largest leaf of runs: an eighth of a dense leaf.
 pub(super) fn most_runs<M: Memory>() -> usize {

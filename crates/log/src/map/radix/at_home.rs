@@ -6,7 +6,7 @@
 //! the maps. It reads only the middle nodes of the memory, 4 KiB per 4 GiB of volume, and recounts the slabs
 //! in use.
 
-use super::arena::{Allocator, Kind, MOST_SLABS, Reference};
+use super::arena::{Allocator, Kind, MAX_SLABS, Reference};
 use super::memory::{Memory, Word};
 use super::runs::Runs;
 use super::{Radix, State};
@@ -39,15 +39,15 @@ impl HomeWords {
     pub fn new(words: PrivateWords) -> Result<Self> {
         Ok(HomeWords {
             words,
-            is_touched: GrowingWords::reserve(MOST_SLABS as usize / 32)?,
+            is_touched: GrowingWords::reserve(MAX_SLABS as usize / 32)?,
             touched: Mutex::default(),
-            is_private: GrowingWords::reserve(MOST_SLABS as usize / 32)?,
+            is_private: GrowingWords::reserve(MAX_SLABS as usize / 32)?,
             private: AtomicU64::new(0),
         })
     }
 
     /// Most words of a family.
-    pub const MOST: usize = (MOST_SLABS as usize) << Self::SLAB_SHIFT;
+    pub const MAX: usize = (MAX_SLABS as usize) << Self::SLAB_SHIFT;
 }
 
 /// Sets or clears a bit that only one thread changes; returns whether it was set.

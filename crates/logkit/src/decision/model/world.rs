@@ -3,9 +3,9 @@
 use super::*;
 
 /// Most steps until a log whose users only wait comes to rest.
-const MOST_STEPS: u32 = 3000;
+const MAX_STEPS: u32 = 3000;
 /// Most consecutive actions of the cleaner without progress towards a free zone.
-const MOST_IN_VAIN: u32 = 24;
+const MAX_IN_VAIN: u32 = 24;
 
 impl Model {
     /// Carries out one runnable step, in random, fair order. Returns false if no step can run.
@@ -83,7 +83,7 @@ impl Model {
             if let Some(mistake) = self.mistake.take() {
                 return Err(mistake);
             }
-            if steps >= MOST_STEPS || self.in_vain >= MOST_IN_VAIN {
+            if steps >= MAX_STEPS || self.in_vain >= MAX_IN_VAIN {
                 return Err(format!(
                     "no rest after {steps} steps, {} actions in vain: {self:?}",
                     self.in_vain

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::control::operated::OperatedStack;
-use crate::control::protocol::{LONGEST_REQUEST, decode};
+use crate::control::protocol::{MAX_REQUEST, decode};
 use crate::control::test_log::registry;
 use runtime::net::{Address, Shutdown};
 use runtime::{Random, Simulation, simulate};
@@ -154,7 +154,7 @@ fn one_too_many_is_told_so() {
     in_a_world(|| async {
         let (server, _stack) = serving().await;
         let mut clients = Vec::new();
-        for _ in 0..MOST_CLIENTS {
+        for _ in 0..MAX_CLIENTS {
             let client = connect().await;
             send(&client, STATUS).await;
             answer(&client).await.unwrap();
@@ -222,7 +222,7 @@ fn hostile_bytes_are_answered_with_errors() {
             assert_eq!(line(&client).await, b"", "as many answers as lines: {bytes:?}");
         }
         let client = connect().await;
-        send(&client, &vec![b'['; LONGEST_REQUEST + 1]).await;
+        send(&client, &vec![b'['; MAX_REQUEST + 1]).await;
         assert!(error(&client).await.contains("expected at most 65536 in a line"));
         assert_eq!(line(&client).await, b"");
         let client = connect().await;
