@@ -167,7 +167,8 @@ impl Oracle {
         oracle
     }
 
-    /// Limits the search to the states that fit into this number of shares of the budget ([`conformance::budget`]).
+    /// Limits the search to the states that fit into this number of shares of the budget
+    /// ([`conformance::budget`]).
     pub fn limit(&mut self, shares: u32) {
         self.budget = Arc::new(Budget::of(shares));
     }

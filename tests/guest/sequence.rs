@@ -1,14 +1,15 @@
 //! Runs a seeded sequence of writes, flushes, FUA writes, discards, zeroes and reads on a stack, and prints
 //! the result of every read: equal lines from two stacks mean equal answers, block by block.
 //!
-//! `siltstone-guest-sequence STACK SEED FIRST BEHIND-LAST BYTES [WORD...]` runs the operations with these numbers within the
-//! first BYTES of the only device on top of a one-line stack, and reads all of those at the end. WORDs:
+//! `siltstone-guest-sequence STACK SEED FIRST BEHIND-LAST BYTES [WORD...]` runs the operations with these
+//! numbers within the first BYTES of the only device on top of a one-line stack, and reads all of those at
+//! the end. WORDs:
 //!
 //! - `format`: the stack is formatted before
 //! - `rewrite`: discarded blocks are written at once, before they can be read: for devices that promise
 //!   nothing about them
-//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through
-//!   the stack, whose `file` asks for zeros instead
+//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not
+//!   through the stack, whose `file` asks for zeros instead
 //! - `message=TEXT`: this message is sent to the top device at the end
 //! - `until=KEY=VALUE`: waits afterwards until its status has this value
 //!

@@ -1,4 +1,5 @@
-//! Power cuts during a recovery: a recovery is recorded like any run, cut at its own events, and followed by another.
+//! Power cuts during a recovery: a recovery is recorded like any run, cut at its own events, and followed by
+//! another.
 //!
 //! ```text
 //! stack under test, opened again ─ record(role=disk) ─ disk with what the first cut left

@@ -148,7 +148,8 @@ pub struct Draw {
     pub nvme: bool,
     /// Reads and writes that reach past the end of their zone.
     pub crossing: bool,
-    /// States from which a zone may fail to Read Only, and later to Offline; none for a device whose zones can't be made to fail.
+    /// States from which a zone may fail to Read Only, and later to Offline; none for a device whose zones
+    /// can't be made to fail.
     pub failures: &'static [State],
     /// Longest read and write, in blocks.
     pub longest: u64,

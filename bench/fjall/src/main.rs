@@ -4,8 +4,9 @@
 //! fjall-load DIRECTORY BENCHMARK VALUE_SIZE THREADS NUM SECONDS buffered|written|flushed CACHE_SIZE WRITE_RATE
 //! ```
 //!
-//! Acknowledgement: `buffered` is `manual_journal_persist`, `written` is fjall's default (the journal is in the page cache), and `flushed` adds
-//! `persist(SyncData)` after each write. fjall has no direct I/O: tables and the journal go through the page cache with all of them.
+//! Acknowledgement: `buffered` is `manual_journal_persist`, `written` is fjall's default (the journal is in
+//! the page cache), and `flushed` adds `persist(SyncData)` after each write. fjall has no direct I/O: tables
+//! and the journal go through the page cache with all of them.
 
 use fjall::compaction::Leveled;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};

@@ -87,8 +87,8 @@ impl Progress {
 
 /// Runs jobs at the same time, and returns one measurement per job, its clones merged, in the same order.
 ///
-/// Clone c runs on shard c modulo the number of shards. CPU time is that of the process while the jobs were measured;
-/// with several jobs it is divided in proportion to their operations. A stop ends the run early.
+/// Clone c runs on shard c modulo the number of shards. CPU time is that of the process while the jobs were
+/// measured; with several jobs it is divided in proportion to their operations. A stop ends the run early.
 ///
 /// # Errors
 /// Errors of [`Job::region`], of a job that can't be verified, and of a part that can't be opened. Errors of

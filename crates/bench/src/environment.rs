@@ -62,8 +62,8 @@ impl Environment {
         }
     }
 
-    /// Adds the version of a program: the first line of its output for `--version`. A program that can't be started is
-    /// omitted.
+    /// Adds the version of a program: the first line of its output for `--version`. A program that can't be
+    /// started is omitted.
     pub fn add_program(&mut self, program: &str) {
         let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
         let Ok(output) = output else { return };

@@ -105,8 +105,8 @@ impl<T: Copy> PerDirection<T> {
     }
 }
 
-/// Size of a request: `min` to `max` bytes in steps of `min`, each equally likely (`bsrange`); `bs` makes the two
-/// equal.
+/// Size of a request: `min` to `max` bytes in steps of `min`, each equally likely (`bsrange`); `bs` makes the
+/// two equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Smallest request and the step, in bytes.
@@ -130,12 +130,12 @@ impl BlockSizes {
 /// Distribution of random addresses, as fio's `random_distribution`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Distribution {
-    /// `random` (or `uniform`): every block equally likely. Unless `norandommap`, each block once before any is
-    /// repeated.
+    /// `random` (or `uniform`): every block equally likely. Unless `norandommap`, each block once before any
+    /// is repeated.
     #[default]
     Uniform,
-    /// `zipf:theta`: the block of rank k with probability proportional to k^-theta; the rank of each block is drawn
-    /// from the seed. There is no map: blocks are repeated.
+    /// `zipf:theta`: the block of rank k with probability proportional to k^-theta; the rank of each block is
+    /// drawn from the seed. There is no map: blocks are repeated.
     Zipf {
         /// Exponent: above 0 and not 1.
         theta: f64,
@@ -172,15 +172,16 @@ impl fmt::Display for Amount {
 
 /// Verification, as fio's `verify` and its companions.
 ///
-/// There is one form, for all of fio's values (`crc32c`, `crc32c-intel`, `meta`, `pattern`): each written block has its
-/// own byte offset, a sequence number, the job's seed and a checksum, so that a torn, damaged, stale or misplaced block
-/// is detected. Other checksums are refused.
+/// There is one form, for all of fio's values (`crc32c`, `crc32c-intel`, `meta`, `pattern`): each written
+/// block has its own byte offset, a sequence number, the job's seed and a checksum, so that a torn, damaged,
+/// stale or misplaced block is detected. Other checksums are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verify {
-    /// Whether the written blocks are read back and checked once the writes have ended (`do_verify`, true by default).
-    /// Reads of a job are always checked.
+    /// Whether the written blocks are read back and checked once the writes have ended (`do_verify`, true by
+    /// default). Reads of a job are always checked.
     pub after_writes: bool,
-    /// Whether nothing is written: the same addresses and contents are computed, and only checked (`verify_only`).
+    /// Whether nothing is written: the same addresses and contents are computed, and only checked
+    /// (`verify_only`).
     pub only: bool,
     /// Whether the first bad block ends the job (`verify_fatal`); otherwise all are counted.
     pub fatal: bool,
@@ -238,8 +239,8 @@ pub struct Job {
     pub thinktime_blocks: u64,
     /// Whether writes are zeros, rather than incompressible bytes (`zero_buffers`).
     pub zero_buffers: bool,
-    /// Pattern that every write repeats from its first byte (`buffer_pattern`); has precedence over `zero_buffers`. The
-    /// stamps of `verify` have precedence over both.
+    /// Pattern that every write repeats from its first byte (`buffer_pattern`); has precedence over
+    /// `zero_buffers`. The stamps of `verify` have precedence over both.
     pub buffer_pattern: Option<Vec<u8>>,
     /// Number of writes between flushes; 0: none. The engine's devices have one flush, so `fsync` and
     /// `fdatasync` are the same for them; peers get the given one.
@@ -323,7 +324,8 @@ impl Job {
         }
     }
 
-    /// Seed of clone number `clone`, or `None` if every run draws other numbers. Different clones have different seeds.
+    /// Seed of clone number `clone`, or `None` if every run draws other numbers. Different clones have
+    /// different seeds.
     pub fn seed(&self, clone: u32) -> Option<u64> {
         let first = self.randseed.or(self.randrepeat.then_some(REPEATED_SEED))?;
         Some(first.wrapping_add(u64::from(clone).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
@@ -439,8 +441,8 @@ impl Job {
     /// Fits the job to a device of `capacity` bytes in blocks of `block_size` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region reaches beyond the device, if the smallest request doesn't fit into it, or if
-    /// offset or request sizes are not whole blocks. The length is rounded down to whole requests.
+    /// [`Error::Invalid`] if the region reaches beyond the device, if the smallest request doesn't fit into
+    /// it, or if offset or request sizes are not whole blocks. The length is rounded down to whole requests.
     pub fn region(&self, capacity: u64, block_size: u64) -> Result<Region> {
         let name = &self.name;
         let block_size = block_size.max(1);

@@ -1,9 +1,9 @@
 //! fio's job files in their basic form: sections of `key=value`, `[global]` before the jobs that it applies
 //! to, comments, booleans without a value.
 //!
-//! A file that uses the options of [`options::OPTIONS`] has the same meaning as in fio. Any other option is refused by
-//! name, never ignored, and all problems are reported together. Settings that are accepted but replaced (another
-//! `ioengine`) are listed in [`JobFile::notes`].
+//! A file that uses the options of [`options::OPTIONS`] has the same meaning as in fio. Any other option is
+//! refused by name, never ignored, and all problems are reported together. Settings that are accepted but
+//! replaced (another `ioengine`) are listed in [`JobFile::notes`].
 
 pub mod number;
 pub mod options;

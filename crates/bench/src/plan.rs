@@ -141,7 +141,8 @@ pub struct Workload {
     pub name: String,
     /// Name of its section: `randread`.
     pub section: String,
-    /// Options that distinguish it from the matrix's other points, in the order of the text: `("iodepth", "32")`.
+    /// Options that distinguish it from the matrix's other points, in the order of the text: `("iodepth",
+    /// "32")`.
     pub choices: Vec<(String, String)>,
     /// Whether all points of the matrix run on a stack that is built and filled once.
     pub one_setup: bool,

@@ -1,8 +1,8 @@
 //! Results of a plan: `results.json`, and the ratios between runs of the same pair.
 //!
-//! Ratios are computed pair by pair, for subject and baseline of one workload in the same repetition, and their median
-//! is the result: drift of the machine affects both. The book describes the file's layout; [`SCHEMA`] names its
-//! version.
+//! Ratios are computed pair by pair, for subject and baseline of one workload in the same repetition, and
+//! their median is the result: drift of the machine affects both. The book describes the file's layout;
+//! [`SCHEMA`] names its version.
 
 use crate::environment::Environment;
 use crate::latency::{CurvePoint, Latency};
@@ -554,7 +554,8 @@ impl Results {
         median(&values)
     }
 
-    /// Median of a figure of one direction over the repetitions without errors; `None` if directions weren't measured apart.
+    /// Median of a figure of one direction over the repetitions without errors; `None` if directions weren't
+    /// measured apart.
     pub fn median_of_direction(
         &self,
         workload: &str,
@@ -618,7 +619,8 @@ pub(crate) mod tests {
     use crate::latency::{Histogram, curve};
     use crate::series::Recorder;
 
-    /// Makes all runs mixed ones, with 7000 reads of a median of 123 µs and 3000 writes of one of 456 µs per second.
+    /// Makes all runs mixed ones, with 7000 reads of a median of 123 µs and 3000 writes of one of 456 µs per
+    /// second.
     pub(crate) fn mix(results: &mut Results) {
         let figures = |iops: f64, latency: u64| {
             let mut histogram = Histogram::new();

@@ -51,7 +51,8 @@ impl Recorder {
         }
     }
 
-    /// Records an operation that ended this many nanoseconds after the start, with this latency. Allocates nothing.
+    /// Records an operation that ended this many nanoseconds after the start, with this latency. Allocates
+    /// nothing.
     #[inline]
     pub fn record(&mut self, since_start_ns: u64, latency_ns: u64) {
         if since_start_ns < self.begin_ns || since_start_ns >= self.end_ns {

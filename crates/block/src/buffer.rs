@@ -198,8 +198,8 @@ impl Buffer {
         rest
     }
 
-    /// Reverses [`split_off`](Self::split_off). If this piece isn't full, the filled bytes of the other one are
-    /// dropped.
+    /// Reverses [`split_off`](Self::split_off). If this piece isn't full, the filled bytes of the other one
+    /// are dropped.
     ///
     /// # Panics
     /// If the two aren't adjacent in one piece of memory.

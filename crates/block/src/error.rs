@@ -89,7 +89,8 @@ errors! {
     NoSpace = ENOSPC, no_space, "no space left";
     /// EINVAL: the call itself is wrong: out of range, unaligned, an invalid value.
     Invalid = EINVAL, invalid, "invalid argument";
-    /// ESPIPE: an append named an offset other than the write pointer of its zone; the text has the write pointer.
+    /// ESPIPE: an append named an offset other than the write pointer of its zone; the text has the write
+    /// pointer.
     Misplaced = ESPIPE, misplaced, "not at the write pointer";
     /// EROFS: the device accepts no writes, by configuration or after a failure.
     ReadOnly = EROFS, read_only, "read-only";
@@ -136,7 +137,8 @@ impl Error {
         }
     }
 
-    /// Whether the text has the kernel's own words for the error, as [`from_io`](Self::from_io) puts them there.
+    /// Whether the text has the kernel's own words for the error, as [`from_io`](Self::from_io) puts them
+    /// there.
     fn is_explained(&self) -> bool {
         self.detail().contains("(os error ")
     }

@@ -40,7 +40,8 @@ impl GrowingWords {
     /// Reserves address space for `most` words, none of them usable yet. Allocates no memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the process can't have that much address space; [`Error::Invalid`] for 0 words.
+    /// [`Error::OutOfMemory`] if the process can't have that much address space; [`Error::Invalid`] for 0
+    /// words.
     pub fn reserve(most: usize) -> Result<Self> {
         Self::reserve_in(most, true)
     }
@@ -147,8 +148,8 @@ impl GrowingWords {
         });
     }
 
-    /// Calls `call` with start and length, in bytes, of the whole huge pages inside this range, if there are any.
-    /// Returns whether it returned 0.
+    /// Calls `call` with start and length, in bytes, of the whole huge pages inside this range, if there are
+    /// any. Returns whether it returned 0.
     fn in_huge_pages(&self, words: Range<usize>, call: impl FnOnce(*mut libc::c_void, usize) -> i32) -> bool {
         let page = HUGE_PAGE / size_of::<AtomicU32>();
         let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);

@@ -7,8 +7,8 @@ use crate::device::ReadOutcome;
 use crate::error::Result;
 use crate::geometry::{EraseGuarantee, ZoneGeometry};
 
-/// State of a zone: the zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision 1.1,
-/// and [`Interrupted`](Self::Interrupted), which the specification doesn't have.
+/// State of a zone: the zone state machine of the NVM Express Zoned Namespace Command Set Specification,
+/// revision 1.1, and [`Interrupted`](Self::Interrupted), which the specification doesn't have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneState {
     /// Reset, and neither opened nor appended to since.
@@ -53,8 +53,8 @@ pub struct ZoneReport {
     /// Upper bound of the appended bytes: none are at or after this offset, and appends in flight end before
     /// it. In an [`Interrupted`](ZoneState::Interrupted) zone there may be holes below it.
     pub write_pointer: u64,
-    /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a reset is
-    /// never valid afterwards.
+    /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a
+    /// reset is never valid afterwards.
     pub generation: u64,
 }
 
@@ -67,9 +67,10 @@ pub struct ZoneReport {
 ///   append wrote is an error or returns undefined bytes, but never another zone's.
 /// - `geometry().durable` is the moment at which an append is durable. An append that failed may have left a
 ///   hole; the zone then takes no more appends if its medium can't skip it.
-/// - After a clean stop a zone that was open is [`Closed`](ZoneState::Closed), or full where zones are durable on finish.
-/// - After an unclean stop a zone that was begun and not full is [`Interrupted`](ZoneState::Interrupted): its write pointer is
-///   an upper bound, over holes. It is scanned and finished or reset, never continued.
+/// - After a clean stop a zone that was open is [`Closed`](ZoneState::Closed), or full where zones are
+///   durable on finish.
+/// - After an unclean stop a zone that was begun and not full is [`Interrupted`](ZoneState::Interrupted): its
+///   write pointer is an upper bound, over holes. It is scanned and finished or reset, never continued.
 /// - Only [`close`](Self::close) closes a zone. NVMe lets a controller close an implicitly open zone to open
 ///   another one; these zones return [`Error::Busy`](crate::Error::Busy) instead, so that the open zones are
 ///   those that the caller opened. An implementation over a device that does close zones opens them
@@ -91,8 +92,8 @@ pub trait Zones {
     /// isn't open is opened implicitly.
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>>;
 
-    /// Appends the payload as [`append`](Self::append) does, at exactly this address. The address must be the write
-    /// pointer of its zone, after all appends in flight.
+    /// Appends the payload as [`append`](Self::append) does, at exactly this address. The address must be the
+    /// write pointer of its zone, after all appends in flight.
     ///
     /// # Errors
     /// [`Error::Misplaced`](crate::Error::Misplaced) with the write pointer if it differs. Then nothing has
@@ -108,8 +109,8 @@ pub trait Zones {
     /// unchanged.
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
-    /// Closes an open zone: it no longer counts against `max_open`. Appends in flight still complete. Closing a closed
-    /// zone does nothing.
+    /// Closes an open zone: it no longer counts against `max_open`. Appends in flight still complete. Closing
+    /// a closed zone does nothing.
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
     /// Fills the buffer with the bytes at this address.
@@ -119,8 +120,8 @@ pub trait Zones {
     /// finish it finishes them.
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>>;
 
-    /// Finishes a zone: it accepts no more appends, and its contents are durable when this returns. Appends in flight
-    /// complete first. Finishing a full zone does nothing.
+    /// Finishes a zone: it accepts no more appends, and its contents are durable when this returns. Appends
+    /// in flight complete first. Finishing a full zone does nothing.
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
     /// Resets a zone, which empties it, and durably raises its generation, which is returned. Appends in
@@ -132,7 +133,8 @@ pub trait Zones {
     /// append in flight meanwhile. The default does nothing.
     ///
     /// # Errors
-    /// [`Error::NoSpace`](crate::Error::NoSpace) if the medium has no free space; a part of it may have been allocated.
+    /// [`Error::NoSpace`](crate::Error::NoSpace) if the medium has no free space; a part of it may have been
+    /// allocated.
     fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
         let _ = (zone, bytes);
         Call::ready(Ok(()))

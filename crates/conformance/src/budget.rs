@@ -1,10 +1,11 @@
 //! A budget of time for tests that try many seeds or power cuts.
 //!
-//! The whole suite has [`SECONDS`] for them, or `SILTSTONE_TEST_SECONDS`; `SILTSTONE_TEST_SECONDS=long` is no limit. These are
-//! seconds of real time in each test, added up over all tests: tests that run side by side need less of the clock. The time is
-//! divided into [`SHARES`]; a test takes some with [`Budget::of`] and tries the cases that fit. A slow machine tries fewer cases
-//! and doesn't fail for that; the first case is always tried. Each budget prints how many cases were tried when it is dropped.
-//! `scripts/test` adds these lines up, and fails if the shares of all tests are not [`SHARES`].
+//! The whole suite has [`SECONDS`] for them, or `SILTSTONE_TEST_SECONDS`; `SILTSTONE_TEST_SECONDS=long` is no
+//! limit. These are seconds of real time in each test, added up over all tests: tests that run side by side
+//! need less of the clock. The time is divided into [`SHARES`]; a test takes some with [`Budget::of`] and
+//! tries the cases that fit. A slow machine tries fewer cases and doesn't fail for that; the first case is
+//! always tried. Each budget prints how many cases were tried when it is dropped. `scripts/test` adds these
+//! lines up, and fails if the shares of all tests are not [`SHARES`].
 //!
 //! The caller chooses the seeds, which must be the same in every run.
 

@@ -1,5 +1,5 @@
-//! Doors: servers through which programs use a stack. Each translates an existing protocol to calls on the contracts of
-//! `block`, and keeps the promises of the protocol's specification.
+//! Doors: servers through which programs use a stack. Each translates an existing protocol to calls on the
+//! contracts of `block`, and keeps the promises of the protocol's specification.
 //!
 //! - [`fuse`]: a device as a file.
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.

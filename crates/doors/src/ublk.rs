@@ -1,5 +1,5 @@
-//! The ublk door, which serves a device as a block device of the kernel, `/dev/ublkbN` (Linux 6.5 or newer, module `ublk_drv`), and zones
-//! as a zoned block device (Linux 6.6 or newer).
+//! The ublk door, which serves a device as a block device of the kernel, `/dev/ublkbN` (Linux 6.5 or newer,
+//! module `ublk_drv`), and zones as a zoned block device (Linux 6.6 or newer).
 //!
 //! [`protocol`] has the structures and the parser of requests to a device, [`zoned`] the layout, requests and
 //! reports of zones, both sans-io; [`control`] the commands by which devices are created, started, recovered

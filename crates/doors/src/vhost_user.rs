@@ -1,4 +1,5 @@
-//! The vhost-user-blk door, which serves a device to a virtual machine (QEMU, Cloud Hypervisor, libvirt) as its disk.
+//! The vhost-user-blk door, which serves a device to a virtual machine (QEMU, Cloud Hypervisor, libvirt) as
+//! its disk.
 //!
 //! The front-end (the virtual machine's process) connects to a unix socket, passes the guest's memory and the
 //! queues, and afterwards only the guest and this door handle a request: [`ring`] takes it from the guest's
@@ -8,8 +9,8 @@
 //! features and properties, [`door`] the kind.
 //!
 //! # Promises
-//! - A guest's flush is a flush of the device. Without VIRTIO_BLK_F_FLUSH each write is durable before it is completed.
-//!   VIRTIO_BLK_F_CONFIG_WCE isn't offered: the cache mode doesn't change.
+//! - A guest's flush is a flush of the device. Without VIRTIO_BLK_F_FLUSH each write is durable before it is
+//!   completed. VIRTIO_BLK_F_CONFIG_WCE isn't offered: the cache mode doesn't change.
 //! - Guest and front-end aren't trusted: any contents of rings, descriptors and messages end at most their
 //!   own connection, with an error that names the violation. A request outside of the disk is answered with
 //!   VIRTIO_BLK_S_IOERR.
@@ -27,8 +28,8 @@
 //! descriptor chain as if it were complete, and here it has to end the connection with its reason.
 //! `vm-memory` doesn't survive a memory file that is truncated. Only constants would remain.
 //!
-//! Specifications: "Vhost-user Protocol" of QEMU; Virtual I/O Device (VIRTIO) 1.2, sections 2.7 (split virtqueues) and 5.2 (block
-//! device).
+//! Specifications: "Vhost-user Protocol" of QEMU; Virtual I/O Device (VIRTIO) 1.2, sections 2.7 (split
+//! virtqueues) and 5.2 (block device).
 
 pub mod config;
 mod connection;

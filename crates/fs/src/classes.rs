@@ -125,7 +125,8 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Returns the classes `default` and `background`, which each file system has. `depth` bounds the cost of requests in flight.
+    /// Returns the classes `default` and `background`, which each file system has. `depth` bounds the cost of
+    /// requests in flight.
     pub fn new(depth: u64, background_shares: u32, ignores_shares: bool) -> Rc<Self> {
         let state = State { queue: FairQueue::new(depth, ignores_shares), done: Vec::new() };
         let (state, count) = (RefCell::new(state), Cell::new(0));

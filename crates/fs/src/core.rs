@@ -726,10 +726,12 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the operations up to this one are written and have taken effect. Returns the number of the last such operation.
+    /// Waits until the operations up to this one are written and have taken effect. Returns the number of the
+    /// last such operation.
     ///
     /// # Errors
-    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written once there is some.
+    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written
+    /// once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
         self.wait_until_done(ticket, || self.kit.space.check()).await
     }

@@ -220,7 +220,8 @@ impl FileSystem {
     /// Notes that it is mounted.
     ///
     /// # Errors
-    /// [`Error::Busy`] if it is mounted already: the end of one mount would drop what the kernel refers to over the other one.
+    /// [`Error::Busy`] if it is mounted already: the end of one mount would drop what the kernel refers to
+    /// over the other one.
     pub(crate) fn begin_mount(&self) -> Result<()> {
         match self.is_mounted.swap(true, Ordering::AcqRel) {
             true => Err(Error::busy("the file system is mounted already; unmount it first")),

@@ -114,7 +114,8 @@ impl Metadata {
         self.inodes[shard as usize]
     }
 
-    /// Allocates the number of the next inode of a shard. It isn't allocated again, even if no such inode is created.
+    /// Allocates the number of the next inode of a shard. It isn't allocated again, even if no such inode is
+    /// created.
     pub fn take_number(&mut self, shard: Shard) -> InodeNumber {
         let shards = u64::from(self.items.shards());
         let next = &mut self.inodes[shard as usize].next;

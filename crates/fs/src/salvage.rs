@@ -113,8 +113,8 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
     strange
 }
 
-/// Returns an extent of a file with blocks that can't be read: in an offline zone, or [`GONE`]. Holes that may be lost blocks are told with their
-/// file.
+/// Returns an extent of a file with blocks that can't be read: in an offline zone, or [`GONE`]. Holes that
+/// may be lost blocks are told with their file.
 fn unreadable(key: Key, value: &[u8], offline: &[u32]) -> Option<Extent> {
     let extent = Extent::decode(key, value).ok()?;
     let is_lost = extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok();
@@ -137,8 +137,8 @@ fn in_both(other: &Forest, inode: InodeNumber, extent: &Extent) -> u64 {
     at_begin.filter(|(key, _)| is_of_file(key)).chain(following).filter_map(overlap).sum()
 }
 
-/// Notes the blocks of files that are [`GONE`] or in offline zones, a line for each file and zone; not those that the file has in the `newer`
-/// version, too.
+/// Notes the blocks of files that are [`GONE`] or in offline zones, a line for each file and zone; not those
+/// that the file has in the `newer` version, too.
 pub(crate) fn tell_unreadable(
     items: &Forest,
     newer: Option<&Forest>,

@@ -20,7 +20,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Returns an empty cache of checksums, limited to about `bytes` bytes; `zone_blocks` is the number of blocks of a zone.
+    /// Returns an empty cache of checksums, limited to about `bytes` bytes; `zone_blocks` is the number of
+    /// blocks of a zone.
     pub fn new(zone_blocks: u32, bytes: u64) -> Self {
         let most = (bytes / (4 * u64::from(zone_blocks))).max(8) as usize;
         Sums { zones: BTreeMap::new(), zone_blocks, most, clock: 0 }

@@ -123,8 +123,8 @@ impl Tree {
         self.family.nodes()
     }
 
-    /// Bytes of memory of this tree, its clones and the trees loaded beside it, shared pages counted once. The overhead of the
-    /// allocator isn't counted.
+    /// Bytes of memory of this tree, its clones and the trees loaded beside it, shared pages counted once.
+    /// The overhead of the allocator isn't counted.
     pub fn memory(&self) -> usize {
         self.family.memory()
     }

@@ -37,7 +37,8 @@ impl FileSystem {
     /// KiB.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the failure of the log.
+    /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the
+    /// failure of the log.
     pub async fn create_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
         let name = name.to_owned();
         self.home().with(move |core: Rc<Core>| async move { core.create_snapshot(name).await }).await
@@ -46,7 +47,8 @@ impl FileSystem {
     /// Deletes a snapshot. Space that only it used is free when this returns.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still exists.
+    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still
+    /// exists.
     pub async fn delete_snapshot(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.home().with(move |core: Rc<Core>| async move { core.delete_snapshot(name).await }).await

@@ -109,7 +109,8 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Aborts the connection of the mount of `source` at a path, and removes the mount point. A mount of another source stays. Blocks the thread.
+/// Aborts the connection of the mount of `source` at a path, and removes the mount point. A mount of another
+/// source stays. Blocks the thread.
 ///
 /// # Errors
 /// The kernel's error.

@@ -4,7 +4,8 @@ use crate::protocol::{InitIn, InitOut, MAJOR, MIN_MINOR, MINOR, init_flag};
 use block::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Largest write and read in one request, in bytes: the most that the kernel sends by default (`fs.fuse.max_pages_limit`).
+/// Largest write and read in one request, in bytes: the most that the kernel sends by default
+/// (`fs.fuse.max_pages_limit`).
 pub const MAX_WRITE: usize = 1 << 20;
 
 /// Capabilities that every session requests.

@@ -1,8 +1,8 @@
 //! Frames of the FUSE kernel protocol, version 7.45 (`include/uapi/linux/fuse.h` of Linux 6.18): numbers, and
 //! structures in the byte order of the machine. Fields have the names of that header where these are words.
 //!
-//! A request is an [`InHeader`], the structure of its opcode, and names or data. A reply is an [`OutHeader`] and the
-//! structure of the opcode, or the header alone with an error.
+//! A request is an [`InHeader`], the structure of its opcode, and names or data. A reply is an [`OutHeader`]
+//! and the structure of the opcode, or the header alone with an error.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -211,7 +211,8 @@ macro_rules! frames {
 }
 
 frames! {
-    /// Beginning of every request. `total_extlen` is the length of the extensions at its end, in units of 8 bytes.
+    /// Beginning of every request. `total_extlen` is the length of the extensions at its end, in units of 8
+    /// bytes.
     InHeader {
         len: u32,
         opcode: u32,

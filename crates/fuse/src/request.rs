@@ -1,9 +1,10 @@
-//! Parsing of requests. Sans-io: bytes become an [`Operation`] that borrows names and values, or a [`Malformed`].
+//! Parsing of requests. Sans-io: bytes become an [`Operation`] that borrows names and values, or a
+//! [`Malformed`].
 //!
 //! # Promises
 //! - It doesn't panic for any bytes, and allocates nothing.
-//! - Every name is one component of a path: not empty, without `/` and NUL, at most [`MAX_NAME`] bytes; in a LOOKUP it may be
-//!   `.` or `..`.
+//! - Every name is one component of a path: not empty, without `/` and NUL, at most [`MAX_NAME`] bytes; in a
+//!   LOOKUP it may be `.` or `..`.
 //! - Bytes after the arguments of an operation are ignored: later minor versions of the protocol extend
 //!   structures.
 

@@ -1,15 +1,17 @@
-//! `cache`: a fast device as the cache of a slow one, the *origin*. Modes, messages and status follow dm-cache.
+//! `cache`: a fast device as the cache of a slow one, the *origin*. Modes, messages and status follow
+//! dm-cache.
 //!
-//! Promises: those of the Device contract, with a volatile cache. With `writethrough` and `passthrough` no data depends on
-//! the fast device. With `writeback`, losing the fast device loses the dirty data, and opening without it is refused with that
-//! warning. The dirty state is durable: after a crash only dirty data is written back.
+//! Promises: those of the Device contract, with a volatile cache. With `writethrough` and `passthrough` no
+//! data depends on the fast device. With `writeback`, losing the fast device loses the dirty data, and
+//! opening without it is refused with that warning. The dirty state is durable: after a crash only dirty data
+//! is written back.
 //!
 //! A request that either device doesn't answer within `timeout` fails, and so do all further ones until those
 //! in flight have ended: no request and no close waits longer.
 //!
-//! The fast device is divided into *slots* of one cache block each. A persistent `table` maps slots to blocks of the origin.
-//! A block has at most 64 *parts*. The table's entry gives each part one of three states, which determine the
-//! *authoritative* side, from which recovery takes the data:
+//! The fast device is divided into *slots* of one cache block each. A persistent `table` maps slots to blocks
+//! of the origin. A block has at most 64 *parts*. The table's entry gives each part one of three states,
+//! which determine the *authoritative* side, from which recovery takes the data:
 //!
 //! | state of the part in the table | authoritative side |
 //! |---|---|
@@ -19,26 +21,28 @@
 //!
 //! # Crash consistency
 //!
-//! 1. While a part is *clean* in the table, neither side is changed. A write to such a part first waits until the table
-//!    durably names one authoritative side (a *mark*): the cache with writeback, the origin in the other modes. A mark holds
-//!    for the whole slot, so one mark serves many writes.
-//! 2. The other side of an authoritative one may contain anything. Therefore both the origin and the cache are changed only
-//!    under parts that are dirty or not valid in the table. A slot gets another block only when its entry is durably free.
-//! 3. A part becomes *dirty* in the table only when the cache's data is durable. It becomes *clean* only when, in addition, the
-//!    origin was flushed after it received the same data. It stops being dirty (after a discard) only when the origin was
-//!    flushed after the discard.
+//! 1. While a part is *clean* in the table, neither side is changed. A write to such a part first waits until
+//!    the table durably names one authoritative side (a *mark*): the cache with writeback, the origin in the
+//!    other modes. A mark holds for the whole slot, so one mark serves many writes.
+//! 2. The other side of an authoritative one may contain anything. Therefore both the origin and the cache
+//!    are changed only under parts that are dirty or not valid in the table. A slot gets another block only
+//!    when its entry is durably free.
+//! 3. A part becomes *dirty* in the table only when the cache's data is durable. It becomes *clean* only
+//!    when, in addition, the origin was flushed after it received the same data. It stops being dirty (after
+//!    a discard) only when the origin was flushed after the discard.
 //!
-//! After a power cut each part therefore has one authoritative side, which contains the last durable version or a later
-//! submitted one. The other side is read only once both are equal. So data that was read once doesn't change afterwards.
+//! After a power cut each part therefore has one authoritative side, which contains the last durable version
+//! or a later submitted one. The other side is read only once both are equal. So data that was read once
+//! doesn't change afterwards.
 //!
-//! The state in memory is ahead of the table: parts become dirty when they are written and clean when they are written back.
-//! The table is updated by flushes of clients, by marks and evictions, and in the background. Only `Core::target`
-//! decides which state the table may record.
+//! The state in memory is ahead of the table: parts become dirty when they are written and clean when they
+//! are written back. The table is updated by flushes of clients, by marks and evictions, and in the
+//! background. Only `Core::target` decides which state the table may record.
 //!
-//! Overlapping writes are serialised, also with fills of a slot and discards: a device doesn't define the result of overlapping
-//! requests, so the two sides could end up different. Reads aren't serialised with writes: while a write to both sides is in
-//! flight, a read may see the origin's new data and a later read the cache's old data. Both sides are equal when the write is
-//! acknowledged.
+//! Overlapping writes are serialised, also with fills of a slot and discards: a device doesn't define the
+//! result of overlapping requests, so the two sides could end up different. Reads aren't serialised with
+//! writes: while a write to both sides is in flight, a read may see the origin's new data and a later read
+//! the cache's old data. Both sides are equal when the write is acknowledged.
 
 mod clean;
 mod commit;
@@ -149,8 +153,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Interval at which the table learns in the background which parts are clean.
     pub settle_every: Duration,
-    /// Whether opening refuses an origin whose contents differ from those at the last close. The replay of timelines turns
-    /// this off: it may apply overlapping writes in another order.
+    /// Whether opening refuses an origin whose contents differ from those at the last close. The replay of
+    /// timelines turns this off: it may apply overlapping writes in another order.
     pub checks_origin: bool,
 }
 

@@ -15,8 +15,8 @@ pub fn push(extents: &mut Vec<Extent>, extent: Extent) {
     }
 }
 
-/// Converts the extents of a device below to blocks of 2 to the power of `shift` of its own; `range` begins at its block `begin`. A block
-/// with several extents becomes data.
+/// Converts the extents of a device below to blocks of 2 to the power of `shift` of its own; `range` begins
+/// at its block `begin`. A block with several extents becomes data.
 pub fn in_blocks(range: BlockRange, begin: u64, shift: u32, found: &[Extent]) -> Vec<Extent> {
     let mut extents = Vec::with_capacity(found.len());
     let mut known = 0;

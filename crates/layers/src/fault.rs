@@ -1,12 +1,13 @@
 //! `fault`: injects faults into calls, by rule and seed, on either contract.
 //!
-//! Promises: without rules a call passes through. With rules an operation gets exactly the faults of the rules that fire, or
-//! passes unchanged. Which rules fire depends only on the seed and on the order of the operations on each shard. An operation
-//! that a rule affects completes also if its future is dropped. [`parse`] describes the language of the rules. The messages
-//! `rules off` and `rules on` switch all rules; operations that pass while they are off aren't counted by `every`, `after` and
-//! `times`.
+//! Promises: without rules a call passes through. With rules an operation gets exactly the faults of the
+//! rules that fire, or passes unchanged. Which rules fire depends only on the seed and on the order of the
+//! operations on each shard. An operation that a rule affects completes also if its future is dropped.
+//! [`parse`] describes the language of the rules. The messages `rules off` and `rules on` switch all rules;
+//! operations that pass while they are off aren't counted by `every`, `after` and `times`.
 //!
-//! A flush with `lie` loses acknowledged writes only together with a power cut, which `record` and its replay simulate.
+//! A flush with `lie` loses acknowledged writes only together with a power cut, which `record` and its replay
+//! simulate.
 
 mod decide;
 mod device;

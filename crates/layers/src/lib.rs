@@ -7,13 +7,13 @@
 //!
 //! On devices:
 //! - [`model`] gives a device the latencies of another one;
-//! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0), [`mirror`](mod@mirror)
-//!   mirrors them (RAID1);
+//! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0),
+//!   [`mirror`](mod@mirror) mirrors them (RAID1);
 //! - [`cache`] keeps hot blocks of a slow device on a fast one;
 //! - [`writecache`] is a write-back cache that destages writes to a slow device in flush order.
 //!
-//! Each passes the conformance suite of its contract. Leaves are in `disks` and `zones`; parsing and composing is left to
-//! `stack`.
+//! Each passes the conformance suite of its contract. Leaves are in `disks` and `zones`; parsing and
+//! composing is left to `stack`.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod cache;

@@ -1,7 +1,7 @@
 //! `linear`: concatenated devices, or a range of one; dm's `linear` target.
 //!
-//! Promises: those of the Device contract. There is no metadata: the same devices in the same order give the same data, and
-//! another order isn't detected.
+//! Promises: those of the Device contract. There is no metadata: the same devices in the same order give the
+//! same data, and another order isn't detected.
 
 use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockRange, BlockSize, Call, DevicePart, Error, Result, Status};
@@ -53,7 +53,8 @@ struct Segments {
 }
 
 impl Segments {
-    /// Creates segments over legs with these numbers of blocks, from block `offset` on and with at most `size` blocks.
+    /// Creates segments over legs with these numbers of blocks, from block `offset` on and with at most
+    /// `size` blocks.
     fn new(lengths: &[u64], offset: u64, size: Option<u64>) -> Self {
         let (mut skipped, mut before) = (offset, 0);
         while before + 1 < lengths.len() && skipped >= lengths[before] {
@@ -139,7 +140,8 @@ fn part(legs: Vec<Arc<dyn DevicePart>>, segments: Segments) -> SpreadPart {
     SpreadPart::new(KIND.name, legs, segments, blocks, atomic, status)
 }
 
-/// Concatenates devices. The block size is the largest of theirs; each contributes its whole blocks of that size.
+/// Concatenates devices. The block size is the largest of theirs; each contributes its whole blocks of that
+/// size.
 ///
 /// # Errors
 /// [`Error::Invalid`] without a device that has a whole block.

@@ -1,35 +1,38 @@
 //! `mirror`: the same data on several devices, its *legs*, which may differ in speed; as md's RAID1.
 //!
 //! # Promises
-//! Those of the Device contract, while any legs are lost, report unreadable blocks, or lag, as long as one active leg has all
-//! data:
+//! Those of the Device contract, while any legs are lost, report unreadable blocks, or lag, as long as one
+//! active leg has all data:
 //!
-//! - An acknowledged change is on all legs, except on lagging ones (`write_behind`). A lagging leg receives overlapping changes
-//!   in the order in which they were submitted. The number and bytes of its outstanding writes are bounded.
-//! - A flush makes data durable on all legs (`flush = "all"`), or on all legs that don't lag (`"fast"`). With `"fast"`, losing
-//!   these legs loses flushed data.
-//! - A leg that fails a change becomes *faulty*. This is durable on the other legs before that change or any later one is
-//!   acknowledged. A faulty leg joins again only on an operator's request, and receives the missing data first.
-//! - Once acknowledged changes may be missing on all active legs (the last one failed an outstanding write, or all failed a
-//!   flush), flushes and the close fail, and no bit is cleared, until the mirror is opened again. Chunks that may differ are
-//!   resynced.
+//! - An acknowledged change is on all legs, except on lagging ones (`write_behind`). A lagging leg receives
+//!   overlapping changes in the order in which they were submitted. The number and bytes of its outstanding
+//!   writes are bounded.
+//! - A flush makes data durable on all legs (`flush = "all"`), or on all legs that don't lag (`"fast"`). With
+//!   `"fast"`, losing these legs loses flushed data.
+//! - A leg that fails a change becomes *faulty*. This is durable on the other legs before that change or any
+//!   later one is acknowledged. A faulty leg joins again only on an operator's request, and receives the
+//!   missing data first.
+//! - Once acknowledged changes may be missing on all active legs (the last one failed an outstanding write,
+//!   or all failed a flush), flushes and the close fail, and no bit is cleared, until the mirror is opened
+//!   again. Chunks that may differ are resynced.
 //! - A leg that doesn't answer a request within `timeout` also becomes faulty: no request and no close of the
 //!   mirror waits longer for it. If it is the last leg, its requests fail until those in flight have ended.
-//! - After an unclean stop legs may differ in chunks whose bit is set. There only one leg, the source, is read, and data that was
-//!   read is copied to the others. So data that was read once doesn't change when the source is lost later. An exception is the
-//!   loss of the source together with power while such a copy is in flight.
+//! - After an unclean stop legs may differ in chunks whose bit is set. There only one leg, the source, is
+//!   read, and data that was read is copied to the others. So data that was read once doesn't change when the
+//!   source is lost later. An exception is the loss of the source together with power while such a copy is in
+//!   flight.
 //!
-//! If legs differ and none reports an error, the mirror doesn't know which one is right: a scrub counts the mismatch, and `repair`
-//! copies the source's data.
+//! If legs differ and none reports an error, the mirror doesn't know which one is right: a scrub counts the
+//! mismatch, and `repair` copies the source's data.
 //!
 //! # Structure
-//! `core` is the state on the home shard, with `membership` (superblocks), `bitmap` and `keeper` (resync, scrubs); `assembly`
-//! decides at opening which legs are used; [`format`](mod@format) is the encoding on the legs. Payloads are not copied for lagging
-//! legs: [`block::Data`] is immutable.
+//! `core` is the state on the home shard, with `membership` (superblocks), `bitmap` and `keeper` (resync,
+//! scrubs); `assembly` decides at opening which legs are used; [`format`](mod@format) is the encoding on the
+//! legs. Payloads are not copied for lagging legs: [`block::Data`] is immutable.
 //!
-//! Outstanding writes of lagging legs are in memory and end with the process; the source has their data, and a restart resyncs
-//! the chunks from it. To keep them over a restart, put a write cache on the fast device in front of the leg
-//! (`examples/mirror-behind-log.toml`).
+//! Outstanding writes of lagging legs are in memory and end with the process; the source has their data, and
+//! a restart resyncs the chunks from it. To keep them over a restart, put a write cache on the fast device in
+//! front of the leg (`examples/mirror-behind-log.toml`).
 
 mod assembly;
 mod behind;

@@ -1,12 +1,14 @@
-//! `model`: gives a device the latencies and bandwidths of another one, from a profile; over memory, it models a disk.
+//! `model`: gives a device the latencies and bandwidths of another one, from a profile; over memory, it
+//! models a disk.
 //!
-//! Promises: data, errors and order are those of the inner device. An operation completes at the time that the profile gives or,
-//! if the inner device takes longer, as soon as that has completed; `status` counts these operations (`late`). In simulated time
-//! nothing is late. A modelled volatile cache loses no data: power cuts are left to `record` and its replay. Simulated time
-//! doesn't include the CPU time of layers, so don't measure a layer's cost with it.
+//! Promises: data, errors and order are those of the inner device. An operation completes at the time that
+//! the profile gives or, if the inner device takes longer, as soon as that has completed; `status` counts
+//! these operations (`late`). In simulated time nothing is late. A modelled volatile cache loses no data:
+//! power cuts are left to `record` and its replay. Simulated time doesn't include the CPU time of layers, so
+//! don't measure a layer's cost with it.
 //!
-//! `solid` computes solid-state devices, `disk` disks with one arm; [`fit`](mod@fit) fits a profile to a run of fio on a real
-//! device, [`fill`] its write buffer.
+//! `solid` computes solid-state devices, `disk` disks with one arm; [`fit`](mod@fit) fits a profile to a run
+//! of fio on a real device, [`fill`] its write buffer.
 
 mod device;
 mod disk;

@@ -1,15 +1,15 @@
-//! `record`: records the operations on a stack, on either contract, so that every state in which a power cut could have left
-//! it can be constructed.
+//! `record`: records the operations on a stack, on either contract, so that every state in which a power cut
+//! could have left it can be constructed.
 //!
-//! Every submission and completion of an operation that changes data or makes it durable goes to a timeline, with its data. At
-//! the top of a stack (role `client`) completions are promises of the stack; at its bottom (role `disk`) submissions are data
-//! that a disk may hold. All layers that name the same file, on any shard, share one [`Recorder`] and one total order: an event
-//! with a smaller number didn't happen after one with a larger number. Calls pass through unchanged; if the timeline can't be
-//! written, they fail. With `reads` a device's reads are also recorded. With `data=false` data is left out,
-//! for traces of a load.
+//! Every submission and completion of an operation that changes data or makes it durable goes to a timeline,
+//! with its data. At the top of a stack (role `client`) completions are promises of the stack; at its bottom
+//! (role `disk`) submissions are data that a disk may hold. All layers that name the same file, on any shard,
+//! share one [`Recorder`] and one total order: an event with a smaller number didn't happen after one with a
+//! larger number. Calls pass through unchanged; if the timeline can't be written, they fail. With `reads` a
+//! device's reads are also recorded. With `data=false` data is left out, for traces of a load.
 //!
-//! [`timeline`] parses the file, [`replay`] constructs the states, and [`format`](mod@format) is the encoding. Checking whether a
-//! state keeps the promises is left to the caller.
+//! [`timeline`] parses the file, [`replay`] constructs the states, and [`format`](mod@format) is the
+//! encoding. Checking whether a state keeps the promises is left to the caller.
 
 mod device;
 pub mod format;

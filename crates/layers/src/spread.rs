@@ -1,8 +1,9 @@
 //! A device over several devices, its *legs*, for `linear` and `stripe`: each block is on one leg.
 //!
-//! Promises: those of the Device contract, with the weakest guarantees of any leg. A request is sent to all legs that it touches
-//! at once, and completes when all have answered; a read that fails on one leg returns no bytes. A [`Layout`] maps blocks to
-//! legs. There is no redundancy: requests to a lost leg fail with its errors.
+//! Promises: those of the Device contract, with the weakest guarantees of any leg. A request is sent to all
+//! legs that it touches at once, and completes when all have answered; a read that fails on one leg returns
+//! no bytes. A [`Layout`] maps blocks to legs. There is no redundancy: requests to a lost leg fail with its
+//! errors.
 
 use crate::extents;
 use block::{
@@ -52,7 +53,8 @@ pub(crate) struct SpreadPart {
 }
 
 impl SpreadPart {
-    /// Creates a device of `blocks` blocks over these legs; `atomic` is the largest atomic write that the layout allows, in bytes.
+    /// Creates a device of `blocks` blocks over these legs; `atomic` is the largest atomic write that the
+    /// layout allows, in bytes.
     pub fn new(
         kind: &'static str,
         legs: Vec<Arc<dyn DevicePart>>,

@@ -1,9 +1,9 @@
 //! `stats`: counts and times every call, on either contract.
 //!
-//! Promises: a call passes through unchanged. Its cost is two clock reads and a few stores, so that the layer can always be on.
-//! [`status`](block::Part::status) returns, per kind of call and over all shards, the operations, bytes, errors, calls in flight
-//! and a summary of the latency histogram. The message `clear_stats` resets the counters. Rates are left to readers that take
-//! differences.
+//! Promises: a call passes through unchanged. Its cost is two clock reads and a few stores, so that the layer
+//! can always be on. [`status`](block::Part::status) returns, per kind of call and over all shards, the
+//! operations, bytes, errors, calls in flight and a summary of the latency histogram. The message
+//! `clear_stats` resets the counters. Rates are left to readers that take differences.
 
 mod counters;
 mod device;

@@ -1,7 +1,7 @@
 //! `stripe`: chunks on devices in turn, for their combined throughput; dm's `striped` target, RAID0.
 //!
-//! Promises: those of the Device contract. There is no metadata: the same devices in the same order with the same chunk size
-//! give the same data, and anything else isn't detected.
+//! Promises: those of the Device contract. There is no metadata: the same devices in the same order with the
+//! same chunk size give the same data, and anything else isn't detected.
 
 use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockSize, Call, DevicePart, Error, Result, Status};
@@ -114,8 +114,8 @@ fn part(legs: Vec<Arc<dyn DevicePart>>, chunks: Chunks) -> SpreadPart {
 /// Stripes over devices; each contributes as many chunks as the smallest one.
 ///
 /// # Errors
-/// [`Error::Invalid`] for fewer than two devices, a chunk size in bytes that is no power of two or smaller than a block, and for
-/// devices smaller than a chunk.
+/// [`Error::Invalid`] for fewer than two devices, a chunk size in bytes that is no power of two or smaller
+/// than a block, and for devices smaller than a chunk.
 pub fn stripe(legs: Vec<Arc<dyn DevicePart>>, chunk_size: u64) -> Result<impl DevicePart> {
     let block_size = spread::block_size(&legs);
     if legs.len() < 2

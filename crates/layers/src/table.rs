@@ -1,24 +1,29 @@
 //! A crash-consistent table on a device: many small entries that change often.
 //!
-//! An entry is three words; a free entry is all zeros. Each entry also owns a range of the device for its owner's data.
+//! An entry is three words; a free entry is all zeros. Each entry also owns a range of the device for its
+//! owner's data.
 //!
 //! # Promises
-//! - Changes are durable when their [`append`](Table::append) returns. Until then each entry is old or new, never torn.
-//! - Opening finds every durable change, or names the damage. Of changes that weren't durable it finds a prefix in their
-//!   order, perhaps none. A change that was found once stays.
-//! - A change costs its share of one journal write and of one later page write. Only opening takes time proportional to the
-//!   size of the table.
+//! - Changes are durable when their [`append`](Table::append) returns. Until then each entry is old or new,
+//!   never torn.
+//! - Opening finds every durable change, or names the damage. Of changes that weren't durable it finds a
+//!   prefix in their order, perhaps none. A change that was found once stays.
+//! - A change costs its share of one journal write and of one later page write. Only opening takes time
+//!   proportional to the size of the table.
 //!
 //! # Mechanism
-//! Changes are appended to a *journal*, a ring of units, each a record of the log kit ([`logkit::record`]). *Pages* contain the
-//! entries, in two copies that are written alternately; a torn page is recovered from the other copy and the journal.
-//! Each record contains the *tail*, the number of the first record whose changes aren't all durable in the pages. A unit is
-//! reused only when its record is before the tail of a durable record. The records of one append are written together, and the
-//! next append begins when they are durable. So only the last append may have holes; any other missing record is damage.
-//! Opening first flushes the device, because records of a killed process may not be durable. Then it writes a superblock with the
-//! number of the last valid record and a new epoch: later records of an older epoch stay invalid for ever.
+//! Changes are appended to a *journal*, a ring of units, each a record of the log kit
+//! ([`logkit::record`]). *Pages* contain the entries, in two copies that are written alternately; a torn page
+//! is recovered from the other copy and the journal. Each record contains the *tail*, the number of the first
+//! record whose changes aren't all durable in the pages. A unit is reused only when its record is before the
+//! tail of a durable record. The records of one append are written together, and the next append begins when
+//! they are durable. So only the last append may have holes; any other missing record is damage. Opening
+//! first flushes the device, because records of a killed process may not be durable. Then it writes a
+//! superblock with the number of the last valid record and a new epoch: later records of an older epoch stay
+//! invalid for ever.
 //!
-//! Left to the owner: data that a change refers to is durable before the change is appended, and appends don't overlap.
+//! Left to the owner: data that a change refers to is durable before the change is appended, and appends
+//! don't overlap.
 
 mod format;
 mod journal;
@@ -70,7 +75,8 @@ impl Table {
     pub async fn format(medium: Rc<Medium>, entry_bytes: u64, owner: [u8; OWNER]) -> Result<Table> {
         let geometry = medium.geometry().clone();
         let layout = Layout::new(&geometry, entry_bytes)?;
-        // Zeroes old superblocks of any unit size first, so that an interrupted format leaves no valid superblock.
+        // Zeroes old superblocks of any unit size first, so that an interrupted format leaves no valid
+        // superblock.
         let begin = (2 * u64::from(BlockSize::LARGEST)).min(geometry.bytes());
         medium.write_zeroes(0, begin, ZeroMode::KeepAllocated, Durability::Durable).await?;
         zero_pages(&medium, &layout, 0).await?;
@@ -92,7 +98,8 @@ impl Table {
         Table::open(medium).await
     }
 
-    /// Reads the owner's bytes in the superblock without opening the table, and whether it was closed cleanly.
+    /// Reads the owner's bytes in the superblock without opening the table, and whether it was closed
+    /// cleanly.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is no table; errors of [`open`](Self::open).
@@ -104,8 +111,8 @@ impl Table {
     /// Opens the table of a device. On a device that has grown, the table gets more entries, which are free.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no table; [`Error::Protocol`] for another version; [`Error::Corrupt`] for a damaged
-    /// table; [`Error::Invalid`] for a device that has shrunk.
+    /// [`Error::NotFound`] if there is no table; [`Error::Protocol`] for another version; [`Error::Corrupt`]
+    /// for a damaged table; [`Error::Invalid`] for a device that has shrunk.
     pub async fn open(medium: Rc<Medium>) -> Result<Table> {
         let Found { superblock: found, is_doubtful } = find(&medium).await?;
         let layout = Layout::found(&found, medium.geometry())?;
@@ -127,8 +134,8 @@ impl Table {
             clean: false,
             ..found.clone()
         };
-        // A process that was killed may have left records that aren't durable, and data of the owner. The superblock names these
-        // records, and the owner relies on that data.
+        // A process that was killed may have left records that aren't durable, and data of the owner. The
+        // superblock names these records, and the owner relies on that data.
         medium.flush().await?;
         let place = layout.superblock(superblock.sequence);
         medium.write(place, superblock.encode(), Durability::Durable).await?;
@@ -180,7 +187,8 @@ impl Table {
         RECORDS.min(self.layout.journal / 8)
     }
 
-    /// Keeps the first error of the device, after which all changes are refused: which of them are durable is unknown.
+    /// Keeps the first error of the device, after which all changes are refused: which of them are durable is
+    /// unknown.
     fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| {
             self.failure.borrow_mut().get_or_insert_with(|| error.clone());
@@ -196,8 +204,9 @@ impl Table {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Frees journal units for one append by writing pages. To be called before [`set`](Self::set), with no page write
-    /// between `set` and the append: pages may contain only changes that are durable in the journal.
+    /// Frees journal units for one append by writing pages. To be called before [`set`](Self::set), with no
+    /// page write between `set` and the append: pages may contain only changes that are durable in the
+    /// journal.
     pub async fn reserve(&self) -> Result<()> {
         self.check()?;
         let records = self.records();
@@ -350,8 +359,8 @@ async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
 /// The newer one of the superblocks.
 struct Found {
     superblock: Superblock,
-    /// Whether the other superblock is damaged and may have been newer. A power cut doesn't cause this: a superblock fits in
-    /// a sector.
+    /// Whether the other superblock is damaged and may have been newer. A power cut doesn't cause this: a
+    /// superblock fits in a sector.
     is_doubtful: bool,
 }
 
@@ -378,7 +387,8 @@ async fn find(medium: &Medium) -> Result<Found> {
             (second, is_damaged)
         }
         Err(error @ Error::Protocol(_)) => return Err(error.clone()),
-        // The unit is unknown. The search ends at the first superblock: only bytes after the second copy could imitate one.
+        // The unit is unknown. The search ends at the first superblock: only bytes after the second copy
+        // could imitate one.
         Err(_) => {
             let mut unit = smallest;
             let mut found = Err(Error::not_found("no second superblock"));

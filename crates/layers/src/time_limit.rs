@@ -1,8 +1,8 @@
 //! Time limit of the requests to a device below: a leg, an origin, a fast device.
 //!
 //! # Promises
-//! - A request that the device doesn't answer within the limit ([`runtime::TimeLimit`]) fails with [`Error::TimedOut`], and so do all
-//!   others in flight through the same handle.
+//! - A request that the device doesn't answer within the limit ([`runtime::TimeLimit`]) fails with
+//!   [`Error::TimedOut`], and so do all others in flight through the same handle.
 //! - The device continues such a request, whose data stays with a task. As long as one of them is in flight,
 //!   on any shard, the device is *stalled*: requests fail at once, so that none is overtaken by an earlier
 //!   one that was reported as failed.

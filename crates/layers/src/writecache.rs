@@ -1,32 +1,36 @@
-//! `writecache`: a write-back cache. Writes go to a fast device and are destaged to a slower one in flush order. Role and terms
-//! are dm-writecache's.
+//! `writecache`: a write-back cache. Writes go to a fast device and are destaged to a slower one in flush
+//! order. Role and terms are dm-writecache's.
 //!
-//! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many in one, and
-//! written back to the origin from its oldest end. **In order**: everything before a flush (or a FUA write) reaches the origin
-//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the
-//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the
-//! origin alone is always in a state that an earlier power cut could have left. `order=none` drops this order
-//! for fewer writes. Reads of cached blocks are checked against the checksums of their writes; all other
-//! blocks are read from the origin. Reads aren't cached.
+//! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many
+//! in one, and written back to the origin from its oldest end. **In order**: everything before a flush (or a
+//! FUA write) reaches the origin before anything after it. Of versions of a block that a flush separates,
+//! each one is written, so that the before anything after it. Of versions of a block that a flush separates,
+//! each one is written, so that the origin alone is always in a state that an earlier power cut could have
+//! left. `order=none` drops this order for fewer writes. Reads of cached blocks are checked against the
+//! checksums of their writes; all other blocks are read from the origin. Reads aren't cached.
 //!
-//! When the ring is full, writers are throttled to the rate at which the origin takes the write-back. A cache device that fails
-//! takes no more writes, and its blocks are still read and written back. Write-back to an origin that fails is repeated, and its
-//! error is returned to the writers that wait for free space.
+//! When the ring is full, writers are throttled to the rate at which the origin takes the write-back. A cache
+//! device that fails takes no more writes, and its blocks are still read and written back. Write-back to an
+//! origin that fails is repeated, and its error is returned to the writers that wait for free space.
 //!
 //! A request that either device doesn't answer within `timeout` fails, and so do all further ones until those
 //! in flight have ended: no request and no close waits longer.
 //!
-//! Differences from the kernel's: no write goes around a full cache (it would overtake cached ones), write-back is ordered by flush
-//! epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a write as
-//! metadata. Left to other layers: caching reads (`cache`), a second copy of the blocks that only the cache has (`mirror`).
+//! Differences from the kernel's: no write goes around a full cache (it would overtake cached ones),
+//! write-back is ordered by flush epochs unless `order=none`, reads are checked, and there is no
+//! `metadata_only`: no client of a served stack can mark a write as metadata. Left to other layers: caching
+//! reads (`cache`), a second copy of the blocks that only the cache has (`mirror`).
 //!
-//! **Structure.** `core` composes the parts: each has a file, private state, and its invariants in the module's head.
-//! - The ring: `ring` (layout), `format` and `scan` (bytes), `log` (positions), `superblock`, `recovery` (opening), `index`.
-//! - Writes: `change` (clients' calls), `queue`, `append` (lanes), `records` (in flight), `epoch` (flush epochs), `commit`
-//!   (flushes of the cache device), `space` and `throttle` (a nearly full ring).
-//! - Write-back: `demand` (when), `pieces` and `batch` (reading and sorting), `destage` (writing), `writeback` (the order of all).
-//! - Reads: `read`, `grace` (reuse of space). The mode `cleaner`: `cleaner`, `around`. The rest: `origin`, `health`, `damage`,
-//!   `counters`, `settings`, `message`, `device` (part and handles).
+//! **Structure.** `core` composes the parts: each has a file, private state, and its invariants in the
+//! module's head.
+//! - The ring: `ring` (layout), `format` and `scan` (bytes), `log` (positions), `superblock`, `recovery`
+//!   (opening), `index`.
+//! - Writes: `change` (clients' calls), `queue`, `append` (lanes), `records` (in flight), `epoch` (flush
+//!   epochs), `commit` (flushes of the cache device), `space` and `throttle` (a nearly full ring).
+//! - Write-back: `demand` (when), `pieces` and `batch` (reading and sorting), `destage` (writing),
+//!   `writeback` (the order of all).
+//! - Reads: `read`, `grace` (reuse of space). The mode `cleaner`: `cleaner`, `around`. The rest: `origin`,
+//!   `health`, `damage`, `counters`, `settings`, `message`, `device` (part and handles).
 
 mod append;
 mod around;
@@ -178,7 +182,8 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Time from a key, within these limits. The upper limit is dm-writecache's; a lower limit above zero is our own.
+/// Time from a key, within these limits. The upper limit is dm-writecache's; a lower limit above zero is our
+/// own.
 fn time(
     arguments: &Arguments,
     key: &'static str,

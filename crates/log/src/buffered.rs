@@ -1,8 +1,9 @@
-//! Write buffer: data that was acknowledged from memory (`ack = "buffer"`) and hasn't committed. Reads look here first.
+//! Write buffer: data that was acknowledged from memory (`ack = "buffer"`) and hasn't committed. Reads look
+//! here first.
 //!
-//! Any shard may read the buffer; only the home shard changes it. A block is removed after the map has its new
-//! location, and reads look here before they look into the map. So every acknowledged block is found in the buffer or
-//! in the map.
+//! Any shard may read the buffer; only the home shard changes it. A block is removed after the map has its
+//! new location, and reads look here before they look into the map. So every acknowledged block is found in
+//! the buffer or in the map.
 
 use crate::format::VersionId;
 use block::{Data, Payload};

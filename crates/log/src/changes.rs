@@ -13,8 +13,8 @@ use block::Result;
 /// The changes of one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// First word of each change: the kind in the lowest bits, then the number of blocks minus one, then the first
-    /// block.
+    /// First word of each change: the kind in the lowest bits, then the number of blocks minus one, then the
+    /// first block.
     words: Box<[u64]>,
     /// Bytes of the changes that aren't encoded in words, in order.
     others: Box<[u8]>,

@@ -1,23 +1,23 @@
 //! Check of a whole log for damage. It writes nothing, and also works on a log that was not closed cleanly.
 //!
-//! Everything with a checksum is read: the roots, the directory of the newest checkpoint, the pages of the maps, and
-//! every record of every zone with all its data, and the summary of each zone. The tail is replayed as by recovery.
-//! Then the maps are compared with the records: a record must describe each mapped block as that block, and its data
-//! must be good.
+//! Everything with a checksum is read: the roots, the directory of the newest checkpoint, the pages of the
+//! maps, and every record of every zone with all its data, and the summary of each zone. The tail is replayed
+//! as by recovery. Then the maps are compared with the records: a record must describe each mapped block as
+//! that block, and its data must be good.
 //!
 //! A finding is *damage* if something is lost that the log still needs: a version maps the block, or the log
 //! can't be opened in its state. Otherwise it is a *note*: the bytes are wrong and nothing is lost. Two cases
 //! are indistinguishable from a power cut, and aren't reported unless something references them: bytes after
 //! the last record of a zone that was never finished, and a root that was being written.
 //!
-//! If the map is at home, the home replaces the directory and the pages. Of the map's words only those that lead to the
-//! leaves are checked, and then every block against the records.
+//! If the map is at home, the home replaces the directory and the pages. Of the map's words only those that
+//! lead to the leaves are checked, and then every block against the records.
 //!
 //! Besides the maps, which it loads like opening the log does, it holds a few windows of a zone in memory at
 //! a time.
 //!
-//! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one zone,
-//! `owners` the versions that need damaged blocks, `report` the result.
+//! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of
+//! one zone, `owners` the versions that need damaged blocks, `report` the result.
 
 mod owners;
 mod pages;
@@ -72,8 +72,8 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
 /// total.
 ///
 /// # Errors
-/// [`Error::Protocol`] if there is no log, or one of another format version; [`Error::Corrupt`] if no root can be read,
-/// and for a damaged home; [`Error::OutOfMemory`] if the maps don't fit.
+/// [`Error::Protocol`] if there is no log, or one of another format version; [`Error::Corrupt`] if no root
+/// can be read, and for a damaged home; [`Error::OutOfMemory`] if the maps don't fit.
 pub async fn check(
     zones: Arc<dyn ZonesPart>,
     home: Option<Rc<dyn Medium>>,

@@ -1,4 +1,5 @@
-//! Checkpoints of the maps ([`logkit::checkpoint`] has the rules): dirty pages, their contents and their locations.
+//! Checkpoints of the maps ([`logkit::checkpoint`] has the rules): dirty pages, their contents and their
+//! locations.
 //!
 //! No version may be created or deleted between the first page and the directory, as pages would then be of
 //! different sets of versions. If that happens, the checkpoint starts over; pages that it has written stay
@@ -73,8 +74,8 @@ impl Core {
     /// Writes a checkpoint. With `clean`, it is the last one before the log is closed.
     ///
     /// # Errors
-    /// Errors of writing. The previous checkpoint stays authoritative, unless the root failed: then it is unknown which root is
-    /// authoritative, and the log takes no more writes.
+    /// Errors of writing. The previous checkpoint stays authoritative, unless the root failed: then it is
+    /// unknown which root is authoritative, and the log takes no more writes.
     pub async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         if self.home.is_some() {
             return self.take_transaction(clean).await;
@@ -271,8 +272,8 @@ impl Core {
         Ok(())
     }
 
-    /// Records the locations of pages, and counts those in the range `here`, which were just written, as live. Returns whether all
-    /// versions still exist.
+    /// Records the locations of pages, and counts those in the range `here`, which were just written, as
+    /// live. Returns whether all versions still exist.
     fn note_places(&self, places: &[(Job, PagePlace)], here: Range<Physical>) -> bool {
         let mut versions = self.versions.borrow_mut();
         let mut counted = BTreeSet::new();

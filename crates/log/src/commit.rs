@@ -9,7 +9,8 @@ use logkit::pool::Accounts;
 use logkit::{Owner, count};
 
 impl Core {
-    /// Applies the changes of a record whose first data block is at `position` of `zone`, then completes them.
+    /// Applies the changes of a record whose first data block is at `position` of `zone`, then completes
+    /// them.
     pub(crate) fn commit_items(&self, items: &[Item], zone: u32, position: u32) {
         let failed = self.apply_all(items, zone, position);
         let mut failed = failed.into_iter().peekable();

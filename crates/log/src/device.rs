@@ -1,7 +1,7 @@
 //! The log as a device: a part, and one handle per shard.
 //!
-//! A read looks up its version's map on the shard of the request, and reads the zones through that shard's handle.
-//! Changes are sent to the home shard as a whole.
+//! A read looks up its version's map on the shard of the request, and reads the zones through that shard's
+//! handle. Changes are sent to the home shard as a whole.
 
 use crate::core::{Acknowledge, Changes, Core};
 use crate::format::{Change, VersionId};

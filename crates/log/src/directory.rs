@@ -66,7 +66,8 @@ impl PageTable {
     }
 }
 
-/// Returns the number of distinct pages that these tables reference together, and the number of distinct chunks.
+/// Returns the number of distinct pages that these tables reference together, and the number of distinct
+/// chunks.
 pub fn count_distinct(tables: &[&PageTable]) -> (u64, u64) {
     let (mut pages, mut parts) = (0, 0);
     let mut chunks: Vec<&Rc<[PagePlace; CHUNK]>> = Vec::new();
@@ -182,7 +183,8 @@ pub struct Directory {
 
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
 
-/// Returns the most blocks that the directory of a log without snapshots takes, its records' headers included.
+/// Returns the most blocks that the directory of a log without snapshots takes, its records' headers
+/// included.
 pub fn blocks_at_most(layout: &Layout, pages: u64) -> u64 {
     let blocks = pages * PAGE_BLOCKS;
     self::blocks(layout, chunks_of(blocks), entry_bytes(blocks, 0))
@@ -198,8 +200,8 @@ pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
     (VERSION_BYTES + name) as u64 + 4 + 4 * chunks_of(blocks)
 }
 
-/// Returns the number of blocks of a directory with these numbers of chunks and of bytes of versions, its records'
-/// headers included.
+/// Returns the number of blocks of a directory with these numbers of chunks and of bytes of versions, its
+/// records' headers included.
 pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
     let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, STREAMS);
     let blocks = bytes.div_ceil(layout.block_size.bytes());

@@ -26,11 +26,12 @@ use std::sync::Arc;
 /// Number of the newest roots of each root zone that are shown.
 const ROOTS: usize = 8;
 
-/// Returns the contents of the log on these zones; with `zone`, also each record of that zone. A log whose map is at
-/// home needs its home, opened read-only.
+/// Returns the contents of the log on these zones; with `zone`, also each record of that zone. A log whose
+/// map is at home needs its home, opened read-only.
 ///
 /// # Errors
-/// [`Error::Protocol`] if there is no log, [`Error::Invalid`] for a zone that doesn't exist; errors of reading.
+/// [`Error::Protocol`] if there is no log, [`Error::Invalid`] for a zone that doesn't exist; errors of
+/// reading.
 pub async fn dump(
     zones: Arc<dyn ZonesPart>,
     home: Option<Rc<dyn Medium>>,

@@ -39,7 +39,8 @@ pub enum Change {
     Write { version: VersionId, block: u64, count: u32 },
     /// These blocks are no longer mapped.
     Unmap { version: VersionId, block: u64, count: u32 },
-    /// The next `count` data blocks were at `from` and are mapped here by every version that mapped them there.
+    /// The next `count` data blocks were at `from` and are mapped here by every version that mapped them
+    /// there.
     Move { version: VersionId, block: u64, count: u32, from: Physical },
     /// Creates a version with the current contents of `parent`.
     Create { version: VersionId, parent: VersionId, writable: bool, created: u64, name: String },
@@ -221,8 +222,8 @@ impl Change {
 /// The log device's part of a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Own {
-    /// Oldest transaction of the map's home that the log can be opened with; `None` without a home. A log with a home
-    /// has no checkpoints: the home holds their contents.
+    /// Oldest transaction of the map's home that the log can be opened with; `None` without a home. A log
+    /// with a home has no checkpoints: the home holds their contents.
     pub home: Option<u64>,
 }
 

@@ -7,8 +7,8 @@
 //! they hold the new contents of lines, not changes. An incomplete transaction is dropped, and the home has
 //! the state of the previous one.
 //!
-//! A transaction covers every record that had committed when it was collected. The caller makes those records durable
-//! before it commits the transaction.
+//! A transaction covers every record that had committed when it was collected. The caller makes those records
+//! durable before it commits the transaction.
 //!
 //! One concept per module: `format` the bytes, `state` the state in addition to the map, `medium` the storage
 //! below, `recovery` opening a log with a home.
@@ -104,8 +104,8 @@ pub struct Opened {
 }
 
 impl MapHome {
-    /// Creates a home for a log of `zones` zones with a volume of `blocks` blocks, and an empty map. The home is
-    /// invalid until its first transaction.
+    /// Creates a home for a log of `zones` zones with a volume of `blocks` blocks, and an empty map. The home
+    /// is invalid until its first transaction.
     ///
     /// # Errors
     /// Errors of allocating, writing and mapping.
@@ -166,8 +166,8 @@ impl MapHome {
     /// root accepts. With `look_only`, nothing is written, and the journal is overlaid on reads.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for another log's home or another file, [`Error::Corrupt`] for a damaged home or one that is
-    /// too old; errors of reading, writing and mapping.
+    /// [`Error::Protocol`] for another log's home or another file, [`Error::Corrupt`] for a damaged home or
+    /// one that is too old; errors of reading, writing and mapping.
     pub async fn open(
         medium: Rc<dyn Medium>,
         identity: Identity,
@@ -230,7 +230,8 @@ impl MapHome {
         self.sequence.get()
     }
 
-    /// Returns whether the contents of the home are unknown: no transaction will be durable before the log is reopened.
+    /// Returns whether the contents of the home are unknown: no transaction will be durable before the log is
+    /// reopened.
     pub fn is_broken(&self) -> bool {
         self.is_broken.get()
     }
@@ -338,7 +339,8 @@ impl MapHome {
         Ok(())
     }
 
-    /// Allocates the space that a transaction needs; returns the offset of its body if that doesn't fit in the journal.
+    /// Allocates the space that a transaction needs; returns the offset of its body if that doesn't fit in
+    /// the journal.
     async fn prepare(&self, collected: &Collected, body: u64) -> Result<Option<u64>> {
         let state_end =
             self.places.versions(self.zones) - self.places.state + collected.versions.len() as u64;
@@ -352,8 +354,8 @@ impl MapHome {
         if TRANSACTION as u64 + body <= self.places.journal_length {
             return Ok(None);
         }
-        // After all slabs in use. The map may begin to use the space meanwhile: the previous contents of a new slab are
-        // ignored.
+        // After all slabs in use. The map may begin to use the space meanwhile: the previous contents of a
+        // new slab are ignored.
         let start = self.family.used().max(self.allocated.get().0).next_multiple_of(SLABS_AT_ONCE);
         let end = start.saturating_add(body.div_ceil(SLAB) as u32);
         self.family.reach(end)?;
@@ -500,8 +502,8 @@ impl Journal<'_> {
         while at + TRANSACTION as u64 <= self.places.journal_length {
             let bytes = self.medium.read(self.places.journal + at, TRANSACTION).await?;
             let Some(transaction) = Transaction::decode(&bytes, self.key) else { break };
-            // The first transaction may be older than a header slot that is now damaged. That slot was written only
-            // after all earlier transactions had been stored.
+            // The first transaction may be older than a header slot that is now damaged. That slot was
+            // written only after all earlier transactions had been stored.
             let is_next = transaction.sequence == found.sequence + 1;
             if !is_next && (at > 0 || transaction.sequence <= base) {
                 break;

@@ -239,8 +239,8 @@ async fn open_with_file(
 /// Opens the log on zones, or creates it there. The zones stay open when the log is closed.
 ///
 /// # Errors
-/// [`Error::Invalid`] and [`Error::Unsupported`] for zones that can't hold a log; errors of recovery, formatting and
-/// writes.
+/// [`Error::Invalid`] and [`Error::Unsupported`] for zones that can't hold a log; errors of recovery,
+/// formatting and writes.
 pub async fn open_on_zones(zones: Arc<dyn ZonesPart>, options: &Options) -> Result<LogPart> {
     Ok(device::open(zones, options).await?.on_lent_zones())
 }
@@ -289,8 +289,8 @@ impl Options {
     /// Returns the division of these zones into blocks.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] and [`Error::Invalid`], with the requirement, for zones that can't hold a log with these
-    /// options.
+    /// [`Error::Unsupported`] and [`Error::Invalid`], with the requirement, for zones that can't hold a log
+    /// with these options.
     pub fn layout_on(&self, zones: &ZoneGeometry) -> Result<Layout> {
         if zones.durable == Durable::OnFinish {
             return Err(Error::unsupported(

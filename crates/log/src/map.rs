@@ -1,7 +1,7 @@
 //! Maps from logical to physical blocks: one trait, and the structures that implement it.
 //!
-//! A map translates logical blocks to physical ones. It is independent of zones, records and durability. Its users
-//! apply changes in the order of the log, one at a time, and look up blocks at any time.
+//! A map translates logical blocks to physical ones. It is independent of zones, records and durability. Its
+//! users apply changes in the order of the log, one at a time, and look up blocks at any time.
 //!
 //! # Contract of every implementation
 //! - Lookups may run on any thread, at any time, concurrently with a change. For each block they return the
@@ -109,8 +109,8 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Neighbouring pieces may be contiguous.
     fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping));
 
-    /// Maps the range to `to` and the blocks after it, or unmaps it if `to` is [`Physical::NONE`]. Visits the previous
-    /// mappings, piece by piece, in order; unmapped blocks aren't visited.
+    /// Maps the range to `to` and the blocks after it, or unmaps it if `to` is [`Physical::NONE`]. Visits the
+    /// previous mappings, piece by piece, in order; unmapped blocks aren't visited.
     fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping));
 
     /// Maps each block `i` of the range that is mapped to `from + i` to `to + i`. Blocks with another
@@ -129,8 +129,8 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// and later in proportion to the changes of either map.
     fn snapshot(&self) -> Arc<dyn Map>;
 
-    /// Replaces a whole page: `entries[i]` is the physical block of block `page * PAGE_BLOCKS + i`, 0 for an unmapped
-    /// one. Entries after the map's last block are 0.
+    /// Replaces a whole page: `entries[i]` is the physical block of block `page * PAGE_BLOCKS + i`, 0 for an
+    /// unmapped one. Entries after the map's last block are 0.
     ///
     /// # Panics
     /// If there aren't [`PAGE_BLOCKS`] entries.
@@ -178,8 +178,8 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Extends the map to `blocks` blocks; the additional ones are unmapped. Never shrinks.
     fn grow(&self, blocks: u64);
 
-    /// Returns the memory of the map in bytes, memory that waits for a grace period included. Memory that is shared
-    /// with snapshots is counted in each of them.
+    /// Returns the memory of the map in bytes, memory that waits for a grace period included. Memory that is
+    /// shared with snapshots is counted in each of them.
     fn bytes(&self) -> u64;
 
     /// Returns the memory that waits for a grace period, in bytes.

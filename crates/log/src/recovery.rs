@@ -82,7 +82,8 @@ pub async fn format(
 /// Finds the root of the log on these zones, and its layout.
 ///
 /// # Errors
-/// [`Error::Protocol`] if there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; errors of reading.
+/// [`Error::Protocol`] if there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one;
+/// errors of reading.
 pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
     let found = root::find(zones).await?;
     let layout = layout_of(zones, &found.root)?;
@@ -92,7 +93,8 @@ pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
 /// Returns the layout of the log that a root describes.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a log of another owner; [`Error::Corrupt`] if the zones differ from those that were formatted.
+/// [`Error::Protocol`] for a log of another owner; [`Error::Corrupt`] if the zones differ from those that
+/// were formatted.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     recovery::check_owner(root, OWNER)?;
     recovery::check_streams(root, STREAMS)?;

@@ -25,12 +25,12 @@ pub struct Transactions {
 }
 
 impl Core {
-    /// Makes all acknowledged writes durable and commits a transaction of the map's home, so that opening has nothing
-    /// to replay. Concurrent calls share a transaction.
+    /// Makes all acknowledged writes durable and commits a transaction of the map's home, so that opening has
+    /// nothing to replay. Concurrent calls share a transaction.
     ///
     /// # Errors
-    /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes are durable
-    /// in the log and are replayed.
+    /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes
+    /// are durable in the log and are replayed.
     pub async fn flush_home(self: &Rc<Self>) -> Result<()> {
         // Only a transaction that begins later includes every acknowledged write.
         let wanted = self.transactions.begun.get() + 1;
@@ -52,7 +52,8 @@ impl Core {
         }
     }
 
-    /// Commits a transaction in place of a checkpoint. With `clean`, it is the last one before the log is closed.
+    /// Commits a transaction in place of a checkpoint. With `clean`, it is the last one before the log is
+    /// closed.
     ///
     /// # Errors
     /// Errors of the flush and of the home, and of the root for the last one.

@@ -102,7 +102,8 @@ pub struct Version {
     pub dirty: PageSet,
     /// Pages that a checkpoint has taken and may not have written yet.
     pub writing: PageSet,
-    /// Number of pages that differed from those on the medium at creation; 0 once a checkpoint has written them.
+    /// Number of pages that differed from those on the medium at creation; 0 once a checkpoint has written
+    /// them.
     pub unsaved: u64,
     /// Locations of the map's pages on the medium.
     pub table: PageTable,
@@ -344,8 +345,9 @@ impl Versions {
         }
     }
 
-    /// Adds a version with the current contents of `parent`. A snapshot of a writable version takes that version's
-    /// place in the tree and becomes its parent. A clone becomes a child of its parent, which is a snapshot.
+    /// Adds a version with the current contents of `parent`. A snapshot of a writable version takes that
+    /// version's place in the tree and becomes its parent. A clone becomes a child of its parent, which is a
+    /// snapshot.
     ///
     /// # Errors
     /// [`Error::NotFound`] if the parent doesn't exist, [`Error::AlreadyExists`] for a number or name that is
@@ -472,7 +474,8 @@ impl Versions {
     /// Extends a version to this number of blocks.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for fewer blocks than the version has.
+    /// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for fewer blocks than the version
+    /// has.
     pub fn grow(&mut self, id: VersionId, blocks: u64) -> Result<()> {
         let position = self
             .position(id)

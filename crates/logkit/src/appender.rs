@@ -1,5 +1,5 @@
-//! Group commit of one shard: entries wait in queues, one for each class of zones, and are taken as the entries of a record
-//! when an append can carry them; records commit in the order of their numbers.
+//! Group commit of one shard: entries wait in queues, one for each class of zones, and are taken as the
+//! entries of a record when an append can carry them; records commit in the order of their numbers.
 //!
 //! This module does no I/O: `lane` appends the records.
 
@@ -99,7 +99,8 @@ impl<E: Entry> Appender<E> {
         ))
     }
 
-    /// Queues an entry for a class. It must have passed [`check`](Self::check); [`lane::push`](crate::lane::push) does both.
+    /// Queues an entry for a class. It must have passed [`check`](Self::check);
+    /// [`lane::push`](crate::lane::push) does both.
     pub(crate) fn push(&self, class: u8, entry: E) {
         self.queued.set(self.queued.get() + 1);
         self.queues.borrow_mut()[usize::from(class)].push_back(entry);

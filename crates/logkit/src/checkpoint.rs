@@ -1,9 +1,10 @@
-//! Writing checkpoints: records of pages and of a directory in zones of their own, and the roots that make them
-//! authoritative.
+//! Writing checkpoints: records of pages and of a directory in zones of their own, and the roots that make
+//! them authoritative.
 //!
-//! A checkpoint is fuzzy: an owner writes pages while entries commit, so the pages are not a consistent snapshot until replay.
-//! The root names the records that had committed when the checkpoint began; all later ones are replayed over it. Every record
-//! whose effect a page may include must be durable before the root: the owner flushes in between.
+//! A checkpoint is fuzzy: an owner writes pages while entries commit, so the pages are not a consistent
+//! snapshot until replay. The root names the records that had committed when the checkpoint began; all later
+//! ones are replayed over it. Every record whose effect a page may include must be durable before the root:
+//! the owner flushes in between.
 //!
 //! Left to the owner: the dirty pages, their contents and their locations.
 
@@ -30,7 +31,8 @@ pub struct Checkpoints {
     zone: RefCell<Option<ZoneWriter>>,
     /// Number of the last record of checkpoints.
     sequence: Cell<u64>,
-    /// Committed sequences at the start of the last successful checkpoint since the log was opened; `None` before the first.
+    /// Committed sequences at the start of the last successful checkpoint since the log was opened; `None`
+    /// before the first.
     committed: RefCell<Option<Sequences>>,
 }
 
@@ -62,13 +64,14 @@ impl Checkpoints {
         Checkpoints { newest, writer, zone: RefCell::default(), sequence, committed: RefCell::default() }
     }
 
-    /// Whether a new checkpoint could cover more than the last one: a record has committed since that one began. An owner may cover less than
-    /// has committed.
+    /// Whether a new checkpoint could cover more than the last one: a record has committed since that one
+    /// began. An owner may cover less than has committed.
     pub(crate) fn could_cover_more(&self, committed: &Sequences) -> bool {
         self.committed.borrow().as_ref() != Some(committed)
     }
 
-    /// Begins a new epoch of a recovered log ([`recovery::begin`]) with these last records. Returns the epoch.
+    /// Begins a new epoch of a recovered log ([`recovery::begin`]) with these last records. Returns the
+    /// epoch.
     ///
     /// # Errors
     /// Errors of finishing and writing.
@@ -88,14 +91,15 @@ impl Checkpoints {
         self.newest.borrow()
     }
 
-    /// Sets the state of the newest checkpoint, for owners whose checkpoint is recorded elsewhere than in the root.
+    /// Sets the state of the newest checkpoint, for owners whose checkpoint is recorded elsewhere than in the
+    /// root.
     pub fn note(&self, kit: &Kit, root: Root) {
         kit.streams.set_covered(&root.covered);
         *self.newest.borrow_mut() = root;
     }
 
-    /// Whether the owner has to take a checkpoint before the log is written to: the log is new, or the root has no space for the
-    /// boundary of another epoch.
+    /// Whether the owner has to take a checkpoint before the log is written to: the log is new, or the root
+    /// has no space for the boundary of another epoch.
     pub fn is_due_at_open(&self) -> bool {
         let newest = self.newest.borrow();
         newest.directory.is_empty()
@@ -111,7 +115,8 @@ impl Checkpoints {
 /// Durably writes a root. If that fails, it is unknown which root is authoritative, and the log fails.
 ///
 /// # Errors
-/// [`Error::NoSpace`] before anything is written: the previous root stays authoritative. All others are failures of the log.
+/// [`Error::NoSpace`] before anything is written: the previous root stays authoritative. All others are
+/// failures of the log.
 pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     let kit = owner.kit();
     let checkpoints = &kit.checkpoints;
@@ -143,7 +148,8 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     }
 }
 
-/// Finds space for a record of checkpoint data with up to `wanted` blocks, whose metadata takes `meta(blocks)` bytes.
+/// Finds space for a record of checkpoint data with up to `wanted` blocks, whose metadata takes
+/// `meta(blocks)` bytes.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if no zone is free; errors of resets.
@@ -198,8 +204,8 @@ pub async fn seal(kit: &Kit) {
     }
 }
 
-/// Appends a record of checkpoint data. The buffer begins with an empty block for the header; `sums` has the checksums of the
-/// other blocks.
+/// Appends a record of checkpoint data. The buffer begins with an empty block for the header; `sums` has the
+/// checksums of the other blocks.
 ///
 /// # Errors
 /// Errors of the append.
@@ -248,8 +254,8 @@ pub async fn append<O: Owner>(
     Ok(())
 }
 
-/// Writes a directory: the zones and the owner's part. Adds the extents that were written to `extents`, also after a failure.
-/// Returns the directory's length in bytes.
+/// Writes a directory: the zones and the owner's part. Adds the extents that were written to `extents`, also
+/// after a failure. Returns the directory's length in bytes.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if no zone is free, or the directory takes too many extents; errors of appends.
@@ -287,8 +293,9 @@ fn forget(kit: &Kit, extents: &[Extent]) {
     extents.iter().for_each(|extent| kit.pool.remove_live(extent.zone, extent.blocks, kit.clock()));
 }
 
-/// Takes a checkpoint that `write` writes: one at a time, and none once the log has failed. `write` ends with [`commit`]. It is
-/// called again if the underlying device turned out to have no space, because backed zones may have space.
+/// Takes a checkpoint that `write` writes: one at a time, and none once the log has failed. `write` ends with
+/// [`commit`]. It is called again if the underlying device turned out to have no space, because backed zones
+/// may have space.
 ///
 /// # Errors
 /// Errors of `write`.
@@ -334,8 +341,8 @@ impl Cut {
     }
 }
 
-/// Ends a checkpoint whose pages are durable: writes a directory with the owner's part `own`, and the root that names it. The
-/// checkpoint is durable when this returns.
+/// Ends a checkpoint whose pages are durable: writes a directory with the owner's part `own`, and the root
+/// that names it. The checkpoint is durable when this returns.
 ///
 /// # Errors
 /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.

@@ -1,13 +1,14 @@
 //! The cleaner: appends the live data of a zone elsewhere, so that the zone can be reset.
 //!
-//! A move is a record of the cleaner's own stream, so users' writes never wait for one. It takes effect when it commits, and
-//! only for blocks whose location hasn't changed: a write that committed in between takes precedence.
+//! A move is a record of the cleaner's own stream, so users' writes never wait for one. It takes effect when
+//! it commits, and only for blocks whose location hasn't changed: a write that committed in between takes
+//! precedence.
 //!
 //! The cleaner's task observes a small state, gets the next action from [`decision::next`], and carries it
 //! out. [`pace`] sets the speed of the moves; its module documentation shows why no writer waits forever.
 //!
-//! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), the choice of a victim (the
-//! policy), and finding live data (the owner).
+//! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), the
+//! choice of a victim (the policy), and finding live data (the owner).
 
 use crate::cleaning::{Arrival, Candidate};
 use crate::decision::{self, Action, Admission, Cause, Choice, Progress, State, Task};
@@ -222,7 +223,8 @@ impl<O: Owner> Cleaner<O> {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
-        // Read before the coverage below: a commit on another shard in between must not make a zone look pinned.
+        // Read before the coverage below: a commit on another shard in between must not make a zone look
+        // pinned.
         let has_uncommitted = kit.streams.has_uncommitted();
         let state = State {
             has_failed: kit.failure().is_some(),
@@ -386,7 +388,8 @@ impl<O: Owner> Cleaner<O> {
         Ok(())
     }
 
-    /// Ends the victim: without live blocks it becomes dead, and is reset; with unreadable live blocks it is excluded from cleaning.
+    /// Ends the victim: without live blocks it becomes dead, and is reset; with unreadable live blocks it is
+    /// excluded from cleaning.
     fn end_victim(&mut self) {
         let kit = self.owner.kit();
         let Some(InHand { victim, .. }) = self.in_hand.take() else { return };

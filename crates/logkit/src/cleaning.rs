@@ -4,19 +4,21 @@
 //! simulations. Time is the number of data units (blocks or bytes, the owner's choice) that users have
 //! written, as in the literature.
 //!
-//! - [`greedy`], [`cost_benefit`], [`threshold`], [`lifetime`], [`sepbit`]: the policies; [`make`] makes one by name.
+//! - [`greedy`], [`cost_benefit`], [`threshold`], [`lifetime`], [`sepbit`]: the policies; [`make`] makes one
+//!   by name.
 //! - [`pacing`]: how many blocks are moved per block that users write.
 //! - [`reading`]: which parts of a victim are read.
 //!
 //! # Inputs and contract of a policy
-//! - Ages may be known at the granularity of zones only: the age of a block is then the age of its zone. No policy
-//!   improves with finer ages (`tests/cleaning_simulation.rs` shows it).
+//! - Ages may be known at the granularity of zones only: the age of a block is then the age of its zone. No
+//!   policy improves with finer ages (`tests/cleaning_simulation.rs` shows it).
 //! - With such ages all blocks of a victim go to one class, so an owner that reserves one empty zone can
 //!   always finish cleaning a zone.
 //! - A restart loses a policy's statistics; they are collected again within a few zones.
 //!
-//! Other modules read and move the live blocks and reserve free zones for that (the owner of the zones), and decide
-//! when to begin ([`Pressure`] holds the free space; a policy may ask for more cleaning than is urgent).
+//! Other modules read and move the live blocks and reserve free zones for that (the owner of the zones), and
+//! decide when to begin ([`Pressure`] holds the free space; a policy may ask for more cleaning than is
+//! urgent).
 
 pub mod cost_benefit;
 pub mod greedy;
@@ -50,8 +52,8 @@ pub struct Candidate {
     pub zone: ZoneIndex,
     /// Number of live data units.
     pub live: u64,
-    /// Number of data units that the zone takes up: those written, and those that can't be written any more because it
-    /// was finished early. Cleaning gains the ones that aren't live.
+    /// Number of data units that the zone takes up: those written, and those that can't be written any more
+    /// because it was finished early. Cleaning gains the ones that aren't live.
     pub written: u64,
     /// The class under which it was written (see [`Policy::place`]).
     pub class: u8,
@@ -62,7 +64,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the live share of the zone, from 0 to 1. The share of an empty zone is 1: cleaning gains nothing.
+    /// Returns the live share of the zone, from 0 to 1. The share of an empty zone is 1: cleaning gains
+    /// nothing.
     pub fn live_share(&self) -> f64 {
         if self.written == 0 { 1.0 } else { self.live as f64 / self.written as f64 }
     }
@@ -88,8 +91,8 @@ pub struct Pressure {
     pub total: u32,
     /// Low watermark: with fewer free zones, cleaning is urgent.
     pub low: u32,
-    /// High watermark: with fewer free zones, cleaning is requested. With at least this many, only a policy with a
-    /// starting rule of its own (`threshold`) chooses a zone.
+    /// High watermark: with fewer free zones, cleaning is requested. With at least this many, only a policy
+    /// with a starting rule of its own (`threshold`) chooses a zone.
     pub high: u32,
 }
 
@@ -110,8 +113,8 @@ impl Pressure {
 pub enum Arrival {
     /// First write of the block by a user.
     New,
-    /// Overwrite by a user. The previous version was written this long ago (or is in a zone that was opened this long
-    /// ago), under this class.
+    /// Overwrite by a user. The previous version was written this long ago (or is in a zone that was opened
+    /// this long ago), under this class.
     Overwrite {
         /// Age of the previous version in user data units.
         age: u64,
@@ -132,13 +135,14 @@ pub trait Policy: std::fmt::Debug {
     /// Returns the name of the policy in a stack: one of [`NAMES`].
     fn name(&self) -> &'static str;
 
-    /// Returns the number of classes of zones, counted from 0. Each class has open zones of its own. By default,
-    /// together with the next two methods, users' writes (0) and the cleaner's (1) are separated.
+    /// Returns the number of classes of zones, counted from 0. Each class has open zones of its own. By
+    /// default, together with the next two methods, users' writes (0) and the cleaner's (1) are separated.
     fn classes(&self) -> u8 {
         2
     }
 
-    /// Returns whether the class is for users' writes; otherwise it is for the cleaner's. No class takes both.
+    /// Returns whether the class is for users' writes; otherwise it is for the cleaner's. No class takes
+    /// both.
     fn is_users(&self, class: u8) -> bool {
         class == 0
     }
@@ -171,16 +175,17 @@ pub struct Parameters {
     pub live_share: f64,
     /// `threshold`: rule for the current limit.
     pub limit: Limit,
-    /// `threshold`: number of data units per read: a round begins when its zones hold about as much live data.
+    /// `threshold`: number of data units per read: a round begins when its zones hold about as much live
+    /// data.
     pub read_at_once: u64,
     /// `lifetime`: number of classes of the cleaner's zones, 1 to [`lifetime::MAX_GENERATIONS`].
     pub generations: u8,
 }
 
 impl Parameters {
-    /// Returns the best known parameters for this number of zones; the book's page on cleaning has the measurements. A
-    /// fixed limit of 0.3 and reads of 65536 data units (256 MiB in blocks of 4 KiB), as in SeastarFS; the more zones,
-    /// the more generations.
+    /// Returns the best known parameters for this number of zones; the book's page on cleaning has the
+    /// measurements. A fixed limit of 0.3 and reads of 65536 data units (256 MiB in blocks of 4 KiB), as in
+    /// SeastarFS; the more zones, the more generations.
     pub fn for_zones(zones: u32) -> Self {
         let generations = match zones {
             0..64 => 1,

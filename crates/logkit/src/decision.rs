@@ -1,13 +1,14 @@
-//! Decision of the cleaner: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is a pure function without access to
-//! zones, maps and records, so its tests run every small state (`decision/tests.rs`) and an abstract log
-//! (`decision/progress.rs`) without I/O.
+//! Decision of the cleaner: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is a pure
+//! function without access to zones, maps and records, so its tests run every small state
+//! (`decision/tests.rs`) and an abstract log (`decision/progress.rs`) without I/O.
 //!
-//! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner observes a state, carries out the
-//! action, and repeats this until an action ends the pass. A decision to wait is therefore based on a state at least as new as
-//! the registration, and a wakeup between the two isn't lost.
+//! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner observes a state,
+//! carries out the action, and repeats this until an action ends the pass. A decision to wait is therefore
+//! based on a state at least as new as the registration, and a wakeup between the two isn't lost.
 //!
-//! Two inputs of the decision take time or have side effects: the policy's choice and the pace. They are requested by
-//! [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass ends.
+//! Two inputs of the decision take time or have side effects: the policy's choice and the pace. They are
+//! requested by [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass
+//! ends.
 //!
 //! Actions are in order of priority: the largest gain at the least cost first. Blocks of deleted versions are
 //! freed before a victim is moved, because that makes moves unnecessary. A reset precedes the checkpoint that
@@ -15,7 +16,8 @@
 
 use std::time::Duration;
 
-/// Number of dead zones that are reset together if no zone is needed soon: they share a flush and a grace period.
+/// Number of dead zones that are reset together if no zone is needed soon: they share a flush and a grace
+/// period.
 pub const RESET_TOGETHER: u32 = 4;
 /// Largest number of records' worth of blocks in one [`Action::Move`].
 pub const MAX_RECORDS: u32 = 4;
@@ -23,8 +25,8 @@ pub const MAX_RECORDS: u32 = 4;
 pub const MAX_FAILURES: u32 = 3;
 /// Pause after a failure. Wakeups during it are ignored, since the failed attempt itself caused some.
 pub const REST: Duration = Duration::from_millis(10);
-/// Longest wait before the next attempt after the first failure; it doubles with each further one, [`MAX_DOUBLINGS`] times.
-/// Writes that failed for lack of a free zone don't wake the cleaner.
+/// Longest wait before the next attempt after the first failure; it doubles with each further one,
+/// [`MAX_DOUBLINGS`] times. Writes that failed for lack of a free zone don't wake the cleaner.
 pub const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 /// Most doublings of [`BETWEEN_ATTEMPTS`].
 pub const MAX_DOUBLINGS: u32 = 6;
@@ -174,8 +176,8 @@ impl State {
         self.free.saturating_add(soon) <= self.kept
     }
 
-    /// Whether a background task has begun and its outcome hasn't been collected, or a zone is being opened ahead; its end wakes
-    /// the cleaner.
+    /// Whether a background task has begun and its outcome hasn't been collected, or a zone is being opened
+    /// ahead; its end wakes the cleaner.
     fn has_task(&self) -> bool {
         self.preparing > 0 || [self.reset, self.checkpoint, self.reserve].iter().any(|task| task.is_busy())
     }
@@ -202,16 +204,18 @@ pub enum Cause {
 pub enum Action {
     /// Frees a piece of a deleted version. Ends the pass and resets the count of failures.
     FreePiece,
-    /// Collects the outcome of a task that has ended. Ends the pass and, if the task succeeded, resets the count of failures.
+    /// Collects the outcome of a task that has ended. Ends the pass and, if the task succeeded, resets the
+    /// count of failures.
     Collect(Task),
     /// Begins a background task.
     Begin(Task),
-    /// Asks the policy for a victim, and finds its live blocks. The answer is in [`State::victim`] or [`State::choice`].
+    /// Asks the policy for a victim, and finds its live blocks. The answer is in [`State::victim`] or
+    /// [`State::choice`].
     Choose,
     /// Asks the pace whether blocks may be moved. The answer is in [`State::pace`].
     AskPace,
-    /// Moves live blocks of the victim, followed by [`Action::EndVictim`] if none is left. Ends the pass and, on success, resets the
-    /// count of failures.
+    /// Moves live blocks of the victim, followed by [`Action::EndVictim`] if none is left. Ends the pass and,
+    /// on success, resets the count of failures.
     Move {
         /// Number of records' worth of single blocks that are read together.
         records: u32,
@@ -226,8 +230,8 @@ pub enum Action {
         /// Whether the next commit wakes the cleaner.
         until_commit: bool,
     },
-    /// Refuses the writers that wait for a zone, because no zone can be freed, and waits to be woken. Ends the pass and resets the
-    /// count of failures.
+    /// Refuses the writers that wait for a zone, because no zone can be freed, and waits to be woken. Ends
+    /// the pass and resets the count of failures.
     Refuse {
         /// Whether the next commit wakes the cleaner.
         until_commit: bool,
@@ -303,8 +307,8 @@ fn move_some(state: &State) -> Action {
     }
 }
 
-/// Returns the action if no zone is worth cleaning: a checkpoint that frees zones of the previous one, a wait for running work, or
-/// the refusal of writers.
+/// Returns the action if no zone is worth cleaning: a checkpoint that frees zones of the previous one, a wait
+/// for running work, or the refusal of writers.
 fn without_victim(state: &State) -> Action {
     if state.is_urgent() && state.frees_pages && !state.checkpoint.is_busy() {
         return Action::Begin(Task::Checkpoint);

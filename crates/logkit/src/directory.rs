@@ -54,7 +54,8 @@ impl ZoneEntry {
     }
 }
 
-/// Returns the largest size in bytes of a directory of `zones` zones with records of `streams` streams, without the owner's part.
+/// Returns the largest size in bytes of a directory of `zones` zones with records of `streams` streams,
+/// without the owner's part.
 pub fn bytes_at_most(zones: u32, streams: usize) -> u64 {
     12 + u64::from(zones) * (FIXED + streams * LAST) as u64
 }

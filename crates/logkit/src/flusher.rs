@@ -9,7 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Flushes the zones to which one shard has appended, and raises the durable watermark of the streams that it writes.
+/// Flushes the zones to which one shard has appended, and raises the durable watermark of the streams that it
+/// writes.
 pub struct Flusher {
     zones: Rc<dyn Zones>,
     streams: Arc<Streams>,

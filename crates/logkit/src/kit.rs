@@ -66,7 +66,8 @@ pub struct Settings {
     /// between live data up to this length are read through. 0 reads only live data; `u64::MAX` reads
     /// everything between the first and the last live block of the zone.
     pub read_request_bytes: u64,
-    /// Whether the next zones of lanes are [opened ahead](crate::prepare), so that no record of users waits for the opening of a zone.
+    /// Whether the next zones of lanes are [opened ahead](crate::prepare), so that no record of users waits
+    /// for the opening of a zone.
     pub prepare_zones: bool,
 }
 
@@ -521,8 +522,9 @@ impl Kit {
         outcome
     }
 
-    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive has as many open zones as it permits, those of
-    /// the task are sealed at once, and the holders of all others are [asked](seals) to seal theirs. `requests` counts how often.
+    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive
+    /// has as many open zones as it permits, those of the task are sealed at once, and the holders of all
+    /// others are [asked](seals) to seal theirs. `requests` counts how often.
     ///
     /// # Errors
     /// Errors of `open`; [`Error::Busy`] if no zone was finished within 10 s although every holder was asked.
@@ -572,7 +574,8 @@ impl Kit {
         self.tasks.spawn(sealing).detach();
     }
 
-    /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records and takes no more.
+    /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records
+    /// and takes no more.
     pub async fn seal_now(&self, mut zone: ZoneWriter) {
         let _permit = zone.take_permit();
         let (number, end) = (zone.zone(), zone.position());
@@ -596,7 +599,8 @@ impl Kit {
         }
     }
 
-    /// Finishes a zone to which an append failed, without a summary, so that its records can be read and cleaned.
+    /// Finishes a zone to which an append failed, without a summary, so that its records can be read and
+    /// cleaned.
     pub async fn abandon(&self, zone: u32, end: u32) {
         self.pool.note_end(zone, end, true);
         match self.zones.finish(ZoneIndex(zone)).await {

@@ -1,4 +1,5 @@
-//! Appending records: lanes of users' entries, each with its own open zones and one append in flight at a time.
+//! Appending records: lanes of users' entries, each with its own open zones and one append in flight at a
+//! time.
 //!
 //! Entries are queued while the appends of all lanes are in flight; a lane whose append has completed takes
 //! its share of the queue as the next record. With two lanes the disk writes one record while clients learn

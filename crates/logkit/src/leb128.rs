@@ -1,4 +1,5 @@
-//! Unsigned numbers of one to ten bytes (LEB128): seven bits in each byte, the lowest first, the highest bit set in all but the last byte.
+//! Unsigned numbers of one to ten bytes (LEB128): seven bits in each byte, the lowest first, the highest bit
+//! set in all but the last byte.
 //!
 //! A number has one encoding, the shortest; a longer one is refused.
 

@@ -4,7 +4,8 @@
 //! On the medium:
 //! - [`record`]: format of records and their checksums; [`summary`]: the headers of a full zone's records, at
 //!   its end.
-//! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
+//! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and
+//!   the owner's part.
 //! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
 //! - [`layout`]: the division of zones into blocks; [`leb128`]: numbers of variable length.
 //!
@@ -14,8 +15,8 @@
 //! - [`readers`]: reads in progress, so that no zone is reset while it is read.
 //!
 //! On each shard, in a [`Kit`]:
-//! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
-//!   [`zone_writer`]: one open zone.
+//! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries
+//!   and frozen records; [`zone_writer`]: one open zone.
 //! - [`prepare`]: opens the next zone of a lane before the lane needs it.
 //! - [`flusher`]: makes appends durable, also on an idle shard (`idle`); [`space`]: handles a device below
 //!   that runs out of space.

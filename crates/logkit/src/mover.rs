@@ -90,8 +90,9 @@ impl Mover {
     /// Appends entries in this order, in as few records as possible. Returns once all records are written.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if no zone takes them, or a mark of the stream was dropped for lack of space; [`Error::Invalid`] for an entry whose meta doesn't fit a header with the link of a
-    /// move; the failure of the log. Entries before the one that failed are written.
+    /// [`Error::NoSpace`] if no zone takes them, or a mark of the stream was dropped for lack of space;
+    /// [`Error::Invalid`] for an entry whose meta doesn't fit a header with the link of a move; the failure
+    /// of the log. Entries before the one that failed are written.
     pub async fn append<O: Owner>(
         &mut self,
         owner: &Rc<O>,
@@ -193,7 +194,8 @@ impl Mover {
         seals::answer(owner.kit(), &mut self.zones).await;
     }
 
-    /// Waits for work that another shard does, and seals the open zones as soon as a task asks for it: the work may need them sealed.
+    /// Waits for work that another shard does, and seals the open zones as soon as a task asks for it: the
+    /// work may need them sealed.
     pub async fn meanwhile<O: Owner, T>(&mut self, owner: &O, work: impl Future<Output = T>) -> T {
         seals::park(owner.kit(), &mut self.zones, work).await
     }
@@ -213,13 +215,15 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
     ))
 }
 
-/// Error for moves on a shard that is being closed, where a mark of the cleaner found no space: no record may follow it.
+/// Error for moves on a shard that is being closed, where a mark of the cleaner found no space: no record may
+/// follow it.
 #[cold]
 fn ended() -> Error {
     Error::no_space("the device below the log has no space for moves, and the log is being closed")
 }
 
-/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. The mover holds other zones.
+/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. The mover holds other
+/// zones.
 async fn open_zone<O: Owner>(
     owner: &Rc<O>,
     class: u8,

@@ -83,9 +83,9 @@
 //! - *Covered means not needed.* Replay of the records after the cut, over the checkpoint, restores the whole
 //!   state. What a checkpoint shows of later records must not be counted twice by their replay.
 //! - *Durable before authoritative.* [`flush_all`](Owner::flush_all) reaches all shards of the log.
-//! - *Reads are registered.* [`ShardReads::begin`](crate::readers::ShardReads::begin) is called in the turn in
-//!   which the location of data is looked up, and its result is held until the data has arrived. A reset waits
-//!   for these reads only.
+//! - *Reads are registered.* [`ShardReads::begin`](crate::readers::ShardReads::begin) is called in the turn
+//!   in which the location of data is looked up, and its result is held until the data has arrived. A reset
+//!   waits for these reads only.
 
 use crate::appender::Appender;
 use crate::entry::Entry;
@@ -212,9 +212,9 @@ pub trait Owner: Sized + 'static {
         async { crate::mover::free_dead(self).await }
     }
 
-    /// Seals the open zones that this shard holds for moves and for the owner's own appends, as far as no task
-    /// uses them: a task that uses a zone answers requests to seal itself ([`seals`](crate::seals)). The default
-    /// is for owners whose only mover is the cleaner's.
+    /// Seals the open zones that this shard holds for moves and for the owner's own appends, as far as no
+    /// task uses them: a task that uses a zone answers requests to seal itself ([`seals`](crate::seals)). The
+    /// default is for owners whose only mover is the cleaner's.
     fn seal_idle_movers(&self) -> impl Future<Output = ()> {
         async {}
     }

@@ -8,35 +8,41 @@
 //!   the cleaner  unlimited         faster than users  paced to users      idle
 //! ```
 //!
-//! *Headroom* is counted in data blocks: those of free and of dead zones, the rest of open zones, and the blocks of the victim
-//! that the cleaner has passed, by a move or because they were dead. So each block that a user writes lowers it by one, each dead
-//! block that is passed raises it by one, and a move leaves it unchanged. Half a zone is subtracted for each open zone and for the
-//! victim, their rest or passed part on average. So headroom is the number of free zones on average, without its steps.
+//! *Headroom* is counted in data blocks: those of free and of dead zones, the rest of open zones, and the
+//! blocks of the victim that the cleaner has passed, by a move or because they were dead. So each block that
+//! a user writes lowers it by one, each dead block that is passed raises it by one, and a move leaves it
+//! unchanged. Half a zone is subtracted for each open zone and for the victim, their rest or passed part on
+//! average. So headroom is the number of free zones on average, without its steps.
 //!
-//! `keep` is the number of zones reserved: three for the cleaner, and those that a checkpoint may need now. `low` is one more,
-//! `high` at least two more than `low`; the keys `low_watermark` and `high_watermark` raise them.
+//! `keep` is the number of zones reserved: three for the cleaner, and those that a checkpoint may need now.
+//! `low` is one more, `high` at least two more than `low`; the keys `low_watermark` and `high_watermark`
+//! raise them.
 //!
 //! # Why no writer waits forever
-//! [`decision::next`](crate::decision::next) decides what the cleaner does. `decision/tests.rs` checks it in every small state;
-//! `decision/model.rs` drives it through an abstract log with failures, in which a waiter runs only when it is woken. The argument
-//! that they check:
-//! - *A user's write* waits for a zone only while no more than `keep` are free. In that state the headroom is at most `stop`, so
-//!   the pace is infinite and the cleaner waits for no user. A writer wakes the cleaner when it begins to wait. So the two never wait
-//!   for each other. (Checked: the pace is no cause of a wait while users wait; in the model each writer gets a zone or an error.)
-//! - *The cleaner* finds a zone for its moves, because three are reserved for it. The class of its victim opens at most one zone
-//!   before the victim is empty, and an empty victim becomes a free zone after a reset. The reset needs at most a checkpoint, and
-//!   the checkpoint takes zones that no other writer takes. A move that nevertheless finds no zone fails, and is retried after a
-//!   pause. (Checked in the model: at most one move in 100 000 fails this way without further failures of the
-//!   disk, and each writer still gets a zone or an error. The cause of these failures isn't known.)
+//! [`decision::next`](crate::decision::next) decides what the cleaner does. `decision/tests.rs` checks it in
+//! every small state; `decision/model.rs` drives it through an abstract log with failures, in which a waiter
+//! runs only when it is woken. The argument that they check:
+//! - *A user's write* waits for a zone only while no more than `keep` are free. In that state the headroom is
+//!   at most `stop`, so the pace is infinite and the cleaner waits for no user. A writer wakes the cleaner
+//!   when it begins to wait. So the two never wait for each other. (Checked: the pace is no cause of a wait
+//!   while users wait; in the model each writer gets a zone or an error.)
+//! - *The cleaner* finds a zone for its moves, because three are reserved for it. The class of its victim
+//!   opens at most one zone before the victim is empty, and an empty victim becomes a free zone after a
+//!   reset. The reset needs at most a checkpoint, and the checkpoint takes zones that no other writer takes.
+//!   A move that nevertheless finds no zone fails, and is retried after a pause. (Checked in the model: at
+//!   most one move in 100 000 fails this way without further failures of the disk, and each writer still gets
+//!   a zone or an error. The cause of these failures isn't known.)
 //! - *A zone that is opened ahead* ([`prepare`](crate::prepare)) isn't free until it has been opened, and is
 //!   then free for every task. It is taken only while more than `keep` zones are free, so the cleaner and
 //!   checkpoints find theirs. Meanwhile no writer is refused, and the end of opening wakes the cleaner and
 //!   the writers.
-//! - *If nothing can be freed*, writers are refused with ENOSPC (`stuck`): there is no victim, no zone is worth cleaning, no dead zone
-//!   can be covered or reset, and no task runs. Blocks that are freed later wake the cleaner. (Checked: `Action::Refuse`.)
-//! - *The cleaner waits* for users' commits, while users get zones or dead zones hold records that haven't committed; for the end of a
-//!   task; or for any change, when users get zones and nothing is to be done. Each of them wakes it. (Checked: `Action::Wait` has a
-//!   cause that wakes it; in the model, the log comes to rest only when no writer waits.)
+//! - *If nothing can be freed*, writers are refused with ENOSPC (`stuck`): there is no victim, no zone is
+//!   worth cleaning, no dead zone can be covered or reset, and no task runs. Blocks that are freed later wake
+//!   the cleaner. (Checked: `Action::Refuse`.)
+//! - *The cleaner waits* for users' commits, while users get zones or dead zones hold records that haven't
+//!   committed; for the end of a task; or for any change, when users get zones and nothing is to be done.
+//!   Each of them wakes it. (Checked: `Action::Wait` has a cause that wakes it; in the model, the log comes
+//!   to rest only when no writer waits.)
 //!
 //! A log without writes is not cleaned, whatever its watermarks: with unreachable watermarks the cleaner
 //! would move the same blocks forever.

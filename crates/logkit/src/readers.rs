@@ -1,4 +1,5 @@
-//! Tracking of reads in progress: a zone is reset, and a map's memory reused, only after all reads of it have ended.
+//! Tracking of reads in progress: a zone is reset, and a map's memory reused, only after all reads of it have
+//! ended.
 //!
 //! Each shard with a handle counts its own reads; no other shard accesses the count. A grace period runs a
 //! task on every shard, which switches to the other of two counts and waits until the reads of the previous
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Reads of one shard. All accesses are on that shard; the type is `Sync` only so that a message can carry it there.
+/// Reads of one shard. All accesses are on that shard; the type is `Sync` only so that a message can carry it
+/// there.
 #[derive(Debug)]
 pub struct ShardReads {
     shard: ShardIndex,

@@ -86,7 +86,8 @@ pub type Links = SmallVec<[Link; 1]>;
 pub struct Identity {
     /// UUID of the log, which is public.
     pub uuid: Uuid,
-    /// Random key, generated when the log is created. Without the key, data validates as a record only by chance (2⁻³²).
+    /// Random key, generated when the log is created. Without the key, data validates as a record only by
+    /// chance (2⁻³²).
     pub key: u64,
 }
 
@@ -170,8 +171,8 @@ pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
 }
 
-/// CRC-32C over `key` followed by `pieces`. Clients don't know the key, so data that they write validates only by chance (2⁻³²).
-/// Not a MAC: CRC is linear.
+/// CRC-32C over `key` followed by `pieces`. Clients don't know the key, so data that they write validates
+/// only by chance (2⁻³²). Not a MAC: CRC is linear.
 pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&key.to_le_bytes());
@@ -185,8 +186,8 @@ fn checksum_of(key: u64, header: &[u8]) -> u32 {
 }
 
 impl Header {
-    /// Returns the length of a header without links, with these numbers of checksums and of bytes of meta, in bytes.
-    /// Each link adds [`LINK`].
+    /// Returns the length of a header without links, with these numbers of checksums and of bytes of meta, in
+    /// bytes. Each link adds [`LINK`].
     pub const fn length(blocks: usize, meta: usize) -> usize {
         FIXED + 4 * blocks + meta
     }
@@ -211,8 +212,8 @@ impl Header {
         block
     }
 
-    /// Writes the header to the start of `target`, which is one block of zeros or at least as long as the header;
-    /// returns the header's length in bytes.
+    /// Writes the header to the start of `target`, which is one block of zeros or at least as long as the
+    /// header; returns the header's length in bytes.
     ///
     /// # Panics
     /// If it doesn't fit, has more than [`MAX_LINKS`] links, or the numbers of checksums and blocks differ.
@@ -287,8 +288,8 @@ impl<'a> Parsed<'a> {
     /// Decodes a header of this log from the start of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if there is no record of this log and version, [`Error::Corrupt`] for one with a wrong
-    /// checksum.
+    /// [`Error::Protocol`] if there is no record of this log and version, [`Error::Corrupt`] for one with a
+    /// wrong checksum.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
         let Some((parsed, raw)) = Self::decode_unchecked(bytes)? else {
             return Err(Error::protocol("not a record: other magic, or cut short"));
@@ -303,7 +304,8 @@ impl<'a> Parsed<'a> {
     /// Returns both; `None` if `bytes` don't begin with a record, or the record has no identity.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for a damaged one; errors of `identity`.
+    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for a damaged one; errors of
+    /// `identity`.
     pub fn decode_with(
         bytes: &'a [u8],
         identity: impl FnOnce(&[u8]) -> Result<Option<Identity>>,

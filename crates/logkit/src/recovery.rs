@@ -144,7 +144,8 @@ pub struct Opening<K> {
     pub root: Root,
     /// The owner's part of the directory: its state at the checkpoint.
     pub own: Vec<u8>,
-    /// State of the zones. The owner adds the live blocks of its state, and changes them as it replays records.
+    /// State of the zones. The owner adds the live blocks of its state, and changes them as it replays
+    /// records.
     pub pool: Arc<ZonePool>,
     /// The records after the checkpoint, in the order of their streams and numbers.
     pub records: Vec<K>,

@@ -133,7 +133,8 @@ impl Root {
     /// Decodes a root from the metadata of a record; the bytes are untrusted.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for bytes that no version of this program writes.
+    /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for bytes that no version of this program
+    /// writes.
     pub fn decode(meta: &[u8]) -> Result<Root> {
         let mut reader = Reader::new(meta, "the root of a log");
         let magic = reader.bytes(8)?;
@@ -233,8 +234,8 @@ impl FoundRoot {
 /// Reads the roots of a log.
 ///
 /// # Errors
-/// [`Error::Protocol`] if there is no log, or one of another version; [`Error::Corrupt`] if both root zones are damaged; errors of
-/// reading.
+/// [`Error::Protocol`] if there is no log, or one of another version; [`Error::Corrupt`] if both root zones
+/// are damaged; errors of reading.
 pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     let reports = zones.report(ZoneIndex(0), ROOT_ZONES).await?;
     let mut newest: Option<FoundRoot> = None;
@@ -258,11 +259,13 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     })
 }
 
-/// Most roots of one zone, of different checkpoints, that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
+/// Most roots of one zone, of different checkpoints, that [`newest_of`] keeps: the checkpoints of older ones
+/// were overwritten long ago.
 const MAX_OLD: usize = 64;
 
-/// Reads the newest root of each of the newest checkpoints, the newest first, of the root zones that can be read, to salvage a log whose newest root or checkpoint is damaged. Roots
-/// of a log that was there before are left out.
+/// Reads the newest root of each of the newest checkpoints, the newest first, of the root zones that can be
+/// read, to salvage a log whose newest root or checkpoint is damaged. Roots of a log that was there before
+/// are left out.
 ///
 /// # Errors
 /// Errors of [`Zones::report`].
@@ -278,7 +281,8 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
             let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
             let (outcome, buffer) = zones.read(address, Buffer::new(unit)).await;
             if let (Ok(()), Ok(Some(root))) = (outcome, decode_at(buffer.filled(), &report, at)) {
-                // An epoch without a checkpoint begins with a root that names the directory of the root before.
+                // An epoch without a checkpoint begins with a root that names the directory of the root
+                // before.
                 let before = newest.last_entry().filter(|before| before.get().has_checkpoint_of(&root));
                 before.map(OccupiedEntry::remove);
                 newest.insert(root.number, root);
@@ -299,7 +303,8 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
 /// Returns the last valid root of one zone; `None` if the zone doesn't begin with a root.
 ///
 /// # Errors
-/// [`Error::Protocol`] if the zone begins with a root of another version, [`Error::Corrupt`] with a damaged one; errors of reading.
+/// [`Error::Protocol`] if the zone begins with a root of another version, [`Error::Corrupt`] with a damaged
+/// one; errors of reading.
 async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<Option<FoundRoot>> {
     let unit = zones.geometry().read_granularity.max(4096) as usize;
     let mut found: Option<FoundRoot> = None;
@@ -415,7 +420,8 @@ impl RootWriter {
     /// Durably writes a root.
     ///
     /// # Errors
-    /// Errors of appending, flushing and resetting. After an error the newest durable root is this one or the previous one.
+    /// Errors of appending, flushing and resetting. After an error the newest durable root is this one or the
+    /// previous one.
     pub async fn write(&mut self, zones: &dyn Zones, layout: &Layout, root: &Root) -> Result<()> {
         // After a failure the zone is reset before it is used again.
         let open = match self.open.take() {
@@ -591,7 +597,8 @@ mod tests {
         }
     }
 
-    /// Writes roots to a new log, `epochs` of each checkpoint, and returns those that a salvage reads: number and checkpoint.
+    /// Writes roots to a new log, `epochs` of each checkpoint, and returns those that a salvage reads: number
+    /// and checkpoint.
     fn salvageable(epochs: u64) -> Vec<(u64, u64)> {
         let main = move || async move {
             let disk = disks::ram::RamPart::new(8 << 20, BlockSize::default()).expect("a disk");

@@ -22,13 +22,13 @@ use std::ops::Range;
 
 /// Bytes per read.
 const STEP: usize = 512 << 10;
-/// Number of reads in flight at a time. Several zones are read at once, and more buffers cost more page faults than
-/// they save time.
+/// Number of reads in flight at a time. Several zones are read at once, and more buffers cost more page
+/// faults than they save time.
 const READS: usize = 2;
 
-/// Bytes at the end of a full zone, per block of the zone, that are read at once to get its summary. Single blocks that
-/// were written at random take 4 for a checksum and 24 for an extent, and a share of a header. A longer summary takes
-/// another read.
+/// Bytes at the end of a full zone, per block of the zone, that are read at once to get its summary. Single
+/// blocks that were written at random take 4 for a checksum and 24 for an extent, and a share of a header. A
+/// longer summary takes another read.
 const SUMMARY_OF_A_BLOCK: usize = 32;
 
 /// A record with the contents of its header.
@@ -73,7 +73,8 @@ impl Kept for Found {
     }
 }
 
-/// A record with a valid header, some of whose data blocks differ from their checksums: it is torn or damaged.
+/// A record with a valid header, some of whose data blocks differ from their checksums: it is torn or
+/// damaged.
 #[derive(Debug)]
 pub struct Torn<K> {
     /// The record.
@@ -197,8 +198,8 @@ pub async fn summary(
     Ok((summary, position))
 }
 
-/// Finds the records of a zone without verifying their data, for callers that verify it when they read it. Without a
-/// usable summary, every header is read.
+/// Finds the records of a zone without verifying their data, for callers that verify it when they read it.
+/// Without a usable summary, every header is read.
 ///
 /// # Errors
 /// Errors of reading.
@@ -216,7 +217,8 @@ pub async fn headers(
 /// records.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for records that overlap or exceed the zone; errors of reading; errors of `visit`. All of them name the zone.
+/// [`Error::Corrupt`] for records that overlap or exceed the zone; errors of reading; errors of `visit`. All
+/// of them name the zone.
 pub async fn visit(
     zones: &dyn Zones,
     layout: &Layout,

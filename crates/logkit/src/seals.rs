@@ -1,14 +1,16 @@
-//! Requests to seal open zones: how a task that can open no other zone reaches all that hold one, on every shard.
+//! Requests to seal open zones: how a task that can open no other zone reaches all that hold one, on every
+//! shard.
 //!
-//! A task asks where it finds no permit while zones are used in turns, or where the drive refuses to open another zone although there is a
-//! permit. A request is a number that all shards count ([`Budget::asked`](crate::pool::budget::Budget::asked)), and it concerns the zones that
-//! were opened before it. So a task never seals a zone that its own requests have opened.
+//! A task asks where it finds no permit while zones are used in turns, or where the drive refuses to open
+//! another zone although there is a permit. A request is a number that all shards count
+//! ([`Budget::asked`](crate::pool::budget::Budget::asked)), and it concerns the zones that were opened before
+//! it. So a task never seals a zone that its own requests have opened.
 //!
 //! Every holder of zones answers, and none may wait for another task without doing so:
 //! - lanes, the cleaner, and records that wait for space look between their steps;
 //! - a holder that waits for what another task does, such as a checkpoint, looks meanwhile;
-//! - a task of each shard seals what no task holds at the moment: the filler, the zone of checkpoints, and the owner's idle movers. It wakes the
-//!   others.
+//! - a task of each shard seals what no task holds at the moment: the filler, the zone of checkpoints, and
+//!   the owner's idle movers. It wakes the others.
 //!
 //! The zone of checkpoints is sealed for a drive only: the budget always leaves a permit to checkpoints.
 

@@ -277,7 +277,8 @@ pub(crate) async fn seal_filler(kit: &Kit) {
     }
 }
 
-/// Refuses the data of a record that found no space, and writes its other entries to the filler, under its number.
+/// Refuses the data of a record that found no space, and writes its other entries to the filler, under its
+/// number.
 pub(crate) async fn refuse_record<O: Owner>(
     owner: &Rc<O>,
     number: Number,

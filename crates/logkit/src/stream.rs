@@ -102,8 +102,8 @@ struct Closure {
     next_flusher: u64,
 }
 
-/// Watermarks of all streams. Any shard may read them; a stream's own shard raises `committed`, the flushes of all shards
-/// raise `durable`, and the shard that writes roots raises `covered`.
+/// Watermarks of all streams. Any shard may read them; a stream's own shard raises `committed`, the flushes
+/// of all shards raise `durable`, and the shard that writes roots raises `covered`.
 #[derive(Debug)]
 pub struct Streams {
     marks: Box<[Watermarks]>,

@@ -1,5 +1,5 @@
-//! The summary at the end of a full zone: the headers of all its records in order, so that recovery and the cleaner
-//! read them with one request.
+//! The summary at the end of a full zone: the headers of all its records in order, so that recovery and the
+//! cleaner read them with one request.
 //!
 //! The summary takes the last written blocks of the zone. The very last block begins with a trailer; the
 //! headers' bytes fill the blocks before it and then the rest of the last block. A summary is valid only in a

@@ -44,8 +44,8 @@ impl ZoneWriter {
         }
     }
 
-    /// The writer, which holds a permit of the budget of open zones as long as it exists. `seals_before` is the number of requests to seal zones
-    /// before it had the permit.
+    /// The writer, which holds a permit of the budget of open zones as long as it exists. `seals_before` is
+    /// the number of requests to seal zones before it had the permit.
     #[must_use]
     pub(crate) fn with_permit(self, permit: Permit, seals_before: u64) -> Self {
         ZoneWriter { permit: Some(permit), seals_before, ..self }
@@ -106,8 +106,8 @@ impl ZoneWriter {
         self.has_next = true;
     }
 
-    /// Whether a record with `blocks` data blocks and `meta` bytes of metadata can be appended: its header fits a block, the record
-    /// fits an append, and the zone has space for it and for the summary after it.
+    /// Whether a record with `blocks` data blocks and `meta` bytes of metadata can be appended: its header
+    /// fits a block, the record fits an append, and the zone has space for it and for the summary after it.
     pub fn takes(&self, layout: &Layout, blocks: u32, meta: usize) -> bool {
         let header = Header::length(blocks as usize, meta);
         let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
@@ -151,8 +151,8 @@ impl ZoneWriter {
         Ok(())
     }
 
-    /// Writes the summary and finishes the zone, which makes it durable. Returns the number of all blocks that were written, and
-    /// the memory of the summary for reuse.
+    /// Writes the summary and finishes the zone, which makes it durable. Returns the number of all blocks
+    /// that were written, and the memory of the summary for reuse.
     ///
     /// # Errors
     /// Errors of appending and finishing.

@@ -1,4 +1,5 @@
-//! Measurements of the machine's memory: /proc/meminfo, pressure stall information, and the control groups that limit this process.
+//! Measurements of the machine's memory: /proc/meminfo, pressure stall information, and the control groups
+//! that limit this process.
 //!
 //! The limit of a control group applies to all processes in it and in its descendants, so each group from
 //! this process's own to the root is read, and the one with the least memory left is authoritative. Memory
@@ -16,7 +17,8 @@ pub struct Measurement {
     pub total: u64,
     /// Memory that programs can allocate without swapping: MemAvailable.
     pub available: u64,
-    /// Share of the last ten seconds in which some task waited for memory, in percent; `None` for a kernel without PSI.
+    /// Share of the last ten seconds in which some task waited for memory, in percent; `None` for a kernel
+    /// without PSI.
     pub some_avg10: Option<f64>,
     /// The control group with the least memory left; `None` without a limit.
     pub cgroup: Option<Cgroup>,

@@ -1,4 +1,5 @@
-//! The service: an NBD server with the exports of borrowers and the export `status`, and a task that watches the machine.
+//! The service: an NBD server with the exports of borrowers and the export `status`, and a task that watches
+//! the machine.
 
 use crate::borrowers::{BLOCK, Borrowers};
 use crate::decision::Policy;

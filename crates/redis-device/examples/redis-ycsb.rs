@@ -4,8 +4,8 @@
 //! Usage: redis-ycsb SOCKET load RECORDS [--value=BYTES]
 //!        redis-ycsb SOCKET A|B|C|D|E|F RECORDS SECONDS [--value=BYTES] [--clients=N]
 //!
-//! Half of a value (default: 1024 bytes) can't be compressed. `load` writes all records. Each client (default: 4) has a connection with one request at a
-//! time. Prints fio's JSON. The mixes:
+//! Half of a value (default: 1024 bytes) can't be compressed. `load` writes all records. Each client
+//! (default: 4) has a connection with one request at a time. Prints fio's JSON. The mixes:
 //!
 //! | | operations | keys |
 //! |---|---|---|

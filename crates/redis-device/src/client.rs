@@ -1,7 +1,7 @@
 //! The servers of a handle: connections, the table of slots, redirections and retries.
 //!
-//! A command is sent again, to another server if need be, for [`RETRY_LIMIT`], as long as no server can have carried it out. Reads go to masters, since
-//! a replica may have older bytes.
+//! A command is sent again, to another server if need be, for [`RETRY_LIMIT`], as long as no server can have
+//! carried it out. Reads go to masters, since a replica may have older bytes.
 
 use crate::connection::{Answer, Command, Connection};
 use crate::failure::Failure;
@@ -28,7 +28,8 @@ const UNIT_BYTES: usize = 64 << 10;
 const RETRY_LIMIT: Duration = Duration::from_millis(1900);
 /// Time between two attempts, or two reads of the table.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Limit of redirections of a request. A cluster needs two in the worst case, and some more while its table spreads.
+/// Limit of redirections of a request. A cluster needs two in the worst case, and some more while its table
+/// spreads.
 const MAX_REDIRECTIONS: u32 = 16;
 /// Time limit of a connection and its login.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);

@@ -1,4 +1,5 @@
-//! A device on a Redis or Valkey server or cluster: each MiB of the device is one string, read and written by range commands.
+//! A device on a Redis or Valkey server or cluster: each MiB of the device is one string, read and written by
+//! range commands.
 //!
 //! # Promises
 //! - A read returns the bytes of the server that has the string at that moment; missing bytes are zeros. An

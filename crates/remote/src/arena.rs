@@ -1,4 +1,5 @@
-//! All state that must outlive the process that serves a device, in one piece of shared memory: the map, the zones, the staged blocks and the cache.
+//! All state that must outlive the process that serves a device, in one piece of shared memory: the map, the
+//! zones, the staged blocks and the cache.
 //!
 //! The memory is a file of the kernel's (memfd). The pages exist as long as a process has the descriptor, and
 //! the next process continues with them. So the process may be killed between any two stores: a slot is

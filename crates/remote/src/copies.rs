@@ -84,7 +84,8 @@ impl Core {
         self.work.notify_all();
     }
 
-    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and isn't draining.
+    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and
+    /// isn't draining.
     fn is_valid(&self, copy: &Copy) -> bool {
         let node = &self.nodes[usize::from(copy.node)];
         copy.is_whole && node.state() != State::Draining && !node.is_down_for(RECOPY_AFTER)

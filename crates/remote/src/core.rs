@@ -1,8 +1,8 @@
 //! The device on its home shard: the map, staged blocks, the cache, zones and nodes.
 //!
 //! A page that is written is compressed and packed into a staged block, and acknowledged. A full block is
-//! written to every node that has a copy of its zone.
-//! Consecutive writes to one part of the device are packed into one block (`streams`), so that a read prefetches neighbours.
+//! written to every node that has a copy of its zone. Consecutive writes to one part of the device are packed
+//! into one block (`streams`), so that a read prefetches neighbours.
 //!
 //! Left to other modules: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies
 //! (`copies`).
@@ -37,7 +37,8 @@ const PART_PAGES: u32 = 4096;
 /// Smallest number of staged blocks: each stream has an open one, and one that is being written.
 pub const MIN_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
 
-/// Blocks that are written to nodes at a time: each takes 1 MiB beside the cache, and this many keep a network busy.
+/// Blocks that are written to nodes at a time: each takes 1 MiB beside the cache, and this many keep a
+/// network busy.
 const BLOCKS_IN_FLIGHT: usize = 4;
 
 /// Settings of an open device.
@@ -491,7 +492,8 @@ impl Core {
         }
     }
 
-    /// Ends the tasks, within the limit of a request. Stored pages stay in place, for a process that gets the kept memory.
+    /// Ends the tasks, within the limit of a request. Stored pages stay in place, for a process that gets the
+    /// kept memory.
     pub(crate) async fn close(&self) {
         self.is_closing.set(true);
         self.closing.stop();
@@ -551,7 +553,8 @@ impl Core {
             }
             self.work.notify_all();
             self.check()?;
-            // Only the cleaner frees zones, so it can't wait for one unless a reset or a write in flight ends.
+            // Only the cleaner frees zones, so it can't wait for one unless a reset or a write in flight
+            // ends.
             let comes = self.pool.free_soon() > 0 || self.is_writing();
             if is_cleaner && !comes {
                 return Err(self.no_region());

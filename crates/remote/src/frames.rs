@@ -142,7 +142,8 @@ impl Frames {
         }
     }
 
-    /// Doubles the window if half of the prefetched pieces were used, and halves it if less than an eighth was.
+    /// Doubles the window if half of the prefetched pieces were used, and halves it if less than an eighth
+    /// was.
     fn decide(&mut self) {
         if self.useful * 2 >= self.prefetched {
             self.window = (self.window * 2).min(WIDEST);

@@ -1,4 +1,5 @@
-//! Memory that outlives the process: the holder of an attachment passes its descriptor to each server that it starts.
+//! Memory that outlives the process: the holder of an attachment passes its descriptor to each server that it
+//! starts.
 
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;

@@ -1,4 +1,5 @@
-//! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a zone.
+//! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a
+//! zone.
 //!
 //! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: it gets no
 //! reads and writes until a connection succeeds again. Its contents may be lost then, which the checksums of

@@ -141,7 +141,8 @@ impl Staging {
         Some(number)
     }
 
-    /// Reserves granules at the end of an open block, and returns the first of them; `None` if they don't fit.
+    /// Reserves granules at the end of an open block, and returns the first of them; `None` if they don't
+    /// fit.
     #[inline]
     pub fn reserve(&mut self, arena: &Arena, number: u32, granules: u8) -> Option<u32> {
         let staged = self.get(number);

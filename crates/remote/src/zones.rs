@@ -1,6 +1,7 @@
 //! Zones of the device: the regions with their copies, and the number of their written blocks.
 //!
-//! A zone is a *block group*: blocks of pages with neighbouring addresses, in one contiguous region of each node that has a copy.
+//! A zone is a *block group*: blocks of pages with neighbouring addresses, in one contiguous region of each
+//! node that has a copy.
 
 use crate::arena::{Arena, ZONE_WORDS};
 use smallvec::SmallVec;

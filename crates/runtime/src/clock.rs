@@ -1,5 +1,5 @@
-//! Time since the process began: from the processor's cycle counter if it is steady (about 9 ns a reading, against 24
-//! ns for the vDSO's clock), and virtual under simulation.
+//! Time since the process began: from the processor's cycle counter if it is steady (about 9 ns a reading,
+//! against 24 ns for the vDSO's clock), and virtual under simulation.
 #![allow(unsafe_code)] // The cycle counter and clock_gettime.
 
 use std::cell::Cell;

@@ -79,7 +79,8 @@ impl EventWait {
         Ok(EventWait { descriptor: Rc::new(shard::with_current(|shard| shard.adopt(descriptor))) })
     }
 
-    /// Waits until the event has been signalled since the last wait. Dropping the wait leaves the event as it is.
+    /// Waits until the event has been signalled since the last wait. Dropping the wait leaves the event as it
+    /// is.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a descriptor that isn't an eventfd; errors of the kernel.

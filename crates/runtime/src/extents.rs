@@ -1,5 +1,5 @@
-//! Physical locations of a file's bytes on the device of its file system: FIEMAP (Documentation/filesystems/fiemap.rst
-//! in the kernel's source).
+//! Physical locations of a file's bytes on the device of its file system: FIEMAP
+//! (Documentation/filesystems/fiemap.rst in the kernel's source).
 //!
 //! The caller finds that device, and checks that physical addresses of the file system are offsets on it
 //! (they aren't on Btrfs).
@@ -28,7 +28,8 @@ pub struct FileExtent {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Offset on the device, in bytes; `None` without a location of its own: inline, compressed, not written yet.
+    /// Offset on the device, in bytes; `None` without a location of its own: inline, compressed, not written
+    /// yet.
     pub on_device: Option<u64>,
     /// Whether the extent is allocated but unwritten: it reads as zeros.
     pub is_unwritten: bool,
@@ -74,8 +75,8 @@ pub fn file_extents(file: &File) -> Result<Vec<FileExtent>> {
             reserved: 0,
             extents: [Extent::default(); AT_ONCE],
         };
-        // SAFETY: the kernel reads the head of the request and writes at most `extent_count` extents after it, which is as many as
-        // it has; both are plain integers in the kernel's layout.
+        // SAFETY: the kernel reads the head of the request and writes at most `extent_count` extents after
+        // it, which is as many as it has; both are plain integers in the kernel's layout.
         let outcome = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut request) };
         if outcome != 0 {
             let error = std::io::Error::last_os_error();

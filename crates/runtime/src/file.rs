@@ -1,6 +1,7 @@
 //! Files: positioned reads and writes, and operations on names.
 //!
-//! A [`File`] belongs to the shard that opened it; each shard opens its own. Errors name the operation and the file.
+//! A [`File`] belongs to the shard that opened it; each shard opens its own. Errors name the operation and
+//! the file.
 #![allow(unsafe_code)] // fcntl, flock, ioctl and statx have no safe form here; add_filled after the kernel wrote.
 
 mod replacement;
@@ -129,9 +130,9 @@ pub(crate) fn os_error(errno: i32, doing: String) -> Error {
     Error::from_errno(errno, format!("{doing}: {}", std::io::Error::from_raw_os_error(errno)))
 }
 
-/// An open file that any shard can use: one open file description, with one position in the file's sequence of
-/// write-back errors, one `flock` lock and one claim on a block device. Open as long as this or one of its [`File`]s
-/// is.
+/// An open file that any shard can use: one open file description, with one position in the file's sequence
+/// of write-back errors, one `flock` lock and one claim on a block device. Open as long as this or one of its
+/// [`File`]s is.
 #[derive(Debug)]
 pub struct SharedFile {
     descriptor: SharedDescriptor,
@@ -194,8 +195,8 @@ fn duplicate(fd: &OwnedFd, name: &str) -> Result<OwnedFd> {
 pub const RESTART_LIMIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl File {
-    /// Opens a file on this shard. A file that it creates has mode 0600 (readable and writable by its owner only),
-    /// because files hold the data of clients.
+    /// Opens a file on this shard. A file that it creates has mode 0600 (readable and writable by its owner
+    /// only), because files hold the data of clients.
     pub async fn open(path: &Path, options: OpenOptions) -> Result<File> {
         Self::open_as(path, options, &path.display().to_string()).await
     }

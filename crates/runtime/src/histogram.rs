@@ -1,12 +1,13 @@
 //! Histograms of latencies, or of any other whole numbers.
 //!
-//! The layout is that of HdrHistogram (Gil Tene, hdrhistogram.org): each power of two is divided into `2^PRECISION`
-//! buckets of equal width, and every value below `2^(PRECISION + 1)` has a bucket of its own. A quantile is off by at
-//! most half a bucket: 0.4 % with a precision of 7, 1.6 % with 5. Count, minimum, maximum and mean are exact.
+//! The layout is that of HdrHistogram (Gil Tene, hdrhistogram.org): each power of two is divided into
+//! `2^PRECISION` buckets of equal width, and every value below `2^(PRECISION + 1)` has a bucket of its own. A
+//! quantile is off by at most half a bucket: 0.4 % with a precision of 7, 1.6 % with 5. Count, minimum,
+//! maximum and mean are exact.
 //!
 //! A [`Histogram`] has one owner. A [`SharedHistogram`] is written by one thread, and any thread may take a
-//! [`snapshot`](SharedHistogram::snapshot) of it. Recording is a shift, an addition and an increment without a mispredictable
-//! branch; it doesn't allocate.
+//! [`snapshot`](SharedHistogram::snapshot) of it. Recording is a shift, an addition and an increment without
+//! a mispredictable branch; it doesn't allocate.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -35,8 +36,8 @@ pub fn values_of<const PRECISION: u32>(bucket: usize) -> (u64, u64) {
     (((bucket - (shift << PRECISION)) as u64) << shift, 1 << shift)
 }
 
-/// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank): the middle of its bucket; `None` if
-/// the counters are 0.
+/// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank): the middle of its bucket;
+/// `None` if the counters are 0.
 pub fn quantile<const PRECISION: u32>(counts: impl Iterator<Item = u64> + Clone, share: f64) -> Option<u64> {
     let all: u64 = counts.clone().sum();
     let rank = ((share.clamp(0.0, 1.0) * all as f64).ceil() as u64).max(1);
@@ -114,16 +115,16 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank), between the smallest and the
-    /// largest; 0 if there is no value.
+    /// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank), between the smallest and
+    /// the largest; 0 if there is no value.
     pub fn quantile(&self, share: f64) -> u64 {
         let found = quantile::<PRECISION>(self.counts.iter().copied(), share);
         found.map_or(0, |value| value.clamp(self.smallest, self.largest))
     }
 }
 
-/// A histogram that one thread writes and any thread reads. Loads and stores are relaxed, and there is no lock: the numbers of
-/// a snapshot are read one after another, while values are recorded.
+/// A histogram that one thread writes and any thread reads. Loads and stores are relaxed, and there is no
+/// lock: the numbers of a snapshot are read one after another, while values are recorded.
 #[derive(Debug)]
 pub struct SharedHistogram<const PRECISION: u32> {
     counts: Box<[AtomicU64]>,

@@ -1,4 +1,5 @@
-//! One executor per shard over io_uring; with the same API, a simulated one with seeded order and virtual time.
+//! One executor per shard over io_uring; with the same API, a simulated one with seeded order and virtual
+//! time.
 //!
 //! A *shard* is one thread with one ring and one run queue. Its tasks reach it through a thread-local, so the
 //! API is free functions: [`spawn`], [`sleep`], [`now`], [`file::File`], [`net::Stream`]. Futures stay on
@@ -10,7 +11,8 @@
 //!   abandons the operation: reads and writes of files complete, waiting on a socket is cancelled.
 //! - [`run`] returns after every shard has dropped its tasks and the ring has returned all memory and
 //!   descriptors.
-//! - Under [`simulate`], time, order and randomness never come from the machine: the same seed gives the same run.
+//! - Under [`simulate`], time, order and randomness never come from the machine: the same seed gives the same
+//!   run.
 //! - In steady state an operation allocates nothing.
 //!
 //! The callers interpret the bytes.

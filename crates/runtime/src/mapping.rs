@@ -308,7 +308,8 @@ impl SharedLines {
         self.flush != Flush::Not
     }
 
-    /// Reads the length of the file, so that all its bytes can be used. The file must not become shorter afterwards.
+    /// Reads the length of the file, so that all its bytes can be used. The file must not become shorter
+    /// afterwards.
     ///
     /// # Errors
     /// Errors of fstat(2).

@@ -2,9 +2,10 @@
 //! sends one.
 //!
 //! # Promises
-//! - Several receives of a shard may wait at the same time, and several shards may wait on clones of one device. A
-//!   message wakes one of them.
-//! - A receive never blocks the shard: it polls the device and reads without waiting, as one chain of two ring entries.
+//! - Several receives of a shard may wait at the same time, and several shards may wait on clones of one
+//!   device. A message wakes one of them.
+//! - A receive never blocks the shard: it polls the device and reads without waiting, as one chain of two
+//!   ring entries.
 //! - Dropping the future of a receive cancels it. A message that had been read by then is lost.
 //!
 //! The callers interpret the messages.
@@ -50,7 +51,8 @@ pub fn open(path: &Path) -> Result<OwnedFd> {
     file.map(OwnedFd::from).map_err(|error| Error::from_io(&error, &format!("opening {}", path.display())))
 }
 
-/// Calls an ioctl of `target` whose argument is the number of `source`, in a 32-bit integer. FUSE_DEV_IOC_CLONE is one.
+/// Calls an ioctl of `target` whose argument is the number of `source`, in a 32-bit integer.
+/// FUSE_DEV_IOC_CLONE is one.
 ///
 /// # Errors
 /// Errors of ioctl(2).
@@ -92,8 +94,8 @@ impl MessageDevice {
         &self.name
     }
 
-    /// Waits for a message and reads it: its first bytes into the unfilled part of `head`, the rest into that of `body`. Returns
-    /// the length of the message. After an error both buffers are unchanged.
+    /// Waits for a message and reads it: its first bytes into the unfilled part of `head`, the rest into that
+    /// of `body`. Returns the length of the message. After an error both buffers are unchanged.
     ///
     /// # Errors
     /// Errors of the device, except EAGAIN: if another reader has taken the message, this waits for the next
@@ -110,7 +112,8 @@ impl MessageDevice {
             if result >= 0 {
                 let count = result as usize;
                 let in_head = count.min(head.missing());
-                // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in order.
+                // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in
+                // order.
                 unsafe {
                     head.add_filled(in_head);
                     body.add_filled(count - in_head);

@@ -4,8 +4,8 @@
 //! - An accepted TCP connection whose peer's machine is down ends after [`SILENT_PEER_LIMIT`], idle or with
 //!   unacknowledged data. An outgoing one does while it is idle; otherwise after the kernel's retransmissions
 //!   (15 minutes).
-//! - A unix socket's file is removed only by the listener that created it (`socket_file`). It has its owner and permissions
-//!   before the first connection is possible (`access`).
+//! - A unix socket's file is removed only by the listener that created it (`socket_file`). It has its owner
+//!   and permissions before the first connection is possible (`access`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
 use crate::file::os_error;
@@ -208,8 +208,8 @@ impl Listener {
         Self::bind_with(address, |_| Ok(()), || Ok(()))
     }
 
-    /// Listens; `before_bind` is called on the socket before its file exists, `before_listen` before the first connection is
-    /// possible.
+    /// Listens; `before_bind` is called on the socket before its file exists, `before_listen` before the
+    /// first connection is possible.
     fn bind_with(
         address: &Address,
         before_bind: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
@@ -258,7 +258,8 @@ impl Listener {
         Ok(Stream::from_result(result, matches!(self.address, Address::Tcp(_))))
     }
 
-    /// Waits for a connection. An error, such as the limit of open files, is logged, and the next attempt follows after a pause.
+    /// Waits for a connection. An error, such as the limit of open files, is logged, and the next attempt
+    /// follows after a pause.
     pub async fn accept_retrying(&self) -> Stream {
         loop {
             match self.accept().await {
@@ -269,7 +270,8 @@ impl Listener {
         }
     }
 
-    /// Waits for a connection as [`accept_retrying`](Self::accept_retrying) does, until the stop signal: `None` then.
+    /// Waits for a connection as [`accept_retrying`](Self::accept_retrying) does, until the stop signal:
+    /// `None` then.
     pub async fn accept_until(&self, stop: &StopToken) -> Option<Stream> {
         stop.unless_stopped(self.accept_retrying()).await
     }
@@ -319,8 +321,8 @@ pub enum Shutdown {
     Both,
 }
 
-/// A connection of this shard. Clones share it, so that one task receives while another one sends; it is closed when
-/// the last clone is dropped.
+/// A connection of this shard. Clones share it, so that one task receives while another one sends; it is
+/// closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct Stream {
     descriptor: Rc<Descriptor>,
@@ -418,7 +420,8 @@ impl Stream {
         self.send_watched(payload, &SendWatch::default()).await
     }
 
-    /// Sends as [`send`](Self::send) does, while another task of the shard may look at `watch` and interrupt it.
+    /// Sends as [`send`](Self::send) does, while another task of the shard may look at `watch` and interrupt
+    /// it.
     ///
     /// # Errors
     /// [`Error::TimedOut`] after [`SendWatch::interrupt`], if the peer received nothing.

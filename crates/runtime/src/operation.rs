@@ -105,8 +105,8 @@ impl Operation {
         )
     }
 
-    /// Whether the kernel uses memory of this process until the operation has ended. A command has none, and it may be impossible to
-    /// cancel: the kernel ends it when the ring closes.
+    /// Whether the kernel uses memory of this process until the operation has ended. A command has none, and
+    /// it may be impossible to cancel: the kernel ends it when the ring closes.
     pub(crate) fn uses_memory(&self) -> bool {
         !matches!(self, Operation::Command { .. })
     }

@@ -67,8 +67,8 @@ impl<T: 'static> PerShard<T> {
         state.downcast().ok()
     }
 
-    /// Ends the state of every shard, by `end` on that shard, all shards at once. [`here`](Self::here) returns it until `end`
-    /// has returned.
+    /// Ends the state of every shard, by `end` on that shard, all shards at once. [`here`](Self::here)
+    /// returns it until `end` has returned.
     pub async fn close<E>(&self, end: E)
     where
         E: AsyncFn(&T) + Clone + Send + 'static,

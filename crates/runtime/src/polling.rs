@@ -1,8 +1,10 @@
 //! Decides when a shard polls before it sleeps.
 //!
-//! The wake-up of a sleeping thread takes 20 to 40 µs on a virtual machine, several times as long as a request from memory. A client with
-//! one request at a time pays it for each, and shards that ask each other pay it twice. So a shard whose last wait was short polls for that
-//! time before it sleeps. A wait that exceeds the limit ends the polling until a wait is short again: a shard without work uses no processor time.
+//! The wake-up of a sleeping thread takes 20 to 40 µs on a virtual machine, several times as long as a
+//! request from memory. A client with one request at a time pays it for each, and shards that ask each other
+//! pay it twice. So a shard whose last wait was short polls for that time before it sleeps. A wait that
+//! exceeds the limit ends the polling until a wait is short again: a shard without work uses no processor
+//! time.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Seeded randomness: xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021),
-//! seeded by SplitMix64. Not for secrets.
+//! Seeded randomness: xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators",
+//! 2021), seeded by SplitMix64. Not for secrets.
 
 use crate::shard;
 
@@ -38,8 +38,8 @@ impl Random {
         result
     }
 
-    /// Returns a number from 0 to `limit` - 1, by multiplication (Lemire, "Fast random integer generation in an
-    /// interval", 2019, without the rejection: the bias is below 2^-64 times `limit`).
+    /// Returns a number from 0 to `limit` - 1, by multiplication (Lemire, "Fast random integer generation in
+    /// an interval", 2019, without the rejection: the bias is below 2^-64 times `limit`).
     ///
     /// # Panics
     /// If `limit` is 0.
@@ -68,7 +68,8 @@ impl Random {
     }
 }
 
-/// Returns 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's seed.
+/// Returns 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's
+/// seed.
 pub fn random_u64() -> u64 {
     shard::with_current(|shard| shard.random.borrow_mut().next_u64())
 }

@@ -1,7 +1,7 @@
 //! Communication between threads: wake-ups and messages from one shard to another, and blocking calls.
 //!
-//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when a message crosses; a running
-//! shard checks one flag per turn.
+//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when a message crosses; a
+//! running shard checks one flag per turn.
 #![allow(unsafe_code)] // eventfd.
 
 use crate::shard::{self, Shard, ShardIndex};

@@ -1,8 +1,8 @@
 //! The ring: operations become submission entries, completion entries become results.
 //!
-//! Uses the fastest settings measured: `SINGLE_ISSUER | DEFER_TASKRUN` (completions are processed when the shard asks
-//! for them and not by interrupting it), and submission after every [`SUBMIT_EVERY`] entries instead of once per turn,
-//! which is 15 to 20 % faster because the device starts sooner.
+//! Uses the fastest settings measured: `SINGLE_ISSUER | DEFER_TASKRUN` (completions are processed when the
+//! shard asks for them and not by interrupting it), and submission after every [`SUBMIT_EVERY`] entries
+//! instead of once per turn, which is 15 to 20 % faster because the device starts sooner.
 //!
 //! All memory that an entry points to (buffers, vectors, paths, message headers) is in the operation's slot
 //! until the completion has arrived. When the ring is dropped it cancels operations and waits for the rest.
@@ -28,7 +28,8 @@ const SUBMIT_EVERY: usize = 4;
 const FILE_SLOTS: u32 = 256;
 /// Smallest region that is registered, in bytes.
 const MIN_REGION: usize = 256 << 10;
-/// `user_data` of entries that aren't operations. Generations of slots have 31 bits, so no key is equal to it.
+/// `user_data` of entries that aren't operations. Generations of slots have 31 bits, so no key is equal to
+/// it.
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
 
@@ -193,7 +194,8 @@ impl Ring {
         self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(IGNORED));
     }
 
-    /// Submits what is batched if fewer than `count` entries are free: a chain must not be cut by a submission.
+    /// Submits what is batched if fewer than `count` entries are free: a chain must not be cut by a
+    /// submission.
     fn make_free_entries(&mut self, count: usize) {
         loop {
             let submission = self.ring.submission();

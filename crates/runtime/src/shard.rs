@@ -31,8 +31,8 @@ pub struct Config {
     pub pin: bool,
     /// Submission entries per ring, a power of two.
     pub ring_entries: u32,
-    /// Bytes of buffers that each shard tries to register with its ring; fewer, or none, if the kernel's limit on
-    /// locked memory is lower.
+    /// Bytes of buffers that each shard tries to register with its ring; fewer, or none, if the kernel's
+    /// limit on locked memory is lower.
     pub registered_bytes: usize,
     /// Whether a shard polls its ring for up to 50 µs before it sleeps, if its waits are that short and there
     /// are more processors than shards. This saves clients with one request at a time the wake-up of a
@@ -229,8 +229,8 @@ impl Shard {
         }
     }
 
-    /// Wraps a completed operation whose future was dropped. Dropping the result drops its buffers and closes the descriptor that
-    /// it returned.
+    /// Wraps a completed operation whose future was dropped. Dropping the result drops its buffers and closes
+    /// the descriptor that it returned.
     pub(crate) fn discarded(&self, operation: Operation, result: i32) -> Discarded {
         let returned = match &self.driver {
             _ if !operation.returns_a_descriptor() => None,
@@ -453,7 +453,8 @@ pub(crate) fn stop_all(mailboxes: &[Arc<Mailbox>], failure: Option<Error>) {
     mailboxes.iter().for_each(|mailbox| mailbox.stop());
 }
 
-/// Runs one shard until its main task has returned or the shard is stopped. Returns whether the task has returned.
+/// Runs one shard until its main task has returned or the shard is stopped. Returns whether the task has
+/// returned.
 fn run_shard(
     index: ShardIndex,
     all: Arc<[Arc<Mailbox>]>,

@@ -270,7 +270,8 @@ impl SharedMemory {
     /// If the byte isn't inside the mapping.
     #[inline]
     pub fn u8(&self, at: usize) -> &AtomicU8 {
-        // SAFETY: inside the mapping, aligned, and any bytes are valid; other accesses may mix, which yields any value.
+        // SAFETY: inside the mapping, aligned, and any bytes are valid; other accesses may mix, which yields
+        // any value.
         unsafe { &*self.aligned(at, 1).cast() }
     }
 

@@ -113,8 +113,8 @@ pub(crate) fn allowed_processors() -> Vec<usize> {
     if allowed.is_empty() { vec![0] } else { allowed }
 }
 
-/// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it to `processor` if there
-/// is one. Both are optimizations, so failures are ignored.
+/// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it to
+/// `processor` if there is one. Both are optimizations, so failures are ignored.
 pub(crate) fn prepare_thread(processor: Option<usize>) {
     // SAFETY: no memory is passed.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64, 0, 0, 0) };

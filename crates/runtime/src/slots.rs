@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker};
 /// reads message headers and vectors from them.
 const CHUNK: usize = 64;
 
-/// Identifies one use of one slot; passed to the kernel as `user_data`. A reused slot has another key, so that a late
-/// cancellation can't hit its successor.
+/// Identifies one use of one slot; passed to the kernel as `user_data`. A reused slot has another key, so
+/// that a late cancellation can't hit its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub index: u32,

@@ -84,7 +84,8 @@ impl Notify {
         Notify::default()
     }
 
-    /// Wakes the waiter that has waited longest. If its future is dropped before it is polled, the next waiter is woken instead.
+    /// Wakes the waiter that has waited longest. If its future is dropped before it is polled, the next
+    /// waiter is woken instead.
     pub fn notify_one(&self) {
         if let Some(ticket) = self.waiters.release_first() {
             // Tickets are released in increasing order, so the list remains sorted.
@@ -238,7 +239,8 @@ impl<T> Channel<T> {
     }
 }
 
-/// Returns the two sides of a queue of at most `capacity` values (at least 1), from many tasks of a shard to one.
+/// Returns the two sides of a queue of at most `capacity` values (at least 1), from many tasks of a shard to
+/// one.
 pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let channel = Rc::new(Channel {
         queue: RefCell::new(VecDeque::with_capacity(capacity.min(1024))),
@@ -353,8 +355,8 @@ impl<T> Drop for Receiver<T> {
     }
 }
 
-/// Returns the two sides of a channel for one value. The receiver returns `None` if the sender is dropped without
-/// sending.
+/// Returns the two sides of a channel for one value. The receiver returns `None` if the sender is dropped
+/// without sending.
 pub fn oneshot<T>() -> (OneshotSender<T>, Receiver<T>) {
     let (sender, receiver) = channel(1);
     (OneshotSender(sender), receiver)

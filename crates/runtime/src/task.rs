@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 /// A task that is ready to run, with the mailbox of its shard.
 pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
 
-/// Future of a task, boxed so that all tasks with one type of result share their code. Compiled for each type of future, that
-/// code was a third of the program.
+/// Future of a task, boxed so that all tasks with one type of result share their code. Compiled for each type
+/// of future, that code was a third of the program.
 pub(crate) type TaskFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;

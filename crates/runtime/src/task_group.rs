@@ -1,7 +1,8 @@
 //! Groups of tasks and calls of one shard whose end can be awaited: a part's close waits for its group.
 //!
-//! A member is counted from [`TaskGroup::enter`] until its guard is dropped: at the end of a task, or with the future
-//! that owns the guard. A handle that a client may keep without limit must not be a member: the close would never end.
+//! A member is counted from [`TaskGroup::enter`] until its guard is dropped: at the end of a task, or with
+//! the future that owns the guard. A handle that a client may keep without limit must not be a member: the
+//! close would never end.
 
 use crate::sync::Notify;
 use crate::task::JoinHandle;

@@ -7,8 +7,8 @@
 //! - A failure is detected at most the limit after the last progress, and at least 15/16 of it. A step of the
 //!   timer counts once, however long it took: time in which this process was stopped doesn't count against
 //!   the peer.
-//! - One timer runs for all requests of a peer, and only while there are any. A request reads no clock and allocates nothing in
-//!   steady state.
+//! - One timer runs for all requests of a peer, and only while there are any. A request reads no clock and
+//!   allocates nothing in steady state.
 //!
 //! The caller ends the requests: their futures ask [`LimitedRequest::poll_failed`].
 

@@ -42,7 +42,8 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
     Sleep { deadline, entry: None }
 }
 
-/// Time before the deadline from which a precise sleep polls: a sleeping processor takes some 30 to 100 us to wake.
+/// Time before the deadline from which a precise sleep polls: a sleeping processor takes some 30 to 100 us to
+/// wake.
 const AWAKE_BEFORE: Duration = Duration::from_micros(100);
 
 /// Waits for a point in time, to about a microsecond if the shard's tasks are short. It polls for the last

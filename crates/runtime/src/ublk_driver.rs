@@ -2,10 +2,11 @@
 //! device whose requests this process serves.
 //!
 //! # Promises
-//! - A control command blocks its thread until the kernel has completed it. The kernel uses the caller's memory only until then.
+//! - A control command blocks its thread until the kernel has completed it. The kernel uses the caller's
+//!   memory only until then.
 //! - A queue passes data only by UBLK_F_USER_COPY: the kernel gets no address of this process.
-//! - Dropping the future of a queue's command abandons the command; the kernel completes it when the device stops or the shard's ring
-//!   closes.
+//! - Dropping the future of a queue's command abandons the command; the kernel completes it when the device
+//!   stops or the shard's ring closes.
 //!
 //! The callers interpret the structures.
 #![allow(unsafe_code)] // A ring of its own, a mapping, reads and writes at the kernel's border.
@@ -136,7 +137,8 @@ impl Control {
     }
 }
 
-/// Opens the character device of a block device. Only one open file of it exists at a time; the queues share it.
+/// Opens the character device of a block device. Only one open file of it exists at a time; the queues share
+/// it.
 ///
 /// # Errors
 /// Errors of open(2); EBUSY if another process has it open.
@@ -253,8 +255,9 @@ impl Queue {
         self.command(FETCH_REQ, tag, 0, 0)
     }
 
-    /// Completes the request of a tag with a number of bytes or a negative error number, and waits for the tag's next request. A zone
-    /// append is completed with the sector that it was written to; `sector` is 0 for other requests.
+    /// Completes the request of a tag with a number of bytes or a negative error number, and waits for the
+    /// tag's next request. A zone append is completed with the sector that it was written to; `sector` is 0
+    /// for other requests.
     #[inline]
     pub fn commit_and_fetch(&self, tag: u16, result: i32, sector: u64) -> QueueCommand {
         self.command(COMMIT_AND_FETCH_REQ, tag, result, sector)

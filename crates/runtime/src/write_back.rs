@@ -28,11 +28,12 @@ pub fn reserve_heap(bytes: usize) {
     let _ = bytes;
 }
 
-/// Lets allocations of the kernel on behalf of the calling thread, and of threads that it starts later, use half of the pages that the kernel
-/// keeps free (`vm.min_free_kbytes`): it permits that to threads with a real-time policy (`ALLOC_MIN_RESERVE` in mm/page_alloc.c).
+/// Lets allocations of the kernel on behalf of the calling thread, and of threads that it starts later, use
+/// half of the pages that the kernel keeps free (`vm.min_free_kbytes`): it permits that to threads with a
+/// real-time policy (`ALLOC_MIN_RESERVE` in mm/page_alloc.c).
 ///
-/// The policy is SCHED_RR of the lowest priority. Without it, and with PR_SET_IO_FLUSHER, sending to a socket while no page can be
-/// reclaimed waits without end, and doesn't invoke the out-of-memory killer.
+/// The policy is SCHED_RR of the lowest priority. Without it, and with PR_SET_IO_FLUSHER, sending to a socket
+/// while no page can be reclaimed waits without end, and doesn't invoke the out-of-memory killer.
 ///
 /// # Errors
 /// Errors of sched_setscheduler(2): it needs CAP_SYS_NICE.

@@ -151,7 +151,8 @@ pub struct Bench {
     /// Plans (.toml), fio job files (.fio) or stacks, run one after the other
     #[arg(required = true, value_name = "PLAN|JOB.fio|STACK")]
     pub what: Vec<String>,
-    /// Write the report to this directory; several arguments each get a folder in it [default: bench-out/NAME]
+    /// Write the report to this directory; several arguments each get a folder in it [default:
+    /// bench-out/NAME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Run a job file's jobs on this stack instead of its filename=
@@ -237,13 +238,15 @@ The node is a ublk device, an NBD device, or a loop device over a file of a FUSE
 pub struct Attach {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Set the name of the attachment: up to 64 letters, digits, '.', '_' or '-' [default: the stack file's name without ending, or the top device's]
+    /// Set the name of the attachment: up to 64 letters, digits, '.', '_' or '-' [default: the stack file's
+    /// name without ending, or the top device's]
     #[arg(long)]
     pub name: Option<String>,
     /// Choose the kernel's driver [default: the first of ublk, nbd and fuse that the kernel has]
     #[arg(long, value_name = "DRIVER")]
     pub via: Option<crate::attach::machine::Driver>,
-    /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device, up to 4096]
+    /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device,
+    /// up to 4096]
     #[arg(long, value_name = "BYTES", value_parser = sector_size)]
     pub sector_size: Option<u32>,
     /// Set the time for which requests wait for a new server before they fail, such as 500ms or 60s
@@ -671,7 +674,8 @@ pub enum ModelVerb {
 
 Run the fill job first, or let the device idle before it: it needs an empty write buffer.")]
     Job {
-        /// Print the job that fills the write buffer of a flash device in up to ten minutes, for `model fit --fill`
+        /// Print the job that fills the write buffer of a flash device in up to ten minutes, for `model
+        /// fit --fill`
         #[arg(long)]
         fill: bool,
     },

@@ -1,6 +1,7 @@
 //! Serves a W25Q128FV in memory to flashrom, as part of another program.
 //!
-//! `cargo run --release -p siltstone-spi --example serve 127.0.0.1:4025`, then `flashrom -p serprog:ip=127.0.0.1:4025`.
+//! `cargo run --release -p siltstone-spi --example serve 127.0.0.1:4025`, then `flashrom -p
+//! serprog:ip=127.0.0.1:4025`.
 
 use block::Result;
 use spi::rules::Rules;

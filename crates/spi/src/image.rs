@@ -15,11 +15,12 @@
 //!   image by at most one interval.
 //!
 //! # State file
-//! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), `image_crc32c` (CRC32C of the image,
-//! after an orderly end only), and `non_volatile`: `registers` (values
-//! in the order of the chip file), `security` (bytes of the security registers), `unique_id`, `erase_counts` (per sector of the smallest erase),
-//! `stuck` (address: mask of bits that no longer erase), `marginal` (address: `mask` of unstable bits, `ones`, probability of a 1 in 1/256).
-//! Without it the chip has its factory state.
+//! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name),
+//! `image_crc32c` (CRC32C of the image, after an orderly end only), and `non_volatile`: `registers` (values
+//! in the order of the chip file), `security` (bytes of the security registers), `unique_id`, `erase_counts`
+//! (per sector of the smallest erase), `stuck` (address: mask of bits that no longer erase), `marginal`
+//! (address: `mask` of unstable bits, `ones`, probability of a 1 in 1/256). Without it the chip has its
+//! factory state.
 
 use crate::board::Board;
 use block::{Data, Durability, Error, Payload, Result};

@@ -17,8 +17,8 @@
 //! never_opcode = [0xC7, 0x60]     # chip erase
 //! ```
 //!
-//! `never` is one of: `program-unerased`, `program`, `erase`, `write`, `refused` (for any reason), `busy`, `not-write-enabled`, `protected`,
-//! `unknown-opcode` (refused for this reason), `too-fast`, `power-loss`.
+//! `never` is one of: `program-unerased`, `program`, `erase`, `write`, `refused` (for any reason), `busy`,
+//! `not-write-enabled`, `protected`, `unknown-opcode` (refused for this reason), `too-fast`, `power-loss`.
 
 use serde::Deserialize;
 use spinor::{Action, Chip, Record, Refusal, State};
@@ -221,7 +221,8 @@ impl Rule {
             }
     }
 
-    /// Returns whether the transaction touches the rule's range. One without an address concerns the whole array.
+    /// Returns whether the transaction touches the rule's range. One without an address concerns the whole
+    /// array.
     fn concerns(&self, chip: &Chip, record: &Record, action: Option<Action>, size: u32) -> bool {
         let Some(address) = record.address else { return true };
         let page = u64::from(chip.description().page);

@@ -1,7 +1,8 @@
 //! Connections of programmers: serprog over TCP, unix sockets and a pseudo-terminal.
 //!
 //! # Promises
-//! - All complete requests of one receive are answered by one send, unless the answers are longer than [`ANSWERS`].
+//! - All complete requests of one receive are answered by one send, unless the answers are longer than
+//!   [`ANSWERS`].
 //! - A connection uses at most [`REQUESTS`] bytes for requests, and for answers [`ANSWERS`] bytes, or those
 //!   that one SPI operation reads. In steady state it allocates nothing.
 //! - There are at most [`MAX_PROGRAMMERS`] connections; a further one is closed at once.

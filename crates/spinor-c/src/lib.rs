@@ -1,4 +1,5 @@
-//! The chips of the crate `spinor` for programs in C: `libsiltstone_spinor.a` and `.so`, with `include/siltstone_spinor.h`.
+//! The chips of the crate `spinor` for programs in C: `libsiltstone_spinor.a` and `.so`, with
+//! `include/siltstone_spinor.h`.
 //!
 //! - this file: opening, the bus with lines per phase, time, power, faults, state and counters of the chip;
 //! - [`block`]: littlefs-shaped block functions, which drive the bus as a driver does.

@@ -194,9 +194,10 @@ impl Action {
 
     /// Returns the conditions in which the command is accepted unless its chip file says otherwise.
     ///
-    /// The rules are those of the W25Q128JV datasheet, sections "Erase / Program Suspend (75h)" and "Enable Reset (66h)": a
-    /// busy chip answers status reads, suspend and reset; while an erase is suspended other blocks can be read and
-    /// programmed; while a program is suspended the array can be read; register writes and erases wait for the resume.
+    /// The rules are those of the W25Q128JV datasheet, sections "Erase / Program Suspend (75h)" and "Enable
+    /// Reset (66h)": a busy chip answers status reads, suspend and reset; while an erase is suspended other
+    /// blocks can be read and programmed; while a program is suspended the array can be read; register writes
+    /// and erases wait for the resume.
     pub fn conditions(self) -> Conditions {
         use Action::*;
         use Condition::{Busy, EraseSuspended, ProgramSuspended, Ready};

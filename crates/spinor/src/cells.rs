@@ -1,13 +1,15 @@
 //! The non-volatile cells: state that survives without power, wear, and reads after interrupted operations.
 //!
-//! - *Interrupted programs and erases*: cells whose threshold voltage lies near the reference read as 0 or 1 from one read to
-//!   the next. Sources: H.-W. Tseng, L. Grupp, S. Swanson, "Understanding the Impact of Power Loss on Flash Memory", DAC 2011;
-//!   the "unstable bits" of the UBIFS documentation (linux-mtd.infradead.org). The order of an erase, preprogram, erase pulses,
-//!   recovery of over-erased cells, is that of R. Bez et al., "Introduction to Flash Memory", Proc. IEEE 91(4), 2003.
-//! - *Wear*: the datasheet's endurance is the guaranteed number of cycles; the excess until a sector's first bad bit is drawn from
-//!   an exponential distribution, as is each further one. A bad bit sticks at 0: it no longer erases (Bez 2003, section V).
-//! - *Retention*: programmed cells lose charge and read as 1. The rate follows the Arrhenius law with 1.1 eV (JEDEC JEP122,
-//!   JESD22-A117) and grows with the erase count.
+//! - *Interrupted programs and erases*: cells whose threshold voltage lies near the reference read as 0 or 1
+//!   from one read to the next. Sources: H.-W. Tseng, L. Grupp, S. Swanson, "Understanding the Impact of
+//!   Power Loss on Flash Memory", DAC 2011; the "unstable bits" of the UBIFS documentation
+//!   (linux-mtd.infradead.org). The order of an erase, preprogram, erase pulses, recovery of over-erased
+//!   cells, is that of R. Bez et al., "Introduction to Flash Memory", Proc. IEEE 91(4), 2003.
+//! - *Wear*: the datasheet's endurance is the guaranteed number of cycles; the excess until a sector's first
+//!   bad bit is drawn from an exponential distribution, as is each further one. A bad bit sticks at 0: it no
+//!   longer erases (Bez 2003, section V).
+//! - *Retention*: programmed cells lose charge and read as 1. The rate follows the Arrhenius law with 1.1 eV
+//!   (JEDEC JEP122, JESD22-A117) and grows with the erase count.
 //! - *Read disturb*: cells of a sector that is read gain charge and read as 0 (Bez 2003, section V).
 
 use crate::random::Random;
@@ -95,7 +97,8 @@ impl NonVolatile {
         }
     }
 
-    /// Programs a page up to a fraction of its time; the cells of the group being programmed are left half-done.
+    /// Programs a page up to a fraction of its time; the cells of the group being programmed are left
+    /// half-done.
     pub(crate) fn program_partly(
         &mut self,
         start: u32,
@@ -163,7 +166,8 @@ impl NonVolatile {
         if fraction < PREPROGRAM {
             let done = fraction / PREPROGRAM;
             for cell in cells.iter_mut() {
-                // Preprogramming goes through the block in order in small groups; a rough draw per byte shows the same.
+                // Preprogramming goes through the block in order in small groups; a rough draw per byte shows
+                // the same.
                 if random.unit() < done {
                     *cell = 0;
                 }
@@ -220,11 +224,11 @@ impl NonVolatile {
         }
     }
 
-    /// Ages the cells by a time at a temperature, and calls `changed` with each range that has lost charge. Returns the number of
-    /// bits that lost it.
+    /// Ages the cells by a time at a temperature, and calls `changed` with each range that has lost charge.
+    /// Returns the number of bits that lost it.
     ///
-    /// `rate` is the fraction of programmed bits of an unworn sector that is lost per year at 55 °C. The cost is a pass over the
-    /// cells that counts programmed bits, and a draw for each bit that is lost.
+    /// `rate` is the fraction of programmed bits of an unworn sector that is lost per year at 55 °C. The cost
+    /// is a pass over the cells that counts programmed bits, and a draw for each bit that is lost.
     pub(crate) fn age(
         &self,
         cells: &mut [u8],
@@ -301,8 +305,9 @@ struct BitSet {
 }
 
 impl BitSet {
-    /// Becomes a random subset of `count` of the numbers below `limit`, each subset as likely as another: algorithm F2 of
-    /// R. Floyd, in J. Bentley, "Programming Pearls: A sample of brilliance", CACM 30(9), 1987. One draw for each number.
+    /// Becomes a random subset of `count` of the numbers below `limit`, each subset as likely as another:
+    /// algorithm F2 of R. Floyd, in J. Bentley, "Programming Pearls: A sample of brilliance", CACM
+    /// 30(9), 1987. One draw for each number.
     fn choose(&mut self, count: u64, limit: u64, random: &mut Random) {
         self.words.clear();
         self.words.resize(limit.div_ceil(64) as usize, 0);

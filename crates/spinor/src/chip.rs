@@ -1,4 +1,5 @@
-//! The interpreter: one state machine for all chips, driven by bus clocks, pins, power and the time that the caller passes in.
+//! The interpreter: one state machine for all chips, driven by bus clocks, pins, power and the time that the
+//! caller passes in.
 //!
 //! - `changes`: parts of the array that changed since they were saved;
 //! - `link`: the bus phases of a transaction, bit by bit, with fast paths for bytes and runs of bytes;
@@ -7,8 +8,8 @@
 //!   after a cut;
 //! - `protection`: programs, erases and register writes that the chip refuses.
 //!
-//! Nothing here reads a clock, draws from the system's randomness or does I/O: time comes from [`Chip::advance`], randomness from
-//! the seed.
+//! Nothing here reads a clock, draws from the system's randomness or does I/O: time comes from
+//! [`Chip::advance`], randomness from the seed.
 
 mod changes;
 mod execute;
@@ -507,7 +508,8 @@ impl Chip {
         }
     }
 
-    /// Applies the power. Commands are accepted once the start-up times have passed. Does nothing while it is on.
+    /// Applies the power. Commands are accepted once the start-up times have passed. Does nothing while it is
+    /// on.
     pub fn power_on(&mut self) {
         if self.is_on() {
             return;
@@ -535,7 +537,8 @@ impl Chip {
     /// Loads volatile state as after power-up, or as after a reset if not `cold`.
     fn reload(&mut self, cold: bool) {
         if cold && self.is_set_in(&self.cells.registers, Meaning::Srl) {
-            // Power supply lock-down ends with a power cycle and clears SRL, unless SRP = 1 makes it permanent.
+            // Power supply lock-down ends with a power cycle and clears SRL, unless SRP = 1 makes it
+            // permanent.
             let for_ever = self.description.protection.lock_for_ever
                 && self.is_set_in(&self.cells.registers, Meaning::Srp);
             if !for_ever && let Some((register, bit)) = self.description.bit(Meaning::Srl) {
@@ -651,7 +654,8 @@ impl Chip {
         }
     }
 
-    /// Ages the cells by a time at a temperature: programmed bits lose their charge. Returns the number of flipped bits.
+    /// Ages the cells by a time at a temperature: programmed bits lose their charge. Returns the number of
+    /// flipped bits.
     pub fn age(&mut self, aging: Aging) -> u64 {
         if self.description.writes_in_place {
             return 0;

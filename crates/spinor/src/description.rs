@@ -35,7 +35,8 @@ pub struct Description {
     pub unique_id: u32,
     /// The SFDP area, beginning at address 0; empty if the chip has none.
     pub sfdp: Vec<u8>,
-    /// Source of the SFDP area: `none`, `derived` from this description, `dump` of a real part, `dump of` another chip, adapted.
+    /// Source of the SFDP area: `none`, `derived` from this description, `dump` of a real part, `dump of`
+    /// another chip, adapted.
     pub sfdp_source: String,
     /// Whether the chip has non-volatile cells that need no erase: FRAM.
     pub writes_in_place: bool,
@@ -91,7 +92,8 @@ pub enum Continuous {
 pub struct Times {
     /// Program of a whole page (tPP).
     pub page_program: Span,
-    /// Typical program of the first byte (tBP1) and of each further one (tBP2); `None` where the datasheet has only tPP.
+    /// Typical program of the first byte (tBP1) and of each further one (tBP2); `None` where the datasheet
+    /// has only tPP.
     pub byte_program: Option<(u64, u64)>,
     /// Write of a non-volatile register (tW).
     pub write_register: Span,
@@ -299,7 +301,8 @@ pub struct Command {
     pub dummy: u8,
     /// Dummy clocks in QPI, mode byte included; `None` is as set by `set-read-parameters`.
     pub qpi_dummy: Option<u8>,
-    /// Dummy clocks that a register selects, in place of `dummy` and `qpi_dummy`; the mode byte is not included.
+    /// Dummy clocks that a register selects, in place of `dummy` and `qpi_dummy`; the mode byte is not
+    /// included.
     pub latency: Option<Latency>,
     /// Highest clock in hertz; 0 if unknown.
     pub max_clock: u32,

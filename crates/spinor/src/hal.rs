@@ -78,8 +78,9 @@ mod nor {
 
     /// A driver of the chip behind the traits of embedded-storage, for file systems and stores on it.
     ///
-    /// It sends the chip's own commands over its bus and waits by advancing virtual time: each write and erase returns when
-    /// the chip is ready. `ERASE` is the erase size in bytes, one that the chip has a command for.
+    /// It sends the chip's own commands over its bus and waits by advancing virtual time: each write and
+    /// erase returns when the chip is ready. `ERASE` is the erase size in bytes, one that the chip has a
+    /// command for.
     pub struct Nor<'a, const ERASE: usize = 4096> {
         chip: &'a mut Chip,
         read: u8,
@@ -117,7 +118,8 @@ mod nor {
     }
 
     impl<'a, const ERASE: usize> Nor<'a, ERASE> {
-        /// Takes a chip; `None` if it lacks single-line read, page program, an erase of `ERASE` bytes or a busy bit.
+        /// Takes a chip; `None` if it lacks single-line read, page program, an erase of `ERASE` bytes or a
+        /// busy bit.
         pub fn new(chip: &'a mut Chip) -> Option<Nor<'a, ERASE>> {
             let description = chip.description().clone();
             let four_bytes = chip.is_four_byte();

@@ -3,13 +3,16 @@
 //! - [`Description`]: a chip as data, from one TOML file ([`chip`] finds those that come with the crate,
 //!   [`sfdp`] creates one from an
 //!   SFDP dump);
-//! - [`Chip`]: the interpreter, one state machine for all chips, driven by bus bytes or clocks, pins, power and virtual time;
+//! - [`Chip`]: the interpreter, one state machine for all chips, driven by bus bytes or clocks, pins, power
+//!   and virtual time;
 //! - [`Faults`]: power cuts, wear, read disturb, bus errors, by seed and rule;
 //! - [`Trace`]: the transactions that the chip saw.
 //!
-//! With the features of the same names, [`Bus`] is an `SpiDevice` of embedded-hal 1 and [`Nor`] a `NorFlash` of embedded-storage.
+//! With the features of the same names, [`Bus`] is an `SpiDevice` of embedded-hal 1 and [`Nor`] a `NorFlash`
+//! of embedded-storage.
 //!
-//! The chip reads no clock, starts no thread and does no I/O: the same calls with the same seed give the same bytes.
+//! The chip reads no clock, starts no thread and does no I/O: the same calls with the same seed give the same
+//! bytes.
 //!
 //! ```
 //! use spinor::{Chip, chip};

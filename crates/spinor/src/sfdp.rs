@@ -1,6 +1,8 @@
-//! Serial Flash Discoverable Parameters: read, derived from a description, and turned into a generic chip file.
+//! Serial Flash Discoverable Parameters: read, derived from a description, and turned into a generic chip
+//! file.
 //!
-//! Source: JEDEC JESD216B, section 6.4 "JEDEC Basic Flash Parameter Table", words 1 to 16. Words are numbered from 1 as there.
+//! Source: JEDEC JESD216B, section 6.4 "JEDEC Basic Flash Parameter Table", words 1 to 16. Words are numbered
+//! from 1 as there.
 
 use crate::action::Action;
 use crate::description::{AddressWidth, Command, Description, Meaning, Protocol};
@@ -266,7 +268,8 @@ pub fn generic_chip(name: &str, jedec_id: &[u8], sfdp: &[u8]) -> Result<String, 
         }
     }
     text.push_str("]\n\n[[register]]\nname = \"SR1\"\n");
-    // Quad enable requirement of word 15: 010b is bit 6 of the status register, 000b none; the others are bit 1 of register 2.
+    // Quad enable requirement of word 15: 010b is bit 6 of the status register, 000b none; the others are bit
+    // 1 of register 2.
     let requirement = raw(14).map_or(0, |value| value >> 20 & 7);
     let six = if requirement == 0b010 { "QE" } else { "PLAIN" };
     let _ = writeln!(

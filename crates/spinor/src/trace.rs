@@ -197,7 +197,8 @@ impl Trace {
         self.records.iter().try_for_each(|record| record.write_json(chip, out))
     }
 
-    /// Writes all records as a value change dump of the bus, with a clock period of `period` ns; see [`Waveform`].
+    /// Writes all records as a value change dump of the bus, with a clock period of `period` ns; see
+    /// [`Waveform`].
     pub fn write_vcd(&self, chip: &Description, period: u64, out: &mut impl Write) -> fmt::Result {
         let mut waveform = Waveform::new(period);
         waveform.write_header(chip, out)?;
@@ -207,9 +208,9 @@ impl Trace {
 
 /// Writer of a value change dump (IEEE 1364-2005, clause 18) of CS#, CLK and IO0 to IO3, record by record.
 ///
-/// Of each transaction it shows opcode, address and the first data bytes; mode and dummy clocks show the lines undriven. Every
-/// transaction begins and ends with the same levels (CS# high, CLK low, IO undriven), so that a dump can be continued from the
-/// time at which its last part ended.
+/// Of each transaction it shows opcode, address and the first data bytes; mode and dummy clocks show the
+/// lines undriven. Every transaction begins and ends with the same levels (CS# high, CLK low, IO undriven),
+/// so that a dump can be continued from the time at which its last part ended.
 #[derive(Debug, Clone)]
 pub struct Waveform {
     /// Clock period in nanoseconds.

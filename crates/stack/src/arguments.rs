@@ -143,8 +143,8 @@ impl Arguments {
         }
     }
 
-    /// Makes a path absolute as [`path`](Self::path) does: for keys whose text may be a path, such as the address of a
-    /// socket.
+    /// Makes a path absolute as [`path`](Self::path) does: for keys whose text may be a path, such as the
+    /// address of a socket.
     pub fn absolute(&self, path: &Path) -> Result<PathBuf> {
         let joined = self.base_directory.join(path);
         std::path::absolute(&joined)
@@ -238,8 +238,8 @@ impl Arguments {
         Err(self.refuse("timeout", format!("timeout {limit}: expected {least} to {most}")))
     }
 
-    /// Whether the part is opened only to copy what can be read from it: value of the key `salvage`. `plan` calls this, so
-    /// that the refusal comes before anything is opened.
+    /// Whether the part is opened only to copy what can be read from it: value of the key `salvage`. `plan`
+    /// calls this, so that the refusal comes before anything is opened.
     ///
     /// # Errors
     /// [`Error::Invalid`] together with `--format`.

@@ -136,8 +136,8 @@ impl BuiltStack {
     /// Returns the only part of this kind.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the existing parts if there is none, [`Error::Invalid`] with the names if there are
-    /// several.
+    /// [`Error::NotFound`] with the existing parts if there is none, [`Error::Invalid`] with the names if
+    /// there are several.
     pub fn part_of_kind(&self, kind: &str) -> Result<&BuiltPart> {
         let mut found = self.parts().filter(|part| part.kind == kind);
         match (found.next(), found.count()) {

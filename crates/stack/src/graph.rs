@@ -129,8 +129,8 @@ fn check_levels(source: &Source, nodes: &[Node<'_>], order: &[usize], problems: 
     }
 }
 
-/// Checks the number of users of each part: doors may share a device, but only one part may use another, unless its
-/// kind allows more.
+/// Checks the number of users of each part: doors may share a device, but only one part may use another,
+/// unless its kind allows more.
 fn check_sharing(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) {
     let mut users: Vec<Vec<(usize, &Reference)>> = vec![Vec::new(); nodes.len()];
     for (user, node) in nodes.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Declaration of a kind of part, and the list of all kinds.
 //!
-//! Each part's file exports one `pub const KIND: Kind`; the program lists them in a [`Registry`]. Planning a stack uses
-//! only these declarations and opens nothing.
+//! Each part's file exports one `pub const KIND: Kind`; the program lists them in a [`Registry`]. Planning a
+//! stack uses only these declarations and opens nothing.
 
 use crate::arguments::Arguments;
 use crate::message::Form;
@@ -149,8 +149,8 @@ pub struct Key {
     pub value: ValueKind,
     /// Whether a stack without this key is refused. A required list has at least one element.
     pub required: bool,
-    /// Whether the one-line form may omit the key's name. Positional values fill the positional keys in the order of
-    /// [`Kind::keys`]; a list takes all remaining values, so it must be the last positional key.
+    /// Whether the one-line form may omit the key's name. Positional values fill the positional keys in the
+    /// order of [`Kind::keys`]; a list takes all remaining values, so it must be the last positional key.
     pub positional: bool,
     /// Default value, in the one-line form. With `None`, the kind's code decides, through the getters of
     /// [`Arguments`] that begin with `optional_`.

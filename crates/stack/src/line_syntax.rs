@@ -7,9 +7,9 @@
 //! value    = part | STRING | "[" [ value { "," value } [","] ] "]"
 //! ```
 //!
-//! A WORD is anything without white space, control characters and `,()[]="`; a STRING is in double quotes and knows
-//! `\"`, `\\`, `
-//! `, `\r`, `\t` and `\u{HEX}`. Nesting is bounded, so hostile text can't exhaust the thread's stack.
+//! A WORD is anything without white space, control characters and `,()[]="`; a STRING is in double quotes and
+//! knows `\"`, `\\`, ` `, `\r`, `\t` and `\u{HEX}`. Nesting is bounded, so hostile text can't exhaust the
+//! thread's stack.
 
 use crate::graph::MAX_LEVELS;
 use crate::problem::{Problem, Source, shown};

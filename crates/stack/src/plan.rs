@@ -121,8 +121,8 @@ impl Plan {
         self.build_over(&|leaf| leaf)
     }
 
-    /// Builds as [`build`](Self::build) does, and passes each part without a part below it through `wrap`: to observe the requests to
-    /// it. The result has the same contract.
+    /// Builds as [`build`](Self::build) does, and passes each part without a part below it through `wrap`: to
+    /// observe the requests to it. The result has the same contract.
     ///
     /// # Errors
     /// As [`build`](Self::build).

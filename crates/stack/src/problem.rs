@@ -42,7 +42,8 @@ impl Source {
         (0..=byte).rev().find(|byte| self.text.is_char_boundary(*byte)).unwrap_or(0)
     }
 
-    /// Start of the line of this byte, the number of that line from 1, and the byte's column in characters from 1.
+    /// Start of the line of this byte, the number of that line from 1, and the byte's column in characters
+    /// from 1.
     fn position(&self, start: usize) -> (usize, usize, usize) {
         let before = &self.text[..start];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);

@@ -72,8 +72,8 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// Writes a duration with the largest unit that divides it: `10ms`, `90s`, `1500us`. Durations above 500 years, which
-/// [`parse_duration`] never returns, are truncated.
+/// Writes a duration with the largest unit that divides it: `10ms`, `90s`, `1500us`. Durations above 500
+/// years, which [`parse_duration`] never returns, are truncated.
 pub fn format_duration(duration: Duration) -> String {
     let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     for (unit, length) in TIME_UNITS {

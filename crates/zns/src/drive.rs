@@ -2,7 +2,8 @@
 //!
 //! - Shards share each zone with a mutex that is never held over an await; the schedule and the counters have
 //!   one mutex each. An append to an open zone takes its zone's mutex and the schedule's.
-//! - Openings, finishes and resets own their zone (`owned`) over their awaits; other calls to it wait at its gate.
+//! - Openings, finishes and resets own their zone (`owned`) over their awaits; other calls to it wait at its
+//!   gate.
 //! - A power cut raises the epoch. Calls of an earlier epoch end with an error, and have no further effect.
 //! - Bytes are in the cells as soon as they are appended. The schedule determines which of them a power cut
 //!   loses (`Zone::losses`).

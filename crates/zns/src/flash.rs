@@ -168,7 +168,8 @@ impl Schedule {
         self.link.0.clear();
     }
 
-    /// Programs `bytes` of a unit: over the channel, then on the die. Returns the start of the program on the die and its end.
+    /// Programs `bytes` of a unit: over the channel, then on the die. Returns the start of the program on the
+    /// die and its end.
     pub fn program(
         &mut self,
         profile: &Profile,

@@ -1,4 +1,5 @@
-//! Encoding of version 1 of a drive's file. The book's page "An emulated ZNS drive" among the formats describes the bytes.
+//! Encoding of version 1 of a drive's file. The book's page "An emulated ZNS drive" among the formats
+//! describes the bytes.
 //!
 //! Decoding accepts any bytes and never panics; invalid bytes are an error that names them.
 
@@ -310,7 +311,8 @@ pub fn encode_zone(uuid: Uuid, zone: u32, header: &ZoneHeader, blocks: &[Block])
 /// Decodes the area of a zone with this number of blocks.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged area or that of another zone or drive, [`Error::Protocol`] for other bytes or another version.
+/// [`Error::Corrupt`] for a damaged area or that of another zone or drive, [`Error::Protocol`] for other
+/// bytes or another version.
 pub fn decode_zone(
     bytes: &[u8],
     uuid: Uuid,

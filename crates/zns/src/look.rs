@@ -104,8 +104,8 @@ impl Zns {
         Value::Array(zones.collect())
     }
 
-    /// Erase blocks, one object each: place, erases, reads, worst page's bit error rate, and the rate of every page of the
-    /// worst block.
+    /// Erase blocks, one object each: place, erases, reads, worst page's bit error rate, and the rate of
+    /// every page of the worst block.
     pub fn wear_now(&self) -> Value {
         let drive = &self.drive;
         let mut blocks = Vec::new();

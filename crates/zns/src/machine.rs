@@ -1,10 +1,12 @@
-//! The zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision 1.1, without I/O.
+//! The zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision 1.1, without
+//! I/O.
 //!
 //! Lengths and offsets are in any one unit, from the start of the zone. A command is checked completely
 //! before it has an effect: a refused command leaves zone and resources unchanged.
 //!
-//! Order of checks of a write: state of the zone, write pointer, capacity, limits. The specification leaves the choice among
-//! several errors to the controller; this is the order of QEMU's `nvme-ns`, with which the tests compare it (`tests/zoned/differences.rs`).
+//! Order of checks of a write: state of the zone, write pointer, capacity, limits. The specification leaves
+//! the choice among several errors to the controller; this is the order of QEMU's `nvme-ns`, with which the
+//! tests compare it (`tests/zoned/differences.rs`).
 
 use std::fmt;
 
@@ -63,7 +65,8 @@ impl State {
     }
 }
 
-/// Status of a refused command: status code type 1 (command specific), except for [`InvalidField`](Self::InvalidField), of type 0.
+/// Status of a refused command: status code type 1 (command specific), except for
+/// [`InvalidField`](Self::InvalidField), of type 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ZoneStatus {

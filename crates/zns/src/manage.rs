@@ -72,8 +72,8 @@ impl Drive {
         Ok(key)
     }
 
-    /// Erases the blocks of a zone that the caller owns. With `wipe` a file's bytes are overwritten; otherwise they are
-    /// deallocated.
+    /// Erases the blocks of a zone that the caller owns. With `wipe` a file's bytes are overwritten;
+    /// otherwise they are deallocated.
     async fn erase(&self, access: &Access, index: ZoneIndex, wipe: bool) -> Result<()> {
         let (deadline, failed) = {
             let mut guard = self.slot(index).lock();

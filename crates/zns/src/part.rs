@@ -200,8 +200,8 @@ impl Zns {
     /// Opens the drive in a file, and records there that the drive is in use. The caller has locked the file.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a file with other contents, [`Error::Protocol`] for another version, [`Error::Corrupt`] for
-    /// damaged superblocks.
+    /// [`Error::NotFound`] for a file with other contents, [`Error::Protocol`] for another version,
+    /// [`Error::Corrupt`] for damaged superblocks.
     pub async fn open_file(file: &File, settings: Settings) -> Result<Zns> {
         let zns = Self::look_at(file, settings).await?;
         zns.drive.write_superblock(file, false).await?;

@@ -1,13 +1,14 @@
 //! Raw bit errors, wear and the limit of the error correction.
 //!
-//! *Rate*: the model of B. S. Kim, J. Choi, S. L. Min, "Design Tradeoffs for SSD Reliability", FAST 2019: the raw bit error rate
-//! is ε + α·cycles^k + β·cycles^m·hours^n + γ·cycles^p·reads^q; `reads` is the reads of the block divided by its pages. The
-//! coefficients are the fit for 72-layer TLC as other simulators reproduce it; they were not compared with the paper. Other
-//! cells: the profile's `error_scale`.
+//! *Rate*: the model of B. S. Kim, J. Choi, S. L. Min, "Design Tradeoffs for SSD Reliability", FAST 2019: the
+//! raw bit error rate is ε + α·cycles^k + β·cycles^m·hours^n + γ·cycles^p·reads^q; `reads` is the reads of
+//! the block divided by its pages. The coefficients are the fit for 72-layer TLC as other simulators
+//! reproduce it; they were not compared with the paper. Other cells: the profile's `error_scale`.
 //!
-//! *Page and layer*: pages of a cell, and layers, differ (Y. Luo et al., "Improving 3D NAND Flash Memory Lifetime by Tolerating
-//! Early Retention Loss and Process Variation", SIGMETRICS 2018, finds layers to differ). Shapes and amplitudes ([`PAGE_SPREAD`],
-//! [`LAYER_SPREAD`]) are assumptions, and so is that of blocks, [`BLOCK_SPREAD`].
+//! *Page and layer*: pages of a cell, and layers, differ (Y. Luo et al., "Improving 3D NAND Flash Memory
+//! Lifetime by Tolerating Early Retention Loss and Process Variation", SIGMETRICS 2018, finds layers to
+//! differ). Shapes and amplitudes ([`PAGE_SPREAD`], [`LAYER_SPREAD`]) are assumptions, and so is that of
+//! blocks, [`BLOCK_SPREAD`].
 //!
 //! *Written value*: charge is lost, so programmed cells have more errors than erased ones (Y. Cai et al.,
 //! "Error Patterns in MLC NAND Flash Memory", DATE 2012: most retention errors are losses from the higher

@@ -30,7 +30,8 @@ impl Writer {
     }
 }
 
-/// Takes numbers and structures from the front of bytes. Methods that take bytes return [`Error::Corrupt`] where fewer follow.
+/// Takes numbers and structures from the front of bytes. Methods that take bytes return [`Error::Corrupt`]
+/// where fewer follow.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     rest: &'a [u8],

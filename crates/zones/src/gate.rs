@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Waiters for a change of one zone, on any shard. The lock is held for a push or a swap, never over an await, and is
-/// taken only by tasks that have to wait.
+/// Waiters for a change of one zone, on any shard. The lock is held for a push or a swap, never over an
+/// await, and is taken only by tasks that have to wait.
 #[derive(Debug, Default)]
 pub struct Gate {
     waiting: Mutex<Vec<Waker>>,

@@ -1,13 +1,14 @@
 //! Zones on any Device and in memory, and encoding of their formats.
 //!
 //! - [`on_device`]: divides any [`Device`](block::Device) into zones, with a format of its own on the medium.
-//! - [`ram`]: zones in memory with the weakest guarantees of the contract: appends land out of order and are durable
-//!   only once their zone is finished. A part that works on it works on an object store.
+//! - [`ram`]: zones in memory with the weakest guarantees of the contract: appends land out of order and are
+//!   durable only once their zone is finished. A part that works on it works on an object store.
 //! - [`overlay`]: zones whose changes stay in memory, to open zones without changing them.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
-//! Left to others: records, group commit, cleaning and recovery (`logkit`), and running the calls (`runtime`).
+//! Left to others: records, group commit, cleaning and recovery (`logkit`), and running the calls
+//! (`runtime`).
 
 pub mod bytes;
 pub mod gate;

@@ -3,8 +3,8 @@
 use block::{Error, Result, ZoneState};
 use std::sync::{Mutex, PoisonError};
 
-/// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions when a zone
-/// changes its state; appends to an open zone don't take it.
+/// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions
+/// when a zone changes its state; appends to an open zone don't take it.
 #[derive(Debug)]
 pub(crate) struct Limits {
     max_open: u32,
@@ -50,8 +50,8 @@ impl Limits {
         Ok(())
     }
 
-    /// Counts a change of a zone's state. Never refused: a zone that became interrupted by a failure, or was found
-    /// interrupted, may exceed the limits.
+    /// Counts a change of a zone's state. Never refused: a zone that became interrupted by a failure, or was
+    /// found interrupted, may exceed the limits.
     pub(crate) fn moved(&self, from: ZoneState, to: ZoneState) {
         let ((open_before, active_before), (open, active)) = (counts_of(from), counts_of(to));
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

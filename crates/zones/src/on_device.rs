@@ -1,22 +1,25 @@
-//! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after the other.
+//! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after
+//! the other.
 //!
 //! # Promises
 //! - Those of [`block::Zones`] on any device, after any power cut that keeps the device's own promises.
 //!   Appends are durable on flush if the device has a volatile cache, otherwise at once.
-//! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
-//!   empty zone also writes its header, durably.
-//! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone that was
-//!   begun and not finished is interrupted, with the capacity as the upper bound of its write pointer.
-//! - Opening a closed zone and closing a zone do no I/O. Opening an empty one writes its header, as its first append
-//!   does.
-//! - A device without a whole volume of this version, or with one of another device, is refused with an error that
-//!   names its contents. A zone whose header is damaged is offline; the others are usable.
+//! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to
+//!   an empty zone also writes its header, durably.
+//! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone
+//!   that was begun and not finished is interrupted, with the capacity as the upper bound of its write
+//!   pointer.
+//! - Opening a closed zone and closing a zone do no I/O. Opening an empty one writes its header, as its first
+//!   append does.
+//! - A device without a whole volume of this version, or with one of another device, is refused with an error
+//!   that names its contents. A zone whose header is damaged is offline; the others are usable.
 //!
-//! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone without
-//! free space stays open until it is finished, and counts against `max_open`.
+//! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone
+//! without free space stays open until it is finished, and counts against `max_open`.
 //!
-//! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the volume is in use, `volume` the operations,
-//! [`mod@format`] the bytes, `open` formatting and recovery, `layout` the positions on the device.
+//! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
+//! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
+//! `layout` the positions on the device.
 
 pub mod format;
 mod kind;
@@ -45,14 +48,15 @@ pub const DEFAULT_MAX_APPEND: u64 = 1 << 20;
 pub struct Options {
     /// Format the whole device as an empty volume first. Its contents are lost.
     pub format: bool,
-    /// Distance between two zones, in bytes; must match an existing volume. By default, that of the volume, or
-    /// [`DEFAULT_ZONE_SIZE`].
+    /// Distance between two zones, in bytes; must match an existing volume. By default, that of the volume,
+    /// or [`DEFAULT_ZONE_SIZE`].
     pub zone_size: Option<u64>,
     /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
     /// Limit of active zones; 0 is no limit.
     pub max_active: u32,
-    /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
+    /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is
+    /// smaller.
     pub max_append: Option<u64>,
     /// Refuse every change and write nothing.
     pub read_only: bool,
@@ -75,13 +79,13 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Opens the volume on this device, or formats it with `options.format`. That it is in use is recorded on the medium before its first
-    /// change: opening an existing volume writes nothing.
+    /// Opens the volume on this device, or formats it with `options.format`. That it is in use is recorded on
+    /// the medium before its first change: opening an existing volume writes nothing.
     ///
     /// # Errors
     /// [`Error::Protocol`](block::Error::Protocol) for a device with other contents or another version,
-    /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks, [`Error::Invalid`](block::Error::Invalid) for
-    /// options or a device that don't fit the volume.
+    /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks,
+    /// [`Error::Invalid`](block::Error::Invalid) for options or a device that don't fit the volume.
     pub async fn open(device: Arc<dyn DevicePart>, options: Options) -> Result<OnDevice> {
         if options.format && options.read_only {
             return Err(block::Error::invalid(
@@ -97,8 +101,8 @@ impl OnDevice {
         Ok(OnDevice { device, volume: Arc::new(volume) })
     }
 
-    /// Opens the volume on this device to look at it: every change is refused, and nothing is written. `max_append` is that of
-    /// [`Options`].
+    /// Opens the volume on this device to look at it: every change is refused, and nothing is written.
+    /// `max_append` is that of [`Options`].
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -3,8 +3,8 @@
 //! Recovery of a damaged log writes roots and finishes zones; over an overlay it leaves the medium unchanged.
 //!
 //! # Promises
-//! - No call changes the zones below. Zones that are partly written there are readable and accept no appends: they are finished or reset,
-//!   in memory.
+//! - No call changes the zones below. Zones that are partly written there are readable and accept no appends:
+//!   they are finished or reset, in memory.
 //! - Appends take memory up to [`Overlay::new`]'s limit; beyond it they fail with [`Error::NoSpace`].
 //! - Appends are in order, and nothing is durable: a flush has no effect.
 

@@ -4,11 +4,11 @@
 //!   don't follow the order of submission, not even within one task. An append with a wanted address has it
 //!   from its submission; earlier appends land below it, later ones above.
 //! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given.
-//! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some don't, some
-//!   in part, and those zones are interrupted.
+//! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some
+//!   don't, some in part, and those zones are interrupted.
 //!
-//! Memory is bounded by the number of zones times their capacity. Shards share each zone with a mutex that is never
-//! held over an await. Randomness comes from the runtime, so a simulation's seed decides it.
+//! Memory is bounded by the number of zones times their capacity. Shards share each zone with a mutex that is
+//! never held over an await. Randomness comes from the runtime, so a simulation's seed decides it.
 
 use crate::gate::Gate;
 use crate::limits::Limits;
@@ -150,10 +150,11 @@ struct Zone {
     bytes: Vec<u8>,
     /// Ranges of the appends, for a crash.
     appends: Vec<Range<usize>>,
-    /// Write pointer in bytes, after the offsets of appends in flight; after the end of `bytes` only after a crash.
+    /// Write pointer in bytes, after the offsets of appends in flight; after the end of `bytes` only after a
+    /// crash.
     write_pointer: u64,
-    /// Regions that appends in flight fill in any order, by their first byte, with the filled length. An append at an
-    /// address ends the last region.
+    /// Regions that appends in flight fill in any order, by their first byte, with the filled length. An
+    /// append at an address ends the last region.
     regions: BTreeMap<u64, u64>,
     /// First byte of the region that the next append joins.
     region: u64,
@@ -174,8 +175,8 @@ impl Zone {
         }
     }
 
-    /// Reserves space for an append, and its offset if that is fixed. Returns the region of the append, a region of its
-    /// own for a fixed offset.
+    /// Reserves space for an append, and its offset if that is fixed. Returns the region of the append, a
+    /// region of its own for a fixed offset.
     fn reserve(&mut self, length: u64, is_fixed: bool) -> u64 {
         let start = self.write_pointer;
         self.write_pointer += length;
@@ -271,8 +272,8 @@ impl RamZones {
         Ok(RamZones { shared: Arc::new(shared) })
     }
 
-    /// Cuts the power: every zone that was begun and not finished becomes interrupted, with random holes in place of
-    /// its appends, and open handles become unusable. Calls in flight fail and have no effect.
+    /// Cuts the power: every zone that was begun and not finished becomes interrupted, with random holes in
+    /// place of its appends, and open handles become unusable. Calls in flight fail and have no effect.
     pub fn crash(&self, random: &mut Random) {
         self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         for slot in &self.shared.zones {
@@ -343,8 +344,8 @@ impl Shared {
         }
     }
 
-    /// Locks a zone without an owner, unless the zones crashed. The epoch is checked under the lock, so a change made
-    /// under the lock is made before the crash.
+    /// Locks a zone without an owner, unless the zones crashed. The epoch is checked under the lock, so a
+    /// change made under the lock is made before the crash.
     async fn lock_unowned(&self, zone: ZoneIndex, epoch: u64) -> Result<MutexGuard<'_, Zone>> {
         let slot = self.slot(zone);
         loop {

@@ -1,8 +1,8 @@
 //! Records of one sector: superblocks, zone headers, sectors of a bitmap.
 //!
-//! A record is 512 bytes: a magic number, a version, the fields of its owner, and CRC-32C of all that at the end. It
-//! lies within one sector of any disk, so it is never torn. This module checks the common parts and reports damage; the
-//! fields, and which of two copies is authoritative, are the owner's.
+//! A record is 512 bytes: a magic number, a version, the fields of its owner, and CRC-32C of all that at the
+//! end. It lies within one sector of any disk, so it is never torn. This module checks the common parts and
+//! reports damage; the fields, and which of two copies is authoritative, are the owner's.
 //!
 //! Decoding accepts any bytes and never panics.
 
@@ -45,11 +45,12 @@ impl Format {
         Head { magic: self.magic, version: self.version.into() }
     }
 
-    /// Decodes the record at the start of these bytes. `what` is its name in messages: "superblock of a mirror".
+    /// Decodes the record at the start of these bytes. `what` is its name in messages: "superblock of a
+    /// mirror".
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is none, with a description of the bytes; [`Error::Protocol`] for another version;
-    /// [`Error::Corrupt`] for a damaged record.
+    /// [`Error::NotFound`] if there is none, with a description of the bytes; [`Error::Protocol`] for another
+    /// version; [`Error::Corrupt`] for a damaged record.
     pub fn read<'a, T: Fields>(&self, bytes: &'a [u8], what: impl Display) -> Result<&'a T> {
         const { assert!(size_of::<T>() == SECTOR, "a record is one sector") };
         let Ok((fields, _)) = T::ref_from_prefix(bytes) else {

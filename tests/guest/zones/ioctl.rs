@@ -1,4 +1,5 @@
-//! Requests to the kernel that have no safe form: NVMe passthrough (linux/nvme_ioctl.h) and zones (linux/blkzoned.h).
+//! Requests to the kernel that have no safe form: NVMe passthrough (linux/nvme_ioctl.h) and zones
+//! (linux/blkzoned.h).
 #![allow(unsafe_code)] // ioctl takes a pointer, and a passthrough command an address.
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
@@ -93,7 +94,8 @@ pub fn report_zones(device: &File, sector: u64, most: u32) -> Result<Vec<[u64; Z
     let mut words = vec![0_u64; (RANGE + most as usize * ZONE) / 8];
     (words[0], words[1]) = (sector, most.into());
     let opcode = opcode::from_components(rustix::ioctl::Direction::ReadWrite, 0x12, 130, RANGE);
-    // SAFETY: the kernel writes at most as many zones as the second word says, which is as many as there is space for.
+    // SAFETY: the kernel writes at most as many zones as the second word says, which is as many as there is
+    // space for.
     unsafe { ioctl(device, Request { opcode, argument: &mut words }) }?;
     let count = (words[1] as u32).min(most) as usize;
     let zones = words[RANGE / 8..].as_chunks::<{ ZONE / 8 }>().0;

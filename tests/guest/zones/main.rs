@@ -1,10 +1,12 @@
-//! Compares a zoned device of the kernel with the state machine of the emulated drive (`siltstone_tests::zoned`).
+//! Compares a zoned device of the kernel with the state machine of the emulated drive
+//! (`siltstone_tests::zoned`).
 //!
-//! `siltstone-guest-zones nvme PATH SHAPE known=qemu|qemu-auto SEED STEPS` sends the commands of the Zoned Namespace Command Set
-//! to `/dev/ngXnY` by passthrough: answers are NVMe status codes.
+//! `siltstone-guest-zones nvme PATH SHAPE known=qemu|qemu-auto SEED STEPS` sends the commands of the Zoned
+//! Namespace Command Set to `/dev/ngXnY` by passthrough: answers are NVMe status codes.
 //!
-//! `siltstone-guest-zones block PATH SHAPE known=null_blk|door SEED STEPS [failures=FOLDER]` uses the block layer: answers are success and
-//! failure. FOLDER is the one of a null_blk device in configfs, by which zones are made read-only and offline.
+//! `siltstone-guest-zones block PATH SHAPE known=null_blk|door SEED STEPS [failures=FOLDER]` uses the block
+//! layer: answers are success and failure. FOLDER is the one of a null_blk device in configfs, by which zones
+//! are made read-only and offline.
 //!
 //! SHAPE is `ZONES:SIZE:CAPACITY:MAX-OPEN:MAX-ACTIVE`, lengths in blocks of 4 KiB. All zones are reset at
 //! first. Standard output is one line of JSON that says what was compared; a device that differs is an error.

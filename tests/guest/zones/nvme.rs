@@ -105,7 +105,8 @@ impl Subject for Namespace {
         partial: bool,
         most: u32,
     ) -> Result<Report, String> {
-        // Zone Receive Action Specific: the states in the order of the specification, where Read Only comes after Full.
+        // Zone Receive Action Specific: the states in the order of the specification, where Read Only comes
+        // after Full.
         let listed = match state {
             None => 0,
             Some(State::Empty) => 1,

@@ -128,8 +128,8 @@ fn end_group(child: &mut Child) {
     }
 }
 
-/// Processor time of a process, its threads and the children that it has waited for (proc_pid_stat(5), fields 14 to 17), and of
-/// its living children.
+/// Processor time of a process, its threads and the children that it has waited for (proc_pid_stat(5), fields
+/// 14 to 17), and of its living children.
 fn processor_time(process: u32) -> Duration {
     let children =
         std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();

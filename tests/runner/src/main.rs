@@ -1,12 +1,14 @@
-//! Runs every test of the given test programs in a process of its own, several at a time, each with its own time limit. `scripts/test`
-//! builds the programs and calls this.
+//! Runs every test of the given test programs in a process of its own, several at a time, each with its own
+//! time limit. `scripts/test` builds the programs and calls this.
 //!
-//! - A test is ended, and failed, after `--minutes`, or after `--silent-minutes` without output and without processor time. There
-//!   is no limit for all tests together, so a slow machine takes longer and fails nothing.
+//! - A test is ended, and failed, after `--minutes`, or after `--silent-minutes` without output and without
+//!   processor time. There is no limit for all tests together, so a slow machine takes longer and fails
+//!   nothing.
 //! - Tests of different programs run side by side, so a test that waits doesn't leave a processor idle. The
 //!   number of running tests of a group ([`schedule::GROUPS`]), which share a resource of the machine, is
 //!   limited.
-//! - Left to others: building (cargo), documentation tests (rustdoc), the choice of seeds (`conformance::budget`).
+//! - Left to others: building (cargo), documentation tests (rustdoc), the choice of seeds
+//!   (`conformance::budget`).
 
 mod attempt;
 mod programs;

@@ -39,7 +39,8 @@ impl Program {
     }
 }
 
-/// Reads the programs from the messages of `cargo test --no-run --message-format=json`, those of `packages` if any are named.
+/// Reads the programs from the messages of `cargo test --no-run --message-format=json`, those of `packages`
+/// if any are named.
 pub fn parse(messages: &str, packages: &[String]) -> Result<Vec<Program>, String> {
     let mut programs = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {

@@ -1,4 +1,5 @@
-//! Documents that the compiler doesn't check: the table of crates in ARCHITECTURE.md, and links between Markdown files.
+//! Documents that the compiler doesn't check: the table of crates in ARCHITECTURE.md, and links between
+//! Markdown files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Crates of the workspace that each crate in `crates/` depends on outside of tests, by the names of their folders.
+/// Crates of the workspace that each crate in `crates/` depends on outside of tests, by the names of their
+/// folders.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let folders = std::fs::read_dir(root().join("crates")).unwrap();
     let folders: BTreeSet<String> =

@@ -451,8 +451,8 @@ fn a_link_never_leads_to_the_device_of_others() {
     attached.is_detached();
 }
 
-/// The node is removed by another program while its holder is stopped with a full queue of connections. No verb waits
-/// for the holder, and its link stays until the holder continues.
+/// The node is removed by another program while its holder is stopped with a full queue of connections. No
+/// verb waits for the holder, and its link stays until the holder continues.
 #[test]
 fn a_stopped_holder_makes_no_verb_wait() {
     need!("jq", "losetup", "python3");

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 /// Payload of a row of a database: it follows from the row's number.
 const BLOB: &str = "replace(hex(zeroblob(50 + a * 37 % 900)), '00', char(97 + a % 26))";
 
-/// Runs transactions by the `sqlite3` shell, kills the server of the file system meanwhile, mounts again, and looks for each transaction that was
-/// acknowledged. A transaction appends a row and changes an older one.
+/// Runs transactions by the `sqlite3` shell, kills the server of the file system meanwhile, mounts again, and
+/// looks for each transaction that was acknowledged. A transaction appends a row and changes an older one.
 fn sqlite_over_kills(journal: &str) {
     let mut mount = Mount::new(&[]);
     let database = mount.at("t.db").display().to_string();

@@ -212,7 +212,8 @@ impl Run {
         rules("on");
         let first = control.events();
         let mut shell = Shell::start(&database);
-        // Pages are written before the commit, and the log is copied into the database every few transactions.
+        // Pages are written before the commit, and the log is copied into the database every few
+        // transactions.
         shell.ask(&format!(
             "pragma journal_mode = {journal}; pragma synchronous = {synchronous};\n\
              pragma cache_size = -32; pragma wal_autocheckpoint = 24;"
@@ -320,7 +321,8 @@ fn write(image: &Image, path: &str) {
     }
 }
 
-/// Records a run, and checks all states after flushes, and those between that fit into these shares of the budget; 0: all.
+/// Records a run, and checks all states after flushes, and those between that fit into these shares of the
+/// budget; 0: all.
 fn keeps_its_transactions(test: &str, mode: Mode, shares: u32) {
     if !has_fuse() {
         return;

@@ -31,7 +31,8 @@ fn run(lines: &str) {
     finished.ok();
 }
 
-/// Several connections: the kernel sends requests of a killed server again when their timer fires, which is shortened here.
+/// Several connections: the kernel sends requests of a killed server again when their timer fires, which is
+/// shortened here.
 #[test]
 fn a_mounted_node_over_nbd_survives_its_servers() {
     run("attach 'log(file(disk, size=96MiB), zone_size=1MiB) shards=2' --format

@@ -1,8 +1,9 @@
 //! Swap on memory nodes in a stock kernel whose memory is exhausted: the out-of-memory killer ends a program,
 //! not a server, and every page is read back unchanged.
 //!
-//! The guest swaps to two nodes on this machine, over the network that QEMU emulates. Without the reserved heap of its server, or without
-//! its use of the kernel's page reserve, the guest stops: the server waits for a free page, and the kernel for the server.
+//! The guest swaps to two nodes on this machine, over the network that QEMU emulates. Without the reserved
+//! heap of its server, or without its use of the kernel's page reserve, the guest stops: the server waits for
+//! a free page, and the kernel for the server.
 
 use siltstone_tests::foreign::{Background, binary};
 use siltstone_tests::guest::Options;

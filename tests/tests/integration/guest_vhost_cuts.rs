@@ -88,7 +88,8 @@ fn check_blocks(flushed: u64, read: impl Fn(u64, &mut [u8])) -> Result<(), Strin
     Ok(())
 }
 
-/// Replays the journal of an image, checks the file system, and compares the files that the guest had flushed.
+/// Replays the journal of an image, checks the file system, and compares the files that the guest had
+/// flushed.
 fn check_files(run: &Run, cut: u64, choice: Choice, folder: &Path) {
     let Some(flushed) = run.last_mark(cut, FILE_MARKS..FILE_MARKS + FILES + 1) else { return };
     let path = folder.join("cut.img");

@@ -84,7 +84,8 @@ fn a_drive_is_a_zoned_block_device() {
     );
 }
 
-/// f2fs has its metadata on an ordinary device and its data on zones. It is found again when both are attached again.
+/// f2fs has its metadata on an ordinary device and its data on zones. It is found again when both are
+/// attached again.
 #[test]
 fn f2fs_has_its_data_on_zones() {
     need!("blkzone");

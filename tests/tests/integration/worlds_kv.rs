@@ -1,5 +1,5 @@
-//! The key-value store in simulated worlds: several clients, faults, power cuts at any time (also while it is opened, formatted or
-//! closed), checked against a model.
+//! The key-value store in simulated worlds: several clients, faults, power cuts at any time (also while it is
+//! opened, formatted or closed), checked against a model.
 
 use block::{BlockSize, Result};
 use kv::{DeletePersistence, Settings, Store};

@@ -4,8 +4,8 @@
 //! - Uniform: every block once before any is repeated, by a permutation that needs no memory (a Feistel
 //!   network over the next power of four, walked until it falls inside: Black and Rogaway, "Ciphers with
 //!   arbitrary finite domains", 2002); with `norandommap`, independent draws.
-//! - Zipf: ranks by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
-//!   monotone discrete distributions", 1996); the rank of each block is given by such a permutation.
+//! - Zipf: ranks by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates
+//!   from monotone discrete distributions", 1996); the rank of each block is given by such a permutation.
 
 use crate::job::{BlockSizes, Distribution, Job, Region};
 use runtime::Random;

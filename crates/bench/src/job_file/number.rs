@@ -70,7 +70,8 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(total))
 }
 
-/// Parses a count: digits, hexadecimal with `0x`, or with `k`, `m`, `g` as powers of 1000 (rates are not bytes).
+/// Parses a count: digits, hexadecimal with `0x`, or with `k`, `m`, `g` as powers of 1000 (rates are not
+/// bytes).
 pub fn count(text: &str) -> Result<u64, String> {
     let (digits, suffix) = split(text);
     let unit: u64 = match suffix {

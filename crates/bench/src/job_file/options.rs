@@ -1,5 +1,5 @@
-//! fio's options of jobs, and their effects. Job files and plans share this table, so that an option means the same in
-//! both.
+//! fio's options of jobs, and their effects. Job files and plans share this table, so that an option means
+//! the same in both.
 
 use super::number::{self, Units};
 use crate::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite, Verify};

@@ -64,11 +64,12 @@ pub fn job_arguments(job: &Job) -> Vec<String> {
     arguments
 }
 
-/// Parses fio's output: its JSON, after lines of an engine. A command may add `"write_amplification": {"data": 1.5, "all": 1.6}` to its job.
+/// Parses fio's output: its JSON, after lines of an engine. A command may add `"write_amplification":
+/// {"data": 1.5, "all": 1.6}` to its job.
 ///
 /// # Errors
-/// [`Error::Protocol`] without such JSON, or for more than one group in it; [`Error::Io`] if fio reports that a job
-/// failed.
+/// [`Error::Protocol`] without such JSON, or for more than one group in it; [`Error::Io`] if fio reports that
+/// a job failed.
 pub fn measurement(text: &str) -> Result<Measurement> {
     let report = find_report(text)?;
     let jobs = report.get("jobs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

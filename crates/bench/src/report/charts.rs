@@ -42,7 +42,8 @@ fn both_ends(name: &str, letters: usize) -> String {
     }
 }
 
-/// Draws bars of the median of a figure, with a dot for every repetition; `None` if no subject has the figure.
+/// Draws bars of the median of a figure, with a dot for every repetition; `None` if no subject has the
+/// figure.
 pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure: Figure) -> Option<String> {
     const ROW: f64 = 42.0;
     let say = |value: f64| figure.say(value);

@@ -7,7 +7,8 @@ use crate::results::{Figure, Results, RunResult};
 use crate::series::{Moment, Series};
 use crate::units;
 
-/// Returns a drawing with the seconds of the longest run on its axis, and their scale; `None` without measurements.
+/// Returns a drawing with the seconds of the longest run on its axis, and their scale; `None` without
+/// measurements.
 fn over_seconds(results: &Results, workload: &str, what: &str) -> Option<(Svg, Scale)> {
     let runs = results.runs.iter().filter(|run| run.workload.name == workload);
     let seconds = runs.map(|run| run.measurement.seconds).fold(0.0, f64::max);

@@ -1,7 +1,7 @@
 //! Hit ratios from the status of caches.
 //!
-//! The status of a cache has counters since it was opened: `read_hits`, `read_misses`, `write_hits` and `write_misses`.
-//! The hits during a measurement are the difference.
+//! The status of a cache has counters since it was opened: `read_hits`, `read_misses`, `write_hits` and
+//! `write_misses`. The hits during a measurement are the difference.
 
 use crate::results::HitRatio;
 use serde_json::{Map, Value};

@@ -1,5 +1,5 @@
-//! Memory of buffers: one pool per thread with free lists by size. Memory that another thread drops returns through a
-//! mailbox.
+//! Memory of buffers: one pool per thread with free lists by size. Memory that another thread drops returns
+//! through a mailbox.
 //!
 //! A ring can have one region of a pool's memory registered ([`adopt_region`]). Buffers are carved from it
 //! first, and report it ([`Buffer::is_registered_here`](super::Buffer::is_registered_here)).
@@ -16,8 +16,9 @@ use super::ALIGNMENT;
 const MIN_SHIFT: u32 = ALIGNMENT.trailing_zeros();
 /// Number of size classes: 4 KiB to 2 GiB.
 const CLASSES: usize = 20;
-/// Size and alignment of a huge page, in bytes. Memory inside one huge page is one segment to a disk, whereas each
-/// small page is one: a transfer of 1 MiB in small pages has more segments than many disks accept at once.
+/// Size and alignment of a huge page, in bytes. Memory inside one huge page is one segment to a disk, whereas
+/// each small page is one: a transfer of 1 MiB in small pages has more segments than many disks accept at
+/// once.
 const HUGE_PAGE: usize = 2 << 20;
 /// Smallest buffer that is carved from huge pages, in bytes. Smaller ones have few segments, and many are
 /// hardly touched: a connection's receive buffer has 256 KiB.

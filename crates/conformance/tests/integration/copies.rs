@@ -16,7 +16,8 @@ use std::time::Duration;
 const BETWEEN_COPIES: Duration = Duration::from_millis(2);
 const BLOCKS: u64 = 256;
 
-/// A device with two copies. Overlapping changes reach both copies in the same order, and reads alternate between them.
+/// A device with two copies. Overlapping changes reach both copies in the same order, and reads alternate
+/// between them.
 #[derive(Clone)]
 struct Copies {
     disks: [VolatileDisk; 2],

@@ -1,7 +1,8 @@
 //! Durability of a part's file: its syncs, and its state after one of them has failed.
 //!
 //! # Promises
-//! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is built again.
+//! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is
+//!   built again.
 //! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is
 //!   built again. Linux drops the data that failed write-back didn't write, and reports the error once per
 //!   open file description (errseq). So a later sync that succeeds doesn't show that this data is durable.

@@ -37,7 +37,8 @@ unsafe fn stream(source: *const u8, target: *mut u8, lines: usize) {
     }
     let (source, target) = (source.cast::<__m128i>(), target.cast::<__m128i>());
     for line in 0..lines {
-        // SAFETY: SSE2 is part of every x86-64; the line lies inside both, and all of its words are aligned in the target.
+        // SAFETY: SSE2 is part of every x86-64; the line lies inside both, and all of its words are aligned
+        // in the target.
         unsafe {
             let from = source.add(line * WORDS);
             let words: [__m128i; WORDS] = std::array::from_fn(|word| _mm_loadu_si128(from.add(word)));

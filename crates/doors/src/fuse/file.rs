@@ -3,12 +3,12 @@
 //! # Promises
 //! - Any offset and length can be read and written. Reads and writes are short only at the end of the device;
 //!   a write that begins there fails with ENOSPC.
-//! - A write of part of a block excludes every other write to the block, across open files and shards, so no acknowledged write is
-//!   lost.
+//! - A write of part of a block excludes every other write to the block, across open files and shards, so no
+//!   acknowledged write is lost.
 //! - The size never changes.
 //!
-//! The kernel's page cache is bypassed (FOPEN_DIRECT_IO), so an acknowledged write has reached the device, and the kernel sends
-//! requests in parallel.
+//! The kernel's page cache is bypassed (FOPEN_DIRECT_IO), so an acknowledged write has reached the device,
+//! and the kernel sends requests in parallel.
 
 use crate::served::export::{Export, Tally};
 use crate::served::work::{ByteRange, Operation};

@@ -7,8 +7,8 @@
 //! doesn't answer a request within the time limit, the connection is closed, and they fail with
 //! [`Error::TimedOut`]. A close waits for at most the time limit.
 //!
-//! Modules: `handshake` negotiates with the server, `link` is one connection, `device` translates a device's calls to
-//! requests.
+//! Modules: `handshake` negotiates with the server, `link` is one connection, `device` translates a device's
+//! calls to requests.
 
 mod device;
 mod handshake;
@@ -52,8 +52,8 @@ pub struct NbdClient {
     config: ClientConfig,
     remote: RemoteExport,
     geometry: DeviceGeometry,
-    /// Whether the server may have unflushed changes: of this process since the last flush or, before the first one, of a process
-    /// that was killed.
+    /// Whether the server may have unflushed changes: of this process since the last flush or, before the
+    /// first one, of a process that was killed.
     unflushed: Arc<AtomicBool>,
 }
 
@@ -84,8 +84,8 @@ impl NbdClient {
     }
 }
 
-/// Connects to an export with simple replies, as the kernel's client needs it. Returns the socket, ready for requests, and the transmission
-/// flags.
+/// Connects to an export with simple replies, as the kernel's client needs it. Returns the socket, ready for
+/// requests, and the transmission flags.
 ///
 /// # Errors
 /// As [`NbdClient::connect`].

@@ -1,9 +1,9 @@
 //! One client on one shard, served from its first byte to its last by one task.
 //!
 //! # Promises
-//! - All requests of a receive are started before the task waits; all ready replies are sent in one vectored send,
-//!   directly from the buffers that the device filled. There is no task per request and, in steady state, no
-//!   allocation.
+//! - All requests of a receive are started before the task waits; all ready replies are sent in one vectored
+//!   send, directly from the buffers that the device filled. There is no task per request and, in steady
+//!   state, no allocation.
 //! - At most [`SLOTS`] requests and about [`MAX_BYTES`] of their data are open at a time (started, or
 //!   answered and not sent), and no more than the server's [`budget`](super::budget) has; at the limit
 //!   nothing more is received until some replies have been sent.
@@ -48,8 +48,8 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// that stops in the middle of a step is found after at most twice this time.
 pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Minimum rate of a client, in bytes per second, in a send or large write that holds bytes of the server's budget while another
-/// connection waits for such bytes.
+/// Minimum rate of a client, in bytes per second, in a send or large write that holds bytes of the server's
+/// budget while another connection waits for such bytes.
 const SLOWEST: u64 = 64 << 10;
 /// Time that such a send or write may take beyond its length divided by [`SLOWEST`].
 const SLOWEST_GRACE: Duration = Duration::from_secs(10);
@@ -94,7 +94,8 @@ pub(super) struct Watch {
 /// Called once with the end of a connection, before requests in flight have ended.
 pub(super) type EndObserver = Box<dyn FnOnce(&End)>;
 
-/// A transfer (a send, or the payload of a large write), and the time for which other connections waited for memory meanwhile.
+/// A transfer (a send, or the payload of a large write), and the time for which other connections waited for
+/// memory meanwhile.
 #[derive(Default)]
 struct Pace {
     /// Length of the message; 0 for none.
@@ -644,7 +645,8 @@ impl<'c> Connection<'c> {
         self.batching.judge();
     }
 
-    /// Whether the limits allow this step now. If the server's budget doesn't, the connection is in its queue.
+    /// Whether the limits allow this step now. If the server's budget doesn't, the connection is in its
+    /// queue.
     #[inline]
     fn admits(&mut self, step: &Step, context: &Context<'_>) -> bool {
         let bytes = match step {

@@ -3,7 +3,8 @@
 //!
 //! # Promises
 //! - A device carries an identifier, its backend. Only a device with the given identifier is changed.
-//! - While all connections are dead, new requests wait for [`reconnect`] as long as [`Client::dead_limit`]; then they fail.
+//! - While all connections are dead, new requests wait for [`reconnect`] as long as [`Client::dead_limit`];
+//!   then they fail.
 //! - The kernel resends requests that were in flight on a dead connection when their timer fires, after
 //!   [`reconnect`]. With one connection the timer is [`RESEND_TIME`], and slow requests aren't affected. With
 //!   several it is 30 s, the default of the block layer, and the kernel also shuts down a connection that

@@ -59,7 +59,8 @@ impl ExportDescription {
 /// Result of the negotiation when transmission begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreement {
-    /// Index of the export, from 0; beyond the known ones for one of the source, see [`Negotiation::into_opened`].
+    /// Index of the export, from 0; beyond the known ones for one of the source, see
+    /// [`Negotiation::into_opened`].
     pub export: usize,
     /// Whether replies are structured.
     pub structured: bool,
@@ -135,8 +136,8 @@ impl<'a> Negotiation<'a> {
         self.opened
     }
 
-    /// Parses the received bytes: consumes at most one message from the front of `bytes`, appends its answer to
-    /// `answer`, and returns the number of consumed bytes.
+    /// Parses the received bytes: consumes at most one message from the front of `bytes`, appends its answer
+    /// to `answer`, and returns the number of consumed bytes.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the session has to end without an answer.

@@ -1,8 +1,8 @@
 //! Constants and messages of the NBD protocol, and their encoding. Sans-io, without state.
 //!
-//! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers on the wire
-//! are big-endian. The state of a session is in [`negotiation`](super::negotiation); the check of a request against its
-//! export in [`request`](super::request).
+//! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers
+//! on the wire are big-endian. The state of a session is in [`negotiation`](super::negotiation); the check of
+//! a request against its export in [`request`](super::request).
 
 use block::{Error, Result};
 
@@ -35,8 +35,8 @@ pub const CHUNK_BYTES: usize = 20;
 pub const DATA_CHUNK_BYTES: usize = CHUNK_BYTES + 8;
 /// Longest string that the protocol allows, in bytes.
 pub const MAX_STRING: usize = 4096;
-/// Largest payload of a request or a reply, in bytes: the default of the specification, and the value that this server
-/// advertises.
+/// Largest payload of a request or a reply, in bytes: the default of the specification, and the value that
+/// this server advertises.
 pub const MAXIMUM_PAYLOAD: u32 = 1 << 25;
 /// Number of zeros after the reply to EXPORT_NAME, unless both sides agreed to omit them.
 pub const EXPORT_NAME_PADDING: usize = 124;
@@ -219,8 +219,8 @@ pub enum ErrorNumber {
 }
 
 impl ErrorNumber {
-    /// Number for a device's error. The specification reserves EOVERFLOW and ENOTSUP for cases that a device can't know
-    /// of, so those of a device become EINVAL.
+    /// Number for a device's error. The specification reserves EOVERFLOW and ENOTSUP for cases that a device
+    /// can't know of, so those of a device become EINVAL.
     pub fn of(error: &Error) -> Self {
         match error.errno() {
             libc::EPERM | libc::EACCES | libc::EROFS => ErrorNumber::NotPermitted,

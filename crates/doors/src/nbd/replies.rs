@@ -1,7 +1,7 @@
 //! Replies that are ready for the next send: heads in one buffer, data in the device's buffers.
 //!
-//! All of them are sent in one vectored send, and no byte of data is copied. The connection bounds their number, to at
-//! most [`SLOTS`].
+//! All of them are sent in one vectored send, and no byte of data is copied. The connection bounds their
+//! number, to at most [`SLOTS`].
 
 use super::protocol::{
     CHUNK_BYTES, ErrorNumber, REPLY_FLAG_DONE, Request, chunk, chunk_type, data_chunk, simple_reply,

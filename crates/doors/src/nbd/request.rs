@@ -1,4 +1,5 @@
-//! Parsing of requests: a client's stream is divided into requests, and each is checked against its export. Sans-io.
+//! Parsing of requests: a client's stream is divided into requests, and each is checked against its export.
+//! Sans-io.
 //!
 //! For any bytes, [`Intake::next`] returns a step for the first of them without panicking; its only state is
 //! a count. A request that is refused for its contents is answered with the error of the specification, its

@@ -1,8 +1,8 @@
 //! Server that listens and hands each connection to a shard.
 //!
 //! # Promises
-//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that
-//!   shard's own handles, which are opened once per shard and export.
+//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through
+//!   that shard's own handles, which are opened once per shard and export.
 //! - There are never more than `max_connections`; further ones are closed at once. All connections together
 //!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection.
 //! - [`Server::stop`] accepts no new clients, lets requests in flight end (their replies are sent for at most

@@ -42,7 +42,8 @@ impl Export {
 
 /// Returns the gate of a device, which all servers of this process that serve it share.
 fn gate_of(device: &Arc<dyn DevicePart>, shards: usize) -> Arc<WriteGate> {
-    /// Gates by the device's address: a gate's users keep the device, so that no other device can have that address.
+    /// Gates by the device's address: a gate's users keep the device, so that no other device can have that
+    /// address.
     static GATES: Mutex<Vec<(usize, Weak<WriteGate>)>> = Mutex::new(Vec::new());
     let address = Arc::as_ptr(device).cast::<()>() as usize;
     let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -258,8 +258,8 @@ pub fn stop(id: u32) -> Result<()> {
     call(&mut open()?, command::STOP_DEV, id, 0).map_err(failed("stopping", id))
 }
 
-/// Deletes a stopped device. Its number is free when its queues have ended and its last users have closed it; before Linux 6.7 this
-/// waits for them.
+/// Deletes a stopped device. Its number is free when its queues have ended and its last users have closed it;
+/// before Linux 6.7 this waits for them.
 ///
 /// # Errors
 /// Errors of the kernel.

@@ -74,7 +74,8 @@ struct Running {
 }
 
 impl UblkDoor {
-    /// Creates a door that isn't open yet. With a number in the configuration, a device of that number that has lost its server is recovered.
+    /// Creates a door that isn't open yet. With a number in the configuration, a device of that number that
+    /// has lost its server is recovered.
     pub fn new(config: UblkConfig) -> UblkDoor {
         let target = config.id.map_or(Target::New, Target::Any);
         UblkDoor::create(config, target, false)

@@ -1,4 +1,5 @@
-//! Structures and requests of the driver (include/uapi/linux/ublk_cmd.h), sans-io. The byte order is the machine's.
+//! Structures and requests of the driver (include/uapi/linux/ublk_cmd.h), sans-io. The byte order is the
+//! machine's.
 
 use crate::served::work::{ByteRange, Operation};
 use block::{DeviceGeometry, Durability, ZeroMode};

@@ -5,7 +5,8 @@
 //! - A flush makes every append durable that was answered before, through any queue. A zone whose flush
 //!   failed fails every later flush until it is finished or reset.
 //! - A zone that was written up to its capacity is finished and counts against no limit.
-//! - While the limit of open zones is reached, an implicitly open zone is closed to open another one, as an NVMe controller does.
+//! - While the limit of open zones is reached, an implicitly open zone is closed to open another one, as an
+//!   NVMe controller does.
 //! - While the limit of active zones is reached, an interrupted zone, which the kernel treats as full, is
 //!   finished to open another one.
 //! - Bytes at and after the write pointer read as zeros.

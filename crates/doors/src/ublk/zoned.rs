@@ -181,7 +181,8 @@ enum Condition {
     Offline = 0xF,
 }
 
-/// Operation of a request to zones. Offsets and lengths are in bytes, and lengths at most [`Layout::most_bytes`].
+/// Operation of a request to zones. Offsets and lengths are in bytes, and lengths at most
+/// [`Layout::most_bytes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneOperation {
     /// Read bytes of one zone, up to the start of the next one.

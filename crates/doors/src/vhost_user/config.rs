@@ -54,7 +54,8 @@ pub fn space(geometry: &DeviceGeometry, queues: usize) -> [u8; CONFIG_BYTES] {
     put(8, &MAX_SEGMENT_BYTES.to_le_bytes());
     put(12, &MAX_SEGMENTS.to_le_bytes());
     put(20, &(logical as u32).to_le_bytes());
-    // Topology: physical blocks as a power of two of logical ones, no offset, smallest and best size in logical blocks.
+    // Topology: physical blocks as a power of two of logical ones, no offset, smallest and best size in
+    // logical blocks.
     put(24, &[in_logical.trailing_zeros() as u8, 0]);
     put(26, &(in_logical as u16).to_le_bytes());
     put(28, &(in_logical as u32).to_le_bytes());

@@ -74,7 +74,8 @@ pub struct SplitRing {
 }
 
 impl SplitRing {
-    /// Returns the queue of `size` entries at these addresses; `next_available` is its next index of the available ring.
+    /// Returns the queue of `size` entries at these addresses; `next_available` is its next index of the
+    /// available ring.
     ///
     /// # Errors
     /// [`Error::Protocol`] for a size that isn't a power of two, or addresses that aren't in guest memory.

@@ -8,7 +8,8 @@
 //! cost of requests in flight is below the depth. So a new request of a class with large shares waits at most
 //! for the requests in flight, whose cost is bounded by the depth and the size of one request.
 //!
-//! W. Jin, J. S. Chase, J. Kaur: Interposed Proportional Sharing for a Storage Service Utility, SIGMETRICS 2004.
+//! W. Jin, J. S. Chase, J. Kaur: Interposed Proportional Sharing for a Storage Service Utility,
+//! SIGMETRICS 2004.
 
 use std::collections::VecDeque;
 

@@ -350,7 +350,8 @@ mod tests {
     use crate::{Properties, Settings};
     use std::time::Duration;
 
-    /// Zones that can't be finished stay open on the drive, so fewer may be open than the movers of both cores and one lane hold.
+    /// Zones that can't be finished stay open on the drive, so fewer may be open than the movers of both
+    /// cores and one lane hold.
     #[test]
     fn idle_movers_of_all_cores_seal_their_zones_for_a_lane_that_finds_none() {
         let main = || async {

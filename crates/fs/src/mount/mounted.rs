@@ -53,8 +53,9 @@ impl Mounted {
     /// Mounts an open file system, and serves it on all shards.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that isn't a directory,
-    /// [`Error::Busy`] for a file system that is mounted, [`Error::PermissionDenied`]; those of the kernel.
+    /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that
+    /// isn't a directory, [`Error::Busy`] for a file system that is mounted, [`Error::PermissionDenied`];
+    /// those of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
         let shown = config.path.display().to_string();
         file_system.begin_mount().map_err(|error| error.in_context(format!("mount point \"{shown}\"")))?;

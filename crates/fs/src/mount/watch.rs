@@ -1,8 +1,8 @@
-//! Watch over the requests to the storage of a file system: whether some are in flight, and whether any completes. The end of a server depends
-//! on it.
+//! Watch over the requests to the storage of a file system: whether some are in flight, and whether any
+//! completes. The end of a server depends on it.
 //!
-//! Requests are watched at the bottom of the stack: one call of a layer above may be many requests to its devices, and a cache answers without
-//! them. A request costs two changes of a counter.
+//! Requests are watched at the bottom of the stack: one call of a layer above may be many requests to its
+//! devices, and a cache answers without them. A request costs two changes of a counter.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, EraseGuarantee,

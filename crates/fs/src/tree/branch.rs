@@ -4,8 +4,8 @@
 //! `keys[0]` is the branch's own smallest permitted key, equal to the parent's key for the branch;
 //! [`Key::MIN`] at the root.
 //!
-//! On the medium, after the [header](super::page): for each child its smallest permitted key (inode 8 bytes, kind 1, offset 8)
-//! and its place (zone 4, position 4); then zeros.
+//! On the medium, after the [header](super::page): for each child its smallest permitted key (inode 8 bytes,
+//! kind 1, offset 8) and its place (zone 4, position 4); then zeros.
 
 use super::Key;
 use super::key::partition;

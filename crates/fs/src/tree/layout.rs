@@ -4,7 +4,8 @@
 //! the inode, the kind, and the offset, each in as many bytes as the largest in the leaf needs, big-endian.
 //! Records of one size can be indexed directly, and comparing their bytes compares the keys.
 //! - The kind has no bytes if all keys have the base's kind.
-//! - The offset is relative to the base's offset if all keys have the base's inode and kind; otherwise it is absolute.
+//! - The offset is relative to the base's offset if all keys have the base's inode and kind; otherwise it is
+//!   absolute.
 
 use super::Key;
 use super::page::PAGE;

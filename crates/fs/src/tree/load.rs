@@ -210,7 +210,8 @@ impl Load {
     /// Returns the tree.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the number of items isn't the expected one; [`Error::Invalid`] if pages are still wanted.
+    /// [`Error::Corrupt`] if the number of items isn't the expected one; [`Error::Invalid`] if pages are
+    /// still wanted.
     pub fn finish(mut self) -> Result<Tree> {
         if !self.wanted.is_empty() {
             return Err(Error::invalid(format!(

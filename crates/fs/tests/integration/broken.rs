@@ -133,8 +133,9 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
     found.map_err(|error| error.to_string())
 }
 
-/// Reads the clone of a file after a power cut. The file is emptied after it was cloned, a checkpoint shows both operations, and their
-/// records are written after it. A replay of the first one would share what the file has in the checkpoint: nothing.
+/// Reads the clone of a file after a power cut. The file is emptied after it was cloned, a checkpoint shows
+/// both operations, and their records are written after it. A replay of the first one would share what the
+/// file has in the checkpoint: nothing.
 fn cloned_before_a_checkpoint(broken: Option<Broken>) -> Result<Vec<u8>, block::Error> {
     const BYTES: u64 = 4096;
     // Of each operation of the disk.

@@ -377,7 +377,8 @@ impl Owner for Core {
         self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
     }
 
-    /// A task that appends holds the permit, also between two appends: it may have looked for space in an open zone.
+    /// A task that appends holds the permit, also between two appends: it may have looked for space in an
+    /// open zone.
     async fn seal_idle_movers(&self) {
         let _alone = self.mover.acquire(1).await;
         self.close_zones().await;

@@ -1,7 +1,7 @@
 //! The cleaner: writes dirty parts back to the origin, and records clean parts in the table.
 //!
-//! It writes back while the cache is idle, while at least half of the slots are dirty, while the evictor lacks clean slots, and
-//! in all modes but writeback.
+//! It writes back while the cache is idle, while at least half of the slots are dirty, while the evictor
+//! lacks clean slots, and in all modes but writeback.
 
 use super::core::{Core, Level, Mode};
 use super::shape::runs;
@@ -101,8 +101,8 @@ impl Core {
 
     /// Writes a batch of slots back and flushes the origin. Returns false if no slot could be written back.
     pub async fn clean_some(self: &Rc<Self>) -> Result<bool> {
-        // The origin may be changed only under parts that are dirty in the table. Only this batch's slots are committed:
-        // committing everything written since the last flush would write the table far too often.
+        // The origin may be changed only under parts that are dirty in the table. Only this batch's slots are
+        // committed: committing everything written since the last flush would write the table far too often.
         let is_unknown = {
             let state = &mut *self.state.borrow_mut();
             let lacks = |slot: &u32| {
@@ -205,8 +205,8 @@ impl Core {
         Ok(())
     }
 
-    /// Records parts as clean in the table that were promoted, written to both sides, or written back. Slots that were
-    /// written since the last call are left for the next one, unless `recent_too`.
+    /// Records parts as clean in the table that were promoted, written to both sides, or written back. Slots
+    /// that were written since the last call are left for the next one, unless `recent_too`.
     pub async fn settle(&self, recent_too: bool) {
         let list = std::mem::take(&mut self.state.borrow_mut().unsettled);
         if list.is_empty() {

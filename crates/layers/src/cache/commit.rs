@@ -119,7 +119,8 @@ async fn write(core: &Core, batch: &Batch, data_epoch: Option<u64>) -> Result<()
     }
 }
 
-/// Collects the changes of the waiting slots whose target differs from their entry, up to the limit of one append.
+/// Collects the changes of the waiting slots whose target differs from their entry, up to the limit of one
+/// append.
 fn collect(core: &Core, all: bool) -> Batch {
     let mut state = core.state.borrow_mut();
     let mut capacity = core.table.most_changes();
@@ -154,7 +155,8 @@ fn collect(core: &Core, all: bool) -> Batch {
         if found.block == FREE || target == core.ideal(&found) {
             continue;
         }
-        // Changes that need a flush of the origin follow later: discards with the next flush, others in the background.
+        // Changes that need a flush of the origin follow later: discards with the next flush, others in the
+        // background.
         match target.valid & !found.valid {
             0 => state.queue_unsettled(slot),
             _ => retry.push(slot),
@@ -179,7 +181,8 @@ fn finish(core: &Core, batch: &Batch) {
 }
 
 impl Core {
-    /// Records the heat of all blocks in the table. The caller ensures that nothing else changes the table meanwhile.
+    /// Records the heat of all blocks in the table. The caller ensures that nothing else changes the table
+    /// meanwhile.
     pub async fn record_heat(&self) -> Result<()> {
         let mut slots = 0..self.state.borrow().slots.len() as u32;
         while !slots.is_empty() {
@@ -211,7 +214,8 @@ impl Core {
         }
     }
 
-    /// Returns the table's failure for a slot whose entry on the medium is unknown or can no longer be changed.
+    /// Returns the table's failure for a slot whose entry on the medium is unknown or can no longer be
+    /// changed.
     pub fn check_slot(&self, slot: &super::state::Slot) -> Result<()> {
         match slot.has(SUSPECT | EVICTING | MARKING) {
             true => self.failure.borrow().clone().map_or(Ok(()), Err),
@@ -219,14 +223,14 @@ impl Core {
         }
     }
 
-    /// Whether the block of a clean, idle slot may be evicted: its entry has no dirty parts that still need a flush of the
-    /// origin.
+    /// Whether the block of a clean, idle slot may be evicted: its entry has no dirty parts that still need a
+    /// flush of the origin.
     pub fn is_evictable(&self, number: u32, epoch: u64) -> bool {
         self.entry(number).dirty == 0 || self.slow_epochs.covers(epoch)
     }
 
-    /// Evicts `block` from a slot once the slot is idle, and waits until the table records it. Returns false if the block is
-    /// dirty.
+    /// Evicts `block` from a slot once the slot is idle, and waits until the table records it. Returns false
+    /// if the block is dirty.
     pub async fn evict_block(&self, number: u32, block: u64) -> Result<bool> {
         loop {
             let flushes;

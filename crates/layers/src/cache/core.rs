@@ -61,7 +61,8 @@ impl Epochs {
         Epochs { now: Cell::new(1), flushed: Cell::new(0), changed: Cell::new(0) }
     }
 
-    /// Begins with changes of unknown number, which no flush covers: a process that was killed may have left them.
+    /// Begins with changes of unknown number, which no flush covers: a process that was killed may have left
+    /// them.
     pub fn unflushed() -> Self {
         let epochs = Epochs::new();
         epochs.note();
@@ -151,7 +152,8 @@ pub(super) struct Core {
     pub fast_epochs: Epochs,
     pub marks: Tickets,
     pub all: Tickets,
-    /// Number of slots whose discarded parts are still dirty in the table, because the origin hasn't been flushed since.
+    /// Number of slots whose discarded parts are still dirty in the table, because the origin hasn't been
+    /// flushed since.
     pub undurable_discards: Cell<usize>,
     /// Whether the committer is working.
     pub is_committing: Cell<bool>,
@@ -176,8 +178,8 @@ pub(super) struct Core {
     /// Number of clients' requests, by which the cleaner detects idleness.
     pub requests: Cell<u64>,
     pub counters: Arc<Counters>,
-    /// Requests of clients and operators that a close waits for: all changes, and the reads of other shards. A close doesn't
-    /// wait for reads through a handle of the home shard.
+    /// Requests of clients and operators that a close waits for: all changes, and the reads of other shards.
+    /// A close doesn't wait for reads through a handle of the home shard.
     pub calls: TaskGroup,
     /// The evictor and the cleaner.
     pub upkeepers: TaskGroup,
@@ -206,8 +208,8 @@ impl Core {
         Entry::from_words(self.table.get(slot))
     }
 
-    /// Returns the entry that the table may record for a slot now, by the rules in the head of the module `cache`. With
-    /// `marks_only` it leaves out parts that would need the cache's data to be durable first.
+    /// Returns the entry that the table may record for a slot now, by the rules in the head of the module
+    /// `cache`. With `marks_only` it leaves out parts that would need the cache's data to be durable first.
     pub fn target(&self, number: u32, slot: &Slot, marks_only: bool) -> Entry {
         let old = self.entry(number);
         if slot.block == super::state::FREE || slot.has(EVICTING) {
@@ -225,8 +227,8 @@ impl Core {
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
             } else if !is_flushed {
-                // The origin is authoritative now, except for parts that the table has as dirty: until the origin is flushed, a
-                // power cut may leave an older version there.
+                // The origin is authoritative now, except for parts that the table has as dirty: until the
+                // origin is flushed, a power cut may leave an older version there.
                 as_before(clean & old.dirty, &mut valid, &mut dirty);
             }
         } else if slot.writers == 0 && !slot.has(EXCLUSIVE) && is_flushed {
@@ -292,9 +294,10 @@ impl Core {
         }
     }
 
-    /// Makes discards durable of dirty parts that the table never recorded as dirty. For these parts the table names the
-    /// origin as authoritative, which may return an older version after a power cut until the discard is durable. Discarded
-    /// parts that the table recorded as dirty stay dirty there until the origin is flushed.
+    /// Makes discards durable of dirty parts that the table never recorded as dirty. For these parts the
+    /// table names the origin as authoritative, which may return an older version after a power cut until the
+    /// discard is durable. Discarded parts that the table recorded as dirty stay dirty there until the origin
+    /// is flushed.
     pub async fn flush_unrecorded_discards(&self) -> Result<()> {
         let unrecorded_discard = self.state.borrow().unrecorded_discard;
         match self.slow_epochs.covers(unrecorded_discard) {
@@ -303,8 +306,8 @@ impl Core {
         }
     }
 
-    /// Whether the cache has failed and the origin alone has all data: the table recorded no dirty part when it failed, and
-    /// no part is dirty in memory.
+    /// Whether the cache has failed and the origin alone has all data: the table recorded no dirty part when
+    /// it failed, and no part is dirty in memory.
     pub fn runs_without_cache(&self) -> bool {
         self.failure.borrow().is_some()
             && self.writes() != Mode::Writeback
@@ -328,7 +331,8 @@ impl Core {
         Ok(())
     }
 
-    /// Requests a mark if a touched part is clean in the table. Returns whether the caller has to wait for it.
+    /// Requests a mark if a touched part is clean in the table. Returns whether the caller has to wait for
+    /// it.
     pub fn mark(&self, state: &mut State, slot: u32, touched: u64) -> bool {
         let flags = state.slot(slot).flags;
         if flags & MARKING != 0 {
@@ -339,7 +343,8 @@ impl Core {
         }
         state.slot(slot).flags |= MARKED | MARKING;
         state.marks.push(slot);
-        // The commit is requested here because a caller that is dropped no longer waits, while other writes do.
+        // The commit is requested here because a caller that is dropped no longer waits, while other writes
+        // do.
         self.marks.ask();
         self.work.notify_all();
         true

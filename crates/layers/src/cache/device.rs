@@ -1,5 +1,5 @@
-//! A cache as a device: a part, and a handle per shard. All requests are carried out on the home shard; requests of other
-//! shards are sent there with their buffers.
+//! A cache as a device: a part, and a handle per shard. All requests are carried out on the home shard;
+//! requests of other shards are sent there with their buffers.
 
 use super::core::{Core, Epochs, Tickets};
 use super::counters::Counters;
@@ -38,8 +38,8 @@ pub struct CachePart {
 }
 
 impl CachePart {
-    /// Opens or formats the cache on `fast` of the origin `slow`; `name` is the origin's name in the stack. The calling shard
-    /// becomes the home shard.
+    /// Opens or formats the cache on `fast` of the origin `slow`; `name` is the origin's name in the stack.
+    /// The calling shard becomes the home shard.
     ///
     /// # Errors
     /// [`Error::NotFound`] if `fast` contains no cache; [`Error::Invalid`] if the devices don't match each
@@ -315,8 +315,8 @@ impl DevicePart for CachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// Set for a handle that exists for one call of another shard; `None` for a handle of the home shard, which may stay open
-    /// for ever.
+    /// Set for a handle that exists for one call of another shard; `None` for a handle of the home shard,
+    /// which may stay open for ever.
     _call: Option<GroupMember>,
 }
 

@@ -1,7 +1,8 @@
 //! An origin that has grown since the cache was last open.
 //!
-//! If the origin ended inside a cached part, the table has the whole part as valid, and the slot's bytes past the old end are
-//! those of an earlier block. Before the first request these bytes are therefore copied from the origin.
+//! If the origin ended inside a cached part, the table has the whole part as valid, and the slot's bytes past
+//! the old end are those of an earlier block. Before the first request these bytes are therefore copied from
+//! the origin.
 
 use super::shape::Shape;
 use super::state::Entry;
@@ -11,8 +12,8 @@ use block::{Durability, Result};
 /// Largest copy at a time, in bytes.
 const AT_ONCE: u64 = 1 << 20;
 
-/// Copies the rest of the part in which an origin of `old` bytes ended, and makes it durable on both sides. The caller
-/// records the new size afterwards; until then the next open repeats the copy.
+/// Copies the rest of the part in which an origin of `old` bytes ended, and makes it durable on both sides.
+/// The caller records the new size afterwards; until then the next open repeats the copy.
 ///
 /// # Errors
 /// Errors of the devices.
@@ -35,7 +36,8 @@ pub(super) async fn fill_last_part(
     let Some(slot) = (0..table.layout().entries as u32).find(is_cached) else { return Ok(()) };
     let end = shape.bytes(block, part..part + 1).end;
     let (on_fast, on_slow) = (table.layout().data(slot), block * shape.block);
-    // The devices' blocks may be larger than at the old end: the bytes of the first block before the old end are kept.
+    // The devices' blocks may be larger than at the old end: the bytes of the first block before the old end
+    // are kept.
     let size = fast.geometry().block_size.max(slow.geometry().block_size).bytes();
     let mut at = from - from % size;
     while at < end {

@@ -19,7 +19,8 @@ impl Index {
         Index { buckets: vec![NONE; buckets], shift: 64 - buckets.trailing_zeros() }
     }
 
-    /// Home bucket of a block by Fibonacci hashing (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
+    /// Home bucket of a block by Fibonacci hashing (Knuth, "The Art of Computer Programming", volume 3,
+    /// section 6.4).
     #[inline]
     fn home(&self, block: u64) -> usize {
         (block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize

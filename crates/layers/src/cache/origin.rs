@@ -1,9 +1,10 @@
-//! Identification of the origin, so that a cache is not used with another device, or with an origin that was written without
-//! the cache.
+//! Identification of the origin, so that a cache is not used with another device, or with an origin that was
+//! written without the cache.
 //!
-//! The cache writes no identification to the origin. Instead the superblock keeps the origin's size, its name in the stack, and
-//! checksums of samples of its contents at the last close. After a clean close the samples must be unchanged and the origin
-//! not smaller. After a power cut any sample may have changed, so only the size is checked.
+//! The cache writes no identification to the origin. Instead the superblock keeps the origin's size, its name
+//! in the stack, and checksums of samples of its contents at the last close. After a clean close the samples
+//! must be unchanged and the origin not smaller. After a power cut any sample may have changed, so only the
+//! size is checked.
 
 use crate::table::{Medium, OWNER};
 use block::{Error, Result};
@@ -32,7 +33,8 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// Encodes for the superblock: size, part (8 bytes each), flags, length of the name, checksums (4 bytes each), the name.
+    /// Encodes for the superblock: size, part (8 bytes each), flags, length of the name, checksums (4 bytes
+    /// each), the name.
     pub fn encode(&self) -> [u8; OWNER] {
         let mut words = [0; OWNER];
         words[..8].copy_from_slice(&self.size.to_le_bytes());
@@ -68,7 +70,8 @@ impl Origin {
         Ok(Origin { size, part, sums: (flags & HAS_SUMS != 0).then_some(sums), name: name.to_owned() })
     }
 
-    /// Computes the checksums of the samples of an origin of `size` bytes. A sample of zeros has the checksum 0.
+    /// Computes the checksums of the samples of an origin of `size` bytes. A sample of zeros has the
+    /// checksum 0.
     ///
     /// # Errors
     /// Errors of the device.

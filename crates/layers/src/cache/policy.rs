@@ -1,11 +1,12 @@
 //! Eviction policy, without tunables.
 //!
-//! S3-FIFO (Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction", SOSP 2023): a small queue
-//! for new blocks, a main queue for blocks with further hits, and a ghost queue of blocks that left the small one. A scan
-//! passes through the small queue and leaves the main one unchanged. A hit raises a counter and moves nothing in a queue.
+//! S3-FIFO (Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction", SOSP 2023):
+//! a small queue for new blocks, a main queue for blocks with further hits, and a ghost queue of blocks that
+//! left the small one. A scan passes through the small queue and leaves the main one unchanged. A hit raises
+//! a counter and moves nothing in a queue.
 //!
-//! Difference to the paper: requests are smaller than blocks, so consecutive requests for the same block are one visit. A hit
-//! is counted only if requests for other blocks came in between.
+//! Difference to the paper: requests are smaller than blocks, so consecutive requests for the same block are
+//! one visit. A hit is counted only if requests for other blocks came in between.
 
 mod heat;
 mod queues;
@@ -22,8 +23,9 @@ pub(super) trait Policy {
     /// Notes that a block was promoted into this slot.
     fn insert(&mut self, slot: u32, block: u64);
 
-    /// Chooses a slot among those that `may` be evicted and removes it; `block_of` returns the block of a slot. Returns `None`
-    /// after a bounded number of slots that may not be evicted; the next call examines others.
+    /// Chooses a slot among those that `may` be evicted and removes it; `block_of` returns the block of a
+    /// slot. Returns `None` after a bounded number of slots that may not be evicted; the next call examines
+    /// others.
     fn victim(&mut self, block_of: &dyn Fn(u32) -> u64, may: &mut dyn FnMut(u32) -> bool) -> Option<u32>;
 
     /// Removes a slot whose block was evicted by other means.
@@ -32,10 +34,12 @@ pub(super) trait Policy {
     /// Returns the heat of the block in a slot.
     fn heat(&self, slot: u32) -> Heat;
 
-    /// Gives the block in a slot a recorded heat. The block becomes the oldest of its queue or, with age zero, the newest.
+    /// Gives the block in a slot a recorded heat. The block becomes the oldest of its queue or, with age
+    /// zero, the newest.
     fn restore(&mut self, slot: u32, heat: Heat);
 
-    /// Removes a slot whose block is evicted for a hotter one, and remembers the block as [`victim`](Self::victim) does.
+    /// Removes a slot whose block is evicted for a hotter one, and remembers the block as
+    /// [`victim`](Self::victim) does.
     fn displace(&mut self, slot: u32, block: u64);
 }
 
@@ -195,7 +199,8 @@ impl Policy for S3Fifo {
     }
 }
 
-/// Ghost queue: fingerprints of blocks that left the small queue lately. An entry expires by age or is overwritten.
+/// Ghost queue: fingerprints of blocks that left the small queue lately. An entry expires by age or is
+/// overwritten.
 #[derive(Debug)]
 struct Ghosts {
     /// Fingerprint in the upper half, time of insertion in the lower one.

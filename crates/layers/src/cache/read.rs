@@ -1,4 +1,5 @@
-//! Reads: cached parts from the fast device, other parts from the origin; parts that are admitted are promoted.
+//! Reads: cached parts from the fast device, other parts from the origin; parts that are admitted are
+//! promoted.
 
 use super::core::{Core, Mode};
 use super::policy::Policy;
@@ -11,15 +12,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Aligned window around a request from which parts of a large block are promoted, in bytes; always whole parts.
+/// Aligned window around a request from which parts of a large block are promoted, in bytes; always whole
+/// parts.
 const WINDOW: u64 = 256 << 10;
 /// Largest request of a fill, in bytes.
 const MAX_AT_ONCE: u64 = 1 << 20;
 
 /// Prevents the eviction of a slot's block until it is dropped.
 ///
-/// Pass it to the functions that read as an argument: an `async move` block that only uses its `slot` would copy that number
-/// and drop the pin at once.
+/// Pass it to the functions that read as an argument: an `async move` block that only uses its `slot` would
+/// copy that number and drop the pin at once.
 struct Pin<'a> {
     core: &'a Core,
     slot: u32,
@@ -133,7 +135,8 @@ impl Core {
         Found::Both(Pin::new(self, state, number), there)
     }
 
-    /// Whether absent parts of a block are promoted; `slot` is the block's, if it has one. Only parts adjacent to the request are.
+    /// Whether absent parts of a block are promoted; `slot` is the block's, if it has one. Only parts
+    /// adjacent to the request are.
     fn admit(
         self: &Rc<Self>,
         state: &mut State,
@@ -201,7 +204,8 @@ impl Core {
         self.slow.read(self.on_slow(block) + from, buffer).await
     }
 
-    /// Returns the pieces of a read in order, each with whether it is read from the cache; the cache has the parts `there`.
+    /// Returns the pieces of a read in order, each with whether it is read from the cache; the cache has the
+    /// parts `there`.
     fn pieces(&self, block: u64, from: u64, to: u64, there: u64) -> SmallVec<[(Range<u64>, bool); 8]> {
         let missing = self.shape.touched(from, to) & !there;
         let mut pieces: SmallVec<[(Range<u64>, bool); 8]> = SmallVec::new();
@@ -253,8 +257,8 @@ impl Core {
         }
     }
 
-    /// Reads the requested bytes and the promoted parts around them, answers, and then writes the promoted parts to the
-    /// cache. If parts are larger than the window, they are read after the answer.
+    /// Reads the requested bytes and the promoted parts around them, answers, and then writes the promoted
+    /// parts to the cache. If parts are larger than the window, they are read after the answer.
     async fn promote(
         self: &Rc<Self>,
         promotion: Promotion,
@@ -286,7 +290,8 @@ impl Core {
         outcome
     }
 
-    /// Reads the run of promoted parts around a range from the origin, adds it to `fetched`, and answers the range.
+    /// Reads the run of promoted parts around a range from the origin, adds it to `fetched`, and answers the
+    /// range.
     async fn read_around(
         &self,
         block: u64,
@@ -406,8 +411,8 @@ impl Drop for Promotion {
 const MAX_LOOKED_UP: u64 = 1 << 16;
 
 impl Core {
-    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes: dirty parts are data, all others as on the origin, which
-    /// is equal to clean parts.
+    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes: dirty parts are data, all
+    /// others as on the origin, which is equal to clean parts.
     pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
         let (from, to) = (range.start.0 << shift, range.end().0 << shift);
         // The slots are examined before the origin: a part that is written back in between is data in both.

@@ -1,7 +1,7 @@
 //! Blocks of the cache and their parts.
 //!
-//! A block of the cache is divided into at most 64 parts. Each part has a valid and a dirty bit. Requests may begin and end
-//! inside parts.
+//! A block of the cache is divided into at most 64 parts. Each part has a valid and a dirty bit. Requests may
+//! begin and end inside parts.
 
 use block::{BlockSize, DeviceGeometry};
 

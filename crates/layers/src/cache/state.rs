@@ -63,12 +63,14 @@ impl Slot {
     }
 }
 
-/// Bit position of the heat in an entry's first word. The bits below hold the block number plus one, which is less than 2^49.
+/// Bit position of the heat in an entry's first word. The bits below hold the block number plus one, which is
+/// less than 2^49.
 const HEAT_SHIFT: u32 = 54;
 const BLOCK: u64 = (1 << HEAT_SHIFT) - 1;
 
-/// An entry of the table: the block in a slot, its valid parts, and its dirty parts, for which the cache is authoritative. A
-/// part that is valid and not dirty is equal on both sides. For a part that isn't valid the origin is authoritative.
+/// An entry of the table: the block in a slot, its valid parts, and its dirty parts, for which the cache is
+/// authoritative. A part that is valid and not dirty is equal on both sides. For a part that isn't valid the
+/// origin is authoritative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub block: u64,
@@ -125,7 +127,8 @@ pub(super) struct State {
     /// Slots with dirty parts, in the order in which they became dirty.
     pub dirty: VecDeque<u32>,
     pub dirty_slots: u64,
-    /// Slots of low levels that warming has found, the coldest last. Their level is checked again before eviction.
+    /// Slots of low levels that warming has found, the coldest last. Their level is checked again before
+    /// eviction.
     pub cold: Vec<u32>,
     /// Number of writes past the cache in flight, by block.
     direct: Vec<u32>,
@@ -178,7 +181,8 @@ impl State {
                 state.queue_dirty(number);
             }
         }
-        // The newest first: `restore` puts each block before the ones that were restored earlier, as the oldest of its queue.
+        // The newest first: `restore` puts each block before the ones that were restored earlier, as the
+        // oldest of its queue.
         restored.sort_by_key(|(_, heat)| heat.age);
         restored.into_iter().for_each(|(slot, heat)| state.policy.restore(slot, heat));
         // Slots are allocated from the end of the list, so the lowest numbers go there.
@@ -208,8 +212,8 @@ impl State {
         self.index.get(block, |slot| self.slots[slot as usize].block)
     }
 
-    /// Allocates a slot for a block. Returns `None` without a free slot, and while a write past the cache of this block or
-    /// any discard or zeroing is in flight.
+    /// Allocates a slot for a block. Returns `None` without a free slot, and while a write past the cache of
+    /// this block or any discard or zeroing is in flight.
     pub fn allocate(&mut self, block: u64) -> Option<u32> {
         let slot = self.take_free(block)?;
         self.policy.insert(slot, block);
@@ -295,7 +299,8 @@ impl State {
         }
     }
 
-    /// Begins the eviction of at most `most` blocks that are idle, clean and allowed by `may`. Returns their number.
+    /// Begins the eviction of at most `most` blocks that are idle, clean and allowed by `may`. Returns their
+    /// number.
     pub fn evict(&mut self, most: usize, may: &dyn Fn(u32, &Slot) -> bool) -> usize {
         let mut chosen = 0;
         while chosen < most {

@@ -1,13 +1,14 @@
 //! Warming: lists cached blocks with their heat, and prefetches, heats or evicts blocks on request.
 //!
 //! # Promises
-//! - A step is bounded: it ends after [`MAX_BYTES`] fetched, [`MAX_LOOKS`] examined pieces, or [`LONGEST`] of time. Its answer
-//!   says how many bytes are done; the caller continues from there. No state is kept between steps, so a caller stops the
-//!   warming by sending no further step.
-//! - Prefetched blocks take free slots, or evict clean, idle blocks of lower levels ([`Heat::level`]). Without such a slot a
-//!   block isn't fetched. The search for victims leaves the policy's order unchanged.
-//! - Prefetching has its own limit of data in flight, a quarter of `migration_threshold`, and takes nothing from promotions of
-//!   clients' reads. A slot is closed to writers only while one piece of its block is filled.
+//! - A step is bounded: it ends after [`MAX_BYTES`] fetched, [`MAX_LOOKS`] examined pieces, or [`LONGEST`] of
+//!   time. Its answer says how many bytes are done; the caller continues from there. No state is kept between
+//!   steps, so a caller stops the warming by sending no further step.
+//! - Prefetched blocks take free slots, or evict clean, idle blocks of lower levels ([`Heat::level`]).
+//!   Without such a slot a block isn't fetched. The search for victims leaves the policy's order unchanged.
+//! - Prefetching has its own limit of data in flight, a quarter of `migration_threshold`, and takes nothing
+//!   from promotions of clients' reads. A slot is closed to writers only while one piece of its block is
+//!   filled.
 //! - Blocks in use or being evicted are skipped after bounded waits, and counted.
 //!
 //! Left to the callers: the order and rate of requests, and files of saved heat.
@@ -391,7 +392,8 @@ impl Core {
             missing.iter().filter(lacks).map(|piece| piece.block).collect::<BTreeSet<_>>().len()
         };
         let level = missing.first().map_or(0, |piece| piece.heat.level());
-        // The evictor keeps up to this number of slots free for promotions; only slots beyond it are available.
+        // The evictor keeps up to this number of slots free for promotions; only slots beyond it are
+        // available.
         let kept = self.low_water() + self.low_water() / 2;
         let mut room = self.state.borrow().free.len().saturating_sub(kept);
         if room < lacking {
@@ -532,7 +534,8 @@ impl Core {
             && self.is_evictable(number, slot.epoch)
     }
 
-    /// Finds slots whose blocks may be evicted for one of this level, the coldest last. Their number is limited per level.
+    /// Finds slots whose blocks may be evicted for one of this level, the coldest last. Their number is
+    /// limited per level.
     async fn find_cold(&self, level: u8) -> Vec<u32> {
         let slots = self.state.borrow().slots.len();
         let most = REMEMBERED.max(slots / 16);

@@ -16,7 +16,8 @@ struct Writing {
     destination: Destination,
     from: u64,
     to: u64,
-    /// Lock of the bytes on the origin. Writes of the same bytes are serialised, else both sides could end up different.
+    /// Lock of the bytes on the origin. Writes of the same bytes are serialised, else both sides could end up
+    /// different.
     _bytes: RangeGuard,
 }
 
@@ -94,7 +95,8 @@ impl Core {
                 runtime::carry_in(&self.calls, write_now(writing, block, payload, durability))
             }
             other => {
-                // The call may be dropped before its first poll, so the hold is released here and taken again there.
+                // The call may be dropped before its first poll, so the hold is released here and taken again
+                // there.
                 if let Begin::Fill(slot, _) = other {
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
                 }
@@ -265,8 +267,8 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             let counts = touched & core.entry(slot).dirty;
             let lost = counts & !core.state.borrow_mut().slot(slot).valid;
             drop(writing);
-            // The cache is authoritative in the table although the write to it failed, or became authoritative during the write,
-            // whose data may not be durable there.
+            // The cache is authoritative in the table although the write to it failed, or became
+            // authoritative during the write, whose data may not be durable there.
             let is_unsafe = lost != 0 || on_fast == Durability::Visible && counts != 0;
             match durability {
                 Durability::Durable if is_unsafe => core.flush().await,
@@ -276,8 +278,8 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
     }
 }
 
-/// Updates the parts after a write to the cache alone. Returns whether the touched parts are already durably dirty in the
-/// table, or the write failed.
+/// Updates the parts after a write to the cache alone. Returns whether the touched parts are already durably
+/// dirty in the table, or the write failed.
 fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let core = &writing.core;
     let touched = core.shape.touched(writing.from, writing.to);
@@ -286,8 +288,9 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let found = *state.slot(slot);
     if !is_ok {
         core.counters.cache_errors.add(1);
-        // Clean parts are still intact on the origin; dirty parts have undefined contents now. If another write, of other bytes
-        // of the same part, is in flight to the cache, the cache remains authoritative for the whole part.
+        // Clean parts are still intact on the origin; dirty parts have undefined contents now. If another
+        // write, of other bytes of the same part, is in flight to the cache, the cache remains authoritative
+        // for the whole part.
         let clean = touched & found.clean();
         match found.writers {
             1 => state.set_parts(slot, found.valid & !clean, found.dirty),

@@ -78,7 +78,8 @@ impl Core {
             let block = self.state.borrow_mut().slot(*slot).block;
             outcome = self.zero_edges(*slot, block, inside(block)).await;
             if outcome.is_err() {
-                // Some edges may have been zeroed: clean parts are dropped from the cache below, as after an error of the origin.
+                // Some edges may have been zeroed: clean parts are dropped from the cache below, as after an
+                // error of the origin.
                 self.counters.cache_errors.add(1);
                 break;
             }
@@ -113,8 +114,8 @@ impl Core {
         outcome
     }
 
-    /// Holds all slots of these bytes exclusively once they are idle, in the order of their blocks so that two calls can't
-    /// deadlock, and marks them, so that none of their parts is clean in the table.
+    /// Holds all slots of these bytes exclusively once they are idle, in the order of their blocks so that
+    /// two calls can't deadlock, and marks them, so that none of their parts is clean in the table.
     async fn hold(self: &Rc<Self>, from: u64, to: u64) -> Result<Held> {
         let bytes = self.writing.ask(from..to).await;
         self.state.borrow_mut().wide += 1;

@@ -1,8 +1,9 @@
 //! Decides which rules fire at an operation.
 //!
-//! Each shard handle counts, per rule, the operations that the rule matches. Whether the rule fires at the n-th of them depends
-//! only on the seed, the shard, the rule's index and n. So the same operations in the same order on a shard get the same faults,
-//! and appending a rule doesn't affect the others. Concurrent operations are ordered by the first poll of their calls.
+//! Each shard handle counts, per rule, the operations that the rule matches. Whether the rule fires at the
+//! n-th of them depends only on the seed, the shard, the rule's index and n. So the same operations in the
+//! same order on a shard get the same faults, and appending a rule doesn't affect the others. Concurrent
+//! operations are ordered by the first poll of their calls.
 
 use super::Message;
 use super::rule::{Action, Operation, Rule};
@@ -81,8 +82,8 @@ impl Decider {
         self.counters.is_empty()
     }
 
-    /// Decides about the next operation. Delays of several rules add up; rules after the first one that fires with an action or an
-    /// error are ignored.
+    /// Decides about the next operation. Delays of several rules add up; rules after the first one that fires
+    /// with an action or an error are ignored.
     pub fn decide(&self, operation: Operation, touched: Touched) -> Option<Plan> {
         if !self.faults.on.load(Ordering::Relaxed) {
             return None;

@@ -16,8 +16,9 @@ use std::sync::Arc;
 pub struct FaultDevicePart {
     inner: Arc<dyn DevicePart>,
     faults: Arc<Faults>,
-    /// Locks of blocks being changed through any shard's handle; set if a rule tears writes. A torn write reads the block that it
-    /// tears, changes its beginning and writes it back. A concurrent write of the block would be undone by that.
+    /// Locks of blocks being changed through any shard's handle; set if a rule tears writes. A torn write
+    /// reads the block that it tears, changes its beginning and writes it back. A concurrent write of the
+    /// block would be undone by that.
     changing: Option<SharedRangeLock>,
 }
 
@@ -257,8 +258,8 @@ impl Device for FaultDevice {
     }
 }
 
-/// Waits for the plan's delay. Returns the action, and the result of the call after it; fails if the plan is an error without an
-/// action.
+/// Waits for the plan's delay. Returns the action, and the result of the call after it; fails if the plan is
+/// an error without an action.
 pub(super) async fn begin(plan: &Plan) -> Result<(Option<Action>, Result<()>)> {
     if !plan.delay.is_zero() {
         runtime::sleep(plan.delay).await;
@@ -269,7 +270,8 @@ pub(super) async fn begin(plan: &Plan) -> Result<(Option<Action>, Result<()>)> {
     }
 }
 
-/// Returns the range of a misdirected operation: at the rule's distance, wrapping around the end of the device.
+/// Returns the range of a misdirected operation: at the rule's distance, wrapping around the end of the
+/// device.
 fn elsewhere(inner: &dyn Device, action: Option<Action>, range: BlockRange) -> BlockRange {
     let Some(Action::Misdirect { by }) = action else { return range };
     let geometry = inner.geometry();
@@ -338,8 +340,8 @@ pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result
     Ok(Payload::from(copy))
 }
 
-/// Writes only the first `length` bytes. If they end inside a block, the rest of the block keeps its contents; the caller has
-/// locked the block.
+/// Writes only the first `length` bytes. If they end inside a block, the rest of the block keeps its
+/// contents; the caller has locked the block.
 async fn torn_write(
     inner: &dyn Device,
     range: BlockRange,

@@ -8,8 +8,9 @@
 //! EFFECT      error=ERRNO   dead (= error=EIO)   delay=TIME or TIME..TIME
 //!             torn [at=BYTES]   corrupt [bits=N]   misdirect [by=N blocks|zones|bytes]   drop   lie
 //! ```
-//! Words may be in any order. A bare number after `by=` counts blocks, or zones; `by=32KiB` and `by=512 bytes` are bytes. An
-//! effect with `error` is carried out, and the call fails after it; `error` alone fails the call without carrying it out.
+//! Words may be in any order. A bare number after `by=` counts blocks, or zones; `by=32KiB` and `by=512
+//! bytes` are bytes. An effect with `error` is carried out, and the call fails after it; `error` alone fails
+//! the call without carrying it out.
 
 use super::rule::{Action, Distance, ERRORS, OPERATION_WORDS, Operations, Rule};
 use block::{Error, Result};

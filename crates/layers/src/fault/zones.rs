@@ -118,7 +118,8 @@ impl Zones for FaultZones {
         })
     }
 
-    // Rules don't match open and close: a failed open would appear at the first append, a failed close has no effect.
+    // Rules don't match open and close: a failed open would appear at the first append, a failed close has no
+    // effect.
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
         self.inner.open(zone)
     }

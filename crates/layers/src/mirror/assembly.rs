@@ -1,12 +1,13 @@
 //! Assembly: decides at opening from the superblocks which legs are used, before anything is written.
 //!
-//! Promises: a leg that missed changes of the others is never active and never the source. If that can't be decided, or if legs
-//! took changes independently of each other (a split brain), opening is refused. Existing data is overwritten only on
-//! legs that `rebuild` names.
+//! Promises: a leg that missed changes of the others is never active and never the source. If that can't be
+//! decided, or if legs took changes independently of each other (a split brain), opening is refused. Existing
+//! data is overwritten only on legs that `rebuild` names.
 //!
-//! The superblock with the highest event count is authoritative for the state of all slots. A leg with a lower count that is
-//! active in it missed an update of the superblocks, and no change was acknowledged that relied on it. Such a leg lacks only chunks
-//! whose bit is set, as long as no bit was cleared since ([`Superblock::cleared_events`]); it joins again by the bitmap.
+//! The superblock with the highest event count is authoritative for the state of all slots. A leg with a
+//! lower count that is active in it missed an update of the superblocks, and no change was acknowledged that
+//! relied on it. Such a leg lacks only chunks whose bit is set, as long as no bit was cleared since
+//! ([`Superblock::cleared_events`]); it joins again by the bitmap.
 
 use super::format::{Slot, SlotState, Superblock, Uuid};
 use super::leg::{Mask, each};
@@ -188,15 +189,17 @@ fn of_another_mirror(names: &[String], leg: usize, its: Uuid, authority: usize, 
     ))
 }
 
-/// Whether the slot of `other` belongs to the same leg in both superblocks, with a state in `it` that `is_such` accepts.
+/// Whether the slot of `other` belongs to the same leg in both superblocks, with a state in `it` that
+/// `is_such` accepts.
 fn belongs(it: &Superblock, other: &Superblock, is_such: impl Fn(SlotState) -> bool) -> bool {
     let (seen, own) = (it.slots.get(other.own), other.slots.get(other.own));
     let is_same = |(seen, own): (&Slot, &Slot)| seen.leg == own.leg && is_such(seen.state);
     it.array == other.array && seen.zip(own).is_some_and(is_same)
 }
 
-/// Whether the authoritative leg includes all changes of `it`: `it` doesn't record that leg as failed, or this holds
-/// transitively for a member of `it` with a later event count. Otherwise each may have changes that the other lacks.
+/// Whether the authoritative leg includes all changes of `it`: `it` doesn't record that leg as failed, or
+/// this holds transitively for a member of `it` with a later event count. Otherwise each may have changes
+/// that the other lacks.
 fn went_on_with(it: &Superblock, authoritative: &Superblock, members: &[(usize, &Superblock)]) -> bool {
     let is_member = |state| matches!(state, SlotState::Active | SlotState::Rebuilding);
     let left_behind = |of: &Superblock| {
@@ -305,8 +308,8 @@ fn join_rebuilt(
     Ok(())
 }
 
-/// Sets the new states of the slots. Refuses if a leg is missing that the authoritative superblock has as active, unless
-/// `degraded` allows it; its slot becomes failed then.
+/// Sets the new states of the slots. Refuses if a leg is missing that the authoritative superblock has as
+/// active, unless `degraded` allows it; its slot becomes failed then.
 fn settle_missing(
     names: &[String],
     assembly: &mut Assembly,

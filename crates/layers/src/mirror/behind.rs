@@ -1,4 +1,5 @@
-//! Write-behind: writes that are acknowledged while a lagging leg still has them outstanding; their limit, and waiting for them.
+//! Write-behind: writes that are acknowledged while a lagging leg still has them outstanding; their limit,
+//! and waiting for them.
 
 use block::{Error, Result};
 use runtime::sync::Notify;
@@ -42,7 +43,8 @@ impl Lagging {
         }
     }
 
-    /// Notes that the last leg has failed the write. Returns whether the write was already acknowledged; if not, it fails.
+    /// Notes that the last leg has failed the write. Returns whether the write was already acknowledged; if
+    /// not, it fails.
     pub fn fail(&self, error: &Error) -> bool {
         if !self.is_acknowledged.get() {
             *self.failure.borrow_mut() = Some(error.clone());

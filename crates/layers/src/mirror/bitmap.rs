@@ -1,9 +1,10 @@
 //! The write-intent bitmap on the legs.
 //!
-//! A bit is durable on all legs that keep a bitmap before any leg gets a change of its chunk; concurrent changes share a write
-//! of the bitmap. A leg that fails such a write becomes faulty if another active leg took it; otherwise the change fails, and no
-//! leg becomes faulty. A periodic pass clears the bits of chunks without writes since the previous pass (two passes, as md),
-//! after a flush of all legs, and only while every slot has its leg.
+//! A bit is durable on all legs that keep a bitmap before any leg gets a change of its chunk; concurrent
+//! changes share a write of the bitmap. A leg that fails such a write becomes faulty if another active leg
+//! took it; otherwise the change fails, and no leg becomes faulty. A periodic pass clears the bits of chunks
+//! without writes since the previous pass (two passes, as md), after a flush of all legs, and only while
+//! every slot has its leg.
 
 use super::core::{Core, on_legs};
 use super::format::{RECORD, encode_bitmap};
@@ -34,11 +35,12 @@ impl Core {
         }
     }
 
-    /// Handles failed writes of bitmap pages: marks the failed legs faulty if another active leg took the pages.
+    /// Handles failed writes of bitmap pages: marks the failed legs faulty if another active leg took the
+    /// pages.
     ///
     /// # Errors
-    /// The first leg's error, if no active leg took the pages. No leg becomes faulty then: the legs still have the same data,
-    /// and the pages are written again before the next change of their chunks.
+    /// The first leg's error, if no active leg took the pages. No leg becomes faulty then: the legs still
+    /// have the same data, and the pages are written again before the next change of their chunks.
     async fn handle_failed_pages(
         &self,
         pages: &[u64],
@@ -148,7 +150,8 @@ impl Core {
         // Writes have to be durable on all legs before the bit is cleared that would cause a resync.
         self.make_durable(self.active.get() | self.rebuilding.get()).await?;
         if self.is_whole() && !self.may_clear() {
-            // Two updates: a leg that misses only the second one, before a bit is cleared, has the event count of the first.
+            // Two updates: a leg that misses only the second one, before a bit is cleared, has the event
+            // count of the first.
             self.superblocks_changed();
             self.write_superblocks().await?;
             self.raise_cleared.set(true);

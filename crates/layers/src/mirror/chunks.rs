@@ -1,7 +1,8 @@
-//! State of each chunk in memory: its bit as wanted and as durable, the number of writers, and whether legs may differ.
+//! State of each chunk in memory: its bit as wanted and as durable, the number of writers, and whether legs
+//! may differ.
 //!
-//! Promises: a chunk with a writer, or in which legs may differ, is never offered for clearing. Reading and writing the bitmap,
-//! and the interval of the passes, are left to `bitmap`.
+//! Promises: a chunk with a writer, or in which legs may differ, is never offered for clearing. Reading and
+//! writing the bitmap, and the interval of the passes, are left to `bitmap`.
 
 use super::layout::Layout;
 use std::cell::{Cell, RefCell};
@@ -174,8 +175,8 @@ impl Chunks {
         }
     }
 
-    /// Returns chunks whose bits may be cleared after a flush: dirty, equal on all legs, and without writes since the last
-    /// call. With `now`, chunks without a writer at the moment qualify.
+    /// Returns chunks whose bits may be cleared after a flush: dirty, equal on all legs, and without writes
+    /// since the last call. With `now`, chunks without a writer at the moment qualify.
     pub fn quiet(&self, now: bool) -> Vec<u64> {
         let mut quiet = Vec::new();
         for (number, chunk) in self.all.borrow_mut().iter_mut().enumerate() {
@@ -287,7 +288,8 @@ impl Chunks {
         next.or_else(|| (0..all.len().min(from as usize)).find(needs)).map(|number| number as u64)
     }
 
-    /// Notes that no leg could read some block of a chunk: the chunk is skipped until [`unstick`](Self::unstick).
+    /// Notes that no leg could read some block of a chunk: the chunk is skipped until
+    /// [`unstick`](Self::unstick).
     pub fn stick(&self, chunk: u64) {
         self.all.borrow_mut()[chunk as usize].flags |= STUCK;
     }

@@ -1,8 +1,9 @@
 //! State of a mirror on its home shard; changes and flushes.
 //!
-//! A change locks its blocks from submission to acknowledgement, so that overlapping changes reach all legs in one order. Its
-//! chunks' bits are durable before any leg gets it. On a lagging leg it is queued in the leg's *lane* after the changes that
-//! it overlaps, and releases its blocks for the next change before the leg has completed it.
+//! A change locks its blocks from submission to acknowledgement, so that overlapping changes reach all legs
+//! in one order. Its chunks' bits are durable before any leg gets it. On a lagging leg it is queued in the
+//! leg's *lane* after the changes that it overlaps, and releases its blocks for the next change before the
+//! leg has completed it.
 //!
 //! No change and no flush is acknowledged while a faulty leg isn't durably recorded on the others.
 
@@ -68,8 +69,8 @@ pub struct Core {
     pub rebuilding: Cell<Mask>,
     /// Leg from which chunks that may differ are copied.
     pub source: Cell<usize>,
-    /// Legs that may replace the source for unreadable blocks in chunks that may differ. A leg that lagged while flushes left it
-    /// out isn't one of them: it may lack flushed data.
+    /// Legs that may replace the source for unreadable blocks in chunks that may differ. A leg that lagged
+    /// while flushes left it out isn't one of them: it may lack flushed data.
     pub trusted: Cell<Mask>,
     /// Legs with a complete bitmap.
     pub kept: Cell<Mask>,
@@ -95,8 +96,8 @@ pub struct Core {
     pub copying: Cell<u64>,
     /// Whether a copy from leg to leg isn't covered by a flush yet.
     pub copied: Cell<bool>,
-    /// Error after which acknowledged changes may be missing on all active legs. Flushes and the close return it until the
-    /// mirror is opened again, and no bit is cleared.
+    /// Error after which acknowledged changes may be missing on all active legs. Flushes and the close return
+    /// it until the mirror is opened again, and no bit is cleared.
     pub lost: RefCell<Option<Error>>,
     /// Locks of the blocks of changes and copies.
     pub locks: RangeLock,
@@ -182,7 +183,8 @@ impl Core {
                 lagging = self.behind.enter(change.bytes()).map(Rc::new);
             }
             for leg in each(lanes) {
-                // A write-mostly leg that doesn't lag, because no other leg is left, gets the requested durability.
+                // A write-mostly leg that doesn't lag, because no other leg is left, gets the requested
+                // durability.
                 let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
                 // The position in the lane is taken here, before the task starts.
                 let asked = self.legs[leg].lane.ask(blocks.clone());
@@ -222,7 +224,8 @@ impl Core {
         lagging.map_or(Ok(()), |lagging| lagging.acknowledge())
     }
 
-    /// Carries out a change on a lagging leg. Returns whether the leg completed it: a leg that became faulty meanwhile didn't.
+    /// Carries out a change on a lagging leg. Returns whether the leg completed it: a leg that became faulty
+    /// meanwhile didn't.
     async fn change_queued(
         self: Rc<Self>,
         leg: usize,
@@ -266,7 +269,8 @@ impl Core {
             let first = outcome.failed.into_iter().next().map(|(_, error)| error);
             return Err(first.unwrap_or_else(|| Error::io("mirror: no active leg completed a change")));
         }
-        // All failed legs become faulty before the superblocks are written, so that none stays active if that fails.
+        // All failed legs become faulty before the superblocks are written, so that none stays active if that
+        // fails.
         for (leg, error) in outcome.failed {
             self.mark_faulty(leg, error, SlotState::Failed)?;
         }
@@ -279,8 +283,8 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that no active leg is known to have the last change of these blocks and that legs may differ in them, so that they
-    /// are copied from the source.
+    /// Notes that no active leg is known to have the last change of these blocks and that legs may differ in
+    /// them, so that they are copied from the source.
     fn note_undecided(&self, blocks: &Range<u64>) {
         if self.active.get().count_ones() > 1 {
             self.chunks.may_differ(blocks);
@@ -314,7 +318,8 @@ impl Core {
     /// Makes all acknowledged changes durable.
     ///
     /// # Errors
-    /// The last active leg's error. After it, and after the last leg has failed an outstanding write, every flush fails.
+    /// The last active leg's error. After it, and after the last leg has failed an outstanding write, every
+    /// flush fails.
     pub async fn flush(self: Rc<Self>) -> Result<()> {
         let lagging = self.lagging();
         let leaves_out = self.settings.fast_flush && self.active.get() & !lagging != 0;
@@ -348,11 +353,12 @@ impl Core {
         self.handle_failed_flush(done, failed)
     }
 
-    /// Marks legs faulty in memory that failed a flush, if another active leg completed it; the caller writes the superblocks next.
+    /// Marks legs faulty in memory that failed a flush, if another active leg completed it; the caller writes
+    /// the superblocks next.
     ///
     /// # Errors
-    /// The first active leg's error, if no active leg completed the flush. No active leg becomes faulty then, but each may have
-    /// lost different data: all dirty chunks are copied from the source.
+    /// The first active leg's error, if no active leg completed the flush. No active leg becomes faulty then,
+    /// but each may have lost different data: all dirty chunks are copied from the source.
     fn handle_failed_flush(&self, done: Mask, failed: Vec<(usize, Error)>) -> Result<()> {
         let is_durable = done & self.active.get() != 0;
         let mut first = None;

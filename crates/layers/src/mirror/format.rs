@@ -1,5 +1,5 @@
-//! Encodings on a leg, version 1: superblock and sectors of the bitmap. The book's page "A mirror's legs" describes them byte
-//! by byte.
+//! Encodings on a leg, version 1: superblock and sectors of the bitmap. The book's page "A mirror's legs"
+//! describes them byte by byte.
 //!
 //! Decoders accept any bytes: they never panic, and refuse invalid bytes with an error that names them.
 
@@ -78,8 +78,8 @@ pub struct Superblock {
     pub array: Uuid,
     /// Event count: raised by every change of the superblocks.
     pub events: u64,
-    /// Event count since which no bit was cleared without a leg: a leg with at least this count lacks only chunks whose bit
-    /// is set.
+    /// Event count since which no bit was cleared without a leg: a leg with at least this count lacks only
+    /// chunks whose bit is set.
     pub cleared_events: u64,
     /// Offset of the data on a leg, in bytes.
     pub data_offset: u64,

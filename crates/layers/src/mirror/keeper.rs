@@ -1,7 +1,8 @@
 //! Background tasks: resync and rebuild, scrubs, clearing the bitmap.
 //!
-//! Copies and comparisons lock one piece at a time, so a request waits for one piece at most. The bitmap keeps the progress of
-//! copies: copied chunks are cleared there, and a restart continues with the others. A scrub starts over after a restart.
+//! Copies and comparisons lock one piece at a time, so a request waits for one piece at most. The bitmap
+//! keeps the progress of copies: copied chunks are cleared there, and a restart continues with the others. A
+//! scrub starts over after a restart.
 
 use super::core::Core;
 use super::format::SlotState;
@@ -88,7 +89,8 @@ impl Core {
                 position = chunk;
                 self.copy_chunk(chunk).await
             } else if self.chunks.differ() + self.chunks.lacking() > 0 {
-                // The remaining chunks have blocks that no leg could read. They may be written, or become readable.
+                // The remaining chunks have blocks that no leg could read. They may be written, or become
+                // readable.
                 self.rest(STUCK).await;
                 self.chunks.unstick();
                 Ok(())
@@ -151,7 +153,8 @@ impl Core {
             }
             self.pace(began, self.bytes_of(&piece) as u64).await;
         }
-        // A leg that joined meanwhile lacks the earlier pieces; a failed change may have made legs differ in them.
+        // A leg that joined meanwhile lacks the earlier pieces; a failed change may have made legs differ in
+        // them.
         let is_over = joined == self.joined.get() && !self.chunks.is_to_be_copied_again(chunk);
         if is_over && !self.chunks.is_stuck(chunk) {
             self.chunks.copied(chunk);
@@ -312,7 +315,8 @@ impl Core {
         Ok(())
     }
 
-    /// Joins a faulty leg again, or a new one; with `whole` it gets all data, otherwise chunks whose bit is set.
+    /// Joins a faulty leg again, or a new one; with `whole` it gets all data, otherwise chunks whose bit is
+    /// set.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the leg is a member already.

@@ -60,7 +60,8 @@ pub struct LegDevice {
 }
 
 impl LegDevice {
-    /// Wraps the handle of a leg of a mirror with this block size; the offset is 0 until the superblocks have been read.
+    /// Wraps the handle of a leg of a mirror with this block size; the offset is 0 until the superblocks have
+    /// been read.
     pub fn new(device: Rc<dyn Device>, block_size: BlockSize, data_offset: u64) -> Self {
         let shift = block_size.shift() - device.geometry().block_size.shift();
         LegDevice { device, shift, block_size, data: data_offset >> block_size.shift() }
@@ -116,7 +117,8 @@ impl LegDevice {
         self.device.extents(self.on_leg(blocks))
     }
 
-    /// Converts the extents of a non-empty range to the mirror's blocks. A block with several extents of the leg becomes data.
+    /// Converts the extents of a non-empty range to the mirror's blocks. A block with several extents of the
+    /// leg becomes data.
     pub fn in_own_blocks(&self, range: BlockRange, found: &[Extent]) -> Vec<Extent> {
         let begin = self.on_leg(&(range.start.0..range.start.0)).start.0;
         crate::extents::in_blocks(range, begin, self.shift, found)
@@ -152,7 +154,8 @@ pub struct Leg {
     pub slot: Cell<Option<usize>>,
     /// Queue of writes of a lagging leg: each waits for earlier ones that it overlaps.
     pub lane: RangeLock,
-    /// Error by which the leg couldn't be opened. A missing leg stays missing until the mirror is opened again.
+    /// Error by which the leg couldn't be opened. A missing leg stays missing until the mirror is opened
+    /// again.
     pub missing: Option<Error>,
 }
 

@@ -1,8 +1,8 @@
 //! Membership of legs, and the superblocks that record it.
 //!
-//! The contents of superblocks change in memory first ([`Core::superblock_changes`] rises), and are then written durably to both
-//! copies on all members ([`Core::write_superblocks`]). A leg that fails such a write becomes faulty, which is written to the
-//! others in the same way.
+//! The contents of superblocks change in memory first ([`Core::superblock_changes`] rises), and are then
+//! written durably to both copies on all members ([`Core::write_superblocks`]). A leg that fails such a write
+//! becomes faulty, which is written to the others in the same way.
 
 use super::core::{Core, on_legs};
 use super::format::{SlotState, Superblock};
@@ -11,8 +11,9 @@ use super::leg::{Mask, each};
 use block::{Error, Payload, Result};
 
 impl Core {
-    /// Legs that keep a bitmap: active legs that aren't write-mostly, so that marking a chunk doesn't wait for a slow leg; all
-    /// active legs if there is no other. If all of them are lost together with power, all chunks are dirty.
+    /// Legs that keep a bitmap: active legs that aren't write-mostly, so that marking a chunk doesn't wait
+    /// for a slow leg; all active legs if there is no other. If all of them are lost together with power, all
+    /// chunks are dirty.
     pub fn bitmap_legs(&self) -> Mask {
         let active = self.active.get();
         match active & !self.settings.write_mostly {
@@ -98,7 +99,8 @@ impl Core {
             if self.superblocks_are_current() {
                 break;
             }
-            // Data that was read from a faulty leg has to be durable on the others before the superblocks record the fault.
+            // Data that was read from a faulty leg has to be durable on the others before the superblocks
+            // record the fault.
             self.flush_copies().await;
             self.complete_bitmaps().await?;
             let wanted = self.superblock_changes.get();
@@ -110,7 +112,8 @@ impl Core {
             self.events.set(self.events.get() + 1);
             let members = self.active.get() | self.rebuilding.get();
             let mut lost = Vec::new();
-            // Lagging legs are written last: with a higher event count than the others, a lagging leg would be authoritative.
+            // Lagging legs are written last: with a higher event count than the others, a lagging leg would
+            // be authoritative.
             let lagging = members & self.lagging();
             let copies = [self.events.get() % 2, (self.events.get() + 1) % 2];
             for (legs, copy) in

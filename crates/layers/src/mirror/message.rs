@@ -27,13 +27,15 @@ impl Message {
     /// Carries the message out. Returns the answer.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for an unknown leg; [`Error::Busy`] or [`Error::Invalid`] if the leg's state doesn't allow it.
+    /// [`Error::NotFound`] for an unknown leg; [`Error::Busy`] or [`Error::Invalid`] if the leg's state
+    /// doesn't allow it.
     pub(super) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
         match self {
             Message::Fail(name) => {
                 let leg = find(core, &name)?;
-                // Copies of data that was read from the source may still be in flight to the others, which need them once the
-                // source is faulty. The wait is bounded because the leg may not answer any more.
+                // Copies of data that was read from the source may still be in flight to the others, which
+                // need them once the source is faulty. The wait is bounded because the leg may not answer any
+                // more.
                 let all = 0..core.shared.geometry.blocks.0;
                 let _held = match core.chunks.differ() > 0 || core.copying.get() > 0 {
                     true => runtime::timeout(COPIES, core.locks.ask(all)).await.ok(),

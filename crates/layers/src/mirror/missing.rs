@@ -19,7 +19,8 @@ pub struct MissingLeg {
 impl MissingLeg {
     /// Creates the stand-in for a leg that couldn't be built because of this error.
     pub fn new(error: Error) -> Self {
-        // A mirror takes the largest block size and the least atomic write of its legs; these values change neither.
+        // A mirror takes the largest block size and the least atomic write of its legs; these values change
+        // neither.
         let geometry = DeviceGeometry {
             block_size: BlockSize::new(u64::from(BlockSize::SMALLEST)).unwrap_or_default(),
             blocks: BlockCount(0),

@@ -1,5 +1,5 @@
-//! Formatting and opening: superblocks and bitmaps are read, the legs' roles are decided ([`assembly`](super::assembly)), and
-//! recorded on all members before the first request.
+//! Formatting and opening: superblocks and bitmaps are read, the legs' roles are decided
+//! ([`assembly`](super::assembly)), and recorded on all members before the first request.
 
 use super::assembly::{Assembly, Found, Permissions, assemble};
 use super::behind::Behind;
@@ -186,8 +186,8 @@ pub async fn examine(device: &LegDevice, block_size: BlockSize) -> Found {
     }
 }
 
-/// Creates a new mirror on all legs. Their contents are lost: the data area of the source, the first leg that isn't
-/// write-mostly, is copied to the others.
+/// Creates a new mirror on all legs. Their contents are lost: the data area of the source, the first leg that
+/// isn't write-mostly, is copied to the others.
 async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
     let block_size = plan.block_size();
     let least = plan.legs.iter().map(|(_, leg)| leg.geometry().bytes()).min().unwrap_or(0);
@@ -311,7 +311,8 @@ fn trusted(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Mask
     (0..plan.legs.len()).filter(|leg| !lagged(leg)).map(|leg| 1 << leg).sum()
 }
 
-/// Loads the bitmap: a chunk is dirty if its bit is set in any leg's bitmap, or if no leg has a valid sector with its bit.
+/// Loads the bitmap: a chunk is dirty if its bit is set in any leg's bitmap, or if no leg has a valid sector
+/// with its bit.
 async fn load_bitmap(core: &Core, assembly: &Assembly) -> Result<()> {
     let page = core.page_bytes() as u64;
     let sectors = page / RECORD as u64;

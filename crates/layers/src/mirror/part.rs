@@ -1,7 +1,7 @@
 //! A mirror as a device: a part, and a handle per shard.
 //!
-//! A shard reads from a leg directly while legs are equal and none of the readable ones lags; other reads, and retries after
-//! errors, go to the home shard. Changes and flushes are carried out on the home shard.
+//! A shard reads from a leg directly while legs are equal and none of the readable ones lags; other reads,
+//! and retries after errors, go to the home shard. Changes and flushes are carried out on the home shard.
 
 use super::KIND;
 use super::core::Core;

@@ -1,8 +1,9 @@
 //! Reads: choice of the leg, blocks in which legs may differ, and repair after errors.
 //!
-//! Promises: data that was read once doesn't change until it is written, also when any leg is lost: blocks in which legs may
-//! differ are read from the source, and copied to the others before the next read of them. A read that one leg fails is answered
-//! by another, and the unreadable blocks are rewritten on the leg that failed.
+//! Promises: data that was read once doesn't change until it is written, also when any leg is lost: blocks in
+//! which legs may differ are read from the source, and copied to the others before the next read of them. A
+//! read that one leg fails is answered by another, and the unreadable blocks are rewritten on the leg that
+//! failed.
 
 use super::core::Core;
 use super::leg::{Change, LegCounters, Mask, each};
@@ -137,8 +138,8 @@ impl Core {
         (Ok(()), buffer)
     }
 
-    /// Marks a leg faulty that didn't answer within the time limit: every further request would wait as long. The last active leg
-    /// stays active.
+    /// Marks a leg faulty that didn't answer within the time limit: every further request would wait as long.
+    /// The last active leg stays active.
     async fn fail_if_silent(&self, leg: usize, error: &Error) {
         if matches!(error, Error::TimedOut(_))
             && let Err(error) = self.fail(leg, error.clone()).await
@@ -147,7 +148,8 @@ impl Core {
         }
     }
 
-    /// Reads from one leg after the other until one succeeds; the range is then repaired on the legs that failed.
+    /// Reads from one leg after the other until one succeeds; the range is then repaired on the legs that
+    /// failed.
     async fn read_from_any(
         self: &Rc<Self>,
         blocks: &Range<u64>,
@@ -221,8 +223,8 @@ impl Core {
         (Ok(()), buffer)
     }
 
-    /// Reads the source's data, and that of trusted legs for blocks that the source can't read. Also returns the leg that already
-    /// has all of it and needs no copy, because the source may change before the copy.
+    /// Reads the source's data, and that of trusted legs for blocks that the source can't read. Also returns
+    /// the leg that already has all of it and needs no copy, because the source may change before the copy.
     ///
     /// # Errors
     /// The source's error, if no leg could read some block.
@@ -297,7 +299,8 @@ impl Core {
         }
     }
 
-    /// Rewrites the unreadable blocks of a range on a leg with another leg's data; the leg becomes faulty if that fails.
+    /// Rewrites the unreadable blocks of a range on a leg with another leg's data; the leg becomes faulty if
+    /// that fails.
     pub async fn repair(self: Rc<Self>, leg: usize, blocks: Range<u64>) {
         let _holding = self.hold(&blocks).await;
         self.repair_held(leg, &blocks).await;

@@ -21,7 +21,8 @@ pub struct Shared {
     pub legs: Vec<LegCounters>,
     /// Number of direct reads, by which probes are chosen.
     pub reads: AtomicU64,
-    /// Outstanding write-behind writes and their bytes: a [`Lag`] in one word, so that both values are consistent.
+    /// Outstanding write-behind writes and their bytes: a [`Lag`] in one word, so that both values are
+    /// consistent.
     pub behind: AtomicU64,
     /// Bytes that were copied from leg to leg.
     pub copied_bytes: AtomicU64,
@@ -164,8 +165,8 @@ impl Shared {
 }
 
 impl Summary {
-    /// Returns md's name of the background operation. As in md, a rebuild takes precedence, and a scrub begins when no copy is
-    /// left.
+    /// Returns md's name of the background operation. As in md, a rebuild takes precedence, and a scrub
+    /// begins when no copy is left.
     fn sync_action(&self) -> &'static str {
         match () {
             () if self.rebuilding != 0 => "recover",
@@ -181,11 +182,12 @@ impl Summary {
         }
         let (late, prompt): (Vec<usize>, Vec<usize>) =
             each(self.active).partition(|leg| self.legs.get(*leg).is_some_and(|leg| leg.write_mostly));
-        // Data in a cache of a write-mostly leg is no second copy: the cache may be on the fast device. The bytes that all
-        // write-mostly legs have only in caches are at most those of the leg with the least.
+        // Data in a cache of a write-mostly leg is no second copy: the cache may be on the fast device. The
+        // bytes that all write-mostly legs have only in caches are at most those of the leg with the least.
         let cached = late.iter().map(|leg| only_in_cache.get(*leg).copied().flatten().unwrap_or(0));
         let lagging = behind.saturating_add(cached.min().unwrap_or(0));
-        // Chunks that may differ are complete on the source alone. Outstanding writes are on all legs that don't lag.
+        // Chunks that may differ are complete on the source alone. Outstanding writes are on all legs that
+        // don't lag.
         let differing = self.differ.saturating_mul(self.chunk);
         differing.saturating_add(if prompt.len() > 1 { 0 } else { lagging })
     }

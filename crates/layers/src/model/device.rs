@@ -1,5 +1,5 @@
-//! A device with modelled latencies: each call is passed to the inner device at once, and completes at the time that the model
-//! gives.
+//! A device with modelled latencies: each call is passed to the inner device at once, and completes at the
+//! time that the model gives.
 
 use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
@@ -64,7 +64,8 @@ pub struct ModelPart {
 }
 
 impl ModelPart {
-    /// Gives `inner` the latencies of a profile; `name` is the profile's name. Random choices depend on `seed`.
+    /// Gives `inner` the latencies of a profile; `name` is the profile's name. Random choices depend on
+    /// `seed`.
     pub fn new(inner: Arc<dyn DevicePart>, name: &str, profile: Profile, seed: u64) -> Self {
         let volatile_cache = profile.volatile_cache() || inner.geometry().volatile_cache;
         let geometry = DeviceGeometry { volatile_cache, ..inner.geometry().clone() };

@@ -1,9 +1,10 @@
-//! Model of a disk with one arm. Of the queued operations the arm serves the one that it reaches first, so a later operation may
-//! complete earlier. The model has no task of its own: each call advances it to the present ([`DiskServer::advance`]), and
-//! waiters call again when the arm has completed an operation.
+//! Model of a disk with one arm. Of the queued operations the arm serves the one that it reaches first, so a
+//! later operation may complete earlier. The model has no task of its own: each call advances it to the
+//! present ([`DiskServer::advance`]), and waiters call again when the arm has completed an operation.
 //!
-//! The time to reach an offset is the seek time plus the rotational latency. Seeks take the square root of the distance, the usual
-//! approximation (Ruemmler and Wilkes, An introduction to disk drive modeling, 1994). All tracks have the same length.
+//! The time to reach an offset is the seek time plus the rotational latency. Seeks take the square root of
+//! the distance, the usual approximation (Ruemmler and Wilkes, An introduction to disk drive modeling, 1994).
+//! All tracks have the same length.
 
 use super::profile::Disk;
 use super::solid::time_of;
@@ -91,7 +92,8 @@ impl DiskServer {
         command.ticket
     }
 
-    /// Returns the wait of an operation: a read completes when it has been served, a write when it is in the write buffer.
+    /// Returns the wait of an operation: a read completes when it has been served, a write when it is in the
+    /// write buffer.
     pub fn wait(&mut self, now: Instant, ticket: Ticket) -> Wait {
         self.advance(now);
         // Both lists are in order of arrival.
@@ -106,7 +108,8 @@ impl DiskServer {
         let before =
             position(&self.writes).or_else(|| position(&self.reads)).or_else(|| is_served().then_some(0));
         match (before, &self.serves) {
-            // Thousands of operations may wait: one far back in the list isn't woken for each operation that is served.
+            // Thousands of operations may wait: one far back in the list isn't woken for each operation that
+            // is served.
             (Some(before), Some((end, _))) => {
                 Wait::LookAgain(Instant::from_nanoseconds(end + before * self.usual / 2))
             }
@@ -114,7 +117,8 @@ impl DiskServer {
         }
     }
 
-    /// Returns the wait of a flush that arrived before operation `before`: it completes when no earlier write is left.
+    /// Returns the wait of a flush that arrived before operation `before`: it completes when no earlier write
+    /// is left.
     pub fn flush(&mut self, now: Instant, before: Ticket) -> Wait {
         self.advance(now);
         let is_old = |command: &Command| command.is_write && command.ticket < before;

@@ -1,10 +1,10 @@
 //! Fits a write buffer to a device's write bandwidth over time: fio's `write_bw_log` of [`JOB`].
 //!
-//! A buffer of `size` bytes that drains `drain` bytes per second accepts writes at full speed until it is full. From then on
-//! `size + drain * t` bytes have been written by time t, independent of the earlier speed. So both are the parameters of a
-//! straight line fitted to the bytes written in the slow phase (least squares), and don't depend on the exact end of the fast
-//! phase. That end is where a single step fits the speeds best (least squares again). A device that slows down in several steps
-//! is fitted to the largest one.
+//! A buffer of `size` bytes that drains `drain` bytes per second accepts writes at full speed until it is
+//! full. From then on `size + drain * t` bytes have been written by time t, independent of the earlier speed.
+//! So both are the parameters of a straight line fitted to the bytes written in the slow phase (least
+//! squares), and don't depend on the exact end of the fast phase. That end is where a single step fits the
+//! speeds best (least squares again). A device that slows down in several steps is fitted to the largest one.
 
 use super::profile::WriteBuffer;
 use block::{Error, Result};
@@ -117,7 +117,8 @@ fn step(lines: &[Line]) -> Option<usize> {
     steps.max_by(|left, right| left.0.total_cmp(&right.0)).map(|(_, at)| at)
 }
 
-/// Fits a straight line to the bytes written at the ends of these lines. Returns its value at time 0, and its slope per second.
+/// Fits a straight line to the bytes written at the ends of these lines. Returns its value at time 0, and its
+/// slope per second.
 fn straight(lines: &[Line]) -> (f64, f64) {
     let count = lines.len() as f64;
     let (mean_at, mean_written) = (

@@ -1,5 +1,6 @@
-//! Fits a profile to a run of fio on a real device, [`JOB`]. Each number of the profile follows from one or two of its jobs, except
-//! the write buffer: a disk's is searched by trials, a solid-state device's is found by [`fill`] in a run of its own.
+//! Fits a profile to a run of fio on a real device, [`JOB`]. Each number of the profile follows from one or
+//! two of its jobs, except the write buffer: a disk's is searched by trials, a solid-state device's is found
+//! by [`fill`] in a run of its own.
 
 use super::fill::{self, Filled};
 use super::profile::{Disk, Profile, Service, SolidState, WriteBuffer};
@@ -45,11 +46,12 @@ pub struct Fitted {
     pub filled: Option<Filled>,
 }
 
-/// Fits a profile to fio's JSON report of [`JOB`]: that of a disk with `rpm` revolutions per minute, or of a solid-state device,
-/// whose write buffer is fitted to `fill`, fio's log of [`fill::JOB`], if that is given.
+/// Fits a profile to fio's JSON report of [`JOB`]: that of a disk with `rpm` revolutions per minute, or of a
+/// solid-state device, whose write buffer is fitted to `fill`, fio's log of [`fill::JOB`], if that is given.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the text isn't fio's report, if a job is missing or failed, or if both `rpm` and `fill` are given.
+/// [`Error::Invalid`] if the text isn't fio's report, if a job is missing or failed, or if both `rpm` and
+/// `fill` are given.
 pub fn fit(report: &str, title: &str, rpm: Option<u32>, fill: Option<&str>) -> Result<Fitted> {
     if rpm.is_some() && fill.is_some() {
         return Err(Error::invalid(
@@ -168,7 +170,8 @@ fn disk(report: &Value, title: &str, rpm: u32) -> Result<Disk> {
     let (far, near) = (job(report, "read-alone")?.mean, job(report, "read-near")?.mean);
     let write = job(report, "write-alone")?.mean;
     let half_turn = 30.0 / f64::from(rpm);
-    // Both contain half a rotation and the track-to-track seek; the rest is proportional to the root of the distance.
+    // Both contain half a rotation and the track-to-track seek; the rest is proportional to the root of the
+    // distance.
     let range = ((far - near) / (MEAN_ROOT * (1.0 - NEAR.sqrt()))).max(0.0);
     let track = (near - half_turn - range * MEAN_ROOT * NEAR.sqrt()).max(100e-6);
     let flushed = job(report, "write-flush")?.flush;

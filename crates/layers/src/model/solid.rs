@@ -1,5 +1,5 @@
-//! Model of a solid-state device: an operation takes one of a limited number of servers, the link that all bytes pass, and
-//! space in the write buffer. Its completion time is known when it arrives.
+//! Model of a solid-state device: an operation takes one of a limited number of servers, the link that all
+//! bytes pass, and space in the write buffer. Its completion time is known when it arrives.
 
 use super::profile::{Service, SolidState};
 use runtime::{Instant, Random};
@@ -78,8 +78,8 @@ impl SolidServer {
         now.max(self.buffer_empty.saturating_sub(holds))
     }
 
-    /// Draws a latency with this mean: a constant plus an exponential part whose standard deviation is the spread. So few
-    /// operations are much slower than the mean, and none much faster.
+    /// Draws a latency with this mean: a constant plus an exponential part whose standard deviation is the
+    /// spread. So few operations are much slower than the mean, and none much faster.
     fn latency(&mut self, mean: Duration) -> u64 {
         let mean = nanoseconds(mean) as f64;
         let rest = mean * self.profile.spread.min(1.0);

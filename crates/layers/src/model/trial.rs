@@ -1,5 +1,5 @@
-//! Performance of a profile under a load with constant queue depth, computed from the profile alone, without a device, a clock or
-//! a task.
+//! Performance of a profile under a load with constant queue depth, computed from the profile alone, without
+//! a device, a clock or a task.
 
 use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
@@ -50,7 +50,8 @@ impl Offsets {
     }
 }
 
-/// Carries out a load of `operations` operations on a device of `capacity` bytes; the first fifth isn't counted.
+/// Carries out a load of `operations` operations on a device of `capacity` bytes; the first fifth isn't
+/// counted.
 pub fn trial(profile: &Profile, capacity: u64, load: Load, operations: usize) -> Outcome {
     let reached = (capacity as f64 * load.span.unwrap_or(1.0)) as u64;
     let count = (reached / load.bytes.max(1)).max(1);

@@ -167,8 +167,8 @@ struct RecordDevice {
 }
 
 impl RecordDevice {
-    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for capacity, because
-    /// dropping a call must not stop its operation.
+    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for
+    /// capacity, because dropping a call must not stop its operation.
     async fn run<F: Future<Output = Result<()>> + 'static>(&self, operation: F) -> Result<()> {
         let recorder = self.log.recorder.clone();
         if recorder.has_capacity() {

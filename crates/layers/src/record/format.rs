@@ -109,8 +109,8 @@ impl FileHeader {
     /// Decodes the header at the start of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the bytes aren't a timeline, or one of another version; [`Error::Corrupt`] if the header is
-    /// damaged.
+    /// [`Error::Protocol`] if the bytes aren't a timeline, or one of another version; [`Error::Corrupt`] if
+    /// the header is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Ok((raw, _)) = RawFileHeader::ref_from_prefix(bytes) else {
             return Err(Error::protocol(format!(
@@ -452,7 +452,8 @@ pub enum Submission {
 #[derive(Clone)]
 pub struct Content {
     file: Arc<Vec<u8>>,
-    /// End of each segment, relative to the start of the data, and offset of its bytes in the timeline; `None` for zeros.
+    /// End of each segment, relative to the start of the data, and offset of its bytes in the timeline;
+    /// `None` for zeros.
     segments: Vec<(u64, Option<usize>)>,
 }
 
@@ -564,7 +565,8 @@ impl SubmissionFields<'_> {
     }
 }
 
-/// Encodes segments: a word with the length, its top bit set for zeros; then the bytes, unless they are zeros.
+/// Encodes segments: a word with the length, its top bit set for zeros; then the bytes, unless they are
+/// zeros.
 fn encode_payload(payload: &Payload, bytes: &mut Vec<u8>) {
     // Position of the current segment's word, and whether the segment is zeros.
     let mut open: Option<(usize, bool)> = None;

@@ -1,9 +1,10 @@
 //! The recorder that all `record` layers of one timeline share.
 //!
-//! One lock numbers the events and appends them to a buffer, so the order in the file is the order of the events. A task on the
-//! shard that opened the file writes the buffer to it. Layers wait for [`capacity`](Recorder::capacity) before they submit an
-//! operation, so the buffer is bounded by its limit plus the operations in flight. If the file can't be written, all later calls
-//! fail: a timeline with a gap can't be replayed.
+//! One lock numbers the events and appends them to a buffer, so the order in the file is the order of the
+//! events. A task on the shard that opened the file writes the buffer to it. Layers wait for
+//! [`capacity`](Recorder::capacity) before they submit an operation, so the buffer is bounded by its limit
+//! plus the operations in flight. If the file can't be written, all later calls fail: a timeline with a gap
+//! can't be replayed.
 
 use super::format::{Completion, DeviceEntry, FILE_HEADER, FileHeader, RecordHeader, RecordType, crc};
 use super::timeline::Timeline;
@@ -72,8 +73,8 @@ impl Recorder {
         Arc::new(Recorder { identity, header, path, limit, began: runtime::now(), tail: Mutex::new(tail) })
     }
 
-    /// Creates a recorder in memory, for tests: [`timeline`](Self::timeline) returns the events so far. Its memory isn't
-    /// bounded.
+    /// Creates a recorder in memory, for tests: [`timeline`](Self::timeline) returns the events so far. Its
+    /// memory isn't bounded.
     pub fn in_memory() -> Arc<Self> {
         Recorder::new(None, usize::MAX)
     }
@@ -203,7 +204,8 @@ impl Recorder {
         .await;
     }
 
-    /// Ends a layer's membership. With the last one the timeline ends: it is written and synced when this returns.
+    /// Ends a layer's membership. With the last one the timeline ends: it is written and synced when this
+    /// returns.
     pub(super) async fn leave(&self) -> Result<()> {
         {
             let mut tail = self.lock();
@@ -226,7 +228,8 @@ impl Recorder {
         .await
     }
 
-    /// Notes that a layer was dropped without [`leave`](Self::leave): the timeline gets no end record, and the writer stops.
+    /// Notes that a layer was dropped without [`leave`](Self::leave): the timeline gets no end record, and
+    /// the writer stops.
     pub(super) fn abandon(&self) {
         let mut tail = self.lock();
         tail.users = tail.users.saturating_sub(1);
@@ -323,8 +326,8 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     Ok(folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Creates the file, or truncates an existing timeline if `overwrite` allows it and no other process has it locked. The lock is
-/// held as long as the file is open.
+/// Creates the file, or truncates an existing timeline if `overwrite` allows it and no other process has it
+/// locked. The lock is held as long as the file is open.
 async fn create(path: &Path, overwrite: bool) -> Result<File> {
     let new = OpenOptions { create_new: true, ..OpenOptions::read_write() };
     let there = match File::open(path, new).await {

@@ -1,9 +1,9 @@
 //! Parser of timelines.
 //!
-//! Promises: no bytes make it panic or use more memory than a few times their length. An event is returned only if its checksums
-//! are right, its number follows the previous one, and it is valid for its device. The first invalid record ends the timeline:
-//! [`Ending`] has the reason, and whether valid records follow, which means damage rather than the torn tail of an interrupted
-//! recording.
+//! Promises: no bytes make it panic or use more memory than a few times their length. An event is returned
+//! only if its checksums are right, its number follows the previous one, and it is valid for its device. The
+//! first invalid record ends the timeline: [`Ending`] has the reason, and whether valid records follow, which
+//! means damage rather than the torn tail of an interrupted recording.
 
 use super::format::{
     Completion, DeviceEntry, FILE_HEADER, FileHeader, MAX_BODY, RECORD_HEADER, RecordHeader, RecordType,
@@ -94,8 +94,8 @@ impl Timeline {
     /// Parses a timeline's bytes.
     ///
     /// # Errors
-    /// [`Error::Protocol`] or [`Error::Corrupt`] for an invalid header or an unknown version. Invalid records are reported by
-    /// [`Ending`].
+    /// [`Error::Protocol`] or [`Error::Corrupt`] for an invalid header or an unknown version. Invalid records
+    /// are reported by [`Ending`].
     pub fn parse(bytes: Vec<u8>) -> Result<Self> {
         let header = FileHeader::decode(&bytes)?;
         let bytes = Arc::new(bytes);

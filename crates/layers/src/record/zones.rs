@@ -69,7 +69,8 @@ struct RecordZones {
 }
 
 impl RecordZones {
-    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for capacity.
+    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for
+    /// capacity.
     async fn run<T: 'static>(&self, operation: impl Future<Output = Result<T>> + 'static) -> Result<T> {
         let recorder = self.log.recorder.clone();
         if recorder.has_capacity() {

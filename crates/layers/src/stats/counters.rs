@@ -1,8 +1,8 @@
 //! Counters of one part: one set per shard handle, written by that shard alone and read from all.
 //!
-//! Counting costs two clock reads and a few loads and stores, and no atomic read-modify-write. A clear raises a number that each
-//! writer compares with its own before it counts. A set that hasn't caught up yet reads as empty, so the status never shows
-//! counts from before a clear.
+//! Counting costs two clock reads and a few loads and stores, and no atomic read-modify-write. A clear raises
+//! a number that each writer compares with its own before it counts. A set that hasn't caught up yet reads as
+//! empty, so the status never shows counts from before a clear.
 
 use block::Status;
 use runtime::Instant;
@@ -62,7 +62,8 @@ impl PartCounters {
         self.clearings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`, `in_flight`.
+    /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`,
+    /// `in_flight`.
     pub fn status(&self) -> Status {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let clearings = self.clearings.load(Ordering::Acquire);
@@ -136,8 +137,8 @@ impl ShardCounters {
     }
 }
 
-/// A call in flight. Dropping it without [`end`](Self::end) only ends its time in flight: the outcome of a call whose future is
-/// dropped isn't counted.
+/// A call in flight. Dropping it without [`end`](Self::end) only ends its time in flight: the outcome of a
+/// call whose future is dropped isn't counted.
 pub struct Running<'a> {
     shard: &'a ShardCounters,
     counters: &'a KindCounters,

@@ -1,5 +1,5 @@
-//! Encodings on the medium: superblock, page, and the changes in a journal record. The book's page "A table on a device"
-//! describes them byte by byte.
+//! Encodings on the medium: superblock, page, and the changes in a journal record. The book's page "A table
+//! on a device" describes them byte by byte.
 //!
 //! Decoders accept any bytes: they never panic, and refuse invalid bytes with an error that names them.
 
@@ -192,8 +192,8 @@ pub(crate) fn encode_page(
     buffer
 }
 
-/// Decodes a page into `entries`. Returns the number of the record up to which it contains all changes. A page of zeros was
-/// never written: all of its entries are free.
+/// Decodes a page into `entries`. Returns the number of the record up to which it contains all changes. A
+/// page of zeros was never written: all of its entries are free.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for any other bytes.

@@ -131,8 +131,8 @@ struct Record {
     changes: Vec<(u32, Words)>,
 }
 
-/// Reads pages and journal. If the superblock is doubtful, a newer one may have been lost: then every unit of the journal has to
-/// be a valid record of this superblock's epochs or zeros.
+/// Reads pages and journal. If the superblock is doubtful, a newer one may have been lost: then every unit of
+/// the journal has to be a valid record of this superblock's epochs or zeros.
 pub(super) async fn recover(
     medium: &Medium,
     layout: &Layout,
@@ -215,7 +215,8 @@ async fn read_journal(
     Ok(records)
 }
 
-/// Refuses a record with numbers out of range: its tail is at most its own number, and the last durable record is before it.
+/// Refuses a record with numbers out of range: its tail is at most its own number, and the last durable
+/// record is before it.
 fn check_numbers(header: &Header) -> Result<()> {
     let &Header { sequence, clock: tail, durable, .. } = header;
     match sequence <= MAX_COUNT && tail <= sequence && durable < sequence {

@@ -1,7 +1,7 @@
 //! Layout of a table on its device.
 //!
-//! Two superblocks, the journal, then *chunks*: the two copies of a page and the data of its entries. A device that has grown
-//! gets more chunks, and nothing has to move.
+//! Two superblocks, the journal, then *chunks*: the two copies of a page and the data of its entries. A
+//! device that has grown gets more chunks, and nothing has to move.
 
 use super::format::{ENTRY, MIN_UNIT, PAGE_HEAD, Superblock};
 use block::{DeviceGeometry, Error, Result};
@@ -65,8 +65,8 @@ impl Layout {
     /// Returns the layout that a superblock describes, on a device that may have grown since.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the device has shrunk, or its blocks are larger than a unit; [`Error::Corrupt`] for fields out of
-    /// range.
+    /// [`Error::Invalid`] if the device has shrunk, or its blocks are larger than a unit; [`Error::Corrupt`]
+    /// for fields out of range.
     pub fn found(superblock: &Superblock, geometry: &DeviceGeometry) -> Result<Self> {
         let (unit, journal) = (u64::from(superblock.unit), u64::from(superblock.journal));
         if geometry.block_size.bytes() > unit {

@@ -36,7 +36,8 @@ impl Medium {
         self.device.write(BlockIndex(offset >> self.shift), payload, durability)
     }
 
-    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes, which aren't smaller than the device's.
+    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes, which aren't smaller than
+    /// the device's.
     pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
         let below = self.range(range.start.0 << shift, range.count.0 << shift);
         let found = self.device.extents(below).await?;

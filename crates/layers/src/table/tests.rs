@@ -1,5 +1,5 @@
-//! Superblocks and records with valid checksums and fields out of range, as an attacker with write access to the device can
-//! make them.
+//! Superblocks and records with valid checksums and fields out of range, as an attacker with write access to
+//! the device can make them.
 
 use super::*;
 use crate::record::replay::{Choice, Cursor, History, Image, ImageDisk};
@@ -67,7 +67,8 @@ fn record(superblock: &Superblock, sequence: u64, after: u64, durable: u64) -> (
     ((2 + position) * UNIT, unit.into())
 }
 
-/// The process was killed during an append: the next process reads a record that isn't durable. Its superblock names that record.
+/// The process was killed during an append: the next process reads a record that isn't durable. Its
+/// superblock names that record.
 #[test]
 fn a_record_that_was_found_once_survives_a_power_cut() {
     runtime::run(runtime::Config::default(), || async {

@@ -1,4 +1,5 @@
-//! Appending records: two lanes, each with one record in flight, while further writes queue up for the next one.
+//! Appending records: two lanes, each with one record in flight, while further writes queue up for the next
+//! one.
 //!
 //! Two lanes keep the device busy while clients learn of one record and send their next writes. One lane
 //! would leave it idle meanwhile; three make records small. Records may complete in any order, and take
@@ -92,9 +93,9 @@ impl Core {
         }
     }
 
-    /// Forms the next record of the queue, and appends it to the log. Returns its position; `None` if the other lane has taken
-    /// the whole queue. A record lies in one segment: one without entries fills a segment that is too short for the first of
-    /// the queue.
+    /// Forms the next record of the queue, and appends it to the log. Returns its position; `None` if the
+    /// other lane has taken the whole queue. A record lies in one segment: one without entries fills a
+    /// segment that is too short for the first of the queue.
     fn take_record(&self) -> Option<Position> {
         let wanted = self.queue.first_data_blocks()?;
         let mut lists = self.records.spare_lists();
@@ -106,15 +107,17 @@ impl Core {
             let limits = RecordLimits { blocks: blocks.max(wanted), bytes: self.ring.header_capacity() };
             end = address + 1 + self.queue.take(&mut lists.0, limits);
         }
-        // A queued write isn't acknowledged, so it may be ordered before or after a concurrent flush. All writes of a record
-        // therefore take the epoch in which the record is formed, and one record holds the writes of many clients that flush.
+        // A queued write isn't acknowledged, so it may be ordered before or after a concurrent flush. All
+        // writes of a record therefore take the epoch in which the record is formed, and one record holds the
+        // writes of many clients that flush.
         let flush_epoch = self.epoch.add_record();
         let record = self.log.append(end);
         self.records.begin(record, address, end, flush_epoch, lists);
         Some(Position { address, record })
     }
 
-    /// Puts completed records into effect, up to the first that is still in flight, and completes their requests.
+    /// Puts completed records into effect, up to the first that is still in flight, and completes their
+    /// requests.
     fn complete_records(&self) {
         while let Some((mut record, mut outcome)) = self.records.pop_completed() {
             if let Err(error) = &outcome {
@@ -149,8 +152,8 @@ impl Core {
                         address += 1;
                     }
                 }
-                // A range has the address of the next data block: data of the record before it is older, and data after it
-                // is newer.
+                // A range has the address of the next data block: data of the record before it is older, and
+                // data after it is newer.
                 Action::Discard | Action::Zero => index.discard(block, count, address),
             }
         }

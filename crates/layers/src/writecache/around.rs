@@ -3,9 +3,9 @@
 //! Writes go around once the cache is empty and sealed. Until then they are cached, or wait while the last
 //! batch is written back.
 //!
-//! A write that waited for free space when the cache became empty is still cached, and may overtake a write to the same block
-//! that is in flight around the cache. Write-back of a batch therefore waits for the writes in flight around the cache that
-//! began before the batch.
+//! A write that waited for free space when the cache became empty is still cached, and may overtake a write
+//! to the same block that is in flight around the cache. Write-back of a batch therefore waits for the writes
+//! in flight around the cache that began before the batch.
 
 use super::grace::{GracePeriods, InFlight};
 use super::origin::Origin;
@@ -23,8 +23,8 @@ pub struct Around {
 }
 
 impl Around {
-    /// Creates the account. A process that was killed may have left changes on the origin that no flush covers: the first flush
-    /// flushes the origin, unless a completed change is durable there.
+    /// Creates the account. A process that was killed may have left changes on the origin that no flush
+    /// covers: the first flush flushes the origin, unless a completed change is durable there.
     pub fn new(is_volatile: bool) -> Self {
         Around {
             in_flight: GracePeriods::default(),

@@ -1,8 +1,8 @@
-//! A batch of write-back: consecutive records, of one flush epoch where the order matters, read from the ring, checked, and
-//! sorted by the origin's blocks.
+//! A batch of write-back: consecutive records, of one flush epoch where the order matters, read from the
+//! ring, checked, and sorted by the origin's blocks.
 //!
-//! Within an epoch a power cut may leave any of its writes on the origin and not the others. So a batch is written in the order
-//! of its blocks, and of several versions of a block only the last one.
+//! Within an epoch a power cut may leave any of its writes on the origin and not the others. So a batch is
+//! written in the order of its blocks, and of several versions of a block only the last one.
 
 use super::core::Core;
 use super::counters::count;
@@ -81,8 +81,8 @@ impl Start {
 }
 
 impl Batch {
-    /// Reads a batch that ends at the limit, at the latest. It is [prepared](Self::prepare) before it is written back, and may
-    /// be empty.
+    /// Reads a batch that ends at the limit, at the latest. It is [prepared](Self::prepare) before it is
+    /// written back, and may be empty.
     ///
     /// # Errors
     /// Errors of the cache device; [`Error::Corrupt`] for unreadable records.
@@ -183,8 +183,9 @@ impl Batch {
         }
     }
 
-    /// Reads the blocks that the index knows of a record without a header: its newest versions. Older versions, which would have
-    /// come before a later flush, are lost, so the order of the origin's states has a gap there.
+    /// Reads the blocks that the index knows of a record without a header: its newest versions. Older
+    /// versions, which would have come before a later flush, are lost, so the order of the origin's states
+    /// has a gap there.
     async fn read_without_header(&mut self, core: &Core, limit: Position) -> Result<()> {
         let Position { address: begin, record } = self.end;
         self.end = Position { address: begin + 1, record: limit.record };

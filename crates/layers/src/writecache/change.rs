@@ -1,7 +1,8 @@
 //! Changes and flushes of clients, from the handle to the queue.
 //!
-//! A change is acknowledged once its record is on the cache device, and a durable one once the cache device was flushed after it.
-//! Opening stops at the first missing record, so a change is durable only with all changes before it.
+//! A change is acknowledged once its record is on the cache device, and a durable one once the cache device
+//! was flushed after it. Opening stops at the first missing record, so a change is durable only with all
+//! changes before it.
 
 use super::core::Core;
 use super::counters::count;
@@ -13,8 +14,9 @@ use std::rc::Rc;
 const MAX_RANGES: usize = 1 << 16;
 
 impl Core {
-    /// Carries out a write, and waits until its record is written. The range isn't empty, and lies inside the origin. A write that
-    /// has to wait for nothing but its record is queued at once: its call is only the wait.
+    /// Carries out a write, and waits until its record is written. The range isn't empty, and lies inside the
+    /// origin. A write that has to wait for nothing but its record is queued at once: its call is only the
+    /// wait.
     ///
     /// # Errors
     /// Errors of [`change`](Self::change).
@@ -31,7 +33,8 @@ impl Core {
         }
     }
 
-    /// Carries out one change, and waits until its record is written. The range isn't empty, and lies inside the origin.
+    /// Carries out one change, and waits until its record is written. The range isn't empty, and lies inside
+    /// the origin.
     ///
     /// # Errors
     /// The failure of the cache device; the error of write-back that keeps space from being freed.
@@ -85,8 +88,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a write goes straight to the origin, in the mode `cleaner`. Waits while the last batch is written back: that
-    /// would never end if more were added.
+    /// Whether a write goes straight to the origin, in the mode `cleaner`. Waits while the last batch is
+    /// written back: that would never end if more were added.
     ///
     /// # Errors
     /// The error that stops write-back; the failure of the cache device.
@@ -106,7 +109,8 @@ impl Core {
         }
     }
 
-    /// Carries out one change on the origin. Once it has begun it runs to its end, also if the call is dropped.
+    /// Carries out one change on the origin. Once it has begun it runs to its end, also if the call is
+    /// dropped.
     fn write_around<'a>(
         self: &Rc<Self>,
         entry: Entry,

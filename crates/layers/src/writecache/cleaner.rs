@@ -1,9 +1,9 @@
 //! The mode `cleaner`: cached blocks are destaged, and once the cache is empty, writes are no longer cached.
 //!
 //! Until then writers get half of the space that write-back frees, so the cache drains while they continue.
-//! Writes go straight to
-//! the origin once the cache is **sealed**: both superblocks durably have the tail at the end of the log. An older tail would
-//! destage an older version over such a write after a power cut, or when the newer superblock is corrupt.
+//! Writes go straight to the origin once the cache is **sealed**: both superblocks durably have the tail at
+//! the end of the log. An older tail would destage an older version over such a write after a power cut, or
+//! when the newer superblock is corrupt.
 
 use std::cell::Cell;
 
@@ -35,7 +35,8 @@ impl Cleaner {
         }
     }
 
-    /// Blocks that writers may use at this head, if write-back has freed or destaged everything before this address.
+    /// Blocks that writers may use at this head, if write-back has freed or destaged everything before this
+    /// address.
     pub fn allowance(&self, head: u64, destaged: u64) -> u64 {
         let (head_before, tail_before) = self.since.get();
         (head_before + (destaged - tail_before) / 2).saturating_sub(head)

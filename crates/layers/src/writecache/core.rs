@@ -1,4 +1,5 @@
-//! The state of a write cache on its home shard: one owner for each concern, and the decisions that need several of them.
+//! The state of a write cache on its home shard: one owner for each concern, and the decisions that need
+//! several of them.
 
 use super::around::Around;
 use super::cleaner::Cleaner;

@@ -1,7 +1,7 @@
 //! Corrupt and unreadable blocks of the ring, and the operator's permission to lose them (`give_up_rotten`).
 //!
-//! Only addresses that were reported as unreadable are released: a block that becomes unreadable later stops write-back
-//! again.
+//! Only addresses that were reported as unreadable are released: a block that becomes unreadable later stops
+//! write-back again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

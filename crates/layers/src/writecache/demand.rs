@@ -32,7 +32,8 @@ impl Demand {
         }
     }
 
-    /// Demands that everything before this address is destaged. Takes back an earlier demand that went further.
+    /// Demands that everything before this address is destaged. Takes back an earlier demand that went
+    /// further.
     pub fn set_target(&self, address: u64) {
         self.target.set(address);
     }

@@ -1,4 +1,5 @@
-//! The write cache as a part, and its handles: all work is done on the home shard, to which requests go whole.
+//! The write cache as a part, and its handles: all work is done on the home shard, to which requests go
+//! whole.
 
 use super::core::Core;
 use super::counters::count;
@@ -35,8 +36,8 @@ impl WriteCachePart {
     /// Opens the cache of `origin` on the cache device `fast`. This shard becomes its home.
     ///
     /// # Errors
-    /// [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, or with a damaged one; [`Error::Invalid`] for
-    /// devices that don't fit; [`Error::ReadOnly`] for a read-only device.
+    /// [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, or with a damaged one;
+    /// [`Error::Invalid`] for devices that don't fit; [`Error::ReadOnly`] for a read-only device.
     pub async fn open(
         origin: Arc<dyn DevicePart>,
         fast: Arc<dyn DevicePart>,
@@ -225,7 +226,8 @@ impl DevicePart for WriteCachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// Membership of a handle that lives for one call of another shard; `None` for a handle that a shard keeps, perhaps for ever.
+    /// Membership of a handle that lives for one call of another shard; `None` for a handle that a shard
+    /// keeps, perhaps for ever.
     _call: Option<GroupMember>,
 }
 

@@ -217,11 +217,12 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Decodes the metadata of a record with this many data blocks. `origin_blocks` is the limit to the entries.
+    /// Decodes the metadata of a record with this many data blocks. `origin_blocks` is the limit to the
+    /// entries.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for anything that [`Entry::encode`] doesn't write, for blocks after the origin's end, and where the
-    /// entries don't have as many data blocks as the record.
+    /// [`Error::Corrupt`] for anything that [`Entry::encode`] doesn't write, for blocks after the origin's
+    /// end, and where the entries don't have as many data blocks as the record.
     pub fn decode(meta: &[u8], data_blocks: u32, origin_blocks: u64) -> Result<Self> {
         let wrong =
             || Error::corrupt("record of a write cache: entries out of range, or not those of its data");

@@ -1,7 +1,8 @@
 //! Grace periods: space of the ring is reused once no operation that found it is in flight, as in RCU.
 //!
-//! An operation enters the present generation before it looks into the index, and leaves when it has its data. A grace period
-//! begins a new generation and waits until the old one is empty: later operations find nothing there.
+//! An operation enters the present generation before it looks into the index, and leaves when it has its
+//! data. A grace period begins a new generation and waits until the old one is empty: later operations find
+//! nothing there.
 
 use runtime::sync::Notify;
 use std::cell::Cell;
@@ -21,7 +22,8 @@ pub struct InFlight<'a> {
 }
 
 impl GracePeriods {
-    /// Enters the present generation. The operation looks into the index afterwards, without waiting in between.
+    /// Enters the present generation. The operation looks into the index afterwards, without waiting in
+    /// between.
     pub fn enter(&self) -> InFlight<'_> {
         let generation = self.generation.get();
         self.counts[generation].set(self.counts[generation].get() + 1);

@@ -1,7 +1,7 @@
 //! Errors that outlast a request, and the end of the cache.
 //!
-//! A failure of the cache device is final: nothing more is written to it until the cache is opened again. An error of
-//! write-back lasts until an attempt succeeds.
+//! A failure of the cache device is final: nothing more is written to it until the cache is opened again. An
+//! error of write-back lasts until an attempt succeeds.
 
 use block::{Error, Result};
 use std::cell::{Cell, RefCell};

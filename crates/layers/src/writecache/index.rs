@@ -1,9 +1,9 @@
 //! The index: the address of the newest version of each cached block.
 //!
-//! Written blocks are in an open-addressing table (linear probing, deletion by moving back; Knuth, TAOCP vol. 3, 6.4,
-//! algorithm R), allocated once for as many blocks as the cache can hold: 16 bytes each at a load of at most 7/8, checksum
-//! included, so that reads by clients are checked. Discarded ranges are in a map and don't overlap. Both have addresses of the
-//! log; the higher address is the newer version.
+//! Written blocks are in an open-addressing table (linear probing, deletion by moving back; Knuth, TAOCP vol.
+//! 3, 6.4, algorithm R), allocated once for as many blocks as the cache can hold: 16 bytes each at a load of
+//! at most 7/8, checksum included, so that reads by clients are checked. Discarded ranges are in a map and
+//! don't overlap. Both have addresses of the log; the higher address is the newer version.
 //!
 //! Invariant: addresses are entered in rising order. Versions up to the **floor** are on the origin: lookups
 //! don't find them, even before they are removed from the table.
@@ -28,7 +28,8 @@ pub enum Found {
     Origin,
 }
 
-/// Block and address, with half of the checksum in the upper bits of each. An empty slot has address 0, which no log has.
+/// Block and address, with half of the checksum in the upper bits of each. An empty slot has address 0, which
+/// no log has.
 type Slot = [u64; 2];
 
 fn block_of(slot: Slot) -> u64 {
@@ -55,7 +56,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// Creates an index for at most this many written blocks. Pages of memory are allocated by the system on their first use.
+    /// Creates an index for at most this many written blocks. Pages of memory are allocated by the system on
+    /// their first use.
     pub fn new(capacity: u64) -> Self {
         let slots = (capacity + capacity / 7 + 8) as usize;
         Index { slots: vec![[0, 0]; slots], used: Arc::default(), discarded: Ranges::default(), floor: 0 }
@@ -87,7 +89,8 @@ impl Index {
         self.blocks() == 0 && self.discarded.0.is_empty()
     }
 
-    /// Slot at which the search for a block begins. Blocks are hashed: consecutive ones would make long clusters.
+    /// Slot at which the search for a block begins. Blocks are hashed: consecutive ones would make long
+    /// clusters.
     #[inline]
     fn home(&self, block: u64) -> usize {
         let spread = block.wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -1,7 +1,7 @@
 //! The positions of the log in the ring.
 //!
-//! Invariant: tail ≤ durable ≤ committed ≤ head, and from tail to head there are at most as many blocks as the ring has. All
-//! four only grow.
+//! Invariant: tail ≤ durable ≤ committed ≤ head, and from tail to head there are at most as many blocks as
+//! the ring has. All four only grow.
 
 use std::cell::Cell;
 
@@ -92,8 +92,8 @@ impl Log {
         self.committed.set(to);
     }
 
-    /// Notes that the records before this position are durable. An earlier position than the present one is ignored: flushes
-    /// may complete in any order.
+    /// Notes that the records before this position are durable. An earlier position than the present one is
+    /// ignored: flushes may complete in any order.
     pub fn make_durable(&self, to: Position) {
         debug_assert!(to.address <= self.committed.get().address);
         if to.address > self.durable.get().address {

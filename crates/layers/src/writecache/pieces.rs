@@ -1,7 +1,7 @@
 //! Pieces of the ring in memory: write-back reads the ring in large pieces, in the order of the log.
 //!
-//! A piece lies in one segment. If a read fails, its blocks are read one by one: unreadable ones are zeros, and their errors are
-//! kept.
+//! A piece lies in one segment. If a read fails, its blocks are read one by one: unreadable ones are zeros,
+//! and their errors are kept.
 
 use super::ring::Ring;
 use block::{Buffer, Data, Device, Error, Result};

@@ -1,7 +1,7 @@
 //! Queued changes: they wait in order of arrival until a lane puts them into a record.
 //!
-//! A change that is longer than a record becomes several items of one request. The memory that a request reserves is released
-//! when its last item has completed. In steady state queueing allocates nothing.
+//! A change that is longer than a record becomes several items of one request. The memory that a request
+//! reserves is released when its last item has completed. In steady state queueing allocates nothing.
 
 use super::format::{Action, ENTRY, Entry};
 use super::ring::Ring;
@@ -44,11 +44,13 @@ pub struct Queue {
     arrived: Notify,
 }
 
-/// Minimum data blocks per record in a full ring, if they are queued: below it headers take too large a share of the ring.
+/// Minimum data blocks per record in a full ring, if they are queued: below it headers take too large a share
+/// of the ring.
 const MIN_DATA: u64 = 16;
 
-/// Number of blocks of the ring that the next record needs, where the segment has this many left. The record takes the first
-/// item, and the following ones up to [`MIN_DATA`] blocks as long as they fit into the segment.
+/// Number of blocks of the ring that the next record needs, where the segment has this many left. The record
+/// takes the first item, and the following ones up to [`MIN_DATA`] blocks as long as they fit into the
+/// segment.
 fn space_for(data_blocks: impl Iterator<Item = u64>, left: u64) -> u64 {
     let mut blocks = 0;
     for more in data_blocks {
@@ -87,7 +89,8 @@ impl Queue {
         self.items.borrow().is_empty()
     }
 
-    /// Reserves memory if it is free and no other request waits for some. A larger request than the limit reserves all of it.
+    /// Reserves memory if it is free and no other request waits for some. A larger request than the limit
+    /// reserves all of it.
     pub fn try_reserve(&self, bytes: usize) -> Option<Permit> {
         self.memory.try_acquire(bytes.min(self.memory_limit))
     }

@@ -23,7 +23,8 @@ impl Piece {
         Piece { from, block, count: 1, sums: SmallVec::from_iter(sum) }
     }
 
-    /// Adds the next block, if it comes from the same source, and follows the last one in the ring where that is the source.
+    /// Adds the next block, if it comes from the same source, and follows the last one in the ring where that
+    /// is the source.
     fn extend(&mut self, from: Found, is_consecutive: impl FnOnce(u64) -> bool) -> bool {
         match (self.from, from) {
             (Found::At(first, _), Found::At(address, sum))
@@ -121,7 +122,8 @@ impl Core {
         (Err(error), buffer)
     }
 
-    /// Returns the state of a range: cached blocks are data, discarded ones holes, and all others as on the origin.
+    /// Returns the state of a range: cached blocks are data, discarded ones holes, and all others as on the
+    /// origin.
     pub async fn extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         if range.is_empty() {
             return Ok(Vec::new());

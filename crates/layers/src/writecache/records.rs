@@ -1,7 +1,7 @@
 //! Records in flight to the cache device.
 //!
-//! They complete in any order and take effect in the order of their numbers. In steady state a record allocates the list of
-//! its slices, and nothing else: its own lists are reused.
+//! They complete in any order and take effect in the order of their numbers. In steady state a record
+//! allocates the list of its slices, and nothing else: its own lists are reused.
 
 use super::queue::Item;
 use super::ring::Ring;
@@ -47,7 +47,8 @@ impl Record {
         self.address + 1
     }
 
-    /// Encodes the record, and computes the checksums of its data. `meta` is scratch memory. The data isn't copied.
+    /// Encodes the record, and computes the checksums of its data. `meta` is scratch memory. The data isn't
+    /// copied.
     fn encode(&mut self, ring: &Ring, stamp: Stamp<'_>, meta: &mut Vec<u8>) -> Payload {
         let size = ring.bytes(1);
         meta.clear();
@@ -85,7 +86,8 @@ impl Record {
     }
 }
 
-/// Appends the checksums of the blocks of a payload. A slice may end inside a block: the payload is copied then.
+/// Appends the checksums of the blocks of a payload. A slice may end inside a block: the payload is copied
+/// then.
 fn push_sums(sums: &mut Vec<u32>, payload: &Payload, block_size: usize) {
     match payload.slices() {
         [one] => sums.extend(one.chunks_exact(block_size).map(sum_of)),
@@ -119,7 +121,8 @@ impl Records {
         self.spare.borrow_mut().pop().unwrap_or_default()
     }
 
-    /// Begins a record with the lists that [`spare_lists`](Self::spare_lists) returned. Its number follows the one before it.
+    /// Begins a record with the lists that [`spare_lists`](Self::spare_lists) returned. Its number follows
+    /// the one before it.
     pub fn begin(&self, number: u64, address: u64, end: u64, flush_epoch: u64, (items, sums): Lists) {
         let record = Record { number, address, end, flush_epoch, items, sums, outcome: None };
         self.in_flight.borrow_mut().push_back(record);

@@ -92,8 +92,8 @@ async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Sup
 /// Opens the cache of an origin of this many blocks.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a device without a cache, [`Error::Corrupt`] for lost data that was acknowledged as durable,
-/// [`Error::Invalid`] for an origin or a device that doesn't fit.
+/// [`Error::Protocol`] for a device without a cache, [`Error::Corrupt`] for lost data that was acknowledged
+/// as durable, [`Error::Invalid`] for an origin or a device that doesn't fit.
 pub async fn open(fast: &Rc<dyn Device>, block_size: BlockSize, origin_blocks: u64) -> Result<Recovered> {
     let superblock = read_superblock(&**fast, block_size).await?;
     if u64::from(superblock.block_size) != block_size.bytes() {
@@ -276,8 +276,8 @@ impl Scan {
     }
 }
 
-/// Whether this block begins a record that was written after a newer superblock than this one: a record of a later epoch, or of a
-/// later lap of the ring. The superblock is durable before such a record.
+/// Whether this block begins a record that was written after a newer superblock than this one: a record of a
+/// later epoch, or of a later lap of the ring. The superblock is durable before such a record.
 fn is_ahead(block: &[u8], address: u64, superblock: &Superblock) -> bool {
     Parsed::decode(block, &superblock.identity)
         .is_ok_and(|parsed| parsed.header.epoch > superblock.epoch || parsed.header.generation > address)

@@ -1,8 +1,8 @@
 //! Layout of the cache device: two superblocks, and a ring of segments after them.
 //!
-//! The log has 64-bit addresses that only grow, in blocks. An address modulo the ring's size is its place in the ring. A record
-//! lies in one segment, and each segment begins with a record, so that opening follows many segments at once. The log begins
-//! at the second lap: address 0 is never used.
+//! The log has 64-bit addresses that only grow, in blocks. An address modulo the ring's size is its place in
+//! the ring. A record lies in one segment, and each segment begins with a record, so that opening follows
+//! many segments at once. The log begins at the second lap: address 0 is never used.
 
 use super::format::{ENTRY, MAX_WRITE, Superblock, header_capacity};
 use block::{BlockIndex, BlockSize, DeviceGeometry, Error, Result};
@@ -33,7 +33,8 @@ impl Ring {
     /// Lays out a device.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a device that is too small, [`Error::Unsupported`] for a device that tears sectors.
+    /// [`Error::Invalid`] for a device that is too small, [`Error::Unsupported`] for a device that tears
+    /// sectors.
     pub fn for_device(device: &DeviceGeometry, block_size: BlockSize) -> Result<Self> {
         if u64::from(device.atomic_write) < super::format::SUPERBLOCK as u64 {
             return Err(Error::unsupported(format!(
@@ -60,7 +61,8 @@ impl Ring {
     /// The layout that a superblock describes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for segments out of range; [`Error::Invalid`] where the ring doesn't fit the device.
+    /// [`Error::Corrupt`] for segments out of range; [`Error::Invalid`] where the ring doesn't fit the
+    /// device.
     pub fn of(superblock: &Superblock, device: &DeviceGeometry) -> Result<Self> {
         let block_size = BlockSize::new(u64::from(superblock.block_size))?;
         let blocks = device.bytes() / block_size.bytes();
@@ -144,8 +146,8 @@ impl Ring {
         (self.segment / 4 - 1).min(MAX_WRITE).min(self.max_data_of_header())
     }
 
-    /// Limit to the blocks that one record takes: its header, its data, and before it an unused end of a segment that is
-    /// shorter than the record.
+    /// Limit to the blocks that one record takes: its header, its data, and before it an unused end of a
+    /// segment that is shorter than the record.
     pub fn max_step(&self) -> u64 {
         2 * (self.max_data() + 1)
     }

@@ -1,6 +1,7 @@
 //! Checked headers of records: of this cache, at their place, with metadata that agrees with the record.
 //!
-//! Number and epoch of the record, and its data, are checked by the readers of the log: write-back and opening.
+//! Number and epoch of the record, and its data, are checked by the readers of the log: write-back and
+//! opening.
 
 use super::format::{Entry, Meta};
 use block::{Error, Result};
@@ -45,8 +46,8 @@ impl Found {
         Ok(Found { header, meta, sums })
     }
 
-    /// Number of blocks from the header to the next record. `left` is the number of blocks from the header to the end of the
-    /// segment.
+    /// Number of blocks from the header to the next record. `left` is the number of blocks from the header to
+    /// the end of the segment.
     pub fn length(&self, left: u64) -> u64 {
         match self.meta.ends_segment() {
             true => left,

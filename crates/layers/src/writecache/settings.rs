@@ -18,7 +18,8 @@ pub enum Order {
 pub struct Settings {
     /// Limit to the writes to the origin in flight.
     pub jobs: usize,
-    /// Blocks written since the last flush of the cache device after which it is flushed, if it has a volatile cache.
+    /// Blocks written since the last flush of the cache device after which it is flushed, if it has a
+    /// volatile cache.
     pub autocommit_blocks: u64,
     /// Time after which a cache device with unflushed writes is flushed.
     pub autocommit_time: Duration,

@@ -1,13 +1,14 @@
 //! Throttle of writers in a nearly full ring, and the size of the next batch.
 //!
-//! Promises: writers slow down to the rate at which write-back frees space before none is left, and keep to it evenly, although
-//! space is freed a batch at a time, which may be seconds apart. While there is enough space nothing is computed, and no clock
-//! read.
+//! Promises: writers slow down to the rate at which write-back frees space before none is left, and keep to
+//! it evenly, although space is freed a batch at a time, which may be seconds apart. While there is enough
+//! space nothing is computed, and no clock read.
 //!
-//! **Space**: when less than [`BEGIN`] is free, writers get space at the rate at which the last batches freed it, times the share of
-//! the setpoint [`AIM`] that is free or, by that rate, already destaged. A wrong rate corrects itself, and the free space settles
-//! at the setpoint (as in the kernel's `balance_dirty_pages`, mm/page-writeback.c). If a batch takes longer than
-//! expected, writers slow down further and never stop. Once twice the setpoint is free, they aren't throttled any more.
+//! **Space**: when less than [`BEGIN`] is free, writers get space at the rate at which the last batches freed
+//! it, times the share of the setpoint [`AIM`] that is free or, by that rate, already destaged. A wrong rate
+//! corrects itself, and the free space settles at the setpoint (as in the kernel's `balance_dirty_pages`,
+//! mm/page-writeback.c). If a batch takes longer than expected, writers slow down further and never stop.
+//! Once twice the setpoint is free, they aren't throttled any more.
 //!
 //! **Batches** are as large as the origin takes in [`BATCH_TIME`], and each at most twice the one before, so
 //! that the first ones soon measure its rate. On a disk with an arm longer ones pay: sorted, they are written
@@ -30,10 +31,11 @@ const DEFAULT_RATE: f64 = 300.0;
 /// Weight of the former batches in the rate after another one.
 const DECAY: f64 = 0.5;
 
-/// Free space below which writers are throttled, in largest batches. More than the setpoint: as long as batches are small, the
-/// origin is slower than it will be.
+/// Free space below which writers are throttled, in largest batches. More than the setpoint: as long as
+/// batches are small, the origin is slower than it will be.
 const BEGIN: f64 = 1.75;
-/// Setpoint of the free space, in largest batches: one that is being written, and some for when it takes longer.
+/// Setpoint of the free space, in largest batches: one that is being written, and some for when it takes
+/// longer.
 const AIM: f64 = 1.25;
 /// Below this share of the setpoint writers slow down regardless of the estimate of destaged blocks.
 const SCARCE: f64 = 1.0 / 8.0;

@@ -1,10 +1,10 @@
 //! Write-back: the ring is destaged to the origin, batch by batch, beginning at the tail.
 //!
-//! Order of writes, each durable before the next begins: a batch on the origin; the superblock with the tail after it; the next
-//! batch. Only a batch of the same flush epoch need not wait until the one before it is durable. So data that
-//! is written again after a crash belongs to the same epoch as the part of it that the origin already has,
-//! and the origin alone is always in a state that an earlier power cut could have left. Space of the ring is
-//! reused only when, in addition, no read that found it is in flight.
+//! Order of writes, each durable before the next begins: a batch on the origin; the superblock with the tail
+//! after it; the next batch. Only a batch of the same flush epoch need not wait until the one before it is
+//! durable. So data that is written again after a crash belongs to the same epoch as the part of it that the
+//! origin already has, and the origin alone is always in a state that an earlier power cut could have left.
+//! Space of the ring is reused only when, in addition, no read that found it is in flight.
 
 use super::batch::{Batch, Start};
 use super::core::Core;
@@ -112,7 +112,8 @@ impl Core {
         }
     }
 
-    /// Makes a batch durable that the origin has acknowledged, and frees its space after that of the batch before.
+    /// Makes a batch durable that the origin has acknowledged, and frees its space after that of the batch
+    /// before.
     async fn settle(self: Rc<Self>, batch: Rc<Batch>, before: Option<Settling>) -> Result<()> {
         let outcome = self.free(&batch, before).await;
         self.space.notify();
@@ -144,9 +145,9 @@ impl Core {
         Ok(())
     }
 
-    /// Writes a superblock with this tail, and repeats that until it succeeds. The batch must not be written back again: after a
-    /// failed write the superblock may be there or not. If it is, the log begins after the batch, of which the origin would have
-    /// only a part while it is written again.
+    /// Writes a superblock with this tail, and repeats that until it succeeds. The batch must not be written
+    /// back again: after a failed write the superblock may be there or not. If it is, the log begins after
+    /// the batch, of which the origin would have only a part while it is written again.
     ///
     /// # Errors
     /// Errors of the cache device, when the cache is being closed.
@@ -219,8 +220,8 @@ impl WriteBack {
         }
     }
 
-    /// Writes back one batch, or waits until the one before it is durable. A batch is made durable while the next one is read,
-    /// and while the next ones of the same epoch are written where that is faster.
+    /// Writes back one batch, or waits until the one before it is durable. A batch is made durable while the
+    /// next one is read, and while the next ones of the same epoch are written where that is faster.
     async fn next(&mut self) -> Result<()> {
         if self.settling.is_some() && !self.core.throttle.overlaps() {
             return self.settle().await;

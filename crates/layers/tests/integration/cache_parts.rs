@@ -282,8 +282,9 @@ fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
     });
 }
 
-/// A part that is durable in the cache alone is discarded, then promoted again or written to both, without a flush of the origin.
-/// Another part of its slot is then committed to the table. A power cut must leave the durable version or a later one.
+/// A part that is durable in the cache alone is discarded, then promoted again or written to both, without a
+/// flush of the origin. Another part of its slot is then committed to the table. A power cut must leave the
+/// durable version or a later one.
 #[test]
 fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
     const PART: usize = 8192;

@@ -173,7 +173,8 @@ fn registry() -> Registry {
     Registry::new(vec![&KIND, &mirror::KIND, &cache::KIND, &writecache::KIND, &disks::ram::KIND])
 }
 
-/// Carries out one request of each kind at the same time, on different blocks. Returns the longest time and the number that failed.
+/// Carries out one request of each kind at the same time, on different blocks. Returns the longest time and
+/// the number that failed.
 async fn one_of_each(device: &Rc<dyn Device>) -> (Duration, usize) {
     let began = runtime::now();
     let (one, two, three, four, five) =

@@ -1,5 +1,5 @@
-//! The map pages of a checkpoint: each is read once, even if several versions share it. A page that doesn't match the
-//! directory is removed from the loaded directory.
+//! The map pages of a checkpoint: each is read once, even if several versions share it. A page that doesn't
+//! match the directory is removed from the loaded directory.
 
 use super::{Check, Finding};
 use crate::directory::{Directory, PagePlace};

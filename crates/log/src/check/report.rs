@@ -86,8 +86,8 @@ pub struct Finding {
 pub struct Hit {
     /// Number of the version.
     pub version: u32,
-    /// Name of the version; empty for the volume itself; in brackets for a snapshot that was deleted and is still
-    /// needed.
+    /// Name of the version; empty for the volume itself; in brackets for a snapshot that was deleted and is
+    /// still needed.
     pub name: String,
     /// First block.
     pub block: u64,

@@ -1,5 +1,5 @@
-//! The two root zones: every root in them, and whether a root is missing that may have been newer than the newest
-//! readable one.
+//! The two root zones: every root in them, and whether a root is missing that may have been newer than the
+//! newest readable one.
 
 use super::{Check, Finding, Window};
 use block::{Error, Result, ZoneReport, ZoneState};

@@ -1,5 +1,5 @@
-//! Reading a zone from its beginning to its end, one window at a time; unreadable blocks are recorded by number and
-//! hold zeros.
+//! Reading a zone from its beginning to its end, one window at a time; unreadable blocks are recorded by
+//! number and hold zeros.
 
 use crate::layout::Layout;
 use block::{Error, Zones};

@@ -146,7 +146,8 @@ impl<'a> Walk<'a> {
         self.walked
     }
 
-    /// Everything in a zone with a summary was durable before the summary was valid, so nothing in it may be torn.
+    /// Everything in a zone with a summary was durable before the summary was valid, so nothing in it may be
+    /// torn.
     async fn with_summary(&mut self, window: &mut Window<'_>, records: &[Found], summary: u32) {
         let mut position = 0;
         for found in records {

@@ -1,8 +1,9 @@
-//! Admission of a change: capacity is reserved for it, it is queued, and its request waits until it has committed.
+//! Admission of a change: capacity is reserved for it, it is queued, and its request waits until it has
+//! committed.
 //!
-//! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity, before it is
-//! refused. Other modules append queued changes (`logkit::lane`), commit them (`commit.rs`), and compute the capacity
-//! (`capacity.rs`).
+//! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity,
+//! before it is refused. Other modules append queued changes (`logkit::lane`), commit them (`commit.rs`), and
+//! compute the capacity (`capacity.rs`).
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;

@@ -186,8 +186,8 @@ impl Header {
     /// Decodes a header from untrusted bytes.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if there is no header, or one of another format version; [`Error::Corrupt`] for a damaged
-    /// one.
+    /// [`Error::Protocol`] if there is no header, or one of another format version; [`Error::Corrupt`] for a
+    /// damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Header> {
         let mut reader = Reader::new(bytes, "the header of a map's home");
         if reader.bytes(8)? != MAGIC {

@@ -186,7 +186,8 @@ impl FileMedium {
         FileMedium { file, lines, is_unusable: Cell::new(false) }
     }
 
-    /// Carries out a durable write or a sync, one at a time. Once one has failed or was dropped, every later one fails.
+    /// Carries out a durable write or a sync, one at a time. Once one has failed or was dropped, every later
+    /// one fails.
     async fn durably(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
         if self.is_unusable.replace(true) {
             return Err(Error::io(format!(

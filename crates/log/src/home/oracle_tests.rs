@@ -191,7 +191,8 @@ async fn open(life: &Life, cut: usize, image: &Image, look_only: bool) -> Result
     }
 }
 
-/// Cuts an epoch in each interval between two fences, several times; returns the number of states that were opened.
+/// Cuts an epoch in each interval between two fences, several times; returns the number of states that were
+/// opened.
 async fn search(seed: u64, life: &Life) -> Result<u64, String> {
     let mut random = Random::new(seed ^ 0xC07);
     let events = life.medium.events();

@@ -1,7 +1,8 @@
 //! `btree` and `mutex-btree`: extents in B-trees behind locks.
 //!
-//! [`Btree`] has many trees, each for groups of 4096 blocks in turn, each behind a reader–writer lock: lookups and
-//! changes of different groups don't block each other. [`MutexBtree`] is one tree behind one mutex, as the baseline.
+//! [`Btree`] has many trees, each for groups of 4096 blocks in turn, each behind a reader–writer lock:
+//! lookups and changes of different groups don't block each other. [`MutexBtree`] is one tree behind one
+//! mutex, as the baseline.
 
 use super::extents::{Extents, SOME, visit_all};
 use super::joined::Joined;

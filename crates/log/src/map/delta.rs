@@ -1,4 +1,5 @@
-//! Snapshots for maps without snapshots of their own: the map is frozen, and each version keeps its changes in deltas.
+//! Snapshots for maps without snapshots of their own: the map is frozen, and each version keeps its changes
+//! in deltas.
 //!
 //! ```text
 //!   the map      a snapshot     another
@@ -68,8 +69,8 @@ impl Path {
     }
 }
 
-/// Paths of a map and its snapshots. Changes of a sole version take this lock for reading (the base serializes them); all
-/// other changes take it for writing.
+/// Paths of a map and its snapshots. Changes of a sole version take this lock for reading (the base
+/// serializes them); all other changes take it for writing.
 type Family = RwLock<Vec<Arc<Path>>>;
 
 /// A version of a map.
@@ -183,8 +184,8 @@ fn users(paths: &[Arc<Path>], delta: &Arc<Delta>) -> usize {
     paths.iter().filter(|path| read(&path.deltas).iter().any(|other| Arc::ptr_eq(other, delta))).count()
 }
 
-/// Merges every delta into the layer below with the same users. Lookups run concurrently: a delta is removed from the
-/// paths only after the layer below has all its contents.
+/// Merges every delta into the layer below with the same users. Lookups run concurrently: a delta is removed
+/// from the paths only after the layer below has all its contents.
 fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     while let Some((upper, lower)) = mergeable(paths) {
         let mut pieces = Vec::new();
@@ -204,8 +205,8 @@ fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     }
 }
 
-/// Returns a delta that has the same users as the layer below, and that layer (`None` for the base); `None` if
-/// there is no such delta.
+/// Returns a delta that has the same users as the layer below, and that layer (`None` for the base); `None`
+/// if there is no such delta.
 fn mergeable(paths: &[Arc<Path>]) -> Option<(Arc<Delta>, Option<Arc<Delta>>)> {
     for path in paths {
         let deltas = read(&path.deltas).clone();

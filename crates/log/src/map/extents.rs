@@ -25,8 +25,8 @@ impl Extent {
 /// Most blocks of an extent; larger ones are split.
 const MAX_BLOCKS: u64 = 1 << 31;
 
-/// Extents by their first block. They don't overlap, and contiguous neighbours are merged. An extent may mark its
-/// blocks as unmapped; blocks outside of all extents have no entry.
+/// Extents by their first block. They don't overlap, and contiguous neighbours are merged. An extent may mark
+/// its blocks as unmapped; blocks outside of all extents have no entry.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     tree: BTreeMap<u64, Extent>,
@@ -39,8 +39,8 @@ impl Extents {
         (block < extent.end(*start)).then(|| extent.at(block - start))
     }
 
-    /// Calls `visit` for the entries of the range, in order, and returns the block where it stopped: after `most`
-    /// pieces or at the end.
+    /// Calls `visit` for the entries of the range, in order, and returns the block where it stopped: after
+    /// `most` pieces or at the end.
     pub(super) fn visit(&self, range: Range<u64>, most: usize, mut visit: impl FnMut(Mapping)) -> u64 {
         let before = self.tree.range(..range.start).next_back();
         let inside = self.tree.range(range.clone());
@@ -144,8 +144,8 @@ impl Extents {
         self.tree.len()
     }
 
-    /// Returns the approximate memory of the extents in bytes: nodes of the standard library's B-tree hold up to 11
-    /// entries and are two thirds full on average, and one in seven is an inner one with 12 pointers.
+    /// Returns the approximate memory of the extents in bytes: nodes of the standard library's B-tree hold up
+    /// to 11 entries and are two thirds full on average, and one in seven is an inner one with 12 pointers.
     pub(super) fn bytes(&self) -> u64 {
         const NODE: u64 = 11 * (size_of::<u64>() + size_of::<Extent>()) as u64 + 16;
         (self.len() as u64).div_ceil(7) * (NODE + 12 * 8 / 7)

@@ -138,8 +138,8 @@ impl Plain for Hash {
     }
 
     fn bytes(&self) -> u64 {
-        // An entry is 16 bytes, in 32 of the allocator's. The table has a power of two of slots, with a pointer and a
-        // byte each, and papaya doubles it when 45 % are in use (measured with this hash).
+        // An entry is 16 bytes, in 32 of the allocator's. The table has a power of two of slots, with a
+        // pointer and a byte each, and papaya doubles it when 45 % are in use (measured with this hash).
         let entries = self.entries.len() as u64;
         let places = (entries * 20 / 9).next_power_of_two().max(32);
         entries * 32 + places * 9 + size_of::<Self>() as u64

@@ -21,7 +21,8 @@ pub enum Contents {
     Sequential,
 }
 
-/// Lookups per second. Each rate is the median of many short rounds, which limits the influence of other processes.
+/// Lookups per second. Each rate is the median of many short rounds, which limits the influence of other
+/// processes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// Independent lookups, one call each.
@@ -67,8 +68,8 @@ pub const BATCH: usize = 32;
 /// Number of operations of a timed round: short enough that most rounds aren't interrupted.
 const ROUND: u64 = 1 << 13;
 
-/// Fills a map of `blocks` blocks, and an array of 4 bytes per block for comparison, and measures each kind of lookup
-/// on both for at least `duration`.
+/// Fills a map of `blocks` blocks, and an array of 4 bytes per block for comparison, and measures each kind
+/// of lookup on both for at least `duration`.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown map, or if the volume has no whole page or more than 2^32 - 1 blocks;
@@ -135,7 +136,8 @@ fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f
     let start = now();
     while start.elapsed() < 2 * duration {
         for (round, took) in rounds.iter_mut().zip(&mut took) {
-            // Several rounds in a row, so that each function warms up the caches for itself; the first isn't counted.
+            // Several rounds in a row, so that each function warms up the caches for itself; the first isn't
+            // counted.
             std::hint::black_box(round());
             for _ in 0..8 {
                 let start = now();
@@ -150,8 +152,8 @@ fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f
     })
 }
 
-/// Cheap pseudorandom numbers: a linear congruential generator (Knuth's MMIX constants), its upper bits scaled to the
-/// limit.
+/// Cheap pseudorandom numbers: a linear congruential generator (Knuth's MMIX constants), its upper bits
+/// scaled to the limit.
 #[derive(Debug)]
 struct Blocks {
     state: u64,

@@ -18,7 +18,8 @@ pub trait Plain: Debug + Send + Sync + 'static {
     /// Maps a range, as [`Map::insert`](super::Map::insert).
     fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping));
 
-    /// Moves blocks, as [`Map::compare_and_move`](super::Map::compare_and_move). Both locations are mapped ones.
+    /// Moves blocks, as [`Map::compare_and_move`](super::Map::compare_and_move). Both locations are mapped
+    /// ones.
     fn compare_and_move(
         &self,
         range: Range<u64>,

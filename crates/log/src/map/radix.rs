@@ -1,5 +1,5 @@
-//! `radix`: the default map. A tree of fixed depth: the root's entries reference middle nodes, a middle node's entries
-//! reference leaves, and a leaf covers a page ([`PAGE_BLOCKS`]).
+//! `radix`: the default map. A tree of fixed depth: the root's entries reference middle nodes, a middle
+//! node's entries reference leaves, and a leaf covers a page ([`PAGE_BLOCKS`]).
 //!
 //! - A *dense* leaf has 4 bytes per block and is changed in place.
 //! - A leaf of *runs* (64 to 512 bytes) is used for long extents. It is immutable and replaced by a new one.
@@ -10,12 +10,12 @@
 //! Other lookups are three dependent loads, the first two from tables that fit the processor's caches (4
 //! bytes per 4 MiB of volume).
 //!
-//! Changes take one lock per family, which is a map and its snapshots. The maps of a family share memory, and copy a
-//! node when they change one with other references. The copy is outside of the seat, which other maps use; once the
-//! seat is free, the next change of the leaf moves it back there.
+//! Changes take one lock per family, which is a map and its snapshots. The maps of a family share memory, and
+//! copy a node when they change one with other references. The copy is outside of the seat, which other maps
+//! use; once the seat is free, the next change of the leaf moves it back there.
 //!
-//! The maps of a family share grace periods: [`Map::end_grace`] on one of them ends the lookups in all of them.
-//! Callbacks run under the lock, so they must not change a map of the family.
+//! The maps of a family share grace periods: [`Map::end_grace`] on one of them ends the lookups in all of
+//! them. Callbacks run under the lock, so they must not change a map of the family.
 
 mod arena;
 mod at_home;
@@ -50,8 +50,8 @@ pub struct Radix<M: Memory = Seated> {
     family: Arc<Family<M>>,
     /// One word per middle node: its slab, or 0.
     root: M::Roots,
-    /// A bit per page, set if this version has a dense leaf in its seat. It stays clear if another version moves the
-    /// leaf there (see [`move_part`](Self::move_part)). Empty without seats.
+    /// A bit per page, set if this version has a dense leaf in its seat. It stays clear if another version
+    /// moves the leaf there (see [`move_part`](Self::move_part)). Empty without seats.
     seated: M::Roots,
     blocks: AtomicU64,
 }
@@ -249,7 +249,8 @@ impl<M: Memory> Radix<M> {
         blocks.div_ceil(Self::LEAF)
     }
 
-    /// Returns an empty root for this number of blocks. The addresses reach 2^42 blocks: 16 PiB in blocks of 4 KiB.
+    /// Returns an empty root for this number of blocks. The addresses reach 2^42 blocks: 16 PiB in blocks of
+    /// 4 KiB.
     fn new_root(blocks: u64) -> Result<M::Roots> {
         let root = M::Roots::reserve(1 << 12)?;
         root.grow(Self::root_slabs(blocks))?;
@@ -528,8 +529,8 @@ impl<M: Memory> Radix<M> {
                 writer.build(page)
             }
         };
-        // In place even if the middle node has other references. If the leaf is in its seat, only this version's bit is
-        // set.
+        // In place even if the middle node has other references. If the leaf is in its seat, only this
+        // version's bit is set.
         writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
         self.tell_seated(page, new);
         writer.release(old);

@@ -1,13 +1,14 @@
 //! Batched replay: the changes of records, sorted by page of the map. Each page gets its changes in order
 //! while it is loaded, when its entries are in the processor's first-level cache.
 //!
-//! One by one, changes of a large map wait for memory: 65 ns each, 1.1 s for the 2^24 that a volume of 1 TiB may have
-//! after its checkpoint (a checkpoint takes 2^18 pages, and 64 blocks of log are written for each of its blocks; more
-//! frequent checkpoints would write more). Batched, they are read and written in order. The result for a block depends
-//! on the changes of that block alone, so pages may be processed in any order, on several threads.
+//! One by one, changes of a large map wait for memory: 65 ns each, 1.1 s for the 2^24 that a volume of 1 TiB
+//! may have after its checkpoint (a checkpoint takes 2^18 pages, and 64 blocks of log are written for each of
+//! its blocks; more frequent checkpoints would write more). Batched, they are read and written in order. The
+//! result for a block depends on the changes of that block alone, so pages may be processed in any order, on
+//! several threads.
 //!
-//! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are replayed
-//! one by one ([`Batched::of`] decides), by the same rules, in [`replay`](super::replay).
+//! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are
+//! replayed one by one ([`Batched::of`] decides), by the same rules, in [`replay`](super::replay).
 
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
@@ -32,7 +33,8 @@ const MAX_STEPS: usize = 1 << 28;
 /// A change of blocks of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
-    /// The page in the bucket, the first block in the page, and the number of blocks minus one: 9, 10 and 10 bits.
+    /// The page in the bucket, the first block in the page, and the number of blocks minus one: 9, 10 and 10
+    /// bits.
     place: u32,
     /// New location of the first block; 0 to unmap.
     to: u32,
@@ -178,8 +180,8 @@ impl Batched {
 }
 
 impl Part {
-    /// Sorts the changes of these records in two passes: the first counts the steps of each bucket, so that all steps
-    /// are in one allocation, which is touched once.
+    /// Sorts the changes of these records in two passes: the first counts the steps of each bucket, so that
+    /// all steps are in one allocation, which is touched once.
     fn of(records: &[Replayable], blocks: u64, layout: &Layout) -> Result<Option<Self>> {
         let mut all = Part { clocks: Vec::with_capacity(records.len()), ..Part::default() };
         let mut count = 0_usize;

@@ -1,5 +1,5 @@
-//! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks of the
-//! volume, [`batched`](super::batched) is faster, with the same result.
+//! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks
+//! of the volume, [`batched`](super::batched) is faster, with the same result.
 
 use crate::commit::{Effect, apply};
 use crate::format::Change;

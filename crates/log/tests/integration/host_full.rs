@@ -122,7 +122,8 @@ impl Device for Handle {
     }
 }
 
-/// Writes blocks in order, `length` at a time, until one finds no space; returns the number of written blocks.
+/// Writes blocks in order, `length` at a time, until one finds no space; returns the number of written
+/// blocks.
 async fn fill(volume: &Volume, from: u64, length: u64, version: u64) -> u64 {
     let mut at = from;
     while at + length <= volume.blocks() {

@@ -31,8 +31,8 @@ async fn scribble(volume: &Volume, random: &mut Random, from: u64, count: u64) {
     }
 }
 
-/// A thin volume with a block in each of enough pages that threads load them: pages of the checkpoint, pages that
-/// later records change, and pages that only records have.
+/// A thin volume with a block in each of enough pages that threads load them: pages of the checkpoint, pages
+/// that later records change, and pages that only records have.
 #[test]
 fn pages_that_threads_take_over_are_as_they_were() {
     let disk = disk(192);

@@ -1,6 +1,7 @@
-//! Cost-benefit: the next victim is the zone with the highest (1 - u) · age / (1 + u), with u the live share: the freed
-//! space, times how long it will stay free, over the cost of cleaning (Rosenblum and Ousterhout, "The design and
-//! implementation of a log-structured file system", 1992). Users' writes and the cleaner's go to separate zones.
+//! Cost-benefit: the next victim is the zone with the highest (1 - u) · age / (1 + u), with u the live share:
+//! the freed space, times how long it will stay free, over the cost of cleaning (Rosenblum and Ousterhout,
+//! "The design and implementation of a log-structured file system", 1992). Users' writes and the cleaner's go
+//! to separate zones.
 //!
 //! The 1 in the divisor is the cost of reading the whole zone, u that of writing the live data. The paper's
 //! age is that of the youngest block in the segment. Here it is the zone's age, which needs no bookkeeping

@@ -1,7 +1,8 @@
-//! Greedy: the next victim is the zone with the least live data. Users' writes and the cleaner's go to separate zones.
+//! Greedy: the next victim is the zone with the least live data. Users' writes and the cleaner's go to
+//! separate zones.
 //!
-//! Greedy is optimal if all blocks are equally likely to be overwritten. With hot and cold blocks it isn't: zones of
-//! cold data stay slightly below full, and their dead blocks are never reclaimed.
+//! Greedy is optimal if all blocks are equally likely to be overwritten. With hot and cold blocks it isn't:
+//! zones of cold data stay slightly below full, and their dead blocks are never reclaimed.
 
 use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;

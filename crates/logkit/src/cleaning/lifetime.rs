@@ -1,10 +1,11 @@
-//! Lifetime: blocks that are likely to die at about the same time are written to the same zone, so that zones die as a
-//! whole.
+//! Lifetime: blocks that are likely to die at about the same time are written to the same zone, so that zones
+//! die as a whole.
 //!
-//! Users' writes are placed as in SepBIT (Wang et al., "Separating data via block invalidation time inference for write
-//! amplification reduction in log-structured storage", FAST 2022): a block that is overwritten soon is likely to be
-//! overwritten soon again. A version goes to class 0 if the version that it replaces lived less than ℓ, the mean time
-//! from opening to cleaning of the last zones of class 0. Otherwise, and if it replaces none, it goes to class 1.
+//! Users' writes are placed as in SepBIT (Wang et al., "Separating data via block invalidation time inference
+//! for write amplification reduction in log-structured storage", FAST 2022): a block that is overwritten soon
+//! is likely to be overwritten soon again. A version goes to class 0 if the version that it replaces lived
+//! less than ℓ, the mean time from opening to cleaning of the last zones of class 0. Otherwise, and if it
+//! replaces none, it goes to class 1.
 //!
 //! Moved blocks: the longer a block has lived, the longer it is expected to live. SepBIT sorts by age
 //! (against 4ℓ and 16ℓ), which requires each block's write time to be kept across moves. Here a block
@@ -14,7 +15,8 @@
 //! previous version's zone is precise enough: zones of hot blocks fill and die fast, and the age of a moved
 //! block starts at its move.
 //!
-//! The next victim is the zone with the highest (1 - u) · age / u: cost-benefit, with the moved blocks as the cost.
+//! The next victim is the zone with the highest (1 - u) · age / u: cost-benefit, with the moved blocks as the
+//! cost.
 
 use super::{Arrival, Candidate, Policy, Pressure, highest};
 use block::{Error, Result, ZoneIndex};

@@ -1,9 +1,9 @@
-//! Pacing: the number of blocks moved per block that users write, so that zones never run out and cleaning has no
-//! bursts.
+//! Pacing: the number of blocks moved per block that users write, so that zones never run out and cleaning
+//! has no bursts.
 //!
-//! Cleaning a zone of v live and d dead blocks moves v blocks and gains d. So v/d moves per user block keep the free
-//! space constant. That rate, for the mean of the last victims, is multiplied by a factor that falls with the free
-//! space:
+//! Cleaning a zone of v live and d dead blocks moves v blocks and gains d. So v/d moves per user block keep
+//! the free space constant. That rate, for the mean of the last victims, is multiplied by a factor that falls
+//! with the free space:
 //!
 //! ```text
 //!   factor
@@ -24,28 +24,29 @@
 //! moved.
 //!
 //! # Free space
-//! The free space (headroom) is the data units of empty zones, of the rest of open ones, and of the passed part (moved or
-//! found dead) of the victim. So it changes by one with each block and has no steps: a user's block takes one, a moved
-//! block none, and passing a dead block gains one.
+//! The free space (headroom) is the data units of empty zones, of the rest of open ones, and of the passed
+//! part (moved or found dead) of the victim. So it changes by one with each block and has no steps: a user's
+//! block takes one, a moved block none, and passing a dead block gains one.
 //!
 //! The owner sets the watermarks ([`Marks`]), waits at `stop`, and decides when a waiting write continues.
 //!
 //! # Freedom from starvation
-//! With [`Marks::for_classes`]: of the free space above `stop` = (classes + 1) zones, at most one zone's worth was
-//! passed in the victim. A class that needs a zone has no open one, so open zones have less than (classes - 1) zones'
-//! worth. So at least two zones are empty whenever a user's class needs one, and one is left for the cleaner. That is
-//! enough to clean a zone if all of its blocks go to one class (as in all policies with ages at the granularity of
-//! zones), and a cleaned zone is empty again. If an owner's zones aren't empty at once after cleaning (they wait for a
-//! checkpoint, readers or a reset), the owner adds the most zones that may wait, or counts empty zones itself before
-//! users take one, as the log device does; the owner then proves its own bound.
+//! With [`Marks::for_classes`]: of the free space above `stop` = (classes + 1) zones, at most one zone's
+//! worth was passed in the victim. A class that needs a zone has no open one, so open zones have less than
+//! (classes - 1) zones' worth. So at least two zones are empty whenever a user's class needs one, and one is
+//! left for the cleaner. That is enough to clean a zone if all of its blocks go to one class (as in all
+//! policies with ages at the granularity of zones), and a cleaned zone is empty again. If an owner's zones
+//! aren't empty at once after cleaning (they wait for a checkpoint, readers or a reset), the owner adds the
+//! most zones that may wait, or counts empty zones itself before users take one, as the log device does; the
+//! owner then proves its own bound.
 
 use super::{Candidate, Pressure};
 
-/// Weight of earlier victims against a new one: the mean covers the last twenty or so. With fewer, alternating hot and
-/// cold victims cause bursts.
+/// Weight of earlier victims against a new one: the mean covers the last twenty or so. With fewer,
+/// alternating hot and cold victims cause bursts.
 const REMEMBERED: f64 = 0.95;
-/// Least distance from `low` to `high`, in zones: with less, the free space varies in steps of that size. More is
-/// smoother and takes space from users' data; `tests/cleaning_simulation.rs` has the cost.
+/// Least distance from `low` to `high`, in zones: with less, the free space varies in steps of that size.
+/// More is smoother and takes space from users' data; `tests/cleaning_simulation.rs` has the cost.
 pub const SPAN: u64 = 2;
 
 /// Number of blocks to move per block that a user writes.
@@ -53,8 +54,8 @@ pub const SPAN: u64 = 2;
 pub struct Pace {
     /// Required moves, on average over a few writes; infinite if users wait until there is free space.
     pub must: f64,
-    /// Moves that the free space they gain pays for. A policy cleans without a request at this rate while users write,
-    /// and at any rate while no user does. Never less than `must`.
+    /// Moves that the free space they gain pays for. A policy cleans without a request at this rate while
+    /// users write, and at any rate while no user does. Never less than `must`.
     pub may: f64,
 }
 

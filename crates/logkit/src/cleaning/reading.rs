@@ -11,8 +11,8 @@ use std::ops::Range;
 /// Costs and limits of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadCost {
-    /// Fixed cost of a request, in data units transferred in the same time: latency or processor time per request over
-    /// time per unit. For 4 KiB blocks on an SSD with 100 000 small reads or 2 GB a second: 5.
+    /// Fixed cost of a request, in data units transferred in the same time: latency or processor time per
+    /// request over time per unit. For 4 KiB blocks on an SSD with 100 000 small reads or 2 GB a second: 5.
     pub request: u64,
     /// Largest gap of dead data that is read through, even if that is cheaper: the cleaner shares memory and
     /// bandwidth with users. 0 reads only live data.

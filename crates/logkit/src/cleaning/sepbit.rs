@@ -1,14 +1,14 @@
-//! SepBIT as published (Wang et al., "Separating data via block invalidation time inference for write amplification
-//! reduction in log-structured storage", FAST 2022): the model of [`lifetime`](super::lifetime), and the baseline to
-//! compare it with.
+//! SepBIT as published (Wang et al., "Separating data via block invalidation time inference for write
+//! amplification reduction in log-structured storage", FAST 2022): the model of
+//! [`lifetime`](super::lifetime), and the baseline to compare it with.
 //!
-//! Users' writes go to class 0 if the version that they replace lived less than ℓ, the mean lifespan of the last zones
-//! of class 0 that were cleaned, otherwise to class 1. Blocks moved from class 0 go to class 2. Blocks moved from other
-//! classes go to class 3, 4 or 5, by their age since a user wrote them: below 4ℓ, below 16ℓ, or more. The next victim
-//! is the zone with the highest (1 - u) · age / u.
+//! Users' writes go to class 0 if the version that they replace lived less than ℓ, the mean lifespan of the
+//! last zones of class 0 that were cleaned, otherwise to class 1. Blocks moved from class 0 go to class 2.
+//! Blocks moved from other classes go to class 3, 4 or 5, by their age since a user wrote them: below 4ℓ,
+//! below 16ℓ, or more. The next victim is the zone with the highest (1 - u) · age / u.
 //!
-//! With ages that are known per block, the blocks of one zone may go to four classes, each of which may need a new
-//! zone.
+//! With ages that are known per block, the blocks of one zone may go to four classes, each of which may need
+//! a new zone.
 
 use super::lifetime::{Lifespan, benefit};
 use super::{Arrival, Candidate, Policy, Pressure, highest};

@@ -1,7 +1,7 @@
-//! Threshold: the rule of SeastarFS ("SeastarFS: system plików dla bazy danych Scylla", 2.5.1). A zone is a candidate
-//! while its live share is below `k`. Once X candidates of one zone's size satisfy (X + 1) · k ≥ M, so that their live
-//! data is about worth one read of M, all of them are cleaned as one round. Users' writes and the cleaner's go to
-//! separate zones.
+//! Threshold: the rule of SeastarFS ("SeastarFS: system plików dla bazy danych Scylla", 2.5.1). A zone is a
+//! candidate while its live share is below `k`. Once X candidates of one zone's size satisfy (X + 1) · k ≥ M,
+//! so that their live data is about worth one read of M, all of them are cleaned as one round. Users' writes
+//! and the cleaner's go to separate zones.
 //!
 //! It cleans by its own rule, independent of the pressure, and in large reads. Zones above `k` are cleaned
 //! only while cleaning is urgent: then the zone with the least live data is the next victim whatever its
@@ -21,11 +21,11 @@ pub enum Limit {
     /// The configured limit.
     #[default]
     Fixed,
-    /// The share of free zones, at most the configured limit, as in section 2.5.1 of the source. The fuller the volume,
-    /// the less is cleaned before it is urgent.
+    /// The share of free zones, at most the configured limit, as in section 2.5.1 of the source. The fuller
+    /// the volume, the less is cleaned before it is urgent.
     Free,
-    /// The share of zones that aren't free, at most the configured limit, as in section 3.1.2 of the source. While
-    /// there is free space, zones with little to gain aren't cleaned.
+    /// The share of zones that aren't free, at most the configured limit, as in section 3.1.2 of the source.
+    /// While there is free space, zones with little to gain aren't cleaned.
     Used,
 }
 
@@ -40,8 +40,8 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// Returns the policy with this limit of the live share (0 to 1; the upper bound of a dynamic limit), and M in data
-    /// units.
+    /// Returns the policy with this limit of the live share (0 to 1; the upper bound of a dynamic limit), and
+    /// M in data units.
     ///
     /// # Errors
     /// `Invalid` for a share out of range 0..=1.

@@ -6,8 +6,9 @@
 //! order log, tables, checkpoint, so that tables never delay the log, nor the flush that frees it. Without a
 //! permit a task waits; nothing fails.
 //!
-//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
-//! ([`seals`](crate::seals)). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
+//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that
+//! finds no permit asks the holders to seal their zones ([`seals`](crate::seals)). It asks again whenever
+//! another task was faster. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
 //! lowers the limit by one.
@@ -80,12 +81,13 @@ impl State {
     }
 }
 
-/// Permits for open zones, shared by all shards of a log, and the requests to seal zones ([`seals`](crate::seals)).
+/// Permits for open zones, shared by all shards of a log, and the requests to seal zones
+/// ([`seals`](crate::seals)).
 #[derive(Debug)]
 pub struct Budget {
     state: Mutex<State>,
-    /// Number of requests to seal zones: times that a task found no permit while zones are used in turns, or a drive opened no zone. Changed with
-    /// `state` locked.
+    /// Number of requests to seal zones: times that a task found no permit while zones are used in turns, or
+    /// a drive opened no zone. Changed with `state` locked.
     asked: AtomicU64,
     /// Number of the requests that were made because the drive opened no zone.
     asked_for_drive: AtomicU64,
@@ -200,7 +202,8 @@ impl Budget {
         self.asked_for_drive.load(Ordering::Acquire)
     }
 
-    /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another zone.
+    /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another
+    /// zone.
     pub(crate) fn ask_for_drive(&self) {
         self.asked_for_drive.fetch_add(1, Ordering::AcqRel);
         self.ask();

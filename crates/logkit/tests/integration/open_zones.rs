@@ -23,7 +23,8 @@ struct Failing {
     inner: Rc<dyn Zones>,
     begun: RefCell<BTreeSet<ZoneIndex>>,
     next: RefCell<VecDeque<Error>>,
-    /// Whether appends of one block, other than roots, fail for lack of space: marks, and records without data.
+    /// Whether appends of one block, other than roots, fail for lack of space: marks, and records without
+    /// data.
     refuses_marks: Cell<bool>,
 }
 

@@ -3,7 +3,8 @@
 //! # Promises
 //! - They are set between bind and listen. Until listen the kernel refuses every connection.
 //! - Permissions that are given are exact: the umask doesn't change them.
-//! - A file that isn't a socket of this user isn't changed, also if another process puts it in the socket's place.
+//! - A file that isn't a socket of this user isn't changed, also if another process puts it in the socket's
+//!   place.
 #![allow(unsafe_code)] // The databases of users and groups.
 
 use super::socket_file::replaced;
@@ -63,7 +64,8 @@ impl Access {
         })
     }
 
-    /// Sets mode 0 on the unbound socket, which its file inherits: no user has access before [`apply`](Self::apply).
+    /// Sets mode 0 on the unbound socket, which its file inherits: no user has access before
+    /// [`apply`](Self::apply).
     pub(super) fn prepare(&self, socket: &OwnedFd) -> rustix::io::Result<()> {
         self.mode.map_or(Ok(()), |_| fchmod(socket, Mode::empty()))
     }
@@ -110,7 +112,8 @@ impl Access {
 impl FromStr for Owner {
     type Err = Error;
 
-    /// Looks up `USER`, `USER:GROUP`, `:GROUP`, or `USER:` with the user's own group, as chown does: by name, else by number.
+    /// Looks up `USER`, `USER:GROUP`, `:GROUP`, or `USER:` with the user's own group, as chown does: by name,
+    /// else by number.
     fn from_str(text: &str) -> Result<Owner> {
         let expected = "expected USER, USER:GROUP or :GROUP, each a name or a number";
         let (user, group) = match text.split_once(':') {

@@ -32,8 +32,8 @@ impl Stream {
         }
     }
 
-    /// Receives at most `most` bytes and appends them to the buffer, and the descriptors that came with them, up to
-    /// [`MAX_DESCRIPTORS`], to `descriptors`. Returns the number of bytes, 0 at the end of the stream.
+    /// Receives at most `most` bytes and appends them to the buffer, and the descriptors that came with them,
+    /// up to [`MAX_DESCRIPTORS`], to `descriptors`. Returns the number of bytes, 0 at the end of the stream.
     ///
     /// # Errors
     /// [`Error::Protocol`] for more descriptors; errors of the kernel.

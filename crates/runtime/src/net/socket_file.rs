@@ -4,8 +4,8 @@
 //! - A socket that no process listens on is replaced. Any other file at the path remains, and is an error
 //!   that names the path, the kind of file and the remedy.
 //! - [`Listener::close`] removes the inode that its own bind created, and no other.
-//! - Both happen under a lock (flock) of the folder, so that servers that start or stop at the same time never remove
-//!   each other's socket. The wait for the lock is bounded by [`LOCK_LIMIT`].
+//! - Both happen under a lock (flock) of the folder, so that servers that start or stop at the same time
+//!   never remove each other's socket. The wait for the lock is bounded by [`LOCK_LIMIT`].
 //!
 //! Programs that don't take the lock aren't protected against.
 
@@ -70,8 +70,9 @@ impl SocketFolder {
             .map_err(|error| error.in_context(format_args!("socket \"{}\"", path.display())))
     }
 
-    /// Listens on a unix socket in this folder, in place of one that no process listens on. The file has the owner and the
-    /// permissions of `access` before the first connection is possible, and at no time wider permissions.
+    /// Listens on a unix socket in this folder, in place of one that no process listens on. The file has the
+    /// owner and the permissions of `access` before the first connection is possible, and at no time wider
+    /// permissions.
     ///
     /// # Errors
     /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where the path has a file that
@@ -161,8 +162,8 @@ fn kind_of(file_type: FileType) -> &'static str {
     }
 }
 
-/// Whether a process listens on a socket, also a stopped one that accepts nothing. Never waits. The kernel refuses connections to a
-/// socket without a listener.
+/// Whether a process listens on a socket, also a stopped one that accepts nothing. Never waits. The kernel
+/// refuses connections to a socket without a listener.
 ///
 /// # Errors
 /// The kernel's error; [`Error::PermissionDenied`] for users who may not connect.
@@ -210,8 +211,9 @@ impl SocketFile {
 }
 
 impl Listener {
-    /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is replaced, has the owner and the
-    /// permissions of `access`, and is removed by [`close`](Self::close). TCP and simulated sockets have neither.
+    /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is
+    /// replaced, has the owner and the permissions of `access`, and is removed by [`close`](Self::close). TCP
+    /// and simulated sockets have neither.
     ///
     /// # Errors
     /// Errors of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].

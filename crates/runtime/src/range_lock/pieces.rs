@@ -57,7 +57,8 @@ impl Pieces {
         }
     }
 
-    /// Inserts a piece before the one at this position, which [`seek`](Self::seek) returned for the start of the new piece.
+    /// Inserts a piece before the one at this position, which [`seek`](Self::seek) returned for the start of
+    /// the new piece.
     #[inline]
     pub fn insert(&mut self, position: Position, piece: Piece) {
         let Position { mut chunk, mut index } = position;

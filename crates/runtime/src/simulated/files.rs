@@ -1,11 +1,11 @@
 //! Simulated files: the contents that programs see, the contents of the medium, and the changes between them.
 //!
-//! Errors of write-back are reported as Linux reports them (`errseq_t`, lib/errseq.c; "Error reporting during writeback" in
-//! Documentation/filesystems/vfs.rst). Modelled:
-//! - Failed write-back marks the file's dirty pages clean: a drawn part of each change is on the medium, the rest is lost, and
-//!   later syncs don't write it. Programs still read the new data from the cache.
-//! - It advances the file's error sequence. Each open file description reports an error once: its next fsync, fdatasync or
-//!   RWF_DSYNC write fails with EIO, the one after it doesn't.
+//! Errors of write-back are reported as Linux reports them (`errseq_t`, lib/errseq.c; "Error reporting during
+//! writeback" in Documentation/filesystems/vfs.rst). Modelled:
+//! - Failed write-back marks the file's dirty pages clean: a drawn part of each change is on the medium, the
+//!   rest is lost, and later syncs don't write it. Programs still read the new data from the cache.
+//! - It advances the file's error sequence. Each open file description reports an error once: its next fsync,
+//!   fdatasync or RWF_DSYNC write fails with EIO, the one after it doesn't.
 //! - A description that is opened later reports the error only if no other one has reported it yet.
 //! - `/proc/self/fd/N` opens the file again as a description of its own; a shared descriptor
 //!   ([`Files::share`]) has the same one.

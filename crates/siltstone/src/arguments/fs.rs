@@ -126,13 +126,15 @@ pub struct FsMount {
     pub image: String,
     /// Mount point, an existing directory
     pub directory: PathBuf,
-    /// Let users other than the mounting one use the mount, as permissions allow [default: true if root mounts it, else false]
+    /// Let users other than the mounting one use the mount, as permissions allow [default: true if root
+    /// mounts it, else false]
     #[arg(long)]
     pub allow_other: bool,
     /// Set the number of shards, the threads of the server; the file system uses at most 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub shards: u32,
-    /// Limit the memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's memory]
+    /// Limit the memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default:
+    /// half of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// Mount a damaged file system read-only, to copy what can be read; nothing is written to the image

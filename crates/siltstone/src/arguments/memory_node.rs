@@ -33,7 +33,8 @@ pub struct MemoryNodeServe {
     /// Permit an address that other machines can reach; for networks of trusted machines only
     #[arg(long)]
     pub allow_remote: bool,
-    /// Keep this much memory available for the machine's own programs [default: 1/16 of its memory, 512MiB at least]
+    /// Keep this much memory available for the machine's own programs [default: 1/16 of its memory, 512MiB at
+    /// least]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub reserve: Option<u64>,
     /// Set the size of each borrower's export [default: the capacity]
@@ -45,7 +46,8 @@ pub struct MemoryNodeServe {
     /// Release the memory of a borrower after this time without a connection, such as 30s, 10m or 12h
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     pub forget_after: Duration,
-    /// Reclaim memory when tasks wait for memory for more than this share of ten seconds (PSI some avg10), in percent
+    /// Reclaim memory when tasks wait for memory for more than this share of ten seconds (PSI some avg10), in
+    /// percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
     pub pressure_limit: f64,
     /// Set the number of threads that serve clients, 1 to 64

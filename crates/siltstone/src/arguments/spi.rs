@@ -174,13 +174,15 @@ pub struct SpiServe {
     /// Serve serprog on a pseudo-terminal, and print its path
     #[arg(long)]
     pub pty: bool,
-    /// Choose how long operations take: real or real:maximum as in the datasheet; fast or fast:N, until N polls of the status
+    /// Choose how long operations take: real or real:maximum as in the datasheet; fast or fast:N, until N
+    /// polls of the status
     #[arg(long, value_name = "TIME", default_value = "real")]
     pub time: spi::Time,
     /// Check the transactions against the rules of this file
     #[arg(long = "assert", value_name = "FILE")]
     pub rules: Option<PathBuf>,
-    /// Add a fault: wear, read-disturb=BYTES, flip-in=PROBABILITY, flip-out=PROBABILITY, stuck-busy=N, cut-bus-byte=N, cut-operation=N:FRACTION; may be given several times, and the cuts repeatedly
+    /// Add a fault: wear, read-disturb=BYTES, flip-in=PROBABILITY, flip-out=PROBABILITY, stuck-busy=N,
+    /// cut-bus-byte=N, cut-operation=N:FRACTION; may be given several times, and the cuts repeatedly
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<String>,
     /// Set the seed of unique ID and faults

@@ -129,13 +129,15 @@ pub struct WhichCache {
 /// Ranges of the device.
 #[derive(Debug, Args)]
 pub struct Where {
-    /// Choose a range of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several times
+    /// Choose a range of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several
+    /// times
     #[arg(long, value_name = "RANGE", value_parser = range)]
     pub range: Vec<ByteRange>,
     /// Choose the blocks of this file, on a file system on the device; may be given several times
     #[arg(long, value_name = "PATH")]
     pub file: Vec<PathBuf>,
-    /// Set the kernel's block device for the cache's device, such as /dev/nbd0 [default: the one with the file]
+    /// Set the kernel's block device for the cache's device, such as /dev/nbd0 [default: the one with the
+    /// file]
     #[arg(long, value_name = "PATH", requires = "file")]
     pub device: Option<PathBuf>,
 }

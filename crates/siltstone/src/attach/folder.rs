@@ -196,8 +196,8 @@ impl Folder {
         self.path.join("attachment.json")
     }
 
-    /// Whether a holder listens, also a stopped one. A holder that can't be looked for, such as by users who may not talk to it, counts as
-    /// alive: the node of a lost one is removed. Never waits.
+    /// Whether a holder listens, also a stopped one. A holder that can't be looked for, such as by users who
+    /// may not talk to it, counts as alive: the node of a lost one is removed. Never waits.
     pub fn is_alive(&self) -> bool {
         is_listened_on(&self.socket()).unwrap_or(true)
     }

@@ -64,7 +64,8 @@ fn devices(node: &Path) -> std::io::Result<Vec<u64>> {
     Ok(devices)
 }
 
-/// Users of a node or of one of its partitions: processes that have it open, as `name (process)`, and loop devices over it.
+/// Users of a node or of one of its partitions: processes that have it open, as `name (process)`, and loop
+/// devices over it.
 fn users(node: &Path) -> Result<Vec<String>> {
     let looking = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", node.display()));
     let devices = devices(node).map_err(looking)?;

@@ -1,5 +1,5 @@
-//! Messages between operators and a holder: lines of text, over the socket in the attachment's folder. The holder answers a request with
-//! [`RECEIVED`] at once, and with its outcome once it was carried out.
+//! Messages between operators and a holder: lines of text, over the socket in the attachment's folder. The
+//! holder answers a request with [`RECEIVED`] at once, and with its outcome once it was carried out.
 
 use super::folder::Folder;
 use crate::unix_connect;
@@ -20,7 +20,8 @@ pub const LONGEST: usize = 4096;
 /// Sends a request to a holder, and waits for the answer; `None` without a holder.
 ///
 /// # Errors
-/// The holder's error; those of the connection, [`Error::TimedOut`] for a holder that accepts none or doesn't receive the request.
+/// The holder's error; those of the connection, [`Error::TimedOut`] for a holder that accepts none or doesn't
+/// receive the request.
 pub fn ask(folder: &Folder, request: &str) -> Result<Option<()>> {
     let failed =
         |error: std::io::Error| Error::from_io(&error, &format!("asking the holder of {}", folder.name()));
@@ -39,7 +40,8 @@ pub fn ask(folder: &Folder, request: &str) -> Result<Option<()>> {
     }
 }
 
-/// Sends a request. Returns the outcome, for which there is no time limit once the holder has received the request.
+/// Sends a request. Returns the outcome, for which there is no time limit once the holder has received the
+/// request.
 fn converse(mut stream: &UnixStream, request: &str, limit: Duration) -> std::io::Result<String> {
     stream.write_all(format!("{request}\n").as_bytes())?;
     let mut answers = BufReader::new(stream.take(2 * LONGEST as u64));

@@ -13,21 +13,22 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Seconds for which the storage may complete none of the requests in flight while the server ends: longer than a flush of much data to a slow
-/// device.
+/// Seconds for which the storage may complete none of the requests in flight while the server ends: longer
+/// than a flush of much data to a slow device.
 const STOP_PATIENCE: u64 = 600;
 /// The same after a further signal.
 const SIGNALLED_PATIENCE: u64 = 10;
-/// Seconds without a completed request, in flight or not, after which two further signals end the server: longer than users of a mount have to
-/// close their files.
+/// Seconds without a completed request, in flight or not, after which two further signals end the server:
+/// longer than users of a mount have to close their files.
 const IDLE_PATIENCE: u64 = 30;
 /// A turn of the watch.
 const TURN: Duration = Duration::from_secs(1);
 /// Time limit for aborting the connection of a mount.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The end of a server. It gives up where the storage completes none of the requests in flight ([`Wait`]): the connection of the mount is aborted
-/// and the process ends, as its threads may wait in the kernel for ever.
+/// The end of a server. It gives up where the storage completes none of the requests in flight ([`Wait`]):
+/// the connection of the mount is aborted and the process ends, as its threads may wait in the kernel for
+/// ever.
 pub(super) struct Stop {
     image: String,
     watch: Watch,
@@ -36,7 +37,8 @@ pub(super) struct Stop {
 
 type NextSignal = dyn Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
 
-/// Counted signals. One future waits for the next of them all the time: dropping it could lose a signal that it has received.
+/// Counted signals. One future waits for the next of them all the time: dropping it could lose a signal that
+/// it has received.
 struct Signals<N> {
     next: N,
     pending: RefCell<Pin<Box<dyn Future<Output = Result<()>>>>>,
@@ -93,8 +95,10 @@ impl fmt::Display for Reason {
 }
 
 /// A wait, in turns of a second. Any completion of a request to the storage is progress. The server gives up:
-/// - when requests are in flight and none completes for [`STOP_PATIENCE`]; after the second signal for [`SIGNALLED_PATIENCE`].
-/// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing completes for [`IDLE_PATIENCE`].
+/// - when requests are in flight and none completes for [`STOP_PATIENCE`]; after the second signal for
+///   [`SIGNALLED_PATIENCE`].
+/// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing
+///   completes for [`IDLE_PATIENCE`].
 #[derive(Debug, Default)]
 struct Wait {
     completed: u64,

@@ -383,7 +383,8 @@ fn a_new_client_of_the_pseudo_terminal_inherits_nothing() {
         let served_chip = served_chip("W25Q64JV", Time::Fast(0), "").await;
         let path = served_chip.server().pty().unwrap().clone();
         let first = Port::open(&path).await;
-        // A delay of 50 s in the operation buffer, full duplex, CS# low in the middle of a read, and the drivers off.
+        // A delay of 50 s in the operation buffer, full duplex, CS# low in the middle of a read, and the
+        // drivers off.
         let [a, b, c, d] = 50_000_000u32.to_le_bytes();
         assert_eq!(first.ask(&[0x0B, 0x0E, a, b, c, d, 0x17, 1, 0x18, 1], 4).await, [6; 4]);
         assert_eq!(first.ask(&operation(&[0x03, 0], 0), 1).await, [6]);

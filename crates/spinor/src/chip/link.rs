@@ -79,7 +79,8 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(description: &Description) -> Link {
-        // Chips that write in place have the whole array as their page, and use the buffer for security registers only.
+        // Chips that write in place have the whole array as their page, and use the buffer for security
+        // registers only.
         let page = description.page.clamp(16, MAX_PAGE);
         Link {
             selected: false,
@@ -253,8 +254,8 @@ impl Chip {
         !self.hold_reset && self.hold_pin() == Some(HoldPin::Reset)
     }
 
-    /// Passes one clock. Bits 0 to 3 of `pins` are the levels of IO0 to IO3 that the master drives, 1 where it drives none;
-    /// returns the levels that the chip drives, 1 where it drives none.
+    /// Passes one clock. Bits 0 to 3 of `pins` are the levels of IO0 to IO3 that the master drives, 1 where
+    /// it drives none; returns the levels that the chip drives, 1 where it drives none.
     pub fn clock(&mut self, pins: u8) -> u8 {
         if !self.link.selected || self.is_held() || self.is_in_reset() {
             return 0xF;
@@ -302,7 +303,8 @@ impl Chip {
         }
     }
 
-    /// Exchanges one byte on 1, 2 or 4 lines: full duplex on one line, else the master sends `out` or samples what the chip drives.
+    /// Exchanges one byte on 1, 2 or 4 lines: full duplex on one line, else the master sends `out` or samples
+    /// what the chip drives.
     pub fn transfer(&mut self, out: u8, lines: u8) -> u8 {
         let lines = match lines {
             2 | 4 => lines,
@@ -463,7 +465,8 @@ impl Chip {
         self.deselect();
     }
 
-    /// Returns whether the bytes of the array read in the order of addresses and, unstable bits aside, as they are stored.
+    /// Returns whether the bytes of the array read in the order of addresses and, unstable bits aside, as
+    /// they are stored.
     fn is_plain(&self) -> bool {
         self.suspended.is_none()
             && self.link.wrap.is_none()

@@ -290,7 +290,8 @@ impl Chip {
                 }
             }
             Work::WriteRegisters { values, volatile } => {
-                // Chips write status registers through a shadow cell: the old or the new value, decided late in the cycle.
+                // Chips write status registers through a shadow cell: the old or the new value, decided late
+                // in the cycle.
                 if !volatile && fraction > 0.5 {
                     self.store_registers(&values, false);
                 }

@@ -26,9 +26,10 @@ fn lock_index(locks: &Locks, size: u32, address: u32) -> usize {
 impl Chip {
     /// Returns the area that the BP bits protect.
     ///
-    /// The rule is that of the W25Q128JV datasheet, section "Status Register Memory Protection", which the other chips share
-    /// with other units: the area doubles with each step of BP, from the top or with TB = 1 from the bottom; all bits set
-    /// protect everything; SEC = 1 counts in sectors and ends at half a block; CMP = 1 protects the rest instead.
+    /// The rule is that of the W25Q128JV datasheet, section "Status Register Memory Protection", which the
+    /// other chips share with other units: the area doubles with each step of BP, from the top or with TB = 1
+    /// from the bottom; all bits set protect everything; SEC = 1 counts in sectors and ends at half a block;
+    /// CMP = 1 protects the rest instead.
     pub fn protected_area(&self) -> Range<u32> {
         let (protection, size) = (&self.description.protection, self.description.size);
         let value = (0..protection.bits).fold(0u32, |v, n| v | u32::from(self.is_set(Meaning::Bp(n))) << n);
@@ -94,7 +95,8 @@ impl Chip {
         }
     }
 
-    /// Writes the lock register of the block at an address. A lock-down, bit 1, keeps it until the next power cycle.
+    /// Writes the lock register of the block at an address. A lock-down, bit 1, keeps it until the next power
+    /// cycle.
     pub(super) fn set_lock(&mut self, address: u32, value: u8) -> bool {
         let Some(locks) = &self.description.locks else { return false };
         let slot = &mut self.locks[lock_index(locks, self.description.size, address)];

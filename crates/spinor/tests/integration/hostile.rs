@@ -1,4 +1,5 @@
-//! Arbitrary bytes, lines, pins, times and faults: the chip never panics, and erased state only comes from erases.
+//! Arbitrary bytes, lines, pins, times and faults: the chip never panics, and erased state only comes from
+//! erases.
 
 use crate::common::small;
 use proptest::prelude::*;

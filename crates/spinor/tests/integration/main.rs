@@ -1,4 +1,5 @@
-//! Chips from their tables: descriptions, commands in every state, protection, power cuts, hostile bytes, drivers.
+//! Chips from their tables: descriptions, commands in every state, protection, power cuts, hostile bytes,
+//! drivers.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod common;

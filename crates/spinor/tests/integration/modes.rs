@@ -283,7 +283,8 @@ fn registers_and_sfdp_are_addressed_in_four_bytes_too() {
     assert_eq!(flash.ask(&[0x65, 0, 0x80, 0, 2, 0], 1), [0x02]);
 }
 
-/// Dummy clocks of 5Ah and 48h of S25FL-L are those that CR3 selects, and its four security regions follow one another, in QPI as in SPI.
+/// Dummy clocks of 5Ah and 48h of S25FL-L are those that CR3 selects, and its four security regions follow
+/// one another, in QPI as in SPI.
 #[test]
 fn sfdp_and_security_regions_of_the_s25fl128l() {
     let mut flash = numbered("S25FL128L");

@@ -57,8 +57,9 @@ fn enter(chip: &mut Chip, state: &str) {
     }
 }
 
-/// Letters: a accepted, w not write-enabled, b busy, s suspended, n nothing to suspend or resume, d deep power-down, o out of
-/// sequence, u unknown opcode, - no power. From the W25Q128JV datasheet, sections 8.1 and 8.2.
+/// Letters: a accepted, w not write-enabled, b busy, s suspended, n nothing to suspend or resume, d deep
+/// power-down, o out of sequence, u unknown opcode, - no power. From the W25Q128JV datasheet, sections 8.1
+/// and 8.2.
 const TABLE: &[(&[u8], &str)] = &[
     (
         &[0x06, 0x50, 0x04, 0x90, 0x9F, 0x4B, 0x03, 0x0B, 0x3B, 0xBB, 0x6B, 0xEB, 0x77, 0x5A, 0x48, 0x3D],
@@ -209,8 +210,8 @@ fn no_byte_is_an_opcode_in_continuous_read() {
         let operations = chip.counters().operations;
         let before = chip.memory().to_vec();
         chip.send(&[byte]);
-        // Eight clocks are an address and a mode byte. IO1 to IO3 are pulled up: the mode byte has bit 5 set, and bit 4 is the
-        // second last bit on IO0.
+        // Eight clocks are an address and a mode byte. IO1 to IO3 are pulled up: the mode byte has bit 5 set,
+        // and bit 4 is the second last bit on IO0.
         let state = if byte & 2 == 0 { State::ContinuousRead } else { State::Standby };
         assert_eq!(chip.state(), state, "{byte:02X}h");
         assert!(!chip.is_qpi() && chip.counters().operations == operations, "{byte:02X}h");

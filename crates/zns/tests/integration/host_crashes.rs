@@ -29,7 +29,8 @@ async fn open() -> (File, Zns) {
     (file, zns)
 }
 
-/// Zones 0 and 1 are finished, 2 and 3 flushed, 4 reset after a finish, 5 appended to without a flush, 6 and 7 empty.
+/// Zones 0 and 1 are finished, 2 and 3 flushed, 4 reset after a finish, 5 appended to without a flush, 6 and
+/// 7 empty.
 async fn use_zones(seed: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<u64>) {
     let (_file, zns) = open().await;
     let handle = zns.open().await.unwrap();

@@ -1,5 +1,5 @@
-//! Encoding of version 2 on the medium: superblock and zone header. The book's page "Zones on a device" describes the
-//! bytes.
+//! Encoding of version 2 on the medium: superblock and zone header. The book's page "Zones on a device"
+//! describes the bytes.
 //!
 //! Decoding accepts any bytes: it never panics, and refuses invalid bytes with an error that names them.
 
@@ -24,8 +24,8 @@ const HEADER: Format = Format { magic: HEADER_MAGIC, version: VERSION };
 /// Limit of sequences and generations: larger ones are damage.
 const MAX_COUNT: u64 = 1 << 62;
 
-/// Draws the identity of a volume, of a log or of a mirror: a random UUID (RFC 9562, section 5.4) from the runtime's
-/// source of randomness.
+/// Draws the identity of a volume, of a log or of a mirror: a random UUID (RFC 9562, section 5.4) from the
+/// runtime's source of randomness.
 pub fn draw_uuid() -> Uuid {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
@@ -63,7 +63,8 @@ pub struct ZoneHeader {
     pub state: ZoneState,
     /// Generation: random at a format, raised by every reset.
     pub generation: u64,
-    /// Write pointer, in bytes from the start of the data; its meaning depends on the state and on a clean close.
+    /// Write pointer, in bytes from the start of the data; its meaning depends on the state and on a clean
+    /// close.
     pub write_pointer: u64,
 }
 
@@ -172,12 +173,12 @@ impl ZoneHeader {
         sector::block_of(&raw, block_size as usize).into()
     }
 
-    /// Decodes the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is that of a
-    /// zone, in bytes, in units of `granularity`.
+    /// Decodes the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is that
+    /// of a zone, in bytes, in units of `granularity`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a damaged header or that of
-    /// another zone.
+    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a damaged header or
+    /// that of another zone.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
         let what = format_args!("header of zone {zone}");
         // Other bytes are an error: every zone has a header.

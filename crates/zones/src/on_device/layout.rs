@@ -9,8 +9,9 @@ const ALIGNMENT: u64 = 1 << 20;
 /// Smallest area of a superblock or a header, in bytes, so that data is aligned to pages on any device.
 const MIN_AREA: u64 = 4096;
 
-/// Division of a device into two superblocks, the headers of all zones one after the other, so that opening reads them
-/// in large pieces, and zones. Each header has an area of its own: it is written independently of the others.
+/// Division of a device into two superblocks, the headers of all zones one after the other, so that opening
+/// reads them in large pieces, and zones. Each header has an area of its own: it is written independently of
+/// the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) block_size: BlockSize,

@@ -29,8 +29,8 @@ const HEADERS_IN_FLIGHT: usize = 64;
 const READS: u32 = 4;
 /// Pause after the first failed attempt; doubled after each further one.
 const BETWEEN_READS: Duration = Duration::from_millis(5);
-/// Range of the random first generation of the zones of a new volume: large, so that no record from before the format
-/// is valid after it. 0 is no generation, so that zeros are never valid.
+/// Range of the random first generation of the zones of a new volume: large, so that no record from before
+/// the format is valid after it. 0 is no generation, so that zeros are never valid.
 const FIRST_GENERATIONS: u64 = 1 << 48;
 
 /// Formats the whole device as an empty volume. Its contents are lost.
@@ -199,8 +199,8 @@ struct Headers<'a> {
 }
 
 impl Headers<'_> {
-    /// Reads the states of all zones. Headers are read in large pieces; if a piece can't be read, its headers are read
-    /// one by one, with retries. A header that can't be read takes only its own zone out of use.
+    /// Reads the states of all zones. Headers are read in large pieces; if a piece can't be read, its headers
+    /// are read one by one, with retries. A header that can't be read takes only its own zone out of use.
     async fn read(&self) -> Vec<Slot> {
         let zones = self.layout.zones;
         let step = (HEADERS_STEP / layout::area(self.layout.block_size)).max(1) as usize;

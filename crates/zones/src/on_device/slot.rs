@@ -1,9 +1,10 @@
 //! The state of one zone, shared by all shards.
 //!
-//! Phase, appends in flight and write pointer are one atomic word. An append to an open zone is one compare-and-swap to
-//! reserve its offset and one subtraction when it has ended: no lock. A change of state (open, finish, reset) is a
-//! compare-and-swap into a transitional phase. The task that succeeds owns the zone until it settles it again, over any
-//! number of awaits; other tasks wait at the gate. So there is no lock to hold over an await, and no owner shard.
+//! Phase, appends in flight and write pointer are one atomic word. An append to an open zone is one
+//! compare-and-swap to reserve its offset and one subtraction when it has ended: no lock. A change of state
+//! (open, finish, reset) is a compare-and-swap into a transitional phase. The task that succeeds owns the
+//! zone until it settles it again, over any number of awaits; other tasks wait at the gate. So there is no
+//! lock to hold over an await, and no owner shard.
 
 use crate::gate::Gate;
 use block::{Error, ZoneState};
@@ -165,7 +166,8 @@ impl Slot {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Replaces the word if `change` returns another one; returns the word before, and whether it was replaced.
+    /// Replaces the word if `change` returns another one; returns the word before, and whether it was
+    /// replaced.
     fn update(&self, change: impl Fn(Word) -> Option<Word>) -> (Word, bool) {
         let mut word = self.load();
         loop {

@@ -1,8 +1,8 @@
 //! Whether a volume is in use: in memory, and according to the superblock on the medium.
 //!
-//! A change of a zone first becomes the owner of the zone, and then calls [`begin`](Usage::begin). A close first calls
-//! [`close`](Usage::close), and then waits for the owners of zones. So a change either is refused, or has ended when the
-//! close writes its superblock.
+//! A change of a zone first becomes the owner of the zone, and then calls [`begin`](Usage::begin). A close
+//! first calls [`close`](Usage::close), and then waits for the owners of zones. So a change either is
+//! refused, or has ended when the close writes its superblock.
 
 use crate::gate::Gate;
 use block::{Error, Result};
@@ -43,7 +43,8 @@ impl Usage {
         self.word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Number of attempts to mark the volume that have failed. A change reads it before it waits for anything.
+    /// Number of attempts to mark the volume that have failed. A change reads it before it waits for
+    /// anything.
     pub(super) fn failures(&self) -> u64 {
         self.load() >> STATE_BITS
     }
@@ -52,14 +53,15 @@ impl Usage {
         state_of(self.load()) == CLOSED
     }
 
-    /// Marks the volume as in use with `mark`, unless it is marked. Called by a change that owns its zone; `failures` is the
-    /// number when the change began.
+    /// Marks the volume as in use with `mark`, unless it is marked. Called by a change that owns its zone;
+    /// `failures` is the number when the change began.
     ///
     /// # Errors
-    /// [`Error::Closed`]; that of `mark`. An attempt of another change that fails after this change began is not repeated:
-    /// its error is returned.
+    /// [`Error::Closed`]; that of `mark`. An attempt of another change that fails after this change began is
+    /// not repeated: its error is returned.
     pub(super) async fn begin(&self, failures: u64, mark: impl Future<Output = Result<()>>) -> Result<()> {
-        // Pairs with the one in `close`: either this load finds the volume closed, or the close finds the zone owned.
+        // Pairs with the one in `close`: either this load finds the volume closed, or the close finds the
+        // zone owned.
         fence(Ordering::SeqCst);
         let before = loop {
             let word = self.load();
@@ -93,7 +95,8 @@ impl Usage {
         marked
     }
 
-    /// Refuses changes from now on. Returns whether the volume is marked as in use; `None` if it was closed before.
+    /// Refuses changes from now on. Returns whether the volume is marked as in use; `None` if it was closed
+    /// before.
     pub(super) async fn close(&self) -> Option<bool> {
         loop {
             let word = self.load();

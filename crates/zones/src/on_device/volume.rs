@@ -1,7 +1,7 @@
 //! State that all handles of one volume share, and the operations on its zones.
 //!
-//! Every function that changes a zone is carried to its end by its caller (`carry`), so an owner of a transitional
-//! phase always settles it.
+//! Every function that changes a zone is carried to its end by its caller (`carry`), so an owner of a
+//! transitional phase always settles it.
 
 use super::format::{Superblock, Uuid, ZoneHeader};
 use super::layout::Layout;
@@ -131,8 +131,8 @@ impl Volume {
         }
     }
 
-    /// Interrupts a zone after a failed append, which left a hole below the write pointer: the zone accepts no more
-    /// appends.
+    /// Interrupts a zone after a failed append, which left a hole below the write pointer: the zone accepts
+    /// no more appends.
     async fn interrupt(&self, zone: ZoneIndex, trouble: Error) {
         let slot = self.slot(zone);
         slot.set_trouble(Some(trouble));
@@ -168,17 +168,18 @@ impl Volume {
         written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
     }
 
-    /// Records on the medium that the volume is in use, before the first change of a zone since it was opened: a volume that is only looked at
-    /// stays as it is. `failures` is [`Usage::failures`] when the change began.
+    /// Records on the medium that the volume is in use, before the first change of a zone since it was
+    /// opened: a volume that is only looked at stays as it is. `failures` is [`Usage::failures`] when the
+    /// change began.
     async fn begin_use(&self, device: &dyn Device, failures: u64) -> Result<()> {
         self.usage.begin(failures, self.write_superblock(device, false)).await
     }
 
-    /// Opens a zone that is empty or closed; does nothing if it no longer is. A zone that can't be opened because of a limit, or because the
-    /// volume can't be marked as in use, stays as it was.
+    /// Opens a zone that is empty or closed; does nothing if it no longer is. A zone that can't be opened
+    /// because of a limit, or because the volume can't be marked as in use, stays as it was.
     ///
-    /// The header is durable before the first byte of data is written, so a header with the state Empty means that no
-    /// data of its generation exists. A closed zone has its header already.
+    /// The header is durable before the first byte of data is written, so a header with the state Empty means
+    /// that no data of its generation exists. A closed zone has its header already.
     async fn open_zone(
         &self,
         device: &dyn Device,
@@ -251,8 +252,9 @@ impl Volume {
         }
     }
 
-    /// Becomes the owner of a zone for a finish or a reset, once it has no other owner and no append is in flight, and marks the volume as in
-    /// use. Returns the phase before, or `None` if it is in `done` already.
+    /// Becomes the owner of a zone for a finish or a reset, once it has no other owner and no append is in
+    /// flight, and marks the volume as in use. Returns the phase before, or `None` if it is in `done`
+    /// already.
     async fn own(
         &self,
         device: &dyn Device,
@@ -286,7 +288,8 @@ impl Volume {
         }
     }
 
-    /// Ends the ownership of a zone that was in phase `before` without a change, in phase `to`; interrupted if an append has failed meanwhile.
+    /// Ends the ownership of a zone that was in phase `before` without a change, in phase `to`; interrupted
+    /// if an append has failed meanwhile.
     fn settle_unchanged(&self, zone: ZoneIndex, before: Phase, to: Phase) {
         let slot = self.slot(zone);
         let has_hole = before.state().is_active() && slot.trouble().is_some();
@@ -373,8 +376,8 @@ impl Volume {
         self.write_header(device, zone, ZoneState::Empty, generation, 0).await
     }
 
-    /// Allocates the space of the device for the next bytes of a zone: its holes there are filled with zeros. The
-    /// headers were all written when the volume was formatted.
+    /// Allocates the space of the device for the next bytes of a zone: its holes there are filled with zeros.
+    /// The headers were all written when the volume was formatted.
     pub(super) async fn reserve(&self, device: &dyn Device, zone: ZoneIndex, bytes: u64) -> Result<()> {
         let shift = self.layout.block_size.shift();
         let (_, pointer) = self.slot(zone).look();
@@ -440,8 +443,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone was changed: the medium is as it
-    /// was. Afterwards no zone is open, so an append that waited for the close is refused.
+    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone
+    /// was changed: the medium is as it was. Afterwards no zone is open, so an append that waited for the
+    /// close is refused.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
         if self.read_only || self.usage.close().await != Some(true) {
             return Ok(());

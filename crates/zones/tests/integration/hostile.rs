@@ -554,7 +554,8 @@ fn zones_that_are_only_looked_at_stay_as_they_are() {
             zones.close().await.unwrap();
             assert!(before == disk.bytes());
         }
-        // A program that dies before its first change leaves it closed cleanly; one that dies after it doesn't.
+        // A program that dies before its first change leaves it closed cleanly; one that dies after it
+        // doesn't.
         for is_changed in [false, true] {
             let zones = OnDevice::open(disk.clone(), Options::default()).await.unwrap();
             if is_changed {

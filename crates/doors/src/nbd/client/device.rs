@@ -97,7 +97,8 @@ impl RemoteDevice {
         runtime::read_pieces(buffer, pieces, |offset, piece| self.read_part(offset, piece)).await
     }
 
-    /// Flag for a durable write, and whether a flush has to follow because the server doesn't support the flag.
+    /// Flag for a durable write, and whether a flush has to follow because the server doesn't support the
+    /// flag.
     fn durability(&self, durability: Durability) -> (u16, bool) {
         match (durability, self.remote.has(transmission_flag::SEND_FUA)) {
             (Durability::Visible, _) => (0, false),

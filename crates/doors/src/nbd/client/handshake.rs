@@ -1,7 +1,7 @@
 //! The client's side of the handshake.
 //!
-//! Received data is bounded; a peer that is no NBD server is an [`Error::Protocol`] with the first bytes that it sent.
-//! Servers without INFO and GO (older than 2016) are not supported.
+//! Received data is bounded; a peer that is no NBD server is an [`Error::Protocol`] with the first bytes that
+//! it sent. Servers without INFO and GO (older than 2016) are not supported.
 
 use crate::nbd::protocol::{
     ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC,

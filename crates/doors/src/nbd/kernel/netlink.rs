@@ -1,4 +1,5 @@
-//! Messages of generic netlink (include/uapi/linux/netlink.h, genetlink.h), sans-io: requests are encoded, answers are parsed.
+//! Messages of generic netlink (include/uapi/linux/netlink.h, genetlink.h), sans-io: requests are encoded,
+//! answers are parsed.
 //!
 //! A request asks for an acknowledgement. The kernel's answer is any number of replies and then the
 //! acknowledgement or an error, in one datagram or several. Answers aren't trusted: lengths are checked, and
@@ -103,7 +104,8 @@ impl Answer {
         Answer { family, sequence, attributes: Attributes::new() }
     }
 
-    /// Takes a datagram. Returns whether the answer is complete, and the kernel's error number if it refused the request.
+    /// Takes a datagram. Returns whether the answer is complete, and the kernel's error number if it refused
+    /// the request.
     ///
     /// # Errors
     /// [`Error::Protocol`] for a malformed datagram.

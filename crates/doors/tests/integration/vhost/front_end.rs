@@ -262,7 +262,8 @@ impl FrontEnd {
         matches!(self.stream.receive(Buffer::new(64)).await.0, Ok(0) | Err(_))
     }
 
-    /// The queues as a device: shard N uses queue N modulo their number, so there are at least as many queues as shards.
+    /// The queues as a device: shard N uses queue N modulo their number, so there are at least as many queues
+    /// as shards.
     pub async fn device(&self) -> Result<Arc<dyn DevicePart>> {
         let capacity = u64::from(self.config_u32(0)) | u64::from(self.config_u32(4)) << 32;
         let block_size = BlockSize::new(u64::from(self.config_u32(20)))?;

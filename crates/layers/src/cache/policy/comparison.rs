@@ -91,7 +91,8 @@ struct Zipf {
 }
 
 impl Zipf {
-    /// Creates a distribution over `blocks` blocks. Runs of `neighbours` blocks have consecutive ranks; the runs are shuffled.
+    /// Creates a distribution over `blocks` blocks. Runs of `neighbours` blocks have consecutive ranks; the
+    /// runs are shuffled.
     fn new(blocks: u64, exponent: f64, neighbours: u64) -> Self {
         let mut sum = 0.0;
         let shares = (1..=blocks).map(|rank| (rank as f64).powf(-exponent));
@@ -121,7 +122,8 @@ const BLOCKS: u64 = 40_000;
 /// Number of blocks of one of smq's hotspots.
 const NEIGHBOURS: u64 = 16;
 
-/// Name, number of neighbours with consecutive ranks, and function of a load, which returns the block of request `number`.
+/// Name, number of neighbours with consecutive ranks, and function of a load, which returns the block of
+/// request `number`.
 const LOADS: [(&str, u64, Load); 6] = [
     ("zipf 0.9", 1, |_, random, zipf| zipf.draw(random)),
     ("zipf 0.9, neighbours alike", NEIGHBOURS, |_, random, zipf| zipf.draw(random)),

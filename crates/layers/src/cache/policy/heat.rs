@@ -1,8 +1,9 @@
 //! Heat of a block, in the policy's terms: listed and set by messages, and kept in the table over a close.
 //!
-//! Heat consists of the queue, the number of hits since the block was last considered for eviction, and the age of the last
-//! hit. Queue and hits give a *level* from 1 to 7: a block may displace blocks of lower levels. The age orders blocks of one
-//! level only. It is rounded to powers of two, so that blocks that are neighbours on the disk often have the same heat.
+//! Heat consists of the queue, the number of hits since the block was last considered for eviction, and the
+//! age of the last hit. Queue and hits give a *level* from 1 to 7: a block may displace blocks of lower
+//! levels. The age orders blocks of one level only. It is rounded to powers of two, so that blocks that are
+//! neighbours on the disk often have the same heat.
 
 use super::queues::Queue;
 use super::{MAX_HITS, WORTHY};
@@ -15,7 +16,8 @@ pub struct Heat {
     pub is_main: bool,
     /// Number of hits since the block was last considered for eviction, at most three.
     pub hits: u8,
-    /// Binary logarithm of the number of requests since the last one for the block: 0 for none, n for 2^(n-1) to 2^n - 1.
+    /// Binary logarithm of the number of requests since the last one for the block: 0 for none, n for 2^(n-1)
+    /// to 2^n - 1.
     pub age: u8,
 }
 
@@ -44,8 +46,9 @@ impl Heat {
         }
     }
 
-    /// Returns the level, from 1 for a block with a single request to 7; lower levels are evicted first. A block of the small
-    /// queue with enough hits moves to the end of the main queue, so its level is above that of main blocks without hits.
+    /// Returns the level, from 1 for a block with a single request to 7; lower levels are evicted first. A
+    /// block of the small queue with enough hits moves to the end of the main queue, so its level is above
+    /// that of main blocks without hits.
     pub fn level(self) -> u8 {
         match (self.is_main, self.hits) {
             (false, hits) if hits >= WORTHY => 4,

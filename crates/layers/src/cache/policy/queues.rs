@@ -1,4 +1,5 @@
-//! The two queues of the policy: doubly linked lists in arrays, so that a slot is removed or moved in constant time.
+//! The two queues of the policy: doubly linked lists in arrays, so that a slot is removed or moved in
+//! constant time.
 //!
 //! A slot is in one of them or in none. Memory per slot: eight bytes of links and one byte for the queue.
 

@@ -1,7 +1,8 @@
 //! Choice of one of the possible states at a cut.
 //!
-//! A choice decides for each possible operation and each unit whether its data is on the medium and, if several are, which one is
-//! the last. It has a textual form, so that a failing state can be constructed again.
+//! A choice decides for each possible operation and each unit whether its data is on the medium and, if
+//! several are, which one is the last. It has a textual form, so that a failing state can be constructed
+//! again.
 
 use super::cursor::{Cursor, Interval};
 use super::history::Operation;
@@ -28,7 +29,8 @@ pub enum Choice {
     AllBut(u64),
     /// A random subset; concurrent operations in random order.
     Subset(u64),
-    /// A random subset, with only a part of one or two operations: the first units, the last ones, or a range between.
+    /// A random subset, with only a part of one or two operations: the first units, the last ones, or a range
+    /// between.
     Torn(u64),
     /// A random subset and order for each unit of each operation.
     Scattered(u64),
@@ -185,9 +187,9 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Draws the time at which the operation takes effect, between its submission and its completion, so that ordered operations
-    /// stay in order and concurrent ones get any order. The ends of the interval are drawn as often as its inside, so that a short
-    /// operation often comes after a long one.
+    /// Draws the time at which the operation takes effect, between its submission and its completion, so that
+    /// ordered operations stay in order and concurrent ones get any order. The ends of the interval are drawn
+    /// as often as its inside, so that a short operation often comes after a long one.
     fn moment(&self, index: usize, at: u64) -> u128 {
         /// Number of steps between two events, large enough that two operations rarely get the same time.
         const FRACTIONS: u32 = 32;

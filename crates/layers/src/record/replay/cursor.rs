@@ -1,8 +1,8 @@
 //! A cut, with the certain and possible operations there.
 //!
-//! The device is kept as intervals of bytes whose units all have the same operations. Their number depends on the number of
-//! operations, not on their lengths: a discard of a terabyte is one interval. Advancing to the next cut touches only the intervals
-//! of its event.
+//! The device is kept as intervals of bytes whose units all have the same operations. Their number depends on
+//! the number of operations, not on their lengths: a discard of a terabyte is one interval. Advancing to the
+//! next cut touches only the intervals of its event.
 
 use super::history::{History, Operation, Step};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,8 @@ pub(super) struct Version {
 #[derive(Debug, Clone)]
 pub(super) struct Interval {
     pub end: u64,
-    /// Operation whose data is older than all versions; `None` for the initial zeros. Possible if no version is certain.
+    /// Operation whose data is older than all versions; `None` for the initial zeros. Possible if no version
+    /// is certain.
     pub base: Option<usize>,
     /// Versions that aren't superseded, in the order of submission.
     pub versions: Vec<Version>,
@@ -175,8 +176,8 @@ impl Cursor {
         }
     }
 
-    /// Returns the indices in [`History::operations`] of operations that are possible and not certain somewhere, in the order of
-    /// submission.
+    /// Returns the indices in [`History::operations`] of operations that are possible and not certain
+    /// somewhere, in the order of submission.
     pub fn possible(&self) -> Vec<usize> {
         let active = self.active.iter().filter_map(|start| self.intervals.get(start));
         let open = active.flat_map(|interval| &interval.versions).filter(|version| !version.certain);

@@ -1,7 +1,7 @@
 //! A device in memory that begins as an image, on which a stack is opened after a cut.
 //!
-//! Its memory depends on the blocks that are written, not on the device's size: the image is shared. It has no faults of its own;
-//! put `record` or `fault` above it for those.
+//! Its memory depends on the blocks that are written, not on the device's size: the image is shared. It has
+//! no faults of its own; put `record` or `fault` above it for those.
 
 use super::image::Image;
 use block::{

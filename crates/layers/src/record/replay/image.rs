@@ -60,8 +60,8 @@ impl Image {
         }
     }
 
-    /// Returns the ranges of bytes that may not be zeros, in order, merged where they touch, and extended to multiples of
-    /// `align` bytes.
+    /// Returns the ranges of bytes that may not be zeros, in order, merged where they touch, and extended to
+    /// multiples of `align` bytes.
     pub fn data_ranges(&self, align: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for piece in self.pieces.iter().filter(|piece| piece.source.is_some()) {

@@ -118,7 +118,8 @@ enum Slab {
 /// Number of free slabs that always keep their memory.
 const FREE: u32 = 64;
 
-/// Slabs per part of the table. The table grows by parts, so that it never moves and has little unused memory.
+/// Slabs per part of the table. The table grows by parts, so that it never moves and has little unused
+/// memory.
 const PART: usize = 256;
 
 /// The writer's account of the memory.
@@ -137,7 +138,8 @@ pub(super) struct Allocator {
     seats: Seats,
     /// Number of pieces in use.
     pieces: u64,
-    /// Cut slabs with free pieces, by class. The lowest is filled first, so that others become completely free.
+    /// Cut slabs with free pieces, by class. The lowest is filled first, so that others become completely
+    /// free.
     with_free: [BTreeSet<u32>; Class::COUNT],
     /// Memory retired since the last grace period began.
     retired: Vec<Reference>,
@@ -169,8 +171,8 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// Returns the account of memory whose first `slabs` slabs have been allocated, with unknown uses. The caller
-    /// claims the slabs that its maps use, and then calls [`settle`](Self::settle).
+    /// Returns the account of memory whose first `slabs` slabs have been allocated, with unknown uses. The
+    /// caller claims the slabs that its maps use, and then calls [`settle`](Self::settle).
     pub(super) fn of_slabs(slabs: u32) -> Self {
         let mut allocator = Allocator {
             slabs: Vec::new(),
@@ -196,7 +198,8 @@ impl Allocator {
         allocator
     }
 
-    /// Adds a reference to this whole slab; returns whether it is the first. `None` if pieces of the slab were claimed.
+    /// Adds a reference to this whole slab; returns whether it is the first. `None` if pieces of the slab
+    /// were claimed.
     pub(super) fn claim_whole(&mut self, slab: u32) -> Option<bool> {
         match self.slab(slab) {
             _ if slab == 0 => None,

@@ -249,7 +249,8 @@ pub fn open(
     Ok((maps, Family(family)))
 }
 
-/// Computes the slabs in use from roots and middle nodes. The reference count of a leaf of runs is stored in the leaf.
+/// Computes the slabs in use from roots and middle nodes. The reference count of a leaf of runs is stored in
+/// the leaf.
 fn recount(words: &HomeWords, slabs: u32, versions: &[OpenVersion]) -> Result<Allocator> {
     let wrong = |what: String| {
         Error::corrupt(format!("the map's home is damaged: {what}; restore the file and the disk"))

@@ -1,5 +1,5 @@
-//! A leaf of runs: pieces of consecutive blocks at consecutive locations, from the leaf's first block to its last,
-//! unmapped pieces included.
+//! A leaf of runs: pieces of consecutive blocks at consecutive locations, from the leaf's first block to its
+//! last, unmapped pieces included.
 //!
 //! In memory a leaf is 64, 128, 256 or 512 bytes: its [`Class`]. It is immutable except for its first word:
 //!
@@ -21,7 +21,8 @@ pub(super) const REFERENCES: usize = 0;
 /// Bit that is added to the start of a run.
 const PRESENT: u32 = 0x8000;
 
-/// The size of a leaf of runs: 16 words (64 bytes, a line of the processor's cache), or 2, 4 or 8 times as much.
+/// The size of a leaf of runs: 16 words (64 bytes, a line of the processor's cache), or 2, 4 or 8 times as
+/// much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class(pub(super) u32);
 

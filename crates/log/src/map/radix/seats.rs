@@ -101,8 +101,8 @@ impl Seats {
         })
     }
 
-    /// Takes the seat of a page, as a slab with arbitrary contents and one reference. `None` if there is no seat or it
-    /// is in use. `others` is the number of leaves that aren't dense.
+    /// Takes the seat of a page, as a slab with arbitrary contents and one reference. `None` if there is no
+    /// seat or it is in use. `others` is the number of leaves that aren't dense.
     pub(super) fn take<M: Memory>(&mut self, memory: &M, page: u64, others: u64) -> Option<u32> {
         let seat = usize::try_from(page).ok().filter(|seat| *seat < memory.seats().len() >> M::SLAB_SHIFT)?;
         let number = seat / REGION;

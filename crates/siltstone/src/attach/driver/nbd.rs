@@ -86,8 +86,8 @@ impl NodeDriver for NbdNodes {
         disconnect_all(volume)
     }
 
-    /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of the node. Without an answer whether
-    /// there is a server, nothing is disconnected.
+    /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of
+    /// the node. Without an answer whether there is a server, nothing is disconnected.
     fn abort_without_server(&self, volume: &Path) -> Result<()> {
         match is_listened_on(&socket(volume))? {
             true => Ok(()),

@@ -1,12 +1,14 @@
-//! Model of the kernel's stochastic multi-queue policy (dm-cache-policy-smq.c, Linux 4.12 to 6.x), as far as it affects hits on
-//! clean blocks that are read whole. An independent implementation without the kernel's code.
+//! Model of the kernel's stochastic multi-queue policy (dm-cache-policy-smq.c, Linux 4.12 to 6.x), as far as
+//! it affects hits on clean blocks that are read whole. An independent implementation without the kernel's
+//! code.
 //!
-//! Cached blocks are kept in a queue of 64 levels. *Hotspots*, regions of 16 blocks, are kept in another one, which only misses
-//! update. A hit moves an entry up and another one down in exchange: cached blocks by one level, once a minute; hotspots by up to
-//! four levels, once a tick. At the end of a period (a minute for blocks, a second for hotspots) the levels are filled evenly, in
-//! order. A missed block is promoted if its hotspot's level reaches a threshold, which depends on the share of misses
-//! whose hotspots are in the upper quarter. It enters at the top level. The victim is the oldest block of the lowest level of the
-//! lower half. In a full cache the first miss evicts and the next one is promoted.
+//! Cached blocks are kept in a queue of 64 levels. *Hotspots*, regions of 16 blocks, are kept in another one,
+//! which only misses update. A hit moves an entry up and another one down in exchange: cached blocks by one
+//! level, once a minute; hotspots by up to four levels, once a tick. At the end of a period (a minute for
+//! blocks, a second for hotspots) the levels are filled evenly, in order. A missed block is promoted if its
+//! hotspot's level reaches a threshold, which depends on the share of misses whose hotspots are in the upper
+//! quarter. It enters at the top level. The victim is the oldest block of the lowest level of the lower half.
+//! In a full cache the first miss evicts and the next one is promoted.
 //!
 //! The kernel's periods are in seconds; here a fixed number of requests counts as a second. A tick is as long
 //! as a request in the kernel. Migrations take no time here.
