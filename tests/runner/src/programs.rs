@@ -62,7 +62,8 @@ pub fn parse(messages: &str, packages: &[String]) -> Result<Vec<Program>, String
     Ok(programs)
 }
 
-/// Name in a package id: `path+file:///folder/block#siltstone-block@0.1.0`, or `…/siltstone#0.1.0` where the folder has the package's name.
+/// Name in a package id: `path+file:///folder/block#siltstone-block@0.1.0`, or `…/siltstone#0.1.0` where the
+/// folder has the name of the package.
 fn package_name(id: &Value) -> Option<String> {
     let (path, fragment) = id.as_str()?.rsplit_once('#')?;
     let name = match fragment.split_once('@') {
