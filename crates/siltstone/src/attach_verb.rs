@@ -6,7 +6,7 @@ use crate::attach::folder::{self, Folder};
 use crate::attach::holder::{self, Plan};
 use crate::attach::machine;
 use crate::attach::record::Record;
-use crate::attach::requests::{self, DETACH};
+use crate::attach::requests;
 use crate::attach::{node, systemd};
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -262,7 +262,7 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
 /// [`Error::Busy`] while the node is in use; an unknown name.
 pub fn detach(arguments: &Detach) -> Result<(), Failure> {
     let folder = find(&arguments.name)?;
-    if requests::ask(&folder, DETACH)?.is_some() {
+    if requests::detach(&folder)?.is_some() {
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {

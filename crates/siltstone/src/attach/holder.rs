@@ -22,7 +22,7 @@ use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicate
 use super::node::{self, MAX_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
-use super::requests::{DETACH, DONE, LONGEST, RECEIVED};
+use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DONE, LONGEST, RECEIVED, UNKNOWN};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Access, Listener, SocketFolder, Stream};
@@ -281,7 +281,9 @@ fn listen(listener: Listener, events: Rc<Events>) {
             let (stream, events) = (listener.accept_retrying().await, events.clone());
             runtime::spawn(async move {
                 if let Some(line) = request(&stream).await {
-                    answer(&stream, RECEIVED).await;
+                    if line == DETACH_ACKNOWLEDGED {
+                        answer(&stream, RECEIVED).await;
+                    }
                     events.push(Event::Request(line, stream));
                 }
                 drop(permit);
@@ -380,8 +382,8 @@ impl Holder {
     /// Checks an operator's request to detach.
     fn may_detach(&self, line: &str) -> Result<()> {
         let name = self.plan.folder.name();
-        if line != DETACH {
-            return Err(Error::invalid(format!("unknown request \"{line}\"; expected {DETACH}")));
+        if ![DETACH, DETACH_ACKNOWLEDGED].contains(&line) {
+            return Err(Error::invalid(format!("{UNKNOWN} \"{line}\"; expected {DETACH}")));
         }
         match (self.phase, self.state()) {
             (Phase::Held, Some(State::Recovering)) => Err(Error::busy(format!(
@@ -723,5 +725,37 @@ impl Holder {
             }
         }
         connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client of an older version sends [`DETACH`], and takes the first line for the outcome.
+    #[test]
+    fn only_the_request_for_it_is_acknowledged() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let main = move || async move {
+            let listening = SocketFolder::of(&socket)
+                .and_then(|folder| folder.listen(&socket, Access::with_mode(OWNER_ONLY)));
+            let events: Rc<Events> = Rc::default();
+            listen(listening.unwrap(), events.clone());
+            for (request, answers) in [(DETACH, "done\n"), (DETACH_ACKNOWLEDGED, "received\ndone\n")] {
+                let socket = socket.clone();
+                let asking = runtime::spawn(runtime::blocking(move || {
+                    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+                    std::io::Write::write_all(&mut stream, format!("{request}\n").as_bytes())?;
+                    std::io::read_to_string(stream)
+                }));
+                let Event::Request(line, stream) = events.next().await else { panic!("a request") };
+                assert_eq!(line, request);
+                answer(&stream, DONE).await;
+                drop(stream);
+                assert_eq!(asking.await.unwrap(), answers);
+            }
+        };
+        runtime::run(runtime::Config::default(), main).unwrap();
     }
 }
