@@ -2,7 +2,7 @@
 
 use crate::output::say;
 use block::Result;
-use fs::mount::watch::Watch;
+use fs::mount::watch::{Progress, Watch};
 use fs::{FileSystem, Mounted};
 use runtime::StopSignals;
 use std::cell::{Cell, RefCell};
@@ -21,12 +21,15 @@ const SIGNALLED_PATIENCE: u64 = 10;
 /// Seconds without a completed request, in flight or not, after which two further signals end the server:
 /// longer than users of a mount have to close their files.
 const IDLE_PATIENCE: u64 = 30;
+/// Seconds for which one request may be in flight after two further signals, also if others complete: as long
+/// as Linux waits for a command of a disk.
+const OLDEST_PATIENCE: u64 = 30;
 /// A turn of the watch.
 const TURN: Duration = Duration::from_secs(1);
 /// Time limit for aborting the connection of a mount.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The end of a server. It gives up where the storage completes none of the requests in flight ([`Wait`]):
+/// The end of a server. It gives up where the storage doesn't complete the requests in flight ([`Wait`]):
 /// the connection of the mount is aborted and the process ends, as its threads may wait in the kernel for
 /// ever.
 pub(super) struct Stop {
@@ -63,10 +66,7 @@ impl<N: Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>> Signals<N> {
 /// Observations of one turn of a wait.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// Requests that have completed.
-    completed: u64,
-    /// Whether requests are in flight.
-    is_asked: bool,
+    requests: Progress,
     waits_for_space: bool,
     /// Signals since the server began: the first one asks for an orderly end.
     signals: u32,
@@ -78,6 +78,8 @@ enum Reason {
     Unanswered(u64),
     NoSpace(u64),
     NoProgress(u64),
+    /// A request is older.
+    Oldest(u64),
 }
 
 impl fmt::Display for Reason {
@@ -90,6 +92,9 @@ impl fmt::Display for Reason {
             Reason::NoProgress(time) => {
                 write!(formatter, "no request to the storage has completed for {time} s")
             }
+            Reason::Oldest(time) => {
+                write!(formatter, "a request to the storage has been in flight for more than {time} s")
+            }
         }
     }
 }
@@ -98,21 +103,28 @@ impl fmt::Display for Reason {
 /// - when requests are in flight and none completes for [`STOP_PATIENCE`]; after the second signal for
 ///   [`SIGNALLED_PATIENCE`].
 /// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing
-///   completes for [`IDLE_PATIENCE`].
+///   completes for [`IDLE_PATIENCE`], or a request in flight is older than [`OLDEST_PATIENCE`]: requests to
+///   other devices may complete meanwhile.
 #[derive(Debug, Default)]
 struct Wait {
     completed: u64,
     unanswered: u64,
     without_space: u64,
     without_progress: u64,
+    generation: u64,
+    /// Turns in the same generation of requests: a request in flight is older.
+    oldest: u64,
 }
 
 impl Wait {
     fn turn(&mut self, seen: Seen) -> Option<Reason> {
-        let has_progress = self.completed != seen.completed;
+        let Progress { completed, in_flight, generation } = seen.requests;
+        let has_progress = self.completed != completed;
         let longer = |counts: bool, time: u64| if counts { time + 1 } else { 0 };
-        self.completed = seen.completed;
-        self.unanswered = longer(seen.is_asked && !has_progress, self.unanswered);
+        self.completed = completed;
+        self.unanswered = longer(in_flight && !has_progress, self.unanswered);
+        self.oldest = longer(self.generation == generation, self.oldest);
+        self.generation = generation;
         self.without_space = longer(seen.waits_for_space, self.without_space);
         self.without_progress = longer(!has_progress, self.without_progress);
         let patience = if seen.signals < 2 { STOP_PATIENCE } else { SIGNALLED_PATIENCE };
@@ -122,8 +134,10 @@ impl Wait {
         if seen.signals > 2 && self.without_space > SIGNALLED_PATIENCE {
             return Some(Reason::NoSpace(self.without_space));
         }
-        (seen.signals > 2 && self.without_progress > IDLE_PATIENCE)
-            .then_some(Reason::NoProgress(self.without_progress))
+        if seen.signals > 2 && self.without_progress > IDLE_PATIENCE {
+            return Some(Reason::NoProgress(self.without_progress));
+        }
+        (seen.signals > 2 && self.oldest > OLDEST_PATIENCE).then_some(Reason::Oldest(self.oldest))
     }
 }
 
@@ -170,10 +184,10 @@ impl Stop {
             if let Some(outcome) = ended.await {
                 return outcome;
             }
-            let (completed, is_asked) = self.watch.progress();
+            let requests = self.watch.observe();
             let waits_for_space = files.is_some_and(FileSystem::is_waiting_for_space);
             let signals = self.signals.count.get();
-            if let Some(reason) = wait.turn(Seen { completed, is_asked, waits_for_space, signals }) {
+            if let Some(reason) = wait.turn(Seen { requests, waits_for_space, signals }) {
                 give_up(&self.image, &reason, mounted).await;
             }
         }
@@ -211,18 +225,43 @@ mod tests {
         (0..2000).find_map(|turn| wait.turn(seen(turn)).map(|reason| (turn, reason)))
     }
 
+    /// Requests in turn `turn` after `completed` completions. No request is old.
+    fn young(turn: u64, completed: u64, in_flight: bool) -> Progress {
+        Progress { completed, in_flight, generation: turn + 1 }
+    }
+
     #[test]
     fn a_storage_that_completes_requests_is_waited_for() {
         for signals in 0..5 {
             // Each request takes 4 s, one after another.
-            let slow = |turn| Seen { completed: turn / 4, is_asked: true, signals, ..Seen::default() };
+            let requests = |turn: u64| Progress { generation: turn / 4, ..young(turn, turn / 4, true) };
+            let slow = |turn| Seen { requests: requests(turn), signals, ..Seen::default() };
             assert_eq!(given_up(slow), None, "after {signals} signals");
         }
     }
 
+    /// A flush that hangs in one device, while another one completes work.
+    #[test]
+    fn a_request_that_hangs_among_others_that_complete_ends_the_server_after_two_further_signals() {
+        let hung = |signals| {
+            given_up(|turn| Seen {
+                requests: Progress { generation: 7, ..young(turn, turn, true) },
+                signals,
+                ..Seen::default()
+            })
+        };
+        for signals in 0..3 {
+            assert_eq!(hung(signals), None, "after {signals} signals");
+        }
+        assert_eq!(hung(3), Some((31, Reason::Oldest(31))));
+    }
+
     #[test]
     fn an_unanswered_request_ends_the_server_sooner_after_a_further_signal() {
-        let stuck = |signals| given_up(|_| Seen { completed: 7, is_asked: true, signals, ..Seen::default() });
+        let stuck = |signals| {
+            let requests = Progress { completed: 7, in_flight: true, generation: 1 };
+            given_up(|_| Seen { requests, signals, ..Seen::default() })
+        };
         for signals in [0, 1] {
             // The first turn sees progress.
             assert_eq!(stuck(signals), Some((601, Reason::Unanswered(601))), "after {signals} signals");
@@ -231,23 +270,28 @@ mod tests {
             assert_eq!(stuck(signals), Some((11, Reason::Unanswered(11))), "after {signals} signals");
         }
         // A flush of a slow device.
-        let flush = |turn| Seen { completed: turn / 500, is_asked: true, signals: 1, ..Seen::default() };
+        let flush = |turn| Seen {
+            requests: Progress { generation: turn / 500, ..young(turn, turn / 500, true) },
+            signals: 1,
+            ..Seen::default()
+        };
         assert_eq!(given_up(flush), None);
     }
 
     #[test]
     fn two_further_signals_end_a_server_that_waits_for_space_or_for_nothing() {
         let full = |signals| {
-            given_up(|completed| Seen { completed, signals, waits_for_space: true, ..Seen::default() })
+            given_up(|turn| Seen { requests: young(turn, turn, false), signals, waits_for_space: true })
         };
-        let idle = |signals| given_up(|_| Seen { signals, ..Seen::default() });
+        let idle =
+            |signals| given_up(|turn| Seen { requests: young(turn, 0, false), signals, ..Seen::default() });
         for signals in 0..3 {
             assert_eq!((full(signals), idle(signals)), (None, None), "after {signals} signals");
         }
         assert_eq!(full(3), Some((10, Reason::NoSpace(11))));
         assert_eq!(idle(3), Some((30, Reason::NoProgress(31))));
         let soon =
-            |turn| Seen { completed: turn, signals: 3, waits_for_space: turn % 5 > 0, ..Seen::default() };
+            |turn| Seen { requests: young(turn, turn, false), signals: 3, waits_for_space: turn % 5 > 0 };
         assert_eq!(given_up(soon), None, "there is space from time to time");
     }
 
