@@ -155,9 +155,10 @@ impl Part for OnDevice {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let device = self.device.open().await?;
-            self.volume.close(&*device).await
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        runtime::carry(async move {
+            let device = device.open().await?;
+            volume.close(&*device).await
         })
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! A change of a zone first becomes the owner of the zone, and then calls [`begin`](Usage::begin). A close
 //! first calls [`close`](Usage::close), and then waits for the owners of zones. So a change either is
-//! refused, or has ended when the close writes its superblock.
+//! refused, or has ended when the close writes its superblock. [Reservations of space](Usage::reserve) own
+//! no zones; they are counted, and a close waits until none is in progress.
+//!
+//! A volume is closed once. Further closes wait for the first one and return its outcome: after a failure the
+//! medium still marks the volume as in use.
 
 use crate::gate::Gate;
 use block::{Error, Result};
@@ -31,7 +35,23 @@ pub(super) struct Usage {
     word: AtomicU64,
     /// Error of the last such attempt. The lock is held only to copy it.
     failure: Mutex<Option<Error>>,
+    /// Number of reservations of space in progress.
+    reserving: AtomicU64,
+    /// Outcome of the close; `None` until it has ended. The lock is held only to copy it.
+    outcome: Mutex<Option<Result<()>>>,
     gate: Gate,
+}
+
+/// A reservation of space in progress; dropping it ends the reservation.
+#[derive(Debug)]
+pub(super) struct Reserving<'a>(&'a Usage);
+
+impl Drop for Reserving<'_> {
+    fn drop(&mut self) {
+        if self.0.reserving.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.gate.open();
+        }
+    }
 }
 
 impl Usage {
@@ -60,8 +80,8 @@ impl Usage {
     /// [`Error::Closed`]; that of `mark`. An attempt of another change that fails after this change began is
     /// not repeated: its error is returned.
     pub(super) async fn begin(&self, failures: u64, mark: impl Future<Output = Result<()>>) -> Result<()> {
-        // Pairs with the one in `close`: either this load finds the volume closed, or the close finds the
-        // zone owned.
+        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close finds
+        // the zone owned.
         fence(Ordering::SeqCst);
         let before = loop {
             let word = self.load();
@@ -95,9 +115,49 @@ impl Usage {
         marked
     }
 
+    /// Begins a reservation of space.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub(super) fn reserve(&self) -> Result<Reserving<'_>> {
+        self.reserving.fetch_add(1, Ordering::AcqRel);
+        let reserving = Reserving(self);
+        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close finds
+        // the reservation.
+        fence(Ordering::SeqCst);
+        match self.is_closed() {
+            true => Err(closed()),
+            false => Ok(reserving),
+        }
+    }
+
+    /// Closes the volume with `close`, which gets whether the volume is marked as in use. A further close
+    /// waits for the first one, which must not be dropped before its end.
+    ///
+    /// # Errors
+    /// Those of the first `close`.
+    pub(super) async fn close<F: Future<Output = Result<()>>>(
+        &self,
+        close: impl FnOnce(bool) -> F,
+    ) -> Result<()> {
+        let Some(is_in_use) = self.refuse_changes().await else {
+            self.gate.wait_until(|| self.outcome().is_some()).await;
+            return self.outcome().unwrap_or(Ok(()));
+        };
+        self.gate.wait_until(|| self.reserving.load(Ordering::Acquire) == 0).await;
+        let outcome = close(is_in_use).await;
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
+        self.gate.open();
+        outcome
+    }
+
+    fn outcome(&self) -> Option<Result<()>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Refuses changes from now on. Returns whether the volume is marked as in use; `None` if it was closed
     /// before.
-    pub(super) async fn close(&self) -> Option<bool> {
+    async fn refuse_changes(&self) -> Option<bool> {
         loop {
             let word = self.load();
             match state_of(word) {

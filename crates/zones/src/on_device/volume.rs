@@ -379,6 +379,7 @@ impl Volume {
     /// Allocates the space of the device for the next bytes of a zone: its holes there are filled with zeros.
     /// The headers were all written when the volume was formatted.
     pub(super) async fn reserve(&self, device: &dyn Device, zone: ZoneIndex, bytes: u64) -> Result<()> {
+        let _reserving = self.usage.reserve()?;
         let shift = self.layout.block_size.shift();
         let (_, pointer) = self.slot(zone).look();
         let capacity = self.geometry.zone_capacity >> shift;
@@ -446,8 +447,19 @@ impl Volume {
     /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone
     /// was changed: the medium is as it was. Afterwards no zone is open, so an append that waited for the
     /// close is refused.
+    ///
+    /// # Errors
+    /// Those of writing; also a further close returns them, since the medium marks the volume as in use.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
-        if self.read_only || self.usage.close().await != Some(true) {
+        match self.read_only {
+            true => Ok(()),
+            false => self.usage.close(|is_in_use| self.write_close(device, is_in_use)).await,
+        }
+    }
+
+    /// Carries out the close of a volume that takes no more changes.
+    async fn write_close(&self, device: &dyn Device, is_in_use: bool) -> Result<()> {
+        if !is_in_use {
             return Ok(());
         }
         let mut owned = Vec::new();

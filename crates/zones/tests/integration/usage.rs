@@ -149,3 +149,62 @@ fn calls_that_change_nothing_do_not_mark_the_volume() {
         assert!(before == disk.bytes());
     });
 }
+
+/// After a close that failed, the medium marks the volume as in use.
+#[test]
+fn all_closes_return_the_failure_of_the_first() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let zones = open(&disk).await.unwrap();
+        handle(&zones).await.append(ZoneIndex(3), payload(4096, 3)).await.unwrap();
+        disk.fail_writes.store(true, Ordering::Release);
+        for (close, outcome) in runtime::join_all([zones.close(), zones.close()]).await.iter().enumerate() {
+            assert!(matches!(outcome, Err(Error::Io(_))), "close {close}: {outcome:?}");
+        }
+        disk.fail_writes.store(false, Ordering::Release);
+        let later = zones.close().await;
+        assert!(matches!(later, Err(Error::Io(_))), "{later:?}");
+        let report = states(&open(&disk).await.unwrap()).await;
+        assert_eq!(report[3], ZoneState::Interrupted, "the volume isn't closed cleanly");
+    });
+}
+
+#[test]
+fn a_close_that_is_dropped_is_carried_to_its_end() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let zones = open(&disk).await.unwrap();
+        handle(&zones).await.append(ZoneIndex(3), payload(4096, 3)).await.unwrap();
+        let mut close = zones.close();
+        let begun = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(std::pin::Pin::new(&mut close).poll(context).is_pending())
+        });
+        assert!(begun.await, "it writes headers");
+        drop(close);
+        zones.close().await.unwrap();
+        let report = states(&open(&disk).await.unwrap()).await;
+        assert_eq!(report[3], ZoneState::Closed);
+    });
+}
+
+#[test]
+fn a_close_waits_for_reservations_of_space_and_refuses_later_ones() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let zones = open(&disk).await.unwrap();
+        let handle = handle(&zones).await;
+        disk.has_holes.store(true, Ordering::Release);
+        let before = disk.writes.load(Ordering::Acquire);
+        let later = handle.reserve(ZoneIndex(4), 4 * BLOCK);
+        let its = handle.clone();
+        let reserving = runtime::spawn(async move { its.reserve(ZoneIndex(3), 8 * BLOCK).await });
+        while disk.writes.load(Ordering::Acquire) == before {
+            runtime::yield_now().await;
+        }
+        zones.close().await.unwrap();
+        let closed = disk.writes.load(Ordering::Acquire);
+        assert!(is_closed(later.await));
+        reserving.await.unwrap();
+        assert_eq!((closed - before, disk.writes.load(Ordering::Acquire)), (8, closed));
+    });
+}

@@ -3,7 +3,7 @@
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
-    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+    Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::Random;
 use std::cell::RefCell;
@@ -34,6 +34,8 @@ pub struct CrashDisk {
     pub fail_reads: Arc<AtomicU64>,
     /// Block whose reads always fail; none if it is after the end.
     pub bad_block: Arc<AtomicU64>,
+    /// Whether all blocks are reported as holes, one by one.
+    pub has_holes: Arc<AtomicBool>,
     /// Number of writes.
     pub writes: Arc<AtomicU64>,
 }
@@ -58,6 +60,7 @@ impl CrashDisk {
             fail_writes: Arc::default(),
             fail_reads: Arc::default(),
             bad_block: Arc::new(AtomicU64::new(u64::MAX)),
+            has_holes: Arc::default(),
             writes: Arc::default(),
         }
     }
@@ -115,6 +118,7 @@ impl DevicePart for CrashDisk {
             fail_writes: self.fail_writes.clone(),
             fail_reads: self.fail_reads.clone(),
             bad_block: self.bad_block.clone(),
+            has_holes: self.has_holes.clone(),
             failed_reads: RefCell::default(),
             writes: self.writes.clone(),
         })))
@@ -127,6 +131,7 @@ struct Handle {
     fail_writes: Arc<AtomicBool>,
     fail_reads: Arc<AtomicU64>,
     bad_block: Arc<AtomicU64>,
+    has_holes: Arc<AtomicBool>,
     failed_reads: RefCell<BTreeMap<u64, u64>>,
     writes: Arc<AtomicU64>,
 }
@@ -222,5 +227,17 @@ impl Device for Handle {
         }
         let length = self.geometry.block_size.bytes_of(range.count) as usize;
         self.put(range.start, vec![0; length], durability)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        let extent = match self.has_holes.load(Ordering::Acquire) {
+            true => Extent {
+                range: BlockRange { count: range.count.min(BlockCount(1)), ..range },
+                state: ExtentState::Hole,
+            },
+            false => Extent { range, state: ExtentState::Data },
+        };
+        let checked = self.geometry.check(range);
+        Call::ready(checked.map(|()| if range.is_empty() { Vec::new() } else { vec![extent] }))
     }
 }
