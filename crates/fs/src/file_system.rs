@@ -43,6 +43,16 @@ pub struct FileSystem {
     is_mounted: Arc<AtomicBool>,
 }
 
+/// Guard of a mount: the file system is mounted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mounting(Arc<AtomicBool>);
+
+impl Drop for Mounting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "FileSystem({:?})", self.cores)
@@ -217,21 +227,16 @@ impl FileSystem {
         }
     }
 
-    /// Notes that it is mounted.
+    /// Notes that it is mounted, until the returned guard is dropped.
     ///
     /// # Errors
     /// [`Error::Busy`] if it is mounted already: the end of one mount would drop what the kernel refers to
     /// over the other one.
-    pub(crate) fn begin_mount(&self) -> Result<()> {
+    pub(crate) fn begin_mount(&self) -> Result<Mounting> {
         match self.is_mounted.swap(true, Ordering::AcqRel) {
             true => Err(Error::busy("the file system is mounted already; unmount it first")),
-            false => Ok(()),
+            false => Ok(Mounting(self.is_mounted.clone())),
         }
-    }
-
-    /// Notes that it isn't mounted any more.
-    pub(crate) fn end_mount(&self) {
-        self.is_mounted.store(false, Ordering::Release);
     }
 
     /// Whether [`close`](Self::close) is waiting for space.

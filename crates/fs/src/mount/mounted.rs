@@ -5,14 +5,13 @@ use super::control::Controlled;
 use super::refused_reads::RefusedReads;
 use super::serve::{Notifying, ServedPart};
 use crate::core::Core;
-use crate::file_system::FileSystem;
+use crate::file_system::{FileSystem, Mounting};
 use block::{Error, Result};
 use fuse::{Ended, MountOptions, Session};
 use runtime::sync::StopSource;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Interval of syncs: a change becomes durable within about this time without an fsync(2). The kernel sends
@@ -33,14 +32,16 @@ pub struct MountConfig {
     pub allow_other: bool,
 }
 
-/// A mounted file system. [`unmount`](Self::unmount) unmounts it; dropping it doesn't.
+/// A mounted file system. [`unmount`](Self::unmount) unmounts it. Dropping it doesn't: the file system is
+/// served, and can't be mounted again, until another program has unmounted it.
 pub struct Mounted {
     session: Arc<Session>,
     source: String,
     files: FileSystem,
     notifying: Notifying,
     stop: StopSource,
-    has_ended: AtomicBool,
+    /// `None` after [`unmount`](Self::unmount).
+    mounting: Mutex<Option<Arc<Mounting>>>,
 }
 
 impl std::fmt::Debug for Mounted {
@@ -58,16 +59,18 @@ impl Mounted {
     /// those of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
         let shown = config.path.display().to_string();
-        file_system.begin_mount().map_err(|error| error.in_context(format!("mount point \"{shown}\"")))?;
-        let mounted = Self::mount_first(file_system, config).await;
-        if mounted.is_err() {
-            file_system.end_mount();
-        }
-        mounted
+        let mounting = file_system
+            .begin_mount()
+            .map_err(|error| error.in_context(format!("mount point \"{shown}\"")))?;
+        Self::mount_first(file_system, config, Arc::new(mounting)).await
     }
 
     /// Mounts a file system that isn't mounted.
-    async fn mount_first(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
+    async fn mount_first(
+        file_system: &FileSystem,
+        config: MountConfig,
+        mounting: Arc<Mounting>,
+    ) -> Result<Mounted> {
         let (path, source) = (config.path.clone(), config.source.clone());
         let checked = source.clone();
         let check = move || {
@@ -82,6 +85,12 @@ impl Mounted {
             allow_other: config.allow_other,
         };
         let files = file_system.clone();
+        // References left by a mount that was dropped without an unmount.
+        let forget = |core: Rc<Core>| async move {
+            core.nodes.end_mount();
+            Ok(())
+        };
+        files.each(forget).await?;
         let notifying = Notifying::default();
         let part = ServedPart {
             cores: files.cores().clone(),
@@ -89,6 +98,7 @@ impl Mounted {
             notifying: notifying.clone(),
             slots: Arc::default(),
             refused_reads: RefusedReads::default(),
+            _mounting: mounting.clone(),
         };
         let session = Session::mount(Arc::new(part), options).await?;
         *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
@@ -112,8 +122,8 @@ impl Mounted {
             }
         })
         .detach();
-        let has_ended = AtomicBool::new(false);
-        Ok(Mounted { session: Arc::new(session), source, files, notifying, stop, has_ended })
+        let (session, mounting) = (Arc::new(session), Mutex::new(Some(mounting)));
+        Ok(Mounted { session, source, files, notifying, stop, mounting })
     }
 
     /// Mount point, without symbolic links.
@@ -159,7 +169,8 @@ impl Mounted {
         // The notifier would keep the connection open.
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
-        if self.has_ended.swap(true, Ordering::AcqRel) {
+        let mounting = self.mounting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if mounting.is_none() {
             return stopped;
         }
         let end = |core: Rc<Core>| async move {
@@ -167,7 +178,7 @@ impl Mounted {
             Ok(())
         };
         let ended = self.files.each(end).await;
-        self.files.end_mount();
+        drop(mounting);
         match ended {
             // The file system was closed before.
             Ok(()) | Err(Error::Closed(_)) => stopped,

@@ -7,6 +7,7 @@ use super::slots::Slots;
 use super::snapshots::WithSnapshots;
 use crate::core::Core;
 use crate::cores::Cores;
+use crate::file_system::Mounting;
 use crate::inode::{FileType, ROOT};
 use crate::namespace::New;
 use block::{Buffer, Call, Data, Payload, Result};
@@ -32,6 +33,8 @@ pub(super) struct ServedPart {
     pub(super) notifying: Notifying,
     pub(super) slots: Arc<Slots>,
     pub(super) refused_reads: RefusedReads,
+    /// The file system is mounted as long as a shard serves it.
+    pub(super) _mounting: Arc<Mounting>,
 }
 
 impl FileSystemPart for ServedPart {

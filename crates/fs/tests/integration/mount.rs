@@ -82,12 +82,19 @@ fn a_write_back_leaves_the_times() {
     run(Config::default(), main).unwrap();
 }
 
+fn can_mount() -> bool {
+    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let can = device.is_ok() && rustix::process::geteuid().is_root();
+    if !can {
+        println!("SKIPPED: it needs root and /dev/fuse");
+    }
+    can
+}
+
 /// The end of one mount drops what the kernel refers to over all.
 #[test]
 fn a_file_system_that_is_mounted_is_not_mounted_again() {
-    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
-    if device.is_err() || !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: it needs root and /dev/fuse");
+    if !can_mount() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -119,6 +126,35 @@ fn a_file_system_that_is_mounted_is_not_mounted_again() {
         let refused = fs::Mounted::mount(&files, second).await.map(drop);
         assert!(matches!(refused, Err(block::Error::Busy(_))), "the other one has ended twice: {refused:?}");
         after.unmount(limit).await.unwrap();
+        files.close().await.unwrap();
+    };
+    run(Config::default(), main).unwrap();
+}
+
+#[test]
+fn a_file_system_can_be_mounted_after_a_mount_that_was_dropped() {
+    if !can_mount() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let main = move || async move {
+        let files = files().await;
+        let config = fs::MountConfig { path: path.clone(), source: "memory".to_owned(), allow_other: false };
+        let mut begun = Box::pin(fs::Mounted::mount(&files, config.clone()));
+        let pending =
+            std::future::poll_fn(|context| std::task::Poll::Ready(begun.as_mut().poll(context).is_pending()));
+        assert!(pending.await, "it waits for a check of the mount point");
+        drop(begun);
+        drop(fs::Mounted::mount(&files, config.clone()).await.unwrap());
+        let refused = fs::Mounted::mount(&files, config.clone()).await.map(drop);
+        assert!(matches!(refused, Err(block::Error::Busy(_))), "it is still served: {refused:?}");
+        let unmounting = move || std::process::Command::new("umount").arg(path).status();
+        assert!(runtime::blocking(unmounting).await.unwrap().success());
+        let limit = std::time::Duration::from_secs(10);
+        let mounting = async || fs::Mounted::mount(&files, config.clone()).await;
+        let mounted = runtime::retry_while_busy(limit, mounting).await.unwrap();
+        mounted.unmount(limit).await.unwrap();
         files.close().await.unwrap();
     };
     run(Config::default(), main).unwrap();
