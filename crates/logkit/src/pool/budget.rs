@@ -12,7 +12,7 @@
 //! permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! A drive may permit fewer open zones than the budget, since other programs have zones open too. The tasks
-//! that it refused ([`DriveTurn`]) try again one after the other, before any other task opens a zone.
+//! that it refused try again one after the other, before any other task opens a zone.
 //!
 //! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
 //! lowers the limit by one.
