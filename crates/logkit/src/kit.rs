@@ -525,12 +525,13 @@ impl Kit {
 
     /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive
     /// has as many open zones as it permits, those of the task are sealed at once, and the holders of all
-    /// others are [asked](seals) to seal theirs. Tasks that the drive refused try again one after the other, at
-    /// each finish of a zone; a task that comes later waits for them, since it may have sealed its zone for
-    /// them.
+    /// others are [asked](seals) to seal theirs. Tasks that the drive refused try again one after the other,
+    /// at each finish of a zone. A task that comes later waits for them, since it may have sealed its zone
+    /// for them.
     ///
     /// # Errors
-    /// Errors of `open`; [`Error::Busy`] if the task could open none within 10 s of its turn, although every holder was asked.
+    /// Errors of `open`; [`Error::Busy`] if the task could open none within 10 s of its turn, although every
+    /// holder was asked.
     pub(crate) async fn until_opened<T>(
         self: &Rc<Self>,
         held: &mut [Option<ZoneWriter>],

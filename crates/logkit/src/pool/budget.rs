@@ -6,10 +6,10 @@
 //! order log, tables, checkpoint, so that tables never delay the log, nor the flush that frees it. Without a
 //! permit a task waits; nothing fails.
 //!
-//! Permits go to waiting tasks in the order of their arrival. A task that waits asks the holders to seal their
-//! zones ([`seals`](crate::seals)), unless the permits of zones that are being sealed suffice for it. A request
-//! concerns the zones that were opened before it, so there is another one whenever a zone is opened whose
-//! permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
+//! Permits go to waiting tasks in the order of their arrival. A task that waits asks the holders to seal
+//! their zones ([`seals`](crate::seals)), unless the permits of zones that are being sealed suffice for it. A
+//! request concerns the zones that were opened before it, so there is another one whenever a zone is opened
+//! whose permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! A drive may permit fewer open zones than the budget, since other programs have zones open too. The tasks
 //! that it refused try again one after the other, before any other task opens a zone.
