@@ -129,8 +129,7 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     let written = match prepared {
         // Writing a root may open a zone.
         Ok(()) => {
-            kit.until_opened(&mut [], &mut 0, async || writer.write(&*kit.zones, &kit.layout, &root).await)
-                .await
+            kit.until_opened(&mut [], async || writer.write(&*kit.zones, &kit.layout, &root).await).await
         }
         failed => failed,
     };
@@ -173,6 +172,8 @@ pub fn give_back<O: Owner>(owner: &O, space: Space) {
 /// Takes the open zone of checkpoints, or opens one.
 async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     let kit = owner.kit();
+    // A request may have come while the zone was in use.
+    seal_for_drive(kit).await;
     let open = kit.checkpoints.zone.borrow_mut().take();
     if let Some(zone) = open {
         return Ok(zone);
@@ -188,9 +189,10 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
         .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
 }
 
-/// Seals the open zone of checkpoints, if it was opened before request number `asked` to seal zones.
-pub(crate) async fn seal_before(kit: &Kit, asked: u64) {
-    let zone = kit.checkpoints.zone.borrow_mut().take_if(|zone| zone.seals_before() < asked);
+/// Seals the open zone of checkpoints, if a drive that opens no zone needs it.
+pub(crate) async fn seal_for_drive(kit: &Kit) {
+    let requests = kit.seals_asked();
+    let zone = kit.checkpoints.zone.borrow_mut().take_if(|zone| zone.is_asked_for_drive(requests));
     if let Some(zone) = zone {
         kit.seal_now(zone).await;
     }
@@ -314,6 +316,7 @@ pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) 
         outcome = write().await;
     }
     kit.turns.end_checkpoint();
+    seal_for_drive(kit).await;
     match &outcome {
         Ok(()) => *kit.checkpoints.committed.borrow_mut() = Some(committed),
         Err(error) => {
@@ -352,8 +355,9 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
     let mut extents = Vec::new();
     let written = match write_directory(owner, &bytes, &mut extents).await {
         Ok(length) => {
-            if clean {
-                seal(kit).await;
+            match clean {
+                true => seal(kit).await,
+                false => seal_for_drive(kit).await,
             }
             owner.flush_all().await.map(|()| length)
         }

@@ -10,7 +10,7 @@ use crate::idle::Marks;
 use crate::layout::Layout;
 use crate::mover::Turns;
 use crate::pace::Pace;
-use crate::pool::budget::{Budget, Permit, Purpose};
+use crate::pool::budget::{Budget, DriveTurn, Permit, Purpose, Requests};
 use crate::pool::{CHECKPOINT_CLASS, ZonePool};
 use crate::prepare;
 use crate::readers::Readers;
@@ -379,10 +379,15 @@ impl Kit {
         seals::wake(self);
     }
 
-    /// Number of [requests to seal zones](seals) that concern this shard.
+    /// Numbers of [requests to seal zones](seals) that concern this shard.
     #[inline]
-    pub(crate) fn seals_asked(&self) -> u64 {
-        self.seals_asked_here.get() + self.budget().asked()
+    pub(crate) fn seals_asked(&self) -> Requests {
+        self.with_own_requests(self.budget().requests())
+    }
+
+    /// Adds the requests of this shard's owner to those of all shards.
+    fn with_own_requests(&self, requests: Requests) -> Requests {
+        Requests { for_permits: requests.for_permits + self.seals_asked_here.get(), ..requests }
     }
 
     /// Begins to close the log: lanes and cleaner end once nothing is queued.
@@ -511,60 +516,87 @@ impl Kit {
         if !zone.is_empty() {
             return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
-        let mut requests = 0;
-        let outcome = self
-            .until_opened(held, &mut requests, async || {
-                zone.append(&*self.zones, &self.layout, header, payload.clone()).await
-            })
-            .await;
-        // They were made for this zone.
-        zone.skip_seals(requests);
-        outcome
+        self.until_opened(held, async || {
+            zone.begin(self.budget().requests().for_drive);
+            zone.append(&*self.zones, &self.layout, header, payload.clone()).await
+        })
+        .await
     }
 
     /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive
     /// has as many open zones as it permits, those of the task are sealed at once, and the holders of all
-    /// others are [asked](seals) to seal theirs. `requests` counts how often.
+    /// others are [asked](seals) to seal theirs. Tasks that the drive refused try again one after the other,
+    /// at each finish of a zone. A task that comes later waits for them, since it may have sealed its zone
+    /// for them.
     ///
     /// # Errors
-    /// Errors of `open`; [`Error::Busy`] if no zone was finished within 10 s although every holder was asked.
+    /// Errors of `open`; [`Error::Busy`] if the task could open none within 10 s of its turn, although every
+    /// holder was asked.
     pub(crate) async fn until_opened<T>(
         self: &Rc<Self>,
         held: &mut [Option<ZoneWriter>],
-        requests: &mut u64,
         mut open: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
-        let (begun, mut attempts) = (runtime::now(), 0);
+        let mut turn = None;
+        if self.budget().has_refused() {
+            turn = Some(self.drive_turn(held).await.0);
+        }
+        let (mut begun, mut attempts) = (runtime::now(), 0);
         loop {
+            let finished = self.budget().finished();
             let outcome = open().await;
             let Err(Error::Busy(detail)) = &outcome else { return outcome };
             if begun.elapsed() >= MAX_BUSY {
                 return outcome;
             }
+            let turn = match &turn {
+                Some(turn) => turn,
+                None => {
+                    let (joined, has_waited) = self.drive_turn(held).await;
+                    let joined = turn.insert(joined);
+                    if has_waited {
+                        begun = runtime::now();
+                        continue;
+                    }
+                    joined
+                }
+            };
             if attempts % ATTEMPTS_TO_ASK == 0 {
                 tracing::debug!("a zone can't be opened yet: {detail}");
                 self.seal_all(held).await;
                 seal_filler(self).await;
                 checkpoint::seal(self).await;
                 prepare::put_back(self).await;
-                *requests += 1;
                 self.budget().ask_for_drive();
             }
             attempts += 1;
-            runtime::sleep(BETWEEN_BUSY).await;
+            let _finished = runtime::timeout(BETWEEN_BUSY, turn.finish(finished)).await;
         }
+    }
+
+    /// Waits until all tasks that the drive refused earlier have opened their zones or given up, for a task
+    /// that holds zones. Returns whether there were any.
+    async fn drive_turn(&self, held: &mut [Option<ZoneWriter>]) -> (DriveTurn, bool) {
+        let turn = self.budget().join_refused();
+        let waits = !turn.is_first();
+        if waits {
+            seals::park(self, held, turn.first()).await;
+        }
+        (turn, waits)
     }
 
     fn open_with(&self, permit: Permit, class: u8, keep: u32) -> Option<ZoneWriter> {
         let taken = self.pool.take(class, keep, self.is_users(class), self.clock())?;
         let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
-        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit, self.seals_asked()))
+        let before = self.with_own_requests(permit.opened());
+        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit, before))
     }
 
     /// Seals a zone in a background task: appends the summary and finishes the zone. Returns when the task
     /// has begun. Waits while as many zones are being sealed as there are lanes, because the drive may limit
     /// open zones.
-    pub async fn seal(self: &Rc<Self>, zone: ZoneWriter) {
+    pub async fn seal(self: &Rc<Self>, mut zone: ZoneWriter) {
+        zone.begin_sealing();
         let permit = self.sealing.acquire(1).await;
         let kit = self.clone();
         let sealing = async move {
@@ -577,6 +609,7 @@ impl Kit {
     /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records
     /// and takes no more.
     pub async fn seal_now(&self, mut zone: ZoneWriter) {
+        zone.begin_sealing();
         let _permit = zone.take_permit();
         let (number, end) = (zone.zone(), zone.position());
         if zone.is_empty() {
@@ -585,6 +618,7 @@ impl Kit {
         }
         match zone.seal(&*self.zones, &self.layout, &self.identity).await {
             Ok((blocks, summary)) => {
+                self.budget().note_finished();
                 count(&self.counters.overhead_blocks, u64::from(blocks - end));
                 self.pool.note_end(number, blocks, false);
                 self.spare_summaries.borrow_mut().push(summary);
@@ -605,6 +639,7 @@ impl Kit {
         self.pool.note_end(zone, end, true);
         match self.zones.finish(ZoneIndex(zone)).await {
             Ok(()) => {
+                self.budget().note_finished();
                 self.pool.set_full(zone);
                 self.look_again();
             }

@@ -70,7 +70,7 @@ pub(crate) fn look_ahead<O: Owner>(owner: &Rc<O>, zone: &mut ZoneWriter, record:
     if !kit.settings.prepare_zones || zone.has_next() || kit.is_closing() {
         return;
     }
-    if !is_nearly_full(zone.position(), zone.capacity(), record) {
+    if !is_nearly_full(zone.position(), zone.capacity(), record) || kit.budget().has_refused() {
         return;
     }
     let Some(next) = kit.pool.begin_preparing(owner.kept_zones(), most_now(kit)) else { return };
@@ -106,7 +106,10 @@ pub(crate) async fn put_back(kit: &Kit) {
         && let Some(zone) = kit.pool.begin_discarding()
     {
         match kit.zones.reset(ZoneIndex(zone), EraseGuarantee::None).await {
-            Ok(generation) => kit.pool.end_discarding(zone, generation),
+            Ok(generation) => {
+                kit.budget().note_finished();
+                kit.pool.end_discarding(zone, generation);
+            }
             Err(error) => {
                 tracing::warn!(
                     "resetting zone {zone}: {error}; it isn't used again before the log is reopened"

@@ -1,10 +1,11 @@
 //! Requests to seal open zones: how a task that can open no other zone reaches all that hold one, on every
 //! shard.
 //!
-//! A task asks where it finds no permit while zones are used in turns, or where the drive refuses to open
-//! another zone although there is a permit. A request is a number that all shards count
-//! ([`Budget::asked`](crate::pool::budget::Budget::asked)), and it concerns the zones that were opened before
-//! it. So a task never seals a zone that its own requests have opened.
+//! A task asks where it finds no permit, or where the drive refuses to open another zone although there is a
+//! permit. A request is a number that all shards count
+//! ([`Budget::requests`](crate::pool::budget::Budget::requests)), and it concerns the zones that were opened
+//! before it: within the budget, or on the drive. So a task never seals a zone that its own requests have
+//! opened.
 //!
 //! Every holder of zones answers, and none may wait for another task without doing so:
 //! - lanes, the cleaner, and records that wait for space look between their steps;
@@ -26,8 +27,7 @@ use std::task::Poll;
 /// Starts to answer requests on this shard, until its owner is dropped.
 pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
     let (weak, budget) = (Rc::downgrade(owner), owner.kit().budget().clone());
-    let mut seen = budget.asked();
-    let mut for_drive = budget.asked_for_drive();
+    let mut seen = budget.requests();
     let answers = async move {
         loop {
             seen = budget.wanted(seen).await;
@@ -35,16 +35,13 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
             let kit = owner.kit();
             wake(kit);
             seal_filler(kit).await;
-            let asked = budget.asked_for_drive();
-            if std::mem::replace(&mut for_drive, asked) != asked {
-                checkpoint::seal_before(kit, kit.seals_asked()).await;
-            }
+            checkpoint::seal_for_drive(kit).await;
         }
     };
     runtime::spawn(answers).detach();
     // A task of its own: it may have to wait for one that appends, and that for others.
     let (weak, budget) = (Rc::downgrade(owner), owner.kit().budget().clone());
-    let mut seen = budget.asked();
+    let mut seen = budget.requests();
     let movers = async move {
         loop {
             seen = budget.wanted(seen).await;
@@ -62,10 +59,12 @@ pub(crate) fn wake(kit: &Kit) {
     kit.events.seals.notify_all();
 }
 
-/// Seals those of a task's zones that a request concerns.
+/// Seals those of a task's zones that a request concerns, also a request that is made meanwhile.
 pub(crate) async fn answer(kit: &Kit, held: &mut [Option<ZoneWriter>]) {
-    let asked = kit.seals_asked();
-    for zone in held.iter_mut().filter_map(|zone| zone.take_if(|zone| zone.seals_before() < asked)) {
+    loop {
+        let requests = kit.seals_asked();
+        let is_asked = |zone: &mut ZoneWriter| zone.is_asked_for(requests);
+        let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_asked)) else { break };
         kit.seal_now(zone).await;
     }
 }

@@ -196,7 +196,7 @@ impl Drop for Member {
         lock(&self.shared.members).retain(|notifications| !Arc::ptr_eq(notifications, &self.notifications));
         self.notifications.notify(LEFT);
         // Ends the tasks that answer requests to seal.
-        self.shared.budget.ask();
+        self.shared.budget.ask_all();
     }
 }
 

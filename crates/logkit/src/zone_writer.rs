@@ -3,7 +3,7 @@
 
 use crate::layout::Layout;
 use crate::pool::Taken;
-use crate::pool::budget::Permit;
+use crate::pool::budget::{Permit, Requests};
 use crate::record::{Header, Identity};
 use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
@@ -21,8 +21,8 @@ pub struct ZoneWriter {
     has_next: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
-    /// Number of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
-    seals_before: u64,
+    /// Numbers of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
+    seals_before: Requests,
 }
 
 impl ZoneWriter {
@@ -40,25 +40,38 @@ impl ZoneWriter {
             summary,
             has_next: false,
             permit: None,
-            seals_before: 0,
+            seals_before: Requests::default(),
         }
     }
 
-    /// The writer, which holds a permit of the budget of open zones as long as it exists. `seals_before` is
-    /// the number of requests to seal zones before it had the permit.
+    /// The writer, which holds a permit of the budget of open zones as long as it exists. `seals_before` are
+    /// the numbers of requests to seal zones before it was opened.
     #[must_use]
-    pub(crate) fn with_permit(self, permit: Permit, seals_before: u64) -> Self {
+    pub(crate) fn with_permit(self, permit: Permit, seals_before: Requests) -> Self {
         ZoneWriter { permit: Some(permit), seals_before, ..self }
     }
 
-    /// Skips the requests to seal zones that were made to open this one.
-    pub(crate) fn skip_seals(&mut self, requests: u64) {
-        self.seals_before += requests;
+    /// Notes that the drive is about to open this zone: requests that were made before because the drive
+    /// opened no zone, `for_drive` of them, don't concern it.
+    pub(crate) fn begin(&mut self, for_drive: u64) {
+        self.seals_before.for_drive = for_drive;
     }
 
-    /// Number of requests to seal zones that don't concern this one.
-    pub(crate) fn seals_before(&self) -> u64 {
-        self.seals_before
+    /// Whether one of these numbers of requests concerns this zone.
+    pub(crate) fn is_asked_for(&self, requests: Requests) -> bool {
+        self.seals_before.for_permits < requests.for_permits || self.is_asked_for_drive(requests)
+    }
+
+    /// Whether a request concerns this zone that was made because the drive opened no zone.
+    pub(crate) fn is_asked_for_drive(&self, requests: Requests) -> bool {
+        self.seals_before.for_drive < requests.for_drive
+    }
+
+    /// Notes that the zone is being sealed, so that its permit is returned soon.
+    pub(crate) fn begin_sealing(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.begin_return();
+        }
     }
 
     /// Takes the permit, which must be held while the zone is open on the drive.

@@ -6,17 +6,22 @@
 //! order log, tables, checkpoint, so that tables never delay the log, nor the flush that frees it. Without a
 //! permit a task waits; nothing fails.
 //!
-//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that
-//! finds no permit asks the holders to seal their zones ([`seals`](crate::seals)). It asks again whenever
-//! another task was faster. A task seals its own zones before it waits, so no two wait for each other.
+//! Permits go to waiting tasks in the order of their arrival. A task that waits asks the holders to seal
+//! their zones ([`seals`](crate::seals)), unless the permits of zones that are being sealed suffice for it. A
+//! request concerns the zones that were opened before it, so there is another one whenever a zone is opened
+//! whose permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
+//!
+//! A drive may permit fewer open zones than the budget, since other programs have zones open too. The tasks
+//! that it refused try again one after the other, before any other task opens a zone.
 //!
 //! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
 //! lowers the limit by one.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 /// Purpose of an open zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,31 +58,82 @@ impl Demand {
         let log = self.log.min(left.saturating_sub(1)).max(1);
         [log, self.tables.min(left.saturating_sub(log)).max(1), 1]
     }
+}
 
-    /// Whether the purposes need more permits than the limit, so that zones are used in turns.
-    fn is_scarce(&self) -> bool {
-        self.limit.is_some_and(|limit| self.log + self.tables + 1 > limit)
-    }
+/// Numbers of requests to seal zones. A zone is concerned by those after the numbers of its opening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Requests {
+    /// Requests of tasks that wait for a permit.
+    pub for_permits: u64,
+    /// Requests of tasks for which the drive opened no zone.
+    pub for_drive: u64,
+}
+
+/// A task that waits for a permit, in the order of arrival.
+#[derive(Debug)]
+struct Waiter {
+    ticket: u64,
+    purpose: Purpose,
+    /// The permit is counted as held.
+    has_permit: bool,
+    waker: Option<Waker>,
 }
 
 #[derive(Debug)]
 struct State {
     demand: Demand,
     held: [u32; PURPOSES],
-    /// Number of permits that were returned.
-    returned: u64,
-    /// Tasks that wait for a permit, or for requests in [`Budget::wanted`].
-    waiters: Vec<Waker>,
+    /// Number of the held permits whose zones are being sealed.
+    ending: [u32; PURPOSES],
+    /// Whether zones were opened since the last request for permits.
+    has_opened: [bool; PURPOSES],
+    waiters: VecDeque<Waiter>,
+    /// Tasks for which the drive opened no zone, in the order of arrival, by tickets.
+    refused: VecDeque<(u64, Option<Waker>)>,
+    /// Number of zones that were finished.
+    finished: u64,
+    last_ticket: u64,
+    /// Tasks that wait for requests in [`Budget::wanted`].
+    listeners: Vec<Waker>,
 }
 
 impl State {
-    /// Whether a permit of this purpose may be taken without using the shares of others.
-    fn permits(&self, purpose: Purpose) -> bool {
+    /// Whether a permit of this purpose may be taken, without using the shares of others, if these are held.
+    fn permits(&self, held: &[u32; PURPOSES], purpose: Purpose) -> bool {
         let Some(limit) = self.demand.limit else { return true };
         let shares = self.demand.shares();
         let others = (0..PURPOSES).filter(|other| *other != purpose as usize);
-        let left_to_others: u32 = others.map(|other| shares[other].saturating_sub(self.held[other])).sum();
-        self.held.iter().sum::<u32>() + left_to_others < limit
+        let left_to_others: u32 = others.map(|other| shares[other].saturating_sub(held[other])).sum();
+        held.iter().sum::<u32>() + left_to_others < limit
+    }
+
+    /// Whether a task waits for permits of zones that were opened since the last request.
+    fn has_to_ask(&self) -> bool {
+        let shares = self.demand.shares();
+        let mut held = self.held;
+        held.iter_mut().zip(self.ending).for_each(|(held, ending)| *held -= ending);
+        for waiter in self.waiters.iter().filter(|waiter| !waiter.has_permit) {
+            let purpose = waiter.purpose as usize;
+            if self.permits(&held, waiter.purpose) {
+                held[purpose] += 1;
+                continue;
+            }
+            let helps = |other: usize| other == purpose || self.held[other] > shares[other];
+            if (0..PURPOSES).any(|other| self.has_opened[other] && helps(other)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.last_ticket += 1;
+        self.last_ticket
+    }
+
+    fn take_waiter(&mut self, ticket: u64) -> Option<Waiter> {
+        let position = self.waiters.iter().position(|waiter| waiter.ticket == ticket)?;
+        self.waiters.remove(position)
     }
 }
 
@@ -86,19 +142,26 @@ impl State {
 #[derive(Debug)]
 pub struct Budget {
     state: Mutex<State>,
-    /// Number of requests to seal zones: times that a task found no permit while zones are used in turns, or
-    /// a drive opened no zone. Changed with `state` locked.
-    asked: AtomicU64,
-    /// Number of the requests that were made because the drive opened no zone.
-    asked_for_drive: AtomicU64,
+    /// Numbers of requests. Changed with `state` locked.
+    for_permits: AtomicU64,
+    for_drive: AtomicU64,
 }
 
 impl Default for Budget {
     /// Returns a budget without a limit.
     fn default() -> Self {
-        let demand = Demand { limit: None, log: 0, tables: 0 };
-        let state = State { demand, held: [0; PURPOSES], returned: 0, waiters: Vec::new() };
-        Budget { state: Mutex::new(state), asked: AtomicU64::new(0), asked_for_drive: AtomicU64::new(0) }
+        let state = State {
+            demand: Demand { limit: None, log: 0, tables: 0 },
+            held: [0; PURPOSES],
+            ending: [0; PURPOSES],
+            has_opened: [false; PURPOSES],
+            waiters: VecDeque::new(),
+            refused: VecDeque::new(),
+            finished: 0,
+            last_ticket: 0,
+            listeners: Vec::new(),
+        };
+        Budget { state: Mutex::new(state), for_permits: AtomicU64::new(0), for_drive: AtomicU64::new(0) }
     }
 }
 
@@ -107,26 +170,110 @@ impl Default for Budget {
 pub struct Permit {
     budget: Arc<Budget>,
     purpose: Purpose,
+    is_ending: bool,
+}
+
+impl Permit {
+    /// Notes that the zone was opened. Returns the numbers of requests that don't concern it.
+    pub(crate) fn opened(&self) -> Requests {
+        let mut state = self.budget.lock();
+        state.has_opened[self.purpose as usize] = true;
+        // Read under the lock: a task that waits already asks again, and that request concerns the zone.
+        let before = self.budget.requests();
+        self.budget.settle(state);
+        before
+    }
+
+    /// Notes that the zone is being sealed, so that the permit is returned soon.
+    pub(crate) fn begin_return(&mut self) {
+        if !std::mem::replace(&mut self.is_ending, true) {
+            self.budget.lock().ending[self.purpose as usize] += 1;
+        }
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
         state.held[self.purpose as usize] -= 1;
-        state.returned += 1;
-        wake(state);
+        state.ending[self.purpose as usize] -= u32::from(self.is_ending);
+        self.budget.settle(state);
     }
 }
 
-fn wake(mut state: MutexGuard<'_, State>) {
-    let waiters = std::mem::take(&mut state.waiters);
-    drop(state);
-    waiters.into_iter().for_each(Waker::wake);
+/// Place of a task in the queue for a permit; left when dropped, with the permit if it has one.
+struct Waiting<'a> {
+    budget: &'a Arc<Budget>,
+    ticket: u64,
 }
 
-fn register(state: &mut State, context: &Context<'_>) {
-    if !state.waiters.iter().any(|waiter| waiter.will_wake(context.waker())) {
-        state.waiters.push(context.waker().clone());
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        if let Some(waiter) = state.take_waiter(self.ticket) {
+            state.held[waiter.purpose as usize] -= u32::from(waiter.has_permit);
+            self.budget.settle(state);
+        }
+    }
+}
+
+/// Place of a task in the queue of those for which the drive opened no zone; left when dropped.
+#[derive(Debug)]
+pub(crate) struct DriveTurn {
+    budget: Arc<Budget>,
+    ticket: u64,
+}
+
+impl DriveTurn {
+    /// Waits until all tasks that came earlier have opened their zones or given up.
+    pub(crate) async fn first(&self) {
+        self.wait(|state| self.is_first_of(state)).await;
+    }
+
+    /// Whether all tasks that came earlier have opened their zones or given up.
+    pub(crate) fn is_first(&self) -> bool {
+        self.is_first_of(&self.budget.lock())
+    }
+
+    fn is_first_of(&self, state: &State) -> bool {
+        state.refused.front().is_none_or(|(ticket, _)| *ticket == self.ticket)
+    }
+
+    /// Waits until the number of finished zones differs from `seen`.
+    pub(crate) async fn finish(&self, seen: u64) {
+        self.wait(|state| state.finished != seen).await;
+    }
+
+    async fn wait(&self, is_over: impl Fn(&State) -> bool) {
+        poll_fn(|context| {
+            let mut state = self.budget.lock();
+            if is_over(&state) {
+                return Poll::Ready(());
+            }
+            let place = state.refused.iter_mut().find(|(ticket, _)| *ticket == self.ticket);
+            if let Some((_, waker)) = place {
+                *waker = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Drop for DriveTurn {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        state.refused.retain(|(ticket, _)| *ticket != self.ticket);
+        wake_first(state);
+    }
+}
+
+/// Wakes the first of the tasks that the drive refused.
+fn wake_first(mut state: MutexGuard<'_, State>) {
+    let waker = state.refused.front_mut().and_then(|(_, waker)| waker.take());
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }
 
@@ -137,83 +284,138 @@ impl Budget {
 
     /// Sets the limit and the demand, before zones are opened.
     pub fn set(&self, demand: Demand) {
-        self.lock().demand = demand;
+        let mut state = self.lock();
+        state.demand = demand;
+        self.settle(state);
+    }
+
+    /// Gives permits to waiting tasks, the oldest first, and asks the holders of zones for those that get
+    /// none. Called after each change of the state, so no waiting task has to be considered by
+    /// [`try_take`](Self::try_take).
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        let mut woken = Vec::new();
+        for at in 0..state.waiters.len() {
+            let purpose = state.waiters[at].purpose;
+            if !state.waiters[at].has_permit && state.permits(&state.held, purpose) {
+                state.held[purpose as usize] += 1;
+                state.waiters[at].has_permit = true;
+                woken.extend(state.waiters[at].waker.take());
+            }
+        }
+        if state.has_to_ask() {
+            state.has_opened = [false; PURPOSES];
+            self.for_permits.fetch_add(1, Ordering::AcqRel);
+            woken.append(&mut state.listeners);
+        }
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn permit(self: &Arc<Self>, purpose: Purpose) -> Permit {
+        Permit { budget: self.clone(), purpose, is_ending: false }
     }
 
     /// Takes a permit for this purpose; `None` if none is available.
     pub fn try_take(self: &Arc<Self>, purpose: Purpose) -> Option<Permit> {
         let mut state = self.lock();
-        state.permits(purpose).then(|| {
+        state.permits(&state.held, purpose).then(|| {
             state.held[purpose as usize] += 1;
-            Permit { budget: self.clone(), purpose }
+            self.permit(purpose)
         })
     }
 
-    /// Takes a permit for this purpose, waiting until one is available.
+    /// Takes a permit for this purpose, waiting until one is available and tasks that came earlier have
+    /// theirs.
     pub async fn take(self: &Arc<Self>, purpose: Purpose) -> Permit {
-        // Number of returned permits at the last request: the next permit may go to another task, which keeps
-        // its zone.
-        let mut asked_at = None;
+        let waiting = {
+            let mut state = self.lock();
+            let ticket = state.ticket();
+            state.waiters.push_back(Waiter { ticket, purpose, has_permit: false, waker: None });
+            self.settle(state);
+            Waiting { budget: self, ticket }
+        };
         poll_fn(|context| {
             let mut state = self.lock();
-            if state.permits(purpose) {
-                state.held[purpose as usize] += 1;
-                return Poll::Ready(Permit { budget: self.clone(), purpose });
+            let place = state.waiters.iter().position(|waiter| waiter.ticket == waiting.ticket);
+            let Some(at) = place else { return Poll::Pending };
+            if state.waiters[at].has_permit {
+                state.waiters.remove(at);
+                return Poll::Ready(self.permit(purpose));
             }
-            let asks = state.demand.is_scarce() && asked_at != Some(state.returned);
-            if asks {
-                asked_at = Some(state.returned);
-                self.asked.fetch_add(1, Ordering::AcqRel);
-                let waiters = std::mem::take(&mut state.waiters);
-                register(&mut state, context);
-                drop(state);
-                waiters.into_iter().for_each(Waker::wake);
-            } else {
-                register(&mut state, context);
+            state.waiters[at].waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until the numbers of requests differ from `seen`, and returns them. The holders of zones should
+    /// then seal them.
+    pub async fn wanted(&self, seen: Requests) -> Requests {
+        poll_fn(|context| {
+            let mut state = self.lock();
+            let requests = self.requests();
+            if requests != seen {
+                return Poll::Ready(requests);
+            }
+            if !state.listeners.iter().any(|listener| listener.will_wake(context.waker())) {
+                state.listeners.push(context.waker().clone());
             }
             Poll::Pending
         })
         .await
     }
 
-    /// Waits until the number of requests for permits differs from `seen`, and returns it. The holders of
-    /// zones should then seal them.
-    pub async fn wanted(&self, seen: u64) -> u64 {
-        poll_fn(|context| {
-            let mut state = self.lock();
-            let asked = self.asked();
-            if asked != seen {
-                return Poll::Ready(asked);
-            }
-            register(&mut state, context);
-            Poll::Pending
-        })
-        .await
-    }
-
-    /// Number of requests to seal zones.
+    /// Numbers of requests to seal zones.
     #[inline]
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Acquire)
+    pub fn requests(&self) -> Requests {
+        Requests {
+            for_permits: self.for_permits.load(Ordering::Acquire),
+            for_drive: self.for_drive.load(Ordering::Acquire),
+        }
     }
 
-    /// Number of requests to seal zones because the drive opened no other.
-    pub(crate) fn asked_for_drive(&self) -> u64 {
-        self.asked_for_drive.load(Ordering::Acquire)
+    /// Joins the queue of tasks for which the drive opened no zone.
+    pub(crate) fn join_refused(self: &Arc<Self>) -> DriveTurn {
+        let mut state = self.lock();
+        let ticket = state.ticket();
+        state.refused.push_back((ticket, None));
+        DriveTurn { budget: self.clone(), ticket }
+    }
+
+    /// Whether the drive opened no zone for a task that waits for one.
+    pub(crate) fn has_refused(&self) -> bool {
+        !self.lock().refused.is_empty()
+    }
+
+    /// Notes that a zone was finished, or reset while it was open, so that the drive may open another.
+    pub(crate) fn note_finished(&self) {
+        let mut state = self.lock();
+        state.finished += 1;
+        wake_first(state);
+    }
+
+    /// Number of zones that were finished.
+    pub(crate) fn finished(&self) -> u64 {
+        self.lock().finished
     }
 
     /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another
     /// zone.
     pub(crate) fn ask_for_drive(&self) {
-        self.asked_for_drive.fetch_add(1, Ordering::AcqRel);
-        self.ask();
+        self.ask(&self.for_drive);
     }
 
-    /// Asks the holders of zones to seal them, and wakes those that wait in [`wanted`](Self::wanted).
-    pub(crate) fn ask(&self) {
-        let state = self.lock();
-        self.asked.fetch_add(1, Ordering::AcqRel);
-        wake(state);
+    /// Asks the holders of zones to seal them, and ends waiting in [`wanted`](Self::wanted).
+    pub(crate) fn ask_all(&self) {
+        self.ask(&self.for_permits);
+    }
+
+    fn ask(&self, requests: &AtomicU64) {
+        let mut state = self.lock();
+        requests.fetch_add(1, Ordering::AcqRel);
+        let woken = std::mem::take(&mut state.listeners);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Notes that a zone stays open on the drive because it can't be finished, which lowers the limit by one.
@@ -222,8 +424,7 @@ impl Budget {
         if let Some(limit) = &mut state.demand.limit {
             *limit = limit.saturating_sub(1).max(Demand::FEWEST);
         }
-        // Zones may be used in turns from now on, so tasks that wait have to ask.
-        wake(state);
+        self.settle(state);
     }
 
     /// Number of held permits.
@@ -237,6 +438,7 @@ mod tests {
     use super::*;
     use Purpose::{Checkpoint, Log, Tables};
     use std::pin::pin;
+    use std::task::Context;
 
     fn budget(limit: u32, log: u32, tables: u32) -> Arc<Budget> {
         let budget = Budget::default();
@@ -267,54 +469,160 @@ mod tests {
         assert_eq!(held.len(), 100);
     }
 
+    /// Takes a permit and opens a zone with it.
+    fn open(budget: &Arc<Budget>, purpose: Purpose) -> Option<(Permit, Requests)> {
+        let permit = budget.try_take(purpose)?;
+        let before = permit.opened();
+        Some((permit, before))
+    }
+
+    fn asked(budget: &Budget) -> u64 {
+        budget.requests().for_permits
+    }
+
     #[test]
     fn a_small_budget_has_one_permit_of_each_purpose_and_asks_the_holders_for_more() {
         let budget = budget(4, 8, 8);
-        let log = [budget.try_take(Log), budget.try_take(Log)];
+        let log = [open(&budget, Log), open(&budget, Log)];
         assert!(log.iter().all(Option::is_some) && budget.try_take(Log).is_none());
         assert!(budget.try_take(Tables).is_some());
         let mut context = Context::from_waker(Waker::noop());
         let mut taken = pin!(budget.take(Log));
-        let mut wanted = pin!(budget.wanted(0));
+        let mut wanted = pin!(budget.wanted(Requests::default()));
         assert!(wanted.as_mut().poll(&mut context).is_pending());
         assert!(taken.as_mut().poll(&mut context).is_pending());
-        assert_eq!(wanted.poll(&mut context), Poll::Ready(1));
+        assert!(wanted.poll(&mut context).is_ready());
+        assert_eq!(asked(&budget), 1);
         drop(log);
         assert!(taken.poll(&mut context).is_ready());
     }
 
     #[test]
-    fn a_task_that_was_overtaken_asks_again_and_others_do_not_make_it() {
+    fn permits_go_to_waiting_tasks_in_order_and_none_overtakes_them() {
         let budget = budget(3, 8, 8);
         let mut context = Context::from_waker(Waker::noop());
-        let first = budget.try_take(Tables);
-        let mut waiting = pin!(budget.take(Tables));
-        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        let held = open(&budget, Log);
+        let (mut first, mut second) = (pin!(budget.take(Log)), pin!(budget.take(Log)));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert!(open(&budget, Tables).is_some(), "its share is free");
+        drop(held);
+        assert!(budget.try_take(Log).is_none(), "it is the first task's");
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let Poll::Ready(permit) = first.poll(&mut context) else { panic!("its turn") };
+        drop(permit);
+        assert!(budget.try_take(Log).is_none());
+        assert!(second.poll(&mut context).is_ready());
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_task_that_stops_to_wait_leaves_its_permit_to_the_next() {
+        let budget = budget(3, 8, 8);
+        let mut context = Context::from_waker(Waker::noop());
+        let held = open(&budget, Log);
+        let mut first = Box::pin(budget.take(Log));
+        let mut second = pin!(budget.take(Log));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        drop(held);
         drop(first);
-        let faster = budget.try_take(Tables);
-        assert!(faster.is_some() && waiting.as_mut().poll(&mut context).is_pending());
-        let mut wanted = pin!(budget.wanted(1));
-        assert_eq!(wanted.as_mut().poll(&mut context), Poll::Ready(2), "it asked again");
+        assert!(second.poll(&mut context).is_ready());
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_request_concerns_a_zone_that_is_opened_after_it_while_a_task_waits() {
+        let budget = budget(3, 8, 8);
+        let mut context = Context::from_waker(Waker::noop());
+        // Taken before the other task waits, and opened afterwards.
+        let permit = budget.try_take(Log).expect("a permit");
+        let mut waiting = pin!(budget.take(Log));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
-        assert!(pin!(budget.wanted(2)).poll(&mut context).is_pending(), "nothing was returned since");
-        drop(faster);
-        assert!(waiting.poll(&mut context).is_ready());
+        let before = permit.opened();
+        assert!(before.for_permits < asked(&budget), "{before:?}");
+        let seen = budget.requests();
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert!(open(&budget, Tables).is_some());
+        assert_eq!(budget.requests(), seen, "one is enough, and a zone of another share doesn't help");
+        drop(permit);
+        let Poll::Ready(permit) = waiting.poll(&mut context) else { panic!("its turn") };
+        assert_eq!(permit.opened(), seen, "the request was its own");
+    }
+
+    #[test]
+    fn a_task_asks_again_for_the_zone_of_the_one_before_it_but_not_for_a_permit_without_a_zone() {
+        let budget = budget(3, 8, 8);
+        let mut context = Context::from_waker(Waker::noop());
+        let held = open(&budget, Log);
+        let mut tasks: Vec<_> = (0..3).map(|_| Box::pin(budget.take(Log))).collect();
+        assert!(tasks.iter_mut().all(|task| task.as_mut().poll(&mut context).is_pending()));
+        assert_eq!(asked(&budget), 1, "one request is enough for all");
+        drop(held);
+        // It finds no free zone.
+        let permit = tasks.remove(0).as_mut().poll(&mut context);
+        assert!(permit.is_ready());
+        drop(permit);
+        assert_eq!(asked(&budget), 1);
+        let Poll::Ready(permit) = tasks.remove(0).as_mut().poll(&mut context) else { panic!("its turn") };
+        assert_eq!((permit.opened().for_permits, asked(&budget)), (1, 2));
+    }
+
+    #[test]
+    fn no_zone_is_sealed_for_a_task_that_waits_for_one_that_is_being_sealed() {
+        let budget = budget(5, 2, 2);
+        let mut context = Context::from_waker(Waker::noop());
+        let (mut full, _) = open(&budget, Log).expect("a permit");
+        // Nothing is scarce: the second is held longer than expected.
+        let (other, _) = open(&budget, Log).expect("a permit");
+        full.begin_return();
+        let mut first = pin!(budget.take(Log));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert_eq!(asked(&budget), 0);
+        let mut second = pin!(budget.take(Log));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert_eq!(asked(&budget), 1);
+        drop((full, other));
+        assert!(first.poll(&mut context).is_ready() && second.poll(&mut context).is_ready());
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]
     fn tasks_that_wait_when_a_zone_is_lost_ask_from_then_on() {
-        let budget = budget(4, 1, 2);
-        let held = [budget.try_take(Tables), budget.try_take(Tables)];
+        let budget = budget(5, 1, 3);
+        let mut held: Vec<_> = (0..3).filter_map(|_| open(&budget, Tables)).collect();
+        held[0].0.begin_return();
         let mut context = Context::from_waker(Waker::noop());
         let mut waiting = pin!(budget.take(Tables));
-        let mut wanted = pin!(budget.wanted(0));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
-        assert!(wanted.as_mut().poll(&mut context).is_pending(), "there are enough");
+        assert_eq!(asked(&budget), 0, "one is being sealed");
         budget.lose();
-        assert!(waiting.as_mut().poll(&mut context).is_pending());
-        assert!(wanted.as_mut().poll(&mut context).is_ready());
+        assert_eq!(asked(&budget), 1);
         drop(held);
         assert!(waiting.poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn tasks_that_the_drive_refused_try_again_in_order_at_each_finish() {
+        let budget: Arc<Budget> = Arc::default();
+        let mut context = Context::from_waker(Waker::noop());
+        let (first, second) = (budget.join_refused(), budget.join_refused());
+        assert!(first.is_first() && !second.is_first());
+        let mut turn = Box::pin(second.first());
+        assert!(turn.as_mut().poll(&mut context).is_pending());
+        let seen = budget.finished();
+        {
+            let mut finish = pin!(first.finish(seen));
+            assert!(finish.as_mut().poll(&mut context).is_pending());
+            budget.note_finished();
+            assert!(finish.poll(&mut context).is_ready());
+        }
+        assert!(turn.as_mut().poll(&mut context).is_pending());
+        drop(first);
+        assert!(turn.as_mut().poll(&mut context).is_ready() && budget.has_refused());
+        drop(turn);
+        drop(second);
+        assert!(!budget.has_refused());
     }
 
     #[test]

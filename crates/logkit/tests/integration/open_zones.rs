@@ -8,7 +8,7 @@ use block::{
 };
 use logkit::cleaning::{Candidate, Policy, Pressure};
 use logkit::layout::ROOT_ZONES;
-use logkit::pool::budget::Demand;
+use logkit::pool::budget::{Demand, Purpose, Requests};
 use logkit::{Mover, Owner, checkpoint, lane};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -163,7 +163,7 @@ fn movers_of_several_classes_seal_their_zones_before_they_wait_for_a_permit() {
         let turns = {
             let owner = owner.clone();
             async move {
-                owner.kit().budget().wanted(0).await;
+                owner.kit().budget().wanted(Requests::default()).await;
                 idle.close(&*owner).await;
             }
         };
@@ -228,7 +228,8 @@ fn a_drive_that_opens_no_zone_at_the_moment_fails_no_append() {
         failing.fail(busy(20));
         let begun = runtime::now();
         owner.append(Item::new(1, 2, 8)).await;
-        assert!(failing.is_empty() && begun.elapsed() >= Duration::from_millis(200));
+        // After the first one the task seals the zone of checkpoints, and tries again at once.
+        assert!(failing.is_empty() && begun.elapsed() >= Duration::from_millis(190));
         let (zone, ..) = owner.seen.borrow().committed[0];
         assert_eq!(owner.kit().pool.get(zone).written, 2, "each data block counts once");
         failing.fail(busy(20));
@@ -397,6 +398,138 @@ fn all_shards_give_their_zones_to_a_drive_that_opens_no_other() {
         other.close().await;
         home.close().await;
         assert_eq!((home.kit().failure(), other.seen.borrow().refused.len()), (None, 0));
+        Ok(())
+    });
+}
+
+/// Keeps two appends of an owner queued or in flight, until `is_over`.
+fn keep_busy(owner: &Rc<Bare>, is_over: &Rc<Cell<bool>>) -> [runtime::JoinHandle<()>; 2] {
+    [0, 1].map(|number| {
+        let (owner, is_over) = (owner.clone(), is_over.clone());
+        runtime::spawn(async move {
+            while !is_over.get() {
+                owner.append(Item::new(number, 1, 8)).await;
+            }
+        })
+    })
+}
+
+/// Appends on a second shard while lanes of the first are always busy.
+async fn append_beside_busy_lanes(max_open: u32, demand: Option<Demand>) -> Result<()> {
+    let zones = zones(400, 64 << 10, max_open).await?.open().await?;
+    let classes = || Box::new(Classes { users: 1, all: 2 });
+    let home = Bare::with_policy(zones, false, classes()).await?;
+    checkpoint::seal(home.kit()).await;
+    if let Some(demand) = demand {
+        home.kit().budget().set(demand);
+    }
+    let other = Bare::join(&home, classes());
+    lane::start(&home);
+    lane::start(&other);
+    let is_over = Rc::new(Cell::new(false));
+    let busy = keep_busy(&home, &is_over);
+    for number in 0..4 {
+        let begun = runtime::now();
+        other.append(Item::new(number, 1, 8)).await;
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    }
+    is_over.set(true);
+    for task in busy {
+        task.await;
+    }
+    other.close().await;
+    home.close().await;
+    assert_eq!((home.kit().failure(), other.seen.borrow().refused.len()), (None, 0));
+    Ok(())
+}
+
+#[test]
+fn a_task_that_the_drive_refused_opens_a_zone_although_lanes_are_always_busy() {
+    // One is the newest root's.
+    simulate(async || append_beside_busy_lanes(2, None).await);
+}
+
+#[test]
+fn a_task_that_waits_for_a_permit_gets_it_although_lanes_are_always_busy() {
+    simulate(async || append_beside_busy_lanes(0, Some(Demand { limit: Some(3), log: 4, tables: 2 })).await);
+}
+
+#[test]
+fn lanes_that_the_drive_refused_at_the_same_time_keep_their_zones() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        lane::start(&owner);
+        failing.fail(busy(50));
+        let mut appends = Vec::new();
+        for number in 0..LANES as u8 {
+            let owner = owner.clone();
+            appends.push(runtime::spawn(async move { owner.append(Item::new(number, 1, 8)).await }));
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        for append in appends {
+            append.await;
+        }
+        for number in 0..8 {
+            owner.append(Item::new(number, 1, 8)).await;
+        }
+        let zones: BTreeSet<u32> = owner.seen.borrow().committed.iter().map(|(zone, ..)| *zone).collect();
+        assert_eq!(zones.len(), LANES as usize, "{zones:?}");
+        owner.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_request_that_comes_while_another_is_answered_is_answered_too() {
+    simulate(async || {
+        let zones = zones(40, 64 << 10, 0).await?.open().await?;
+        let owner = Bare::with_policy(zones, false, Box::new(Classes { users: 1, all: 3 })).await?;
+        let budget = owner.kit().budget();
+        budget.set(Demand { limit: Some(5), log: LANES, tables: 2 });
+        let waits = || {
+            let budget = budget.clone();
+            runtime::spawn(async move { drop(budget.take(Purpose::Tables).await) })
+        };
+        let mut mover = Mover::new(3);
+        mover.append(&owner, 1, [Item::new(1, 1, 8)]).await?;
+        let permit = budget.try_take(Purpose::Tables);
+        let first = waits();
+        runtime::sleep(Duration::from_millis(1)).await;
+        drop(permit);
+        first.await;
+        // No request concerns this zone, until more tasks wait than the other zone has permits for.
+        mover.append(&owner, 2, [Item::new(2, 1, 8)]).await?;
+        let others = [waits(), waits()];
+        mover.answer(&*owner).await;
+        for other in others {
+            other.await;
+        }
+        assert_eq!(owner.kit().budget().held(), 1, "the zone of checkpoints");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_zone_of_checkpoints_that_is_in_use_is_sealed_for_the_drive_afterwards() {
+    simulate(async || {
+        // One is the newest root's, and one that of checkpoints.
+        let zones = zones(40, 64 << 10, 2).await?.open().await?;
+        let owner = Bare::format(zones, false).await?;
+        lane::start(&owner);
+        let space = checkpoint::space(&owner, 1, |_| 0).await?;
+        let begun = runtime::now();
+        let append = {
+            let owner = owner.clone();
+            runtime::spawn(async move { owner.append(Item::new(1, 1, 8)).await })
+        };
+        runtime::sleep(Duration::from_millis(100)).await;
+        checkpoint::give_back(&*owner, space);
+        let space = checkpoint::space(&owner, 1, |_| 0).await?;
+        append.await;
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        checkpoint::give_back(&*owner, space);
+        owner.close().await;
         Ok(())
     });
 }
