@@ -80,8 +80,8 @@ impl Usage {
     /// [`Error::Closed`]; that of `mark`. An attempt of another change that fails after this change began is
     /// not repeated: its error is returned.
     pub(super) async fn begin(&self, failures: u64, mark: impl Future<Output = Result<()>>) -> Result<()> {
-        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close finds
-        // the zone owned.
+        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close
+        // finds the zone owned.
         fence(Ordering::SeqCst);
         let before = loop {
             let word = self.load();
@@ -122,8 +122,8 @@ impl Usage {
     pub(super) fn reserve(&self) -> Result<Reserving<'_>> {
         self.reserving.fetch_add(1, Ordering::AcqRel);
         let reserving = Reserving(self);
-        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close finds
-        // the reservation.
+        // Pairs with the one in `refuse_changes`: either this load finds the volume closed, or the close
+        // finds the reservation.
         fence(Ordering::SeqCst);
         match self.is_closed() {
             true => Err(closed()),
@@ -135,7 +135,7 @@ impl Usage {
     /// waits for the first one, which must not be dropped before its end.
     ///
     /// # Errors
-    /// Those of the first `close`.
+    /// Errors of the first `close`.
     pub(super) async fn close<F: Future<Output = Result<()>>>(
         &self,
         close: impl FnOnce(bool) -> F,

@@ -449,7 +449,7 @@ impl Volume {
     /// close is refused.
     ///
     /// # Errors
-    /// Those of writing; also a further close returns them, since the medium marks the volume as in use.
+    /// Errors of writing; a further close also returns them, since the medium marks the volume as in use.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
         match self.read_only {
             true => Ok(()),
