@@ -8,8 +8,8 @@ use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use crate::store::Store;
 use crate::table::Compression;
 use block::{
-    BlockCount, BlockSize, Buffer, Call, DeviceGeometry, DevicePart, EraseGuarantee, Error, Part, Result,
-    Status, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
+    Buffer, Call, DeviceGeometry, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry,
+    ZoneIndex, ZoneState, ZonesPart,
 };
 use logkit::recovery::Goal;
 use runtime::net::Address;
@@ -294,17 +294,7 @@ fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
     if arguments.contract("on")? == Some(Contract::Zones) {
         return Ok(shape.zones);
     }
-    let (true, Some(bytes), Some(block_size)) = (arguments.format(), shape.bytes, shape.block_size) else {
-        return Ok(None);
-    };
-    let size = BlockSize::new(block_size.into())?;
-    let device = DeviceGeometry {
-        block_size: size,
-        blocks: BlockCount(bytes >> size.shift()),
-        atomic_write: block_size,
-        volatile_cache: true,
-        read_only: false,
-    };
+    let (true, Some(device)) = (arguments.format(), shape.device()?) else { return Ok(None) };
     new_zones(arguments, &device).map(Some)
 }
 

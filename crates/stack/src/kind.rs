@@ -7,7 +7,7 @@ use crate::arguments::Arguments;
 use crate::message::Form;
 use crate::model::Stack;
 use crate::value::Value;
-use block::{Call, DevicePart, Part, Result, ZoneGeometry, ZonesPart};
+use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Part, Result, ZoneGeometry, ZonesPart};
 use std::fmt;
 use std::sync::Arc;
 
@@ -243,6 +243,24 @@ impl Shape {
     /// Creates the shape of zones with this geometry.
     pub fn of_zones(geometry: ZoneGeometry) -> Self {
         Shape { bytes: Some(geometry.capacity()), block_size: None, zones: Some(geometry) }
+    }
+
+    /// Returns the geometry of a device of this shape, to plan a part on it: writable, with a volatile cache,
+    /// with writes of one block that aren't torn. `None` if capacity or block size are known only after
+    /// opening.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](block::Error::Invalid) for a block size out of range.
+    pub fn device(&self) -> Result<Option<DeviceGeometry>> {
+        let (Some(bytes), Some(block_size)) = (self.bytes, self.block_size) else { return Ok(None) };
+        let size = BlockSize::new(block_size.into())?;
+        Ok(Some(DeviceGeometry {
+            block_size: size,
+            blocks: BlockCount(bytes >> size.shift()),
+            atomic_write: block_size,
+            volatile_cache: true,
+            read_only: false,
+        }))
     }
 }
 

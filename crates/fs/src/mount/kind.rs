@@ -7,10 +7,7 @@ use crate::core::Settings;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, MAX_BLOCK, Properties};
 use crate::geometry::check_new;
-use block::{
-    BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry,
-    ZonesPart,
-};
+use block::{Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry, ZonesPart};
 use logkit::recovery::Goal;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -161,15 +158,7 @@ fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
     if arguments.contract("on")? == Some(Contract::Zones) {
         return Ok(shape.zones);
     }
-    let (Some(bytes), Some(block_size)) = (shape.bytes, shape.block_size) else { return Ok(None) };
-    let size = BlockSize::new(block_size.into())?;
-    let device = DeviceGeometry {
-        block_size: size,
-        blocks: BlockCount(bytes >> size.shift()),
-        atomic_write: block_size,
-        volatile_cache: true,
-        read_only: false,
-    };
+    let Some(device) = shape.device()? else { return Ok(None) };
     let zones = new_zones(&device, arguments.optional_size("zone_size")?);
     // A device that is too small for zones is also refused with the numbers.
     zones.map(Some).map_err(|error| arguments.refuse("on", error.detail().to_owned()))
