@@ -48,6 +48,7 @@ mod guest_zones_compared;
 mod kv_kill;
 mod kv_verbs;
 mod status;
+mod structure;
 mod swap_remote;
 mod worlds_behind_log;
 mod worlds_cache;
