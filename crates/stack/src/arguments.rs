@@ -4,9 +4,10 @@
 //! or declared with another type. Keys with a default and required keys have plain getters; others have
 //! getters that begin with `optional_`.
 
-use crate::built::BuiltPart;
 use crate::claims::{Claim, LockFile, LockedFile};
-use crate::kind::{Built, Contract, Key, Kind, Shape};
+use crate::contract::{Built, BuiltPart, Contract};
+use crate::key::Key;
+use crate::shape::Shape;
 use crate::units::format_duration;
 use crate::value::Value;
 use block::{DevicePart, Error, Result, ZonesPart};
@@ -31,7 +32,10 @@ pub(crate) struct Child {
 #[derive(Debug)]
 pub struct Arguments {
     pub(crate) name: String,
-    pub(crate) kind: &'static Kind,
+    /// Name of the part's kind.
+    pub(crate) kind: &'static str,
+    /// Keys that the kind declares.
+    pub(crate) keys: &'static [Key],
     pub(crate) values: Vec<(&'static str, Value)>,
     pub(crate) children: Vec<Child>,
     pub(crate) base_directory: PathBuf,
@@ -277,8 +281,8 @@ impl Arguments {
     }
 
     fn key(&self, key: &str) -> Result<&'static Key> {
-        self.kind.key(key).ok_or_else(|| {
-            let kind = self.kind.name;
+        self.keys.iter().find(|declared| declared.name == key).ok_or_else(|| {
+            let kind = self.kind;
             Error::invalid(format!("kind \"{kind}\" asks for the key \"{key}\", which it doesn't declare"))
         })
     }
@@ -311,14 +315,14 @@ impl Arguments {
 
     #[cold]
     fn wrong_type(&self, key: &str) -> Error {
-        let (kind, declared) =
-            (self.kind.name, self.kind.key(key).map_or_else(String::new, |key| key.value.to_string()));
+        let kind = self.kind;
+        let declared = self.key(key).map_or_else(|_| String::new(), |key| key.value.to_string());
         Error::invalid(format!("kind \"{kind}\" asks for the key \"{key}\" as another type than {declared}"))
     }
 
     #[cold]
     fn only_planned(&self, key: &str) -> Error {
-        let kind = self.kind.name;
+        let kind = self.kind;
         Error::invalid(format!(
             "kind \"{kind}\" asks for the part \"{key}\" while planning; only its shape is known"
         ))

@@ -1,21 +1,10 @@
 //! An open stack: its parts by name, its doors, and its shutdown.
 
-use crate::kind::{Built, Contract, Door};
+use crate::contract::{Built, BuiltPart, Contract, Door};
 use crate::model::Part;
 use crate::problem::nearest;
 use block::{Call, DevicePart, Error, PartUse, Result, Status, ZonesPart};
 use std::sync::Arc;
-
-/// One part of a built stack.
-#[derive(Debug, Clone)]
-pub struct BuiltPart {
-    /// Name in the stack.
-    pub name: String,
-    /// Name of its kind.
-    pub kind: &'static str,
-    /// The part itself.
-    pub built: Built,
-}
 
 /// Result of [`Plan::build`](crate::Plan::build). It can be shared by all shards.
 #[derive(Debug)]

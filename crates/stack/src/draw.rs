@@ -1,10 +1,23 @@
 //! Pictures of a stack: a text tree from the doors down, and JSON.
 
-use crate::kind::{Contract, Shape};
+use crate::contract::Contract;
 use crate::model::{Part, Stack};
+use crate::shape::Shape;
 use crate::units::format_size;
 use crate::value::Value;
 use serde_json::json;
+
+impl Stack {
+    /// Draws the stack as text.
+    pub fn draw(&self) -> String {
+        draw(self, None)
+    }
+
+    /// Returns the stack as JSON: `shards`, `line` (null if there is no one-line form) and `parts`.
+    pub fn to_json(&self) -> serde_json::Value {
+        to_json(self, None)
+    }
+}
 
 /// Draws a tree from each door and each part without users. A part with several users is drawn in full once.
 /// Recurses as deep as the stack, which is bounded when it is parsed.

@@ -3,7 +3,8 @@
 //! The functions here don't recurse, so a hostile stack can't exhaust the thread's stack. Functions that
 //! recurse over a stack later (drawing, writing it in one line) rely on [`MAX_LEVELS`].
 
-use crate::kind::{Contract, Kind};
+use crate::contract::Contract;
+use crate::kind::Kind;
 use crate::problem::{Collector, Source, shown};
 use crate::raw::Span;
 

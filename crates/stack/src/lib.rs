@@ -12,18 +12,21 @@
 //! Each part's own file exports its [`Kind`] and implements it, the program provides the list of kinds
 //! ([`Registry`]), and `runtime` runs the calls.
 //!
-//! One concept per module: [`kind`] the declaration of a kind, [`arguments`] the arguments of a part,
-//! [`model`] the parsed stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning,
-//! `graph` the order of building, [`plan`] sizes and building, `claims` the files that parts open, [`built`]
-//! the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and
-//! durations.
+//! One concept per module, without import cycles: [`contract`] contracts and built parts, [`kind`], [`key`]
+//! and [`shape`] the declaration of a kind, `verify` its check, [`arguments`] those of a part, [`model`] the
+//! parsed stack, `read` its reading, `toml_form` and `line_form` its two texts, `resolve` from text to
+//! meaning, `graph` the order of building, [`plan`] sizes and building, `claims` the files that
+//! parts open, [`built`] the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors,
+//! [`units`] sizes and durations.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;
 pub mod built;
 mod claims;
+pub mod contract;
 mod draw;
 mod graph;
+pub mod key;
 pub mod kind;
 mod line_form;
 mod line_syntax;
@@ -33,21 +36,27 @@ pub mod model;
 pub mod plan;
 pub mod problem;
 mod raw;
+mod read;
 mod resolve;
+pub mod shape;
 mod toml_form;
 pub mod units;
 mod value;
+mod verify;
 
 pub use arguments::{Arguments, DurationOrCount};
-pub use built::{BuiltPart, BuiltStack};
+pub use built::BuiltStack;
 pub use claims::{LockFile, LockedFile};
-pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
+pub use contract::{Built, BuiltPart, Contract, Door};
+pub use key::{Key, ValueKind};
+pub use kind::{Form, Kind, Registry};
 pub use line_writer::quote;
-pub use message::{Form, FromWords, Message, Size, Tell, Words};
+pub use message::{FromWords, Message, Size, Tell, Words};
 pub use model::{Part, Stack};
 pub use plan::{Format, Plan};
 pub use problem::{Collector, Problem, Problems, Source, did_you_mean, nearest};
 pub use raw::{At, RawSetting, RawValue, Span};
+pub use shape::Shape;
 pub use toml_form::document;
 pub use units::{format_duration, format_size, parse_duration, parse_size};
 pub use value::Value;

@@ -4,7 +4,9 @@
 //! keys in their order. Parts have no names in this form, so names are generated: `top` for the part without
 //! users (and for its door, if there is one), else the kind and a number.
 
-use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
+use crate::contract::Contract;
+use crate::key::{Key, ValueKind};
+use crate::kind::{Kind, Registry};
 use crate::line_syntax::{Argument, Line, Node, parse};
 use crate::problem::{Collector, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};

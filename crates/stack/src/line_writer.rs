@@ -1,6 +1,7 @@
 //! Writes a stack as one line, if it is a tree.
 
-use crate::kind::{Contract, Key};
+use crate::contract::Contract;
+use crate::key::Key;
 use crate::line_syntax::is_word_character;
 use crate::model::{Part, Stack};
 use crate::problem::{Problem, shown};
@@ -30,14 +31,19 @@ pub fn quote(text: &str) -> String {
     quoted
 }
 
-/// Returns the line, or the problem if the stack is no tree.
-pub(crate) fn write(stack: &Stack) -> Result<String, Problem> {
-    let root = root(stack)?;
-    let mut line = part(stack, &stack.parts[root]);
-    if stack.shards != 1 {
-        line.push_str(&format!(" shards={}", stack.shards));
+impl Stack {
+    /// Writes the stack as one line, which parses to the same stack with generated names.
+    ///
+    /// # Errors
+    /// If two parts share a third, or there is more than one top or door: only trees can be one line.
+    pub fn to_line(&self) -> Result<String, Problem> {
+        let root = root(self)?;
+        let mut line = part(self, &self.parts[root]);
+        if self.shards != 1 {
+            line.push_str(&format!(" shards={}", self.shards));
+        }
+        Ok(line)
     }
-    Ok(line)
 }
 
 /// Returns the only part without users; every other part has one user.

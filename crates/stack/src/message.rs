@@ -1,22 +1,12 @@
 //! Messages to running parts: [`messages!`](crate::messages) declares the enum of a kind's messages and their
 //! text forms, [`Message::parse`] parses a text, [`Tell`] executes a message.
 
-use crate::kind::Kind;
+use crate::kind::{Form, Kind};
 use crate::problem::shown;
 use crate::units::parse_size;
 use block::{Call, Error, Result};
 use std::fmt::Display;
 use std::str::FromStr;
-
-/// Syntax and help of one message of a kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
-    /// Syntax, such as `snapshot diff NAME [OTHER]`. A word in capital letters is a value; `[…]` is optional;
-    /// a word that ends in `…` may be repeated. Words in lower case come first.
-    pub words: &'static str,
-    /// Effect, as an imperative phrase without a full stop.
-    pub does: &'static str,
-}
 
 /// The messages of a kind, implemented by [`messages!`](crate::messages).
 pub trait Message: Sized {

@@ -1,18 +1,14 @@
 //! A stack that was parsed and is consistent: every kind and key is known, every value has its type, every
 //! name refers to a part, there are no cycles. [`Stack::check`] checks whether sizes fit.
 
+use crate::contract::Contract;
 use crate::graph::Reference;
-use crate::kind::{Contract, Kind, Registry};
-use crate::plan::{Format, Plan};
-use crate::problem::{Collector, Problem, Problems, Source};
+use crate::kind::Kind;
+use crate::problem::Source;
 use crate::raw::Span;
 use crate::value::Value;
-use crate::{draw, line_form, line_writer, resolve, toml_form};
 use block::Error;
 use std::path::{Path, PathBuf};
-
-/// Longest text of a stack, in bytes.
-pub const MAX_TEXT: usize = 1 << 20;
 
 /// One section of a stack.
 #[derive(Debug, Clone)]
@@ -86,43 +82,6 @@ impl Stack {
     /// Most shards.
     pub const MAX_SHARDS: usize = 256;
 
-    /// Parses a stack from TOML. `name` precedes line and column in problems, and is usually the path of the
-    /// file. Relative paths are resolved against the working directory, unless
-    /// [`with_base_directory`](Self::with_base_directory) sets another folder.
-    ///
-    /// # Errors
-    /// All problems of the text.
-    pub fn from_toml(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
-        read(name, text, registry, toml_form::read)
-    }
-
-    /// Parses a stack from its one-line form, as [`from_toml`](Self::from_toml) does from TOML.
-    ///
-    /// # Errors
-    /// All problems of the text.
-    pub fn from_line(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
-        read(name, text, registry, |source, problems| line_form::read(source, registry, problems))
-    }
-
-    /// Loads the stack of a command line's argument: a TOML file if there is one with this path or the
-    /// argument ends in `.toml`, else the one-line form. Relative paths in a file are resolved against its
-    /// folder.
-    ///
-    /// # Errors
-    /// All problems of the text, or the error of reading the file.
-    pub fn load(argument: &str, registry: &Registry) -> Result<Stack, Problems> {
-        let path = Path::new(argument);
-        if !argument.ends_with(".toml") && !path.is_file() {
-            return Stack::from_line("stack", argument, registry);
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            let message = format!("can't read this stack file: {error}");
-            Problems::from(Problem::without_place(argument, message))
-        })?;
-        let stack = Stack::from_toml(argument, &text, registry)?;
-        Ok(stack.with_base_directory(path.parent().unwrap_or(Path::new(""))))
-    }
-
     /// Sets the folder against which relative paths are resolved.
     #[must_use]
     pub fn with_base_directory(mut self, folder: &Path) -> Stack {
@@ -172,43 +131,11 @@ impl Stack {
         self.parts.iter().find(|part| part.kind.contract == Contract::Door && part.name == name)
     }
 
-    /// Writes the stack as TOML that parses to an equal stack. Comments are lost.
-    pub fn to_toml(&self) -> String {
-        toml_form::write(self)
-    }
-
     /// Returns the part with this name, or the only part of this kind.
     pub fn part_or_kind(&self, word: &str) -> Option<&Part> {
         let mut of_kind = self.parts.iter().filter(|part| part.kind.name == word);
         let only = of_kind.next().filter(|_| of_kind.next().is_none());
         self.part(word).or(only)
-    }
-
-    /// Writes the stack as one line, which parses to the same stack with generated names.
-    ///
-    /// # Errors
-    /// If two parts share a third, or there is more than one top or door: only trees can be one line.
-    pub fn to_line(&self) -> Result<String, Problem> {
-        line_writer::write(self)
-    }
-
-    /// Runs [`Kind::plan`] of every part from the bottom up, so that the parts of the resulting plan fit
-    /// together. `format` names the parts to format; `true` selects all.
-    ///
-    /// # Errors
-    /// All problems, each at its key or section.
-    pub fn check(&self, format: impl Into<Format>) -> Result<Plan, Problems> {
-        Plan::of(self.clone(), format.into())
-    }
-
-    /// Draws the stack as text.
-    pub fn draw(&self) -> String {
-        draw::draw(self, None)
-    }
-
-    /// Returns the stack as JSON: `shards`, `line` (null if there is no one-line form) and `parts`.
-    pub fn to_json(&self) -> serde_json::Value {
-        draw::to_json(self, None)
     }
 
     /// Numbers of the parts below no device or zones; doors don't count as users.
@@ -257,23 +184,4 @@ impl PartialEq for Stack {
         };
         self.shards == other.shards && sorted(self) == sorted(other)
     }
-}
-
-fn read(
-    name: &str,
-    text: &str,
-    registry: &Registry,
-    form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
-) -> Result<Stack, Problems> {
-    if text.len() > MAX_TEXT {
-        let message = format!(
-            "stack of {} bytes: expected at most {MAX_TEXT}; a file that holds data is a device of a stack, such as 'file({name})'",
-            text.len()
-        );
-        return Err(Problem::without_place(name, message).into());
-    }
-    let source = Source::new(name, text);
-    let mut problems = Collector::default();
-    let raw = form(&source, &mut problems);
-    resolve::resolve(source, raw, registry, problems)
 }

@@ -1,13 +1,14 @@
 //! Plans: stacks whose parts fit together, and their construction.
 
 use crate::arguments::{Arguments, Child};
-use crate::built::{BuiltPart, BuiltStack};
+use crate::built::BuiltStack;
 use crate::claims::{Claim, LockedFile};
+use crate::contract::{Built, BuiltPart, Contract};
 use crate::draw;
 use crate::graph::Reference;
-use crate::kind::{Built, Contract, Shape};
 use crate::model::{Part, Stack};
 use crate::problem::{Collector, Problem, Problems};
+use crate::shape::Shape;
 use block::{Call, Error, Result};
 use std::cell::{Cell, RefCell};
 
@@ -38,23 +39,14 @@ impl Format {
     }
 }
 
-/// Result of [`Stack::check`]. It can be built any number of times.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    stack: Stack,
-    /// Shapes by the number of the part.
-    shapes: Vec<Shape>,
-    format: Format,
-    /// Files that parts open, with the numbers of the parts.
-    claims: Vec<(usize, Claim)>,
-}
-
-/// Files of a part that were locked before the stack was built, by key; or the error of the first one that
-/// couldn't be.
-type Locked = Result<Vec<(&'static str, LockedFile)>>;
-
-impl Plan {
-    pub(crate) fn of(stack: Stack, format: Format) -> Result<Plan, Problems> {
+impl Stack {
+    /// Runs [`Kind::plan`](crate::Kind::plan) of every part from the bottom up, so that the parts of the
+    /// resulting plan fit together. `format` names the parts to format; `true` selects all.
+    ///
+    /// # Errors
+    /// All problems, each at its key or section.
+    pub fn check(&self, format: impl Into<Format>) -> Result<Plan, Problems> {
+        let (stack, format) = (self.clone(), format.into());
         let mut problems = Collector::default();
         let mut shapes: Vec<Option<Shape>> = vec![None; stack.parts.len()];
         let mut claims: Vec<(usize, Claim)> = Vec::new();
@@ -85,7 +77,24 @@ impl Plan {
         let shapes = shapes.into_iter().map(Option::unwrap_or_default).collect();
         problems.finish(Plan { stack, shapes, format, claims })
     }
+}
 
+/// Result of [`Stack::check`]. It can be built any number of times.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    stack: Stack,
+    /// Shapes by the number of the part.
+    shapes: Vec<Shape>,
+    format: Format,
+    /// Files that parts open, with the numbers of the parts.
+    claims: Vec<(usize, Claim)>,
+}
+
+/// Files of a part that were locked before the stack was built, by key; or the error of the first one that
+/// couldn't be.
+type Locked = Result<Vec<(&'static str, LockedFile)>>;
+
+impl Plan {
     /// Stack of this plan.
     pub fn stack(&self) -> &Stack {
         &self.stack
@@ -342,7 +351,8 @@ fn arguments(
 ) -> Arguments {
     Arguments {
         name: part.name.clone(),
-        kind: part.kind,
+        kind: part.kind.name,
+        keys: part.kind.keys,
         values: part.values.iter().map(|given| (given.key, given.value.clone())).collect(),
         children,
         base_directory: stack.base_directory.clone(),

@@ -1,7 +1,7 @@
 //! Result of parsing either form of a stack: sections, keys and values as written, each with its position,
 //! before their meaning is resolved.
 
-use crate::kind::Contract;
+use crate::contract::Contract;
 use crate::problem::shown;
 use std::ops::Range;
 

@@ -1,8 +1,10 @@
 //! Resolves kinds, keys, types and names against the known ones. Both forms of a stack use it, so their
 //! errors have the same text.
 
+use crate::contract::Contract;
 use crate::graph::{self, Node, Reference};
-use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
+use crate::key::{Key, ValueKind};
+use crate::kind::{Kind, Registry};
 use crate::model::{Given, Part, Stack};
 use crate::problem::{Collector, Problems, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};

@@ -1,6 +1,6 @@
 //! A stack as TOML: a table `[stack]`, and sections `[device.NAME]`, `[zones.NAME]`, `[door.NAME]`.
 
-use crate::kind::Contract;
+use crate::contract::Contract;
 use crate::model::Stack;
 use crate::problem::{Collector, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
@@ -105,21 +105,23 @@ fn read_sections(
     }
 }
 
-/// Writes the text of a stack, sections in their order.
-pub(crate) fn write(stack: &Stack) -> String {
-    let mut text = String::new();
-    if stack.shards() != 1 {
-        text.push_str(&format!("[stack]\nshards = {}\n", stack.shards()));
-    }
-    for part in stack.parts() {
-        let between = if text.is_empty() { "" } else { "\n" };
-        let (section, name, kind) = (part.kind().contract, key_text(part.name()), part.kind().name);
-        text.push_str(&format!("{between}[{section}.{name}]\nkind = \"{kind}\"\n"));
-        for (key, value) in part.values() {
-            text.push_str(&format!("{key} = {}\n", value_text(value)));
+impl Stack {
+    /// Writes the stack as TOML that parses to an equal stack. Comments are lost.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        if self.shards() != 1 {
+            text.push_str(&format!("[stack]\nshards = {}\n", self.shards()));
         }
+        for part in self.parts() {
+            let between = if text.is_empty() { "" } else { "\n" };
+            let (section, name, kind) = (part.kind().contract, key_text(part.name()), part.kind().name);
+            text.push_str(&format!("{between}[{section}.{name}]\nkind = \"{kind}\"\n"));
+            for (key, value) in part.values() {
+                text.push_str(&format!("{key} = {}\n", value_text(value)));
+            }
+        }
+        text
     }
-    text
 }
 
 fn value_text(value: &Value) -> String {

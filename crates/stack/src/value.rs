@@ -1,6 +1,6 @@
 //! Conversion of written values to the types of their keys, and back to text.
 
-use crate::kind::{Key, ValueKind};
+use crate::key::{Key, ValueKind};
 use crate::problem::{meant, nearest, shown};
 use crate::raw::{At, RawValue};
 use crate::units::{format_duration, format_size, parse_duration, parse_size};

@@ -1,8 +1,8 @@
 //! Import cycles among the modules of each crate: none may become longer.
 //!
-//! A module is a file or folder directly in `src/`, with all files below it. It imports another one where its code
-//! has a path that begins with `crate::` or `super::` and leads there; names that `lib.rs` re-exports aren't
-//! followed. Modules that import each other, directly or through others, are a cycle.
+//! A module is a file or folder directly in `src/`, with all files below it. It imports another one where its
+//! code has a path that begins with `crate::` or `super::` and leads there; names that `lib.rs` re-exports
+//! aren't followed. Modules that import each other, directly or through others, are a cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::documents::{read, root};
 
 /// Modules in the longest cycle of each crate; crates without a line have no cycle.
-const LONGEST_CYCLES: [(&str, usize); 13] = [
+const LONGEST_CYCLES: [(&str, usize); 12] = [
     ("bench", 3),
     ("fs", 35),
     ("fuse", 2),
@@ -22,7 +22,6 @@ const LONGEST_CYCLES: [(&str, usize); 13] = [
     ("remote", 2),
     ("runtime", 14),
     ("spinor", 2),
-    ("stack", 15),
     ("zns", 2),
 ];
 
@@ -50,8 +49,8 @@ fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
-/// Paths that begin at a position of the tokens, each as its words; a group in braces is several paths. Returns
-/// the position after them.
+/// Paths that begin at a position of the tokens, each as its words; a group in braces is several paths.
+/// Returns the position after them.
 fn paths_at(tokens: &[String], mut at: usize, mut path: Vec<String>, paths: &mut Vec<Vec<String>>) -> usize {
     let token = |at: usize| tokens.get(at).map_or("", String::as_str);
     if token(at) == "{" {
