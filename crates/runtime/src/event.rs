@@ -4,9 +4,9 @@
 //! that isn't an eventfd is an error.
 
 use crate::file::os_error;
+use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
-use crate::slots::submit;
 use block::{Error, Result};
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;

@@ -8,10 +8,10 @@ mod replacement;
 
 pub use replacement::replace;
 
+use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
 use crate::remote::blocking;
 use crate::shard;
-use crate::slots::submit;
 use block::{Buffer, Durability, Error, Payload, Result};
 use std::ffi::CString;
 use std::fmt;
@@ -81,22 +81,7 @@ impl OpenOptions {
     }
 }
 
-/// Type and size of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Metadata {
-    /// The length in bytes; for a block device its capacity.
-    pub length: u64,
-    /// Whether it is a regular file.
-    pub is_file: bool,
-    /// Whether it is a directory.
-    pub is_directory: bool,
-    /// Whether it is a block device.
-    pub is_block_device: bool,
-    /// Allocated space in bytes.
-    pub allocated: u64,
-    /// Permission bits, such as 0o600.
-    pub mode: u32,
-}
+pub use crate::metadata::Metadata;
 
 /// An open file of this shard.
 #[derive(Clone)]
@@ -148,7 +133,7 @@ enum SharedDescriptor {
 impl Drop for SharedDescriptor {
     fn drop(&mut self) {
         if let SharedDescriptor::Simulated(handle) = self {
-            crate::simulated::close(*handle);
+            shard::close_simulated(*handle);
         }
     }
 }
@@ -159,7 +144,7 @@ impl SharedFile {
         match &self.descriptor {
             SharedDescriptor::Kernel(fd) => Ok(File::from_descriptor(duplicate(fd, &self.name)?, &self.name)),
             SharedDescriptor::Simulated(handle) => {
-                let descriptor = Descriptor::Simulated(crate::simulated::share(*handle));
+                let descriptor = Descriptor::Simulated(shard::share_simulated(*handle));
                 Ok(File { descriptor: Rc::new(descriptor), name: self.name.as_str().into() })
             }
         }
@@ -226,7 +211,7 @@ impl File {
     pub fn share(&self) -> Result<SharedFile> {
         let descriptor = match &*self.descriptor {
             Descriptor::Kernel { fd, .. } => SharedDescriptor::Kernel(duplicate(fd, &self.name)?),
-            Descriptor::Simulated(handle) => SharedDescriptor::Simulated(crate::simulated::share(*handle)),
+            Descriptor::Simulated(handle) => SharedDescriptor::Simulated(shard::share_simulated(*handle)),
         };
         Ok(SharedFile { descriptor, name: self.name.to_string() })
     }
@@ -369,24 +354,17 @@ impl File {
         let doing = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", self.name));
         let length = self.length()?;
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else {
-            return Ok(Metadata {
-                length,
-                is_file: true,
-                is_directory: false,
-                is_block_device: false,
-                allocated: length,
-                mode: 0o600,
-            });
+            return Ok(Metadata::simulated(length, false));
         };
         let found =
             fd.try_clone().map(std::fs::File::from).and_then(|file| file.metadata()).map_err(doing)?;
-        Ok(metadata_of(&found, length))
+        Ok(Metadata::of(&found, length))
     }
 
     /// Length in bytes; the capacity of a block device.
     pub fn length(&self) -> Result<u64> {
         match &*self.descriptor {
-            Descriptor::Simulated(handle) => crate::simulated::with_world(|world| world.file_length(*handle)),
+            Descriptor::Simulated(handle) => shard::with_world(|world| world.file_length(*handle)),
             Descriptor::Kernel { fd, .. } => {
                 // SAFETY: no memory is passed; the file position is unused.
                 match unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) } {
@@ -478,19 +456,7 @@ pub fn metadata(path: &Path) -> Result<Metadata> {
         std::fs::metadata(path).map_err(|error| Error::from_io(&error, &path.display().to_string()))?;
     let is_block_device = found.file_type().is_block_device();
     let length = if is_block_device { block_device_length(path)? } else { found.len() };
-    Ok(metadata_of(&found, length))
-}
-
-fn metadata_of(found: &std::fs::Metadata, length: u64) -> Metadata {
-    use std::os::unix::fs::MetadataExt;
-    Metadata {
-        length,
-        is_file: found.is_file(),
-        is_directory: found.is_dir(),
-        is_block_device: found.file_type().is_block_device(),
-        allocated: found.blocks() * 512,
-        mode: found.mode() & 0o7777,
-    }
+    Ok(Metadata::of(&found, length))
 }
 
 fn block_device_length(path: &Path) -> Result<u64> {

@@ -4,7 +4,8 @@
 //! whole, as a message. A [`Home`] is the address: it can be sent and shared, and resolves to the object on
 //! the home shard.
 
-use crate::shard::{ShardIndex, current_shard};
+use crate::config::ShardIndex;
+use crate::shard::current_shard;
 use crate::task::{JoinHandle, spawn};
 use block::{Call, Error, Result, Status};
 use std::any::Any;

@@ -18,8 +18,10 @@
 //! The callers interpret the bytes.
 #![doc = include_str!("../DESIGN.md")]
 
+mod address;
 mod carry;
 pub mod clock;
+mod config;
 mod distant;
 pub mod event;
 pub mod extents;
@@ -27,9 +29,13 @@ mod failure_run;
 pub mod file;
 pub mod histogram;
 mod home;
+mod in_flight;
+mod kernel_memory;
 pub mod locked_memory;
+mod mailbox;
 pub mod mapping;
 pub mod message_device;
+mod metadata;
 pub mod net;
 mod operation;
 mod per_shard;
@@ -40,6 +46,7 @@ pub mod range_lock;
 mod remote;
 mod requests;
 mod ring;
+mod run;
 mod shard;
 pub mod shared_memory;
 mod signal;
@@ -50,25 +57,30 @@ mod task;
 mod task_group;
 mod time_limit;
 mod timer;
+mod timers;
 pub mod ublk_driver;
+mod world;
 pub mod write_back;
 
 pub use carry::{carry, carry_in};
 pub use clock::{
     Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
 };
+pub use config::{Config, ShardIndex};
 pub use distant::Distant;
 pub use failure_run::FailureRun;
 pub use home::Home;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
-pub use random::{Random, random_u64};
+pub use random::Random;
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
-pub use shard::{Config, ShardIndex, current_shard, is_on_shard, is_simulated, run, shard_count, submit_now};
+pub use run::run;
+pub use shard::{current_shard, is_on_shard, is_simulated, random_u64, shard_count, submit_now};
 pub use signal::{StopSignals, serve_write_back};
-pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
+pub use simulated::{Simulated, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};
 pub use time_limit::{LimitedRequest, TimeLimit};
 pub use timer::{Elapsed, retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};
+pub use world::{SimulatedFaults, Simulation};

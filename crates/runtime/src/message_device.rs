@@ -12,9 +12,9 @@
 #![allow(unsafe_code)] // fcntl, ioctl; add_filled after the kernel wrote.
 
 use crate::file::os_error;
+use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
-use crate::slots::submit;
 use block::{Buffer, Error, Payload, Result};
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

@@ -8,21 +8,19 @@
 //!   and permissions before the first connection is possible (`access`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
+use crate::address::SocketAddress;
 use crate::file::os_error;
+use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
-use crate::simulated;
-use crate::slots::{Key, submit};
+use crate::slots::Key;
 use crate::sync::StopToken;
 use block::{Buffer, Error, Payload, Result};
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::rc::Rc;
-use std::str::FromStr;
 use std::time::Duration;
 
 mod access;
@@ -30,6 +28,7 @@ mod descriptors;
 mod direct;
 mod socket_file;
 
+pub use crate::address::Address;
 pub use access::{Access, Owner};
 pub use descriptors::{MAX_DESCRIPTORS, is_socket};
 pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
@@ -49,109 +48,6 @@ const _: () = assert!(
     KEEP_ALIVE_IDLE + KEEP_ALIVE_INTERVAL * KEEP_ALIVE_PROBES == SILENT_PEER_LIMIT.as_secs() as libc::c_int,
     "idle and busy connections end after the same time"
 );
-
-/// Address of a listener: a path or a TCP address.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Address {
-    /// A unix socket.
-    Unix(PathBuf),
-    /// TCP, as a numeric address: names are not resolved.
-    Tcp(SocketAddr),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Unix(path) => write!(formatter, "unix:{}", path.display()),
-            Address::Tcp(address) => address.fmt(formatter),
-        }
-    }
-}
-
-impl FromStr for Address {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Address> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            let fits = (1..UNIX_PATH_ROOM).contains(&path.len()) && !path.contains('\0');
-            return match fits {
-                true => Ok(Address::Unix(PathBuf::from(path))),
-                false => Err(Error::invalid(format!(
-                    "address \"{text}\": a unix socket's path has 1 to {} bytes",
-                    UNIX_PATH_ROOM - 1
-                ))),
-            };
-        }
-        let with_address = text.replacen("localhost:", "127.0.0.1:", 1);
-        with_address.parse().map(Address::Tcp).map_err(|_| {
-            Error::invalid(format!(
-                "address \"{text}\": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"
-            ))
-        })
-    }
-}
-
-/// Bytes of `sun_path`, including the final NUL.
-const UNIX_PATH_ROOM: usize = 108;
-
-/// Address in the kernel's form.
-pub(crate) struct SocketAddress {
-    storage: libc::sockaddr_storage,
-    length: libc::socklen_t,
-}
-
-impl SocketAddress {
-    pub(crate) fn of(address: &Address) -> Result<Self> {
-        // SAFETY: all zeros is a valid storage of no family.
-        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-        let length = match address {
-            Address::Unix(path) => {
-                let bytes = path.as_os_str().as_bytes();
-                if bytes.len() >= UNIX_PATH_ROOM {
-                    return Err(Error::invalid(format!(
-                        "unix socket {}: its path is {} bytes long, at most {} fit",
-                        path.display(),
-                        bytes.len(),
-                        UNIX_PATH_ROOM - 1
-                    )));
-                }
-                // SAFETY: a storage is as large and aligned as any address.
-                let unix = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_un>() };
-                unix.sun_family = libc::AF_UNIX as libc::sa_family_t;
-                for (target, byte) in unix.sun_path.iter_mut().zip(bytes) {
-                    *target = *byte as libc::c_char;
-                }
-                std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1
-            }
-            Address::Tcp(SocketAddr::V4(address)) => {
-                // SAFETY: as above.
-                let inet = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in>() };
-                inet.sin_family = libc::AF_INET as libc::sa_family_t;
-                inet.sin_port = address.port().to_be();
-                inet.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
-                size_of::<libc::sockaddr_in>()
-            }
-            Address::Tcp(SocketAddr::V6(address)) => {
-                // SAFETY: as above.
-                let inet = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in6>() };
-                inet.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                inet.sin6_port = address.port().to_be();
-                inet.sin6_addr.s6_addr = address.ip().octets();
-                inet.sin6_scope_id = address.scope_id();
-                size_of::<libc::sockaddr_in6>()
-            }
-        };
-        Ok(SocketAddress { storage, length: length as libc::socklen_t })
-    }
-
-    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
-        std::ptr::from_ref(&self.storage).cast()
-    }
-
-    pub(crate) fn len(&self) -> libc::socklen_t {
-        self.length
-    }
-}
 
 fn last_error(doing: String) -> Error {
     let error = std::io::Error::last_os_error();
@@ -215,7 +111,7 @@ impl Listener {
         before_bind: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
         before_listen: impl FnOnce() -> Result<()>,
     ) -> Result<Listener> {
-        if let Some(world) = simulated::current_world() {
+        if let Some(world) = shard::current_world() {
             let handle = world.listen(address)?;
             let descriptor = Rc::new(Descriptor::Simulated(handle));
             return Ok(Listener { descriptor, address: address.clone(), file: None });
@@ -356,7 +252,7 @@ impl Stream {
 
     /// Connects to an address.
     pub async fn connect(address: &Address) -> Result<Stream> {
-        let descriptor = match simulated::current_world() {
+        let descriptor = match shard::current_world() {
             Some(world) => Descriptor::Simulated(world.new_socket()),
             None => {
                 let fd = new_socket(address, 0)?;
@@ -481,7 +377,9 @@ impl Stream {
                 let fd = fd.try_clone().map_err(|error| Error::from_io(&error, "moving a connection"))?;
                 Ok(RemoteStream(Remote::Kernel(fd)))
             }
-            Descriptor::Simulated(handle) => Ok(RemoteStream(Remote::Simulated(simulated::share(*handle)))),
+            Descriptor::Simulated(handle) => {
+                Ok(RemoteStream(Remote::Simulated(shard::share_simulated(*handle))))
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Operations of a shard, for the kernel or for the simulated world: one enum, which owns all data of the
 //! operation until it has ended.
 
+use crate::address::Address;
 use block::{Buffer, Payload};
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ impl Drop for Descriptor {
         match self {
             Descriptor::Kernel { slot: Some(slot), .. } => crate::shard::release_file_slot(*slot),
             Descriptor::Kernel { slot: None, .. } => {}
-            Descriptor::Simulated(handle) => crate::simulated::close(*handle),
+            Descriptor::Simulated(handle) => crate::shard::close_simulated(*handle),
         }
     }
 }
@@ -48,7 +49,7 @@ pub(crate) enum Operation {
     /// Waits for a connection.
     Accept { listener: Rc<Descriptor> },
     /// Connects; the address is in the operation's slot.
-    Connect { socket: Rc<Descriptor>, address: crate::net::Address },
+    Connect { socket: Rc<Descriptor>, address: Address },
     /// Receives into the unfilled part of the buffer.
     Receive { socket: Rc<Descriptor>, buffer: Buffer },
     /// Sends the payload without its first `skip` bytes.

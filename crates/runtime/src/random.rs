@@ -1,8 +1,6 @@
 //! Seeded randomness: xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators",
 //! 2021), seeded by SplitMix64. Not for secrets.
 
-use crate::shard;
-
 /// Seeded generator: the same seed gives the same numbers, on every machine.
 #[derive(Debug, Clone)]
 pub struct Random {
@@ -66,12 +64,6 @@ impl Random {
             chunk.copy_from_slice(&self.next_u64().to_le_bytes()[..chunk.len()]);
         }
     }
-}
-
-/// Returns 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's
-/// seed.
-pub fn random_u64() -> u64 {
-    shard::with_current(|shard| shard.random.borrow_mut().next_u64())
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ impl Access for Rc<RefCell<Table>> {
 impl Access for Arc<Mutex<Table>> {
     #[inline]
     fn with<T>(&self, work: impl FnOnce(&mut Table) -> T) -> T {
-        work(&mut crate::remote::lock(self))
+        work(&mut crate::mailbox::lock(self))
     }
 }
 

@@ -9,13 +9,14 @@
 //! If that takes too long it leaks the memory rather than free it while the kernel may use it.
 #![allow(unsafe_code)] // The kernel's border.
 
-use crate::net::SocketAddress;
+use crate::address::SocketAddress;
+use crate::config::Config;
+use crate::kernel_memory::KernelMemory;
 use crate::operation::{Descriptor, Operation};
 use crate::polling::Polling;
-use crate::shard::Config;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
-use block::{Buffer, Data, Error, Payload, Result};
+use block::{Data, Error, Result};
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -32,49 +33,6 @@ const MIN_REGION: usize = 256 << 10;
 /// it.
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
-
-/// Memory that the kernel needs for an operation, kept with its slot for reuse.
-pub(crate) struct KernelMemory {
-    vectors: Vec<libc::iovec>,
-    message: libc::msghdr,
-    address: Option<SocketAddress>,
-}
-
-impl Default for KernelMemory {
-    fn default() -> Self {
-        // SAFETY: a message header of zeros is a valid, empty one.
-        KernelMemory { vectors: Vec::new(), message: unsafe { std::mem::zeroed() }, address: None }
-    }
-}
-
-impl KernelMemory {
-    /// Points the vectors at the unfilled parts of two buffers.
-    fn point_at_spare(&mut self, buffers: [&Buffer; 2]) {
-        self.vectors.clear();
-        self.vectors.extend(buffers.map(|buffer| libc::iovec {
-            iov_base: buffer.spare_address().cast(),
-            iov_len: buffer.missing(),
-        }));
-    }
-
-    /// Points the vectors at the payload's bytes after the first `skip`.
-    fn point_at(&mut self, payload: &Payload, mut skip: usize) {
-        self.vectors.clear();
-        for data in payload.slices() {
-            if skip >= data.len() {
-                skip -= data.len();
-                continue;
-            }
-            let rest = &data[skip..];
-            skip = 0;
-            self.vectors.push(libc::iovec { iov_base: rest.as_ptr() as *mut _, iov_len: rest.len() });
-            // The remaining slices are sent by the next operation, after this short one.
-            if self.vectors.len() == libc::UIO_MAXIOV as usize {
-                break;
-            }
-        }
-    }
-}
 
 pub(crate) struct Ring {
     ring: IoUring,

@@ -1,80 +1,21 @@
-//! A shard: one thread, one ring, one run queue; and [`run`], which starts and ends them.
+//! State of one shard, and the shard of the current thread.
 
-use crate::clock::{self, now};
+use crate::clock::now;
+use crate::config::ShardIndex;
+use crate::mailbox::{Mailbox, Runnable};
 use crate::operation::{Descriptor, Operation};
-use crate::polling::EndedBy;
 use crate::random::Random;
-use crate::remote::{Mailbox, lock};
 use crate::ring::Ring;
-use crate::simulated::World;
 use crate::slots::{Key, Slot, Slots};
-use crate::task::{Runnable, TaskFuture};
-use crate::timer::Timers;
-use block::{Error, Result};
+use crate::timers::Timers;
+use crate::world::World;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
-use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
-
-/// Settings of the shards of [`run`].
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Number of shards, 1 to 256.
-    pub shards: usize,
-    /// Whether shard n is pinned to the n-th processor that the process may use (modulo their number).
-    pub pin: bool,
-    /// Submission entries per ring, a power of two.
-    pub ring_entries: u32,
-    /// Bytes of buffers that each shard tries to register with its ring; fewer, or none, if the kernel's
-    /// limit on locked memory is lower.
-    pub registered_bytes: usize,
-    /// Whether a shard polls its ring for up to 50 µs before it sleeps, if its waits are that short and there
-    /// are more processors than shards. This saves clients with one request at a time the wake-up of a
-    /// thread.
-    pub poll: bool,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config { shards: 1, pin: false, ring_entries: 256, registered_bytes: 4 << 20, poll: false }
-    }
-}
-
-impl Config {
-    /// Sets the number of shards.
-    pub fn with_shards(mut self, shards: usize) -> Self {
-        self.shards = shards;
-        self
-    }
-
-    /// Lets shards poll before they sleep.
-    pub fn polling(mut self) -> Self {
-        self.poll = true;
-        self
-    }
-
-    /// Pins shards to processors.
-    pub fn pinned(mut self) -> Self {
-        self.pin = true;
-        self
-    }
-}
-
-/// Number of a shard, from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ShardIndex(pub usize);
-
-impl fmt::Display for ShardIndex {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
-    }
-}
 
 /// Backend that carries out operations.
 pub(crate) enum Driver {
@@ -116,6 +57,7 @@ pub(crate) fn set_current(shard: Option<Rc<Shard>>) -> Option<Rc<Shard>> {
     CURRENT.with(|current| current.replace(shard))
 }
 
+#[inline]
 pub(crate) fn is_current(mailbox: &Mailbox) -> bool {
     CURRENT_MAILBOX.get() == std::ptr::from_ref(mailbox)
 }
@@ -173,6 +115,33 @@ pub(crate) fn release_file_slot(slot: u32) {
             ring.release_file_slot(slot);
         }
     });
+}
+
+/// Returns 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's
+/// seed.
+pub fn random_u64() -> u64 {
+    with_current(|shard| shard.random.borrow_mut().next_u64())
+}
+
+/// World of the simulation on this thread; `None` without one.
+pub(crate) fn current_world() -> Option<Rc<World>> {
+    try_with_current(|shard| shard.world().cloned()).flatten()
+}
+
+pub(crate) fn with_world<T>(use_world: impl FnOnce(&World) -> T) -> T {
+    use_world(&current_world().expect("a simulated file is used inside its simulation"))
+}
+
+/// Closes the last descriptor of a simulated file or socket.
+pub(crate) fn close_simulated(handle: u64) {
+    if let Some(world) = current_world() {
+        world.close(handle);
+    }
+}
+
+/// Returns another descriptor for a simulated file or socket.
+pub(crate) fn share_simulated(handle: u64) -> u64 {
+    with_world(|world| world.share(handle))
 }
 
 impl Shard {
@@ -242,7 +211,7 @@ impl Shard {
 
     /// Restarts the rest of an operation.
     #[cold]
-    fn start_again(&self, key: Key) {
+    pub(crate) fn start_again(&self, key: Key) {
         let immediate = {
             let mut slots = self.slots.borrow_mut();
             self.start(key, slots.slot(key.index))
@@ -252,14 +221,10 @@ impl Shard {
         }
     }
 
-    /// Runs the ready tasks; tasks that become ready meanwhile wait for the next turn.
+    /// Does what other threads have left for this shard.
     #[inline]
-    fn run_ready(&self) {
-        let ready = self.queue.borrow().len();
-        for _ in 0..ready {
-            let Some(runnable) = self.queue.borrow_mut().pop_front() else { break };
-            runnable.run();
-        }
+    pub(crate) fn deliver(&self) {
+        self.mailbox.deliver(|runnable| self.queue.borrow_mut().push_back(runnable));
     }
 
     pub(crate) fn expire_timers(&self) {
@@ -276,82 +241,6 @@ impl Shard {
         }
     }
 
-    /// One turn of the loop: tasks, messages, timers, the kernel.
-    fn turn(&self, ring: &RefCell<Option<Box<Ring>>>) {
-        self.run_ready();
-        self.mailbox.deliver(self);
-        self.expire_timers();
-        let is_idle = self.queue.borrow().is_empty();
-        let deadline = self.timers.borrow().next_deadline().filter(|_| is_idle);
-        let limit = || deadline.map(|deadline| deadline - now());
-        {
-            let mut ring = ring.borrow_mut();
-            let ring = ring.as_mut().expect("a shard that turns has its ring");
-            let idle_since = (is_idle && ring.polling().is_allowed()).then(now);
-            let wait = is_idle
-                && !ring.poll(limit, || self.mailbox.has_letters() || self.mailbox.is_stopped())
-                && self.mailbox.fall_asleep();
-            ring.turn(wait, limit());
-            if wait {
-                self.mailbox.wake_up();
-            }
-            if let Some(since) = idle_since {
-                let by = if self.mailbox.has_letters() { EndedBy::Message } else { EndedBy::Other };
-                ring.polling().waited(now() - since, by);
-            }
-            ring.reap(|key, result| self.complete_inside_turn(key, result));
-        }
-        self.start_cut_short();
-    }
-
-    /// Restarts the operations that [`complete_inside_turn`](Self::complete_inside_turn) set aside.
-    #[inline]
-    fn start_cut_short(&self) {
-        loop {
-            let Some(key) = self.cut_short.borrow_mut().pop() else { return };
-            self.start_again(key);
-        }
-    }
-
-    /// As [`complete`](Self::complete). Dropping an operation may release a file's slot, which needs the ring
-    /// that is borrowed here, so an abandoned operation is dropped by a task of its own.
-    #[inline]
-    fn complete_inside_turn(&self, key: Key, result: i32) {
-        if self.slots.borrow_mut().goes_on(key, result) {
-            return self.cut_short.borrow_mut().push(key);
-        }
-        let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        if let Some(operation) = abandoned {
-            crate::task::drop_later(self, self.discarded(operation, result));
-        }
-    }
-
-    /// Drops every task with its data, and waits for the operations of the kernel to end.
-    fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
-        self.drop_tasks();
-        let deadline = now() + Duration::from_secs(30);
-        while self.slots.borrow().using_memory() > 0 && now() < deadline {
-            if let Some(ring) = ring.borrow_mut().as_mut() {
-                ring.cancel_all();
-                ring.turn(true, Some(Duration::from_millis(20)));
-                ring.reap(|key, result| self.complete_inside_turn(key, result));
-            }
-            self.start_cut_short();
-            self.drop_tasks();
-        }
-        let ring = ring.borrow_mut().take();
-        if self.slots.borrow().using_memory() > 0 {
-            tracing::error!("shard {}: operations did not end in 30 s; their memory is leaked", self.index);
-            std::mem::forget(self.slots.take());
-        }
-        if let Some(ring) = ring {
-            ring.close();
-        }
-    }
-
     /// Cancels all tasks: a task that is woken after its handles were dropped is dropped when it is taken out
     /// of the queue, and doesn't run.
     pub(crate) fn drop_tasks(self: &Rc<Self>) {
@@ -365,151 +254,5 @@ impl Shard {
             }
             drop(runnables);
         }
-    }
-}
-
-/// Runs `main` on shard 0, and returns its result once all shards have ended.
-///
-/// # Errors
-/// [`Error::Invalid`] for a number of shards out of range; the kernel's error if it can't create a ring.
-///
-/// # Panics
-/// With the panic of any task.
-pub fn run<T, F, Fut>(config: Config, main: F) -> Result<T>
-where
-    F: FnOnce() -> Fut + Send,
-    Fut: Future<Output = T> + 'static,
-    T: Send + 'static,
-{
-    let output = Arc::new(Mutex::new(None));
-    let slot = output.clone();
-    run_boxed(
-        &config,
-        Box::new(move || {
-            // Called on shard 0, so that what it makes is made there.
-            let main = main();
-            Box::pin(async move {
-                let value = main.await;
-                *lock(&slot) = Some(value);
-            })
-        }),
-    )?;
-    let value = lock(&output).take();
-    Ok(value.expect("the main task has returned"))
-}
-
-/// Makes the main task of a shard on its thread.
-type MakeMain<'a> = Box<dyn FnOnce() -> TaskFuture<()> + Send + 'a>;
-
-/// Part of [`run`] that doesn't depend on the types of `main`. Returns once `main` has.
-fn run_boxed(config: &Config, main: MakeMain<'_>) -> Result<()> {
-    if !(1..=256).contains(&config.shards) {
-        return Err(Error::invalid(format!("{} shards: expected 1 to 256", config.shards)));
-    }
-    // Measured once, before any latency is.
-    now();
-    let mailboxes = (0..config.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
-    let processors = &crate::signal::allowed_processors();
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..config.shards)
-            .map(|index| {
-                let mailboxes = mailboxes.clone();
-                scope.spawn(move || {
-                    let forever: MakeMain<'_> = Box::new(|| Box::pin(std::future::pending()));
-                    let ended = run_shard(ShardIndex(index), mailboxes.clone(), config, processors, forever);
-                    if let Err(error) = ended {
-                        stop_all(&mailboxes, Some(error));
-                    }
-                })
-            })
-            .collect();
-        let first = {
-            let mailboxes = mailboxes.clone();
-            scope.spawn(move || run_shard(ShardIndex(0), mailboxes, config, processors, main))
-        };
-        let result = first.join();
-        stop_all(&mailboxes, None);
-        for thread in others {
-            if let Err(panic) = thread.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
-        let failure = mailboxes[0].failure();
-        match result {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => {
-                Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic")))
-            }
-            Ok(Err(error)) => Err(error),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
-}
-
-pub(crate) fn stop_all(mailboxes: &[Arc<Mailbox>], failure: Option<Error>) {
-    if let Some(failure) = failure {
-        mailboxes[0].fail(failure);
-    }
-    mailboxes.iter().for_each(|mailbox| mailbox.stop());
-}
-
-/// Runs one shard until its main task has returned or the shard is stopped. Returns whether the task has
-/// returned.
-fn run_shard(
-    index: ShardIndex,
-    all: Arc<[Arc<Mailbox>]>,
-    config: &Config,
-    processors: &[usize],
-    main: MakeMain<'_>,
-) -> Result<bool> {
-    crate::signal::prepare_thread(config.pin.then(|| processors[index.0 % processors.len()]));
-    let mailbox = all[index.0].clone();
-    let ring = Ring::new(config, mailbox.wake_descriptor(), processors.len())?;
-    let shard = Rc::new(Shard {
-        index,
-        driver: Driver::Ring(RefCell::new(Some(Box::new(ring)))),
-        slots: RefCell::default(),
-        timers: RefCell::default(),
-        queue: RefCell::default(),
-        cut_short: RefCell::default(),
-        tasks: RefCell::default(),
-        random: RefCell::new(Random::new(crate::signal::kernel_random())),
-        mailbox,
-        all,
-    });
-    let Driver::Ring(ring) = &shard.driver else { unreachable!("made above") };
-    // Ends the shard in every case, also after a panic in a task: memory that the kernel may still write to
-    // must live.
-    let _end = EndGuard(&shard);
-    set_current(Some(shard.clone()));
-    let has_returned = Rc::new(Cell::new(false));
-    let returned = has_returned.clone();
-    let main = main();
-    let own_mailbox = shard.mailbox.clone();
-    let main = async move {
-        main.await;
-        returned.set(true);
-        // So that this turn doesn't wait for the kernel any more.
-        own_mailbox.stop();
-    };
-    crate::task::spawn_in(&shard, Box::pin(main)).detach();
-    while !has_returned.get() && !shard.mailbox.is_stopped() {
-        shard.turn(ring);
-    }
-    Ok(has_returned.get())
-}
-
-struct EndGuard<'a>(&'a Rc<Shard>);
-
-impl Drop for EndGuard<'_> {
-    fn drop(&mut self) {
-        let Driver::Ring(ring) = &self.0.driver else { return };
-        if std::thread::panicking() {
-            // The other shards must not wait for this one.
-            stop_all(&self.0.all, None);
-        }
-        self.0.end(ring);
-        set_current(None);
-        clock::set_virtual(None);
     }
 }

@@ -1,125 +1,25 @@
-//! Simulated runtime: the same executor and API over a world that is generated from a seed.
+//! Simulated runtime: the same executor and API over a [`World`] that is generated from a seed.
 //!
 //! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a
 //! drawn time and end in the order of their times; time passes only when no task is ready. Results don't
 //! depend on the machine: the same seed gives the same run, event for event, and the [`Trace`] records it.
 //!
-//! The world has files ([`files`]) with a volatile cache that a [`power_cut`] loses in part, and
-//! sockets ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
-//!
 //! Not simulated: operations outside of this crate (`uring_cmd`, threads).
 
-mod files;
-mod network;
-mod world;
-
 use crate::clock;
+use crate::config::ShardIndex;
+use crate::mailbox::Mailbox;
 use crate::random::Random;
-use crate::remote::Mailbox;
-use crate::shard::{self, Driver, Shard, ShardIndex};
+use crate::shard::{self, Driver, Shard};
 use crate::task::TaskFuture;
+use crate::world::{Simulation, Trace, World};
 use block::{Error, Result};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-pub(crate) use world::World;
-
-/// Faults of a simulated world, as probabilities per operation.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SimulatedFaults {
-    /// A read of a file fails with EIO.
-    pub read_error: f64,
-    /// A write to a file fails with EIO after any part of it was done; no later operation reports it.
-    pub write_error: f64,
-    /// Write-back fails at a sync or a durable write. It loses all writes to the file since the last sync and
-    /// is reported once by each open file description (`files`). The sync of a directory fails with EIO.
-    pub sync_error: f64,
-    /// An operation takes a hundred times as long.
-    pub slow: f64,
-    /// A transfer is cut short, as the kernel may do with any transfer.
-    pub short: f64,
-}
-
-/// Settings of [`simulate`].
-#[derive(Debug, Clone)]
-pub struct Simulation {
-    /// Seed of all randomness.
-    pub seed: u64,
-    /// Number of shards.
-    pub shards: usize,
-    /// Range of the duration of an operation on a file, in nanoseconds.
-    pub latency: Range<u64>,
-    /// Fault probabilities.
-    pub faults: SimulatedFaults,
-    /// Most events: the run fails if `main` hasn't returned after them.
-    pub most_events: u64,
-    /// Most lines of the trace that are kept; its hash covers all events.
-    pub trace_lines: usize,
-    /// Initial files, with durable contents.
-    pub files: Vec<(PathBuf, Vec<u8>)>,
-}
-
-impl Simulation {
-    /// One shard, 10 to 100 µs per operation, no faults.
-    pub fn new(seed: u64) -> Self {
-        Simulation {
-            seed,
-            shards: 1,
-            latency: 10_000..100_000,
-            faults: SimulatedFaults::default(),
-            most_events: 100_000_000,
-            trace_lines: 1000,
-            files: Vec::new(),
-        }
-    }
-
-    /// Sets the number of shards.
-    pub fn with_shards(mut self, shards: usize) -> Self {
-        self.shards = shards;
-        self
-    }
-
-    /// Sets the faults.
-    pub fn with_faults(mut self, faults: SimulatedFaults) -> Self {
-        self.faults = faults;
-        self
-    }
-
-    /// Sets the initial files.
-    pub fn with_files(mut self, files: Vec<(PathBuf, Vec<u8>)>) -> Self {
-        self.files = files;
-        self
-    }
-}
-
-/// Events of a simulation, in order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Trace {
-    /// Number of events.
-    pub events: u64,
-    /// Hash over all events.
-    pub hash: u64,
-    /// Descriptions of the first events.
-    pub lines: Vec<String>,
-}
-
-impl Trace {
-    fn note(&mut self, most_lines: usize, time: u64, what: std::fmt::Arguments<'_>) {
-        let line = format!("{time} {what}");
-        self.events += 1;
-        // FNV-1a, 64 bits.
-        let seed = if self.hash == 0 { 0xCBF2_9CE4_8422_2325 } else { self.hash };
-        self.hash =
-            line.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
-        if self.lines.len() < most_lines {
-            self.lines.push(line);
-        }
-    }
-}
 
 /// Result of a simulation.
 #[derive(Debug)]
@@ -235,7 +135,7 @@ impl Scheduler {
     fn run_one(&mut self) -> bool {
         for shard in &self.shards {
             shard::set_current(Some(shard.clone()));
-            shard.mailbox.deliver(shard);
+            shard.deliver();
         }
         let ready: usize = self.shards.iter().map(|shard| shard.queue.borrow().len()).sum();
         if ready == 0 {
@@ -266,7 +166,7 @@ impl Scheduler {
         let Some(time) = self.world.next_event().into_iter().chain(deadline).min() else { return false };
         self.world.set_time(time);
         clock::set_virtual(Some(self.world.time()));
-        while let Some((index, key, result)) = self.world.pop_due(&self.shards) {
+        while let Some((index, key, result)) = self.world.pop_due(|shard| &self.shards[shard.0].slots) {
             let shard = &self.shards[index.0];
             shard::set_current(Some(shard.clone()));
             shard.complete(key, result);
@@ -295,32 +195,11 @@ impl Drop for Scheduler {
     }
 }
 
-/// World of the simulation on this thread; `None` without one.
-pub(crate) fn current_world() -> Option<Rc<World>> {
-    shard::try_with_current(|shard| shard.world().cloned()).flatten()
-}
-
-pub(crate) fn with_world<T>(use_world: impl FnOnce(&World) -> T) -> T {
-    use_world(&current_world().expect("a simulated file is used inside its simulation"))
-}
-
-/// Closes the last descriptor of a simulated file or socket.
-pub(crate) fn close(handle: u64) {
-    if let Some(world) = current_world() {
-        world.close(handle);
-    }
-}
-
-/// Returns another descriptor for a simulated file or socket.
-pub(crate) fn share(handle: u64) -> u64 {
-    with_world(|world| world.share(handle))
-}
-
 /// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data,
 /// and a drawn part of later writes, torn at 512 bytes. They are the initial files of a following simulation.
 ///
 /// # Panics
 /// Outside of [`simulate`].
 pub fn power_cut() -> Vec<(PathBuf, Vec<u8>)> {
-    with_world(World::power_cut)
+    shard::with_world(World::power_cut)
 }

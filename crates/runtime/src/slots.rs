@@ -1,10 +1,7 @@
-//! Operations in flight of a shard, at addresses that don't move, and their waiters.
+//! Slots of the operations in flight of a shard, at addresses that don't move.
 
+use crate::kernel_memory::KernelMemory;
 use crate::operation::Operation;
-use crate::shard::{self, Discarded};
-use std::future::Future;
-use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// Number of slots that are allocated together. They aren't moved or freed before the shard ends: the kernel
@@ -44,7 +41,7 @@ pub(crate) struct Slot {
     generation: u32,
     waker: Option<Waker>,
     pub(crate) operation: Option<Operation>,
-    pub(crate) kernel: crate::ring::KernelMemory,
+    pub(crate) kernel: KernelMemory,
 }
 
 impl Slot {
@@ -54,7 +51,7 @@ impl Slot {
             generation: 0,
             waker: None,
             operation: None,
-            kernel: crate::ring::KernelMemory::default(),
+            kernel: KernelMemory::default(),
         }
     }
 }
@@ -118,7 +115,7 @@ impl Slots {
     }
 
     /// Records the end of an operation. Returns the waker of its waiter, or the operation if it was
-    /// abandoned. The caller wakes or [discards](shard::Shard::discarded) it after it has released its borrow
+    /// abandoned. The caller wakes or discards it after it has released its borrow
     /// of the slots: both may use the slots.
     #[inline]
     pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
@@ -134,8 +131,9 @@ impl Slots {
         (slot.waker.take(), None)
     }
 
+    /// Result and data of an operation that has ended; keeps the waker until then.
     #[inline]
-    fn poll(&mut self, key: Key, context: &mut Context<'_>) -> Poll<(i32, Operation)> {
+    pub(crate) fn poll(&mut self, key: Key, context: &mut Context<'_>) -> Poll<(i32, Operation)> {
         let slot = self.slot(key.index);
         let State::Done(result) = slot.state else {
             match &mut slot.waker {
@@ -151,7 +149,7 @@ impl Slots {
     }
 
     /// Abandons an operation. Returns whether it is still in flight; if not, its result and the operation.
-    fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<(i32, Operation)>) {
+    pub(crate) fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<(i32, Operation)>) {
         let slot = self.slot(key.index);
         let waker = slot.waker.take();
         let State::Done(result) = slot.state else {
@@ -163,63 +161,4 @@ impl Slots {
         self.free.push(key.index);
         (false, waker, operation.map(|operation| (result, operation)))
     }
-}
-
-/// An operation in flight. Awaiting returns its result and its data; dropping abandons it.
-pub(crate) struct InFlight {
-    key: Option<Key>,
-}
-
-impl InFlight {
-    /// Key for a cancellation; `None` once the result was taken.
-    #[inline]
-    pub(crate) fn key(&self) -> Option<Key> {
-        self.key
-    }
-}
-
-/// Starts an operation on the current shard.
-#[inline]
-pub(crate) fn submit(operation: Operation) -> InFlight {
-    shard::with_current(|shard| {
-        let mut slots = shard.slots.borrow_mut();
-        let key = slots.insert(operation);
-        let immediate = shard.start(key, slots.slot(key.index));
-        if let Some(result) = immediate {
-            let _no_waker = slots.complete(key, result);
-        }
-        InFlight { key: Some(key) }
-    })
-}
-
-impl Future for InFlight {
-    type Output = (i32, Operation);
-
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(i32, Operation)> {
-        let key = self.key.expect("an operation is not polled again after its end");
-        let polled = shard::with_current(|shard| shard.slots.borrow_mut().poll(key, context));
-        if polled.is_ready() {
-            self.key = None;
-        }
-        polled
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        let Some(key) = self.key else { return };
-        let left = shard::try_with_current(|shard| abandon(shard, key));
-        // Drops buffers and descriptors while no state is borrowed.
-        drop(left);
-    }
-}
-
-fn abandon(shard: &Rc<shard::Shard>, key: Key) -> (Option<Waker>, Option<Discarded>) {
-    let mut slots = shard.slots.borrow_mut();
-    let (running, waker, ended) = slots.abandon(key);
-    if running && slots.slot(key.index).operation.as_ref().is_some_and(Operation::waits_for_a_peer) {
-        shard.cancel(key);
-    }
-    (waker, ended.map(|(result, operation)| shard.discarded(operation, result)))
 }

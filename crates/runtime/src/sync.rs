@@ -1,6 +1,6 @@
 //! Synchronization between tasks of one shard, without atomics; and a stop signal that reaches all shards.
 
-use crate::remote::lock;
+use crate::mailbox::lock;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -1,6 +1,6 @@
 //! Tasks of one shard.
 
-use crate::remote::Mailbox;
+use crate::mailbox::{Letter, Mailbox, Runnable};
 use crate::shard::{self, Shard};
 use std::future::Future;
 use std::pin::Pin;
@@ -8,20 +8,29 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// A task that is ready to run, with the mailbox of its shard.
-pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
-
 /// Future of a task, boxed so that all tasks with one type of result share their code. Compiled for each type
 /// of future, that code was a third of the program.
 pub(crate) type TaskFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;
 
+/// Puts a woken task into its shard's queue, from any thread.
+#[inline]
+fn schedule(runnable: Runnable) {
+    if shard::is_current(runnable.metadata()) {
+        shard::with_current(|shard| shard.queue.borrow_mut().push_back(runnable));
+    } else {
+        // The task may run and free its metadata before the shard is woken, so the mailbox is cloned.
+        let mailbox = runnable.metadata().clone();
+        mailbox.post(Letter::Run(runnable));
+    }
+}
+
 /// Creates a task. The mailbox is the task's metadata, because a scheduling function with captured variables
 /// would make async-task count one more reference at each wake, in three atomic operations.
 fn create<T: 'static>(shard: &Shard, future: impl Future<Output = T> + 'static) -> (Runnable, Task<T>) {
     let builder = async_task::Builder::new().metadata(shard.mailbox.clone());
-    builder.spawn_local(|_| future, Mailbox::schedule)
+    builder.spawn_local(|_| future, schedule)
 }
 
 /// Handle of a task of this shard. Awaiting it returns the task's result; dropping it detaches the task.

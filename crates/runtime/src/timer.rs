@@ -1,36 +1,12 @@
-//! Timers of one shard.
+//! Waits for points in time.
 
 use crate::clock::{Instant, now};
 use crate::shard;
 use block::{Error, Result};
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
-
-/// Wakers of timers, in order of time and then of arrival.
-#[derive(Default)]
-pub(crate) struct Timers {
-    waiting: BTreeMap<(Instant, u64), Waker>,
-    arrivals: u64,
-}
-
-impl Timers {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.waiting.keys().next().map(|key| key.0)
-    }
-
-    /// Removes one timer that is due.
-    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
-        let entry = self.waiting.first_entry()?;
-        (entry.key().0 <= now).then(|| entry.remove())
-    }
-}
 
 /// Waits for a duration.
 pub fn sleep(duration: Duration) -> Sleep {
@@ -79,12 +55,9 @@ impl Future for Sleep {
         }
         shard::with_current(|shard| {
             let mut timers = shard.timers.borrow_mut();
-            let arrival = self.entry.unwrap_or_else(|| {
-                timers.arrivals += 1;
-                timers.arrivals
-            });
+            let arrival = self.entry.unwrap_or_else(|| timers.arrive());
             self.entry = Some(arrival);
-            timers.waiting.insert((self.deadline, arrival), context.waker().clone());
+            timers.insert(self.deadline, arrival, context.waker().clone());
         });
         Poll::Pending
     }
@@ -94,7 +67,7 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(arrival) = self.entry {
             shard::try_with_current(|shard| {
-                let waker = shard.timers.borrow_mut().waiting.remove(&(self.deadline, arrival));
+                let waker = shard.timers.borrow_mut().remove(self.deadline, arrival);
                 drop(waker);
             });
         }

@@ -12,9 +12,9 @@
 #![allow(unsafe_code)] // A ring of its own, a mapping, reads and writes at the kernel's border.
 
 use crate::file::os_error;
+use crate::in_flight::{InFlight, submit};
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
-use crate::slots::{InFlight, submit};
 use block::{Buffer, Error, Result};
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode, squeue};

@@ -102,16 +102,19 @@ pub struct Key {
     /// Whether a stack without this key is refused. A required list has at least one element.
     pub required: bool,
     /// Whether the one-line form may omit the key's name. Positional values fill the positional keys in the
-    /// order of [`Kind::keys`](crate::Kind::keys); a list takes all remaining values, so it must be the last positional key.
+    /// order of [`Kind::keys`](crate::Kind::keys); a list takes all remaining values, so it must be the last
+    /// positional key.
     pub positional: bool,
     /// Default value, in the one-line form. With `None`, the kind's code decides, through the getters of
     /// [`Arguments`](crate::Arguments) that begin with `optional_`.
     pub default: Option<&'static str>,
     /// Whether the kind is built even if parts that this key names can't be: it gets their errors instead
-    /// ([`Arguments::devices_or_errors`](crate::Arguments::devices_or_errors)). Has no effect when the kind is formatted.
+    /// ([`Arguments::devices_or_errors`](crate::Arguments::devices_or_errors)). Has no effect when the kind is
+    /// formatted.
     pub may_be_missing: bool,
     /// Whether the parts that this key names have the contents of earlier openings: unless the kind is
-    /// formatted, a missing one isn't created empty ([`Arguments::must_exist`](crate::Arguments::must_exist)).
+    /// formatted, a missing one isn't created empty
+    /// ([`Arguments::must_exist`](crate::Arguments::must_exist)).
     pub holds_contents: bool,
     /// Another system with the same values, for users who know the key from there.
     pub as_in: Option<&'static str>,

@@ -20,7 +20,7 @@ const LONGEST_CYCLES: [(&str, usize); 12] = [
     ("memory-node", 2),
     ("redis-device", 4),
     ("remote", 2),
-    ("runtime", 14),
+    ("runtime", 5),
     ("spinor", 2),
     ("zns", 2),
 ];

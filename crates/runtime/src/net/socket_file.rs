@@ -10,7 +10,7 @@
 //! Programs that don't take the lock aren't protected against.
 
 use super::{Access, Address, Listener, SocketAddress, new_socket};
-use crate::simulated;
+use crate::shard;
 use crate::timer::retry_while_busy;
 use block::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -219,7 +219,7 @@ impl Listener {
     /// Errors of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
     pub async fn replace_stale(address: &Address, access: Access) -> Result<Listener> {
         match address {
-            Address::Unix(path) if simulated::current_world().is_none() => {
+            Address::Unix(path) if !shard::is_simulated() => {
                 retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, access)).await
             }
             _ => Listener::bind(address),

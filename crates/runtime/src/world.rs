@@ -1,23 +1,120 @@
-//! The world: time, pending events, and waiting operations.
+//! A world that is generated from a seed: time, pending events, and waiting operations.
+//!
+//! The world has files ([`files`]) with a volatile cache that a power cut loses in part, and sockets
+//! ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
 
-use super::files::Files;
-use super::network::Network;
-use super::{SimulatedFaults, Simulation, Trace};
-use crate::file::Metadata;
-use crate::net::Address;
+mod files;
+mod network;
+
+use crate::address::Address;
+use crate::config::ShardIndex;
+use crate::metadata::Metadata;
 use crate::operation::{Descriptor, Operation};
 use crate::random::Random;
-use crate::shard::{Shard, ShardIndex};
-use crate::slots::{Key, Slot};
+use crate::slots::{Key, Slot, Slots};
 use block::{Buffer, Result};
+use files::Files;
+use network::Network;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+
+/// Faults of a simulated world, as probabilities per operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SimulatedFaults {
+    /// A read of a file fails with EIO.
+    pub read_error: f64,
+    /// A write to a file fails with EIO after any part of it was done; no later operation reports it.
+    pub write_error: f64,
+    /// Write-back fails at a sync or a durable write. It loses all writes to the file since the last sync and
+    /// is reported once by each open file description (`files`). The sync of a directory fails with EIO.
+    pub sync_error: f64,
+    /// An operation takes a hundred times as long.
+    pub slow: f64,
+    /// A transfer is cut short, as the kernel may do with any transfer.
+    pub short: f64,
+}
+
+/// Settings of [`simulate`](crate::simulate).
+#[derive(Debug, Clone)]
+pub struct Simulation {
+    /// Seed of all randomness.
+    pub seed: u64,
+    /// Number of shards.
+    pub shards: usize,
+    /// Range of the duration of an operation on a file, in nanoseconds.
+    pub latency: Range<u64>,
+    /// Fault probabilities.
+    pub faults: SimulatedFaults,
+    /// Most events: the run fails if `main` hasn't returned after them.
+    pub most_events: u64,
+    /// Most lines of the trace that are kept; its hash covers all events.
+    pub trace_lines: usize,
+    /// Initial files, with durable contents.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Simulation {
+    /// One shard, 10 to 100 µs per operation, no faults.
+    pub fn new(seed: u64) -> Self {
+        Simulation {
+            seed,
+            shards: 1,
+            latency: 10_000..100_000,
+            faults: SimulatedFaults::default(),
+            most_events: 100_000_000,
+            trace_lines: 1000,
+            files: Vec::new(),
+        }
+    }
+
+    /// Sets the number of shards.
+    pub fn with_shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// Sets the faults.
+    pub fn with_faults(mut self, faults: SimulatedFaults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// Sets the initial files.
+    pub fn with_files(mut self, files: Vec<(PathBuf, Vec<u8>)>) -> Self {
+        self.files = files;
+        self
+    }
+}
+
+/// Events of a simulation, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Trace {
+    /// Number of events.
+    pub events: u64,
+    /// Hash over all events.
+    pub hash: u64,
+    /// Descriptions of the first events.
+    pub lines: Vec<String>,
+}
+
+impl Trace {
+    fn note(&mut self, most_lines: usize, time: u64, what: std::fmt::Arguments<'_>) {
+        let line = format!("{time} {what}");
+        self.events += 1;
+        // FNV-1a, 64 bits.
+        let seed = if self.hash == 0 { 0xCBF2_9CE4_8422_2325 } else { self.hash };
+        self.hash =
+            line.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
+        if self.lines.len() < most_lines {
+            self.lines.push(line);
+        }
+    }
+}
 
 /// Result of carrying out an operation at its time.
-pub(super) enum Step {
+enum Step {
     /// The operation has ended with this result.
     Done(i32),
     /// The operation waits for a change of this socket.
@@ -140,14 +237,14 @@ fn handle_of(descriptor: &Descriptor) -> u64 {
 }
 
 /// Puts bytes where the kernel would: after the filled bytes of the buffer, without filling it yet.
-pub(super) fn put(buffer: &mut Buffer, bytes: &[u8]) {
+pub(crate) fn put(buffer: &mut Buffer, bytes: &[u8]) {
     let shown = buffer.filled().len();
     buffer.append(bytes);
     buffer.truncate_filled(shown);
 }
 
 impl World {
-    pub(super) fn new(simulation: &Simulation) -> World {
+    pub(crate) fn new(simulation: &Simulation) -> World {
         World(RefCell::new(Inner {
             time: 1,
             sequence: 0,
@@ -185,7 +282,10 @@ impl World {
 
     /// Carries out the next operation that is due, and returns its result. Operations that have to wait are
     /// set aside.
-    pub(super) fn pop_due(&self, shards: &[Rc<Shard>]) -> Option<(ShardIndex, Key, i32)> {
+    pub(crate) fn pop_due<'a>(
+        &self,
+        slots_of: impl Fn(ShardIndex) -> &'a RefCell<Slots>,
+    ) -> Option<(ShardIndex, Key, i32)> {
         loop {
             let mut inner = self.0.borrow_mut();
             let entry = inner.events.first_entry()?;
@@ -194,7 +294,7 @@ impl World {
             }
             let ((_, _), event) = inner.events.pop_first()?;
             let Event { shard, key, forced } = event;
-            let mut slots = shards[shard.0].slots.borrow_mut();
+            let mut slots = slots_of(shard).borrow_mut();
             let operation = slots.slot(key.index).operation.as_mut();
             let operation = operation.expect("an operation stays in its slot until its end");
             let name = operation.name();
@@ -211,38 +311,38 @@ impl World {
         }
     }
 
-    pub(super) fn note(&self, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
         let mut inner = self.0.borrow_mut();
         let (time, lines) = (inner.time, inner.trace_lines);
         inner.trace.note(lines, time, what);
     }
 
-    pub(super) fn time(&self) -> u64 {
+    pub(crate) fn time(&self) -> u64 {
         self.0.borrow().time
     }
 
-    pub(super) fn set_time(&self, time: u64) {
+    pub(crate) fn set_time(&self, time: u64) {
         let mut inner = self.0.borrow_mut();
         inner.time = inner.time.max(time);
     }
 
-    pub(super) fn next_event(&self) -> Option<u64> {
+    pub(crate) fn next_event(&self) -> Option<u64> {
         self.0.borrow().events.keys().next().map(|key| key.0)
     }
 
-    pub(super) fn trace(&self) -> Trace {
+    pub(crate) fn trace(&self) -> Trace {
         self.0.borrow().trace.clone()
     }
 
-    pub(super) fn trace_length(&self) -> u64 {
+    pub(crate) fn trace_length(&self) -> u64 {
         self.0.borrow().trace.events
     }
 
-    pub(super) fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
+    pub(crate) fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
         self.0.borrow().files.contents()
     }
 
-    pub(super) fn power_cut(&self) -> Vec<(PathBuf, Vec<u8>)> {
+    pub(crate) fn power_cut(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let inner = &mut *self.0.borrow_mut();
         inner.files.after_power_cut(&mut inner.random)
     }

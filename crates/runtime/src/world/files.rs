@@ -15,9 +15,8 @@
 //! of a program without a power cut loses nothing), errors of directories, and errors of a write that
 //! bypasses the cache, which only its caller gets (`SimulatedFaults::write_error`).
 
-use super::SimulatedFaults;
-use super::world::put;
-use crate::file::Metadata;
+use super::{SimulatedFaults, put};
+use crate::metadata::Metadata;
 use crate::random::Random;
 use block::{Buffer, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -419,14 +418,7 @@ impl Files {
             return Err(Error::not_found(path.display().to_string()));
         }
         let length = found.unwrap_or(0);
-        Ok(Metadata {
-            length,
-            is_file: found.is_some(),
-            is_directory,
-            is_block_device: false,
-            allocated: length,
-            mode: 0o600,
-        })
+        Ok(Metadata::simulated(length, is_directory))
     }
 
     pub(super) fn list(&self, path: &Path) -> Result<Vec<PathBuf>> {

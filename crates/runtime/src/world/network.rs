@@ -1,8 +1,7 @@
 //! Simulated sockets: pairs of queues of bytes.
 
-use super::SimulatedFaults;
-use super::world::{Step, put};
-use crate::net::Address;
+use super::{SimulatedFaults, Step, put};
+use crate::address::Address;
 use crate::random::Random;
 use block::{Buffer, Error, Result};
 use std::collections::{BTreeMap, VecDeque};

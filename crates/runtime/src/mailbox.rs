@@ -1,0 +1,127 @@
+//! Mailbox of a shard: wake-ups and messages from other threads.
+//!
+//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when a message crosses; a
+//! running shard checks one flag per turn.
+
+use block::{Error, Result};
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A task that is ready to run, with the mailbox of its shard.
+pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Work for a shard.
+pub(crate) enum Letter {
+    Run(Runnable),
+    Do(Work),
+}
+
+/// Work that other threads sent to a shard.
+pub(crate) struct Mailbox {
+    letters: Mutex<Vec<Letter>>,
+    has_letters: AtomicBool,
+    sleeping: AtomicBool,
+    stopped: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    wake: OwnedFd,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Code under these locks doesn't panic, so poisoning is ignored.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> Result<Arc<Mailbox>> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Error::from_io(&error.into(), "creating an eventfd"))?;
+        Ok(Arc::new(Mailbox {
+            letters: Mutex::default(),
+            has_letters: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            failure: Mutex::default(),
+            wake,
+        }))
+    }
+
+    pub(crate) fn wake_descriptor(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+
+    /// Leaves work for the shard, and wakes it.
+    pub(crate) fn post(&self, letter: Letter) {
+        lock(&self.letters).push(letter);
+        self.has_letters.store(true, Ordering::SeqCst);
+        self.ring_the_bell();
+    }
+
+    fn ring_the_bell(&self) {
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            // The write fails only on overflow, when the event is signalled already.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Announces that the shard is about to wait. Returns false if work has arrived.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.sleeping.store(true, Ordering::SeqCst);
+        if self.has_letters.load(Ordering::SeqCst) || self.stopped.load(Ordering::SeqCst) {
+            self.wake_up();
+            return false;
+        }
+        true
+    }
+
+    /// Whether work has arrived.
+    #[inline]
+    pub(crate) fn has_letters(&self) -> bool {
+        self.has_letters.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn wake_up(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// Does arrived work; passes tasks that are ready to `ready`.
+    #[inline]
+    pub(crate) fn deliver(&self, mut ready: impl FnMut(Runnable)) {
+        if self.has_letters.load(Ordering::Relaxed) {
+            self.has_letters.store(false, Ordering::SeqCst);
+            let letters = std::mem::take(&mut *lock(&self.letters));
+            for letter in letters {
+                match letter {
+                    Letter::Run(runnable) => ready(runnable),
+                    Letter::Do(work) => work(),
+                }
+            }
+        }
+    }
+
+    /// Discards arrived work; returns whether there was any.
+    pub(crate) fn discard(&self) -> bool {
+        let letters = std::mem::take(&mut *lock(&self.letters));
+        !letters.is_empty()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.ring_the_bell();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+    }
+
+    pub(crate) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).take()
+    }
+}
