@@ -8,8 +8,9 @@
 //! path calls. Calls go one way, from the door down to the leaf; a part has no access to the parts above it.
 //!
 //! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
-//! zeroed memory ([`memory`]), the boxed future of a call, which needs no allocation ([`Call`]), geometry,
-//! and the one error type. Execution is in the crate `runtime`, storage in `disks`.
+//! zeroed memory ([`memory`]), wrappers of parts and handles ([`layer`]), the boxed future of a call, which
+//! needs no allocation ([`Call`]), geometry, and the one error type. Execution is in the crate `runtime`,
+//! storage in `disks`.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod address;
@@ -19,6 +20,7 @@ pub mod device;
 pub mod error;
 pub mod geometry;
 pub mod growing;
+pub mod layer;
 pub mod memory;
 pub mod part;
 pub mod zones;

@@ -6,16 +6,14 @@
 //! `clear_stats` resets the counters. Rates are left to readers that take differences.
 
 mod counters;
-mod device;
-mod zones;
-
-pub use device::StatsDevicePart;
-pub use zones::StatsZonesPart;
 
 pub use crate::clear_stats::Message;
-use block::Call;
+use block::layer::{DeviceCall, DeviceLayer, Observed, Observer, ZonesCall, ZonesLayer};
+use block::{Call, Device, DevicePart, Part, Result, Status, Zones, ZonesPart};
+use counters::{Counting, PartCounters, Running};
 use stack::Message as _;
-use stack::{Built, Contract, Key, Kind, ValueKind};
+use stack::{Built, Contract, Key, Kind, Tell, ValueKind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// `stats` on a device.
@@ -35,7 +33,7 @@ pub const KIND: Kind = Kind {
 
 /// `stats` on zones.
 pub const ZONES_KIND: Kind = Kind {
-    name: ZONES_NAME,
+    name: "zone-stats",
     contract: Contract::Zones,
     summary: "counts and times every call to zones: operations, bytes, errors, latencies",
     keys: &[Key::required("on", ValueKind::Zones, "the zones whose calls are counted").positional()],
@@ -48,5 +46,114 @@ pub const ZONES_KIND: Kind = Kind {
     },
 };
 
-/// Kind of the layer on zones.
-const ZONES_NAME: &str = "zone-stats";
+/// A contract whose calls are counted.
+pub trait Counted: Send + Sync {
+    /// Kind of the layer.
+    const KIND: &'static Kind;
+    /// Names of the kinds of call, in the order of [`DeviceCall`] or [`ZonesCall`].
+    const NAMES: &'static [&'static str];
+}
+
+impl Counted for dyn DevicePart {
+    const KIND: &'static Kind = &KIND;
+    const NAMES: &'static [&'static str] =
+        &["read", "write", "write_fua", "flush", "discard", "write_zeroes", "extents"];
+}
+
+/// Reservations aren't counted.
+impl Counted for dyn ZonesPart {
+    const KIND: &'static Kind = &ZONES_KIND;
+    const NAMES: &'static [&'static str] =
+        &["append", "read", "flush", "finish", "reset", "report", "open", "close"];
+}
+
+/// A device or zones whose calls are counted and timed.
+pub struct StatsPart<P: ?Sized> {
+    inner: Arc<P>,
+    counters: Arc<PartCounters>,
+}
+
+/// A device whose calls are counted and timed.
+pub type StatsDevicePart = StatsPart<dyn DevicePart>;
+/// Zones whose calls are counted and timed.
+pub type StatsZonesPart = StatsPart<dyn ZonesPart>;
+
+impl<P: Counted + ?Sized> StatsPart<P> {
+    /// Counts the calls to `inner`.
+    pub fn new(inner: Arc<P>) -> Self {
+        StatsPart { inner, counters: PartCounters::new(P::NAMES) }
+    }
+}
+
+impl<P: Counted + ?Sized> Part for StatsPart<P> {
+    fn kind(&self) -> &'static str {
+        P::KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.counters.status())
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        self.tell_text(P::KIND, message)
+    }
+}
+
+impl<P: Counted + ?Sized> Tell for StatsPart<P> {
+    type Message = Message;
+
+    fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
+        self.counters.clear();
+        Call::ready(Ok("cleared".into()))
+    }
+}
+
+impl DeviceLayer for StatsDevicePart {
+    fn below(&self) -> &Arc<dyn DevicePart> {
+        &self.inner
+    }
+
+    fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
+        Observed::new(below, Counting(self.counters.open()))
+    }
+}
+
+impl ZonesLayer for StatsZonesPart {
+    fn below(&self) -> &Arc<dyn ZonesPart> {
+        &self.inner
+    }
+
+    fn handle(&self, below: Rc<dyn Zones>) -> Rc<dyn Zones> {
+        Observed::new(below, Counting(self.counters.open()))
+    }
+}
+
+impl Observer<DeviceCall> for Counting {
+    type InFlight<'a> = Running<'a>;
+
+    #[inline]
+    fn begin(&self, call: DeviceCall) -> Running<'_> {
+        self.0.begin(call as usize)
+    }
+
+    #[inline]
+    fn end(&self, call: Running<'_>, bytes: u64, is_ok: bool) {
+        call.end(bytes, is_ok);
+    }
+}
+
+impl Observer<ZonesCall> for Counting {
+    type InFlight<'a> = Option<Running<'a>>;
+
+    #[inline]
+    fn begin(&self, call: ZonesCall) -> Option<Running<'_>> {
+        (call != ZonesCall::Reserve).then(|| self.0.begin(call as usize))
+    }
+
+    #[inline]
+    fn end(&self, call: Option<Running<'_>>, bytes: u64, is_ok: bool) {
+        if let Some(call) = call {
+            call.end(bytes, is_ok);
+        }
+    }
+}

@@ -109,7 +109,7 @@ pub struct Key {
     /// [`Arguments`](crate::Arguments) that begin with `optional_`.
     pub default: Option<&'static str>,
     /// Whether the kind is built even if parts that this key names can't be: it gets their errors instead
-    /// ([`Arguments::devices_or_errors`](crate::Arguments::devices_or_errors)). Has no effect when the kind is
+    /// ([`devices_or_errors`](crate::Arguments::devices_or_errors)). Has no effect when the kind is
     /// formatted.
     pub may_be_missing: bool,
     /// Whether the parts that this key names have the contents of earlier openings: unless the kind is

@@ -11,10 +11,9 @@
 //! observations see the same generation for a time, a request has been in flight for longer. A request that
 //! hangs stops the generations after at most one more, however many others complete.
 
+use block::layer::{Observed, Observer};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, EraseGuarantee,
-    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Call, Device, DeviceGeometry, DevicePart, Part, PartUse, Result, Status, ZoneGeometry, Zones, ZonesPart,
 };
 use stack::Built;
 use std::rc::Rc;
@@ -63,7 +62,7 @@ pub struct Progress {
 
 /// A request in flight; dropping it ends the request.
 #[derive(Debug)]
-struct Watched<'a>(&'a Counts);
+pub struct Watched<'a>(&'a Counts);
 
 impl Drop for Watched<'_> {
     #[inline]
@@ -82,8 +81,9 @@ impl Watch {
         }
     }
 
+    /// Begins a request.
     #[inline]
-    fn begin(&self) -> Watched<'_> {
+    fn request(&self) -> Watched<'_> {
         let counts = self.0.counts_of(self.0.generation.load(Ordering::Relaxed));
         counts.begun.fetch_add(1, Ordering::Relaxed);
         Watched(counts)
@@ -92,7 +92,7 @@ impl Watch {
     #[inline]
     fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
         Call::new(async move {
-            let _watched = self.begin();
+            let _watched = self.request();
             request.await
         })
     }
@@ -155,7 +155,7 @@ impl DevicePart for WatchedPart<dyn DevicePart> {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
-            Ok(Rc::new(WatchedDevice { inner, watch: self.watch.clone() }) as Rc<dyn Device>)
+            Ok(Observed::new(inner, self.watch.clone()) as Rc<dyn Device>)
         })
     }
 
@@ -188,99 +188,22 @@ impl ZonesPart for WatchedPart<dyn ZonesPart> {
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
-            Ok(Rc::new(WatchedZones { inner, watch: self.watch.clone() }) as Rc<dyn Zones>)
+            Ok(Observed::new(inner, self.watch.clone()) as Rc<dyn Zones>)
         })
     }
 }
 
-struct WatchedDevice {
-    inner: Rc<dyn Device>,
-    watch: Watch,
-}
+impl<C> Observer<C> for Watch {
+    type InFlight<'a> = Watched<'a>;
 
-impl Device for WatchedDevice {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.inner.geometry()
+    #[inline]
+    fn begin(&self, _: C) -> Watched<'_> {
+        self.request()
     }
 
-    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.watch.watched(self.inner.read(at, buffer))
-    }
-
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.write(at, payload, durability))
-    }
-
-    fn flush(&self) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.flush())
-    }
-
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.discard(range))
-    }
-
-    fn write_zeroes(
-        &self,
-        range: BlockRange,
-        mode: ZeroMode,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.write_zeroes(range, mode, durability))
-    }
-
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        self.watch.watched(self.inner.extents(range))
-    }
-}
-
-struct WatchedZones {
-    inner: Rc<dyn Zones>,
-    watch: Watch,
-}
-
-impl Zones for WatchedZones {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
-
-    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        self.watch.watched(self.inner.append(zone, payload))
-    }
-
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.append_at(at, payload))
-    }
-
-    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.open(zone))
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.close(zone))
-    }
-
-    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.watch.watched(self.inner.read(at, buffer))
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.watch.watched(self.inner.flush(zones))
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.finish(zone))
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.watch.watched(self.inner.reset(zone, erase))
-    }
-
-    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.reserve(zone, bytes))
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.watch.watched(self.inner.report(first, count))
+    #[inline]
+    fn end(&self, request: Watched<'_>, _: u64, _: bool) {
+        drop(request);
     }
 }
 
@@ -314,17 +237,17 @@ mod tests {
     #[test]
     fn generations_go_on_until_a_request_hangs() {
         let watch = Watch::default();
-        let mut overlapping = watch.begin();
+        let mut overlapping = watch.request();
         for generation in 1..10 {
-            let next = watch.begin();
+            let next = watch.request();
             drop(std::mem::replace(&mut overlapping, next));
             // A request that has begun in the generation before is replaced by one of this generation.
             assert_eq!(watch.observe().generation, generation);
         }
-        let hung = watch.begin();
+        let hung = watch.request();
         let stopped = watch.observe().generation;
         for completed in 10..20 {
-            let next = watch.begin();
+            let next = watch.request();
             drop(std::mem::replace(&mut overlapping, next));
             let seen = watch.observe();
             assert!(seen.generation <= stopped + 1, "{seen:?}");

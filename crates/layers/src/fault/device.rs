@@ -3,6 +3,7 @@
 use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::rule::{Action, Distance, Operation, Rule};
+use block::layer::DeviceLayer;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
     Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -58,29 +59,13 @@ impl Tell for FaultDevicePart {
     }
 }
 
-impl DevicePart for FaultDevicePart {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.inner.geometry()
+impl DeviceLayer for FaultDevicePart {
+    fn below(&self) -> &Arc<dyn DevicePart> {
+        &self.inner
     }
 
-    fn only_in_cache(&self) -> Option<u64> {
-        self.inner.only_in_cache()
-    }
-
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn keeps_flushed(&self) -> bool {
-        self.inner.keeps_flushed()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            let (decider, changing) = (self.faults.open(), self.changing.clone());
-            Ok(Rc::new(FaultDevice { inner, decider, changing }) as Rc<dyn Device>)
-        })
+    fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
+        Rc::new(FaultDevice { inner: below, decider: self.faults.open(), changing: self.changing.clone() })
     }
 }
 

@@ -4,6 +4,7 @@ use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::device::{begin, corrupted};
 use super::rule::{Action, Distance, Operation, Rule};
+use block::layer::ZonesLayer;
 use block::{
     Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
     ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -47,20 +48,13 @@ impl Tell for FaultZonesPart {
     }
 }
 
-impl ZonesPart for FaultZonesPart {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
+impl ZonesLayer for FaultZonesPart {
+    fn below(&self) -> &Arc<dyn ZonesPart> {
+        &self.inner
     }
 
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Rc::new(FaultZones { inner, decider: self.faults.open() }) as Rc<dyn Zones>)
-        })
+    fn handle(&self, below: Rc<dyn Zones>) -> Rc<dyn Zones> {
+        Rc::new(FaultZones { inner: below, decider: self.faults.open() })
     }
 }
 

@@ -5,6 +5,7 @@ use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
 use super::solid::SolidServer;
 use crate::clear_stats::Message;
+use block::layer::DeviceLayer;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
     Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -115,29 +116,17 @@ impl Tell for ModelPart {
     }
 }
 
-impl DevicePart for ModelPart {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+impl DeviceLayer for ModelPart {
+    fn below(&self) -> &Arc<dyn DevicePart> {
+        &self.inner
     }
 
-    fn only_in_cache(&self) -> Option<u64> {
-        self.inner.only_in_cache()
+    fn own_geometry(&self) -> Option<&DeviceGeometry> {
+        Some(&self.geometry)
     }
 
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn keeps_flushed(&self) -> bool {
-        self.inner.keeps_flushed()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            let (geometry, shared) = (self.geometry.clone(), self.shared.clone());
-            Ok(Rc::new(Model { inner, geometry, shared }) as Rc<dyn Device>)
-        })
+    fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
+        Rc::new(Model { inner: below, geometry: self.geometry.clone(), shared: self.shared.clone() })
     }
 }
 

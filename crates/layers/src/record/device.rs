@@ -2,6 +2,7 @@
 
 use super::format::{DeviceEntry, RecordType, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
+use block::layer::DeviceLayer;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -50,6 +51,11 @@ impl Membership {
         status.insert("device".into(), self.number.into());
         status.insert("role".into(), if self.role == Role::Client { "client" } else { "disk" }.into());
         status
+    }
+
+    /// Access of a handle to the recorder.
+    pub fn log(&self) -> Log {
+        Log { recorder: self.recorder.clone(), device: self.number }
     }
 
     pub async fn leave(&self) -> Result<()> {
@@ -104,31 +110,18 @@ impl Part for RecordDevicePart {
     }
 }
 
-impl DevicePart for RecordDevicePart {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+impl DeviceLayer for RecordDevicePart {
+    fn below(&self) -> &Arc<dyn DevicePart> {
+        &self.inner
     }
 
-    fn only_in_cache(&self) -> Option<u64> {
-        self.inner.only_in_cache()
+    fn own_geometry(&self) -> Option<&DeviceGeometry> {
+        Some(&self.geometry)
     }
 
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn keeps_flushed(&self) -> bool {
-        self.inner.keeps_flushed()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            let Membership { recorder, number, .. } = &self.membership;
-            let log = Log { recorder: recorder.clone(), device: *number };
-            Ok(Rc::new(RecordDevice { inner, geometry: self.geometry.clone(), log, contents: self.contents })
-                as Rc<dyn Device>)
-        })
+    fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
+        let (geometry, log) = (self.geometry.clone(), self.membership.log());
+        Rc::new(RecordDevice { inner: below, geometry, log, contents: self.contents })
     }
 }
 

@@ -3,6 +3,7 @@
 use super::device::{Log, Membership};
 use super::format::{DeviceEntry, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
+use block::layer::ZonesLayer;
 use block::{
     Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
     ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -44,22 +45,13 @@ impl Part for RecordZonesPart {
     }
 }
 
-impl ZonesPart for RecordZonesPart {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
+impl ZonesLayer for RecordZonesPart {
+    fn below(&self) -> &Arc<dyn ZonesPart> {
+        &self.inner
     }
 
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            let Membership { recorder, number, .. } = &self.membership;
-            let log = Log { recorder: recorder.clone(), device: *number };
-            Ok(Rc::new(RecordZones { inner, log }) as Rc<dyn Zones>)
-        })
+    fn handle(&self, below: Rc<dyn Zones>) -> Rc<dyn Zones> {
+        Rc::new(RecordZones { inner: below, log: self.membership.log() })
     }
 }
 

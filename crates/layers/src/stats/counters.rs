@@ -32,6 +32,9 @@ pub struct ShardCounters {
     kinds: Box<[KindCounters]>,
 }
 
+/// Observer of the calls through one shard handle.
+pub struct Counting(pub Arc<ShardCounters>);
+
 /// Counters of a part, over all of its handles.
 #[derive(Debug)]
 pub struct PartCounters {

@@ -1,0 +1,240 @@
+//! Layers that keep the promises of the part below them, written as what they add.
+//!
+//! [`DeviceLayer`] and [`ZonesLayer`] pass the questions to a part on to the part below. [`Observed`] is a
+//! handle that shows every call to an [`Observer`] and changes none.
+
+use crate::address::{BlockIndex, BlockRange, ZoneAddress, ZoneIndex};
+use crate::buffer::{Buffer, Payload};
+use crate::call::Call;
+use crate::device::{Device, Durability, Extent, ReadOutcome, ZeroMode};
+use crate::error::Result;
+use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
+use crate::part::{DevicePart, Part, ZonesPart};
+use crate::zones::{ZoneReport, Zones};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A layer over one device, with that device's answers to all questions of [`DevicePart`] but the geometry.
+pub trait DeviceLayer: Part {
+    /// The device below.
+    fn below(&self) -> &Arc<dyn DevicePart>;
+
+    /// Geometry of the layer; `None` for that of the device below.
+    fn own_geometry(&self) -> Option<&DeviceGeometry> {
+        None
+    }
+
+    /// Makes the layer's handle over one of the device below, on the same shard.
+    fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device>;
+}
+
+impl<L: DeviceLayer> DevicePart for L {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.own_geometry().unwrap_or_else(|| self.below().geometry())
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move { Ok(self.handle(self.below().open().await?)) })
+    }
+
+    fn only_in_cache(&self) -> Option<u64> {
+        self.below().only_in_cache()
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.below().keeps_acknowledged()
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.below().keeps_flushed()
+    }
+}
+
+/// A layer over zones, with their answers to all questions of [`ZonesPart`].
+pub trait ZonesLayer: Part {
+    /// The zones below.
+    fn below(&self) -> &Arc<dyn ZonesPart>;
+
+    /// Makes the layer's handle over one of the zones below, on the same shard.
+    fn handle(&self, below: Rc<dyn Zones>) -> Rc<dyn Zones>;
+}
+
+impl<L: ZonesLayer> ZonesPart for L {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.below().geometry()
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.below().keeps_acknowledged()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move { Ok(self.handle(self.below().open().await?)) })
+    }
+}
+
+/// Kinds of calls to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // The methods of `Device`.
+pub enum DeviceCall {
+    Read,
+    Write,
+    /// A write that is durable once it is acknowledged.
+    WriteDurable,
+    Flush,
+    Discard,
+    WriteZeroes,
+    Extents,
+}
+
+/// Kinds of calls to zones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // The methods of `Zones`; `append_at` is an `Append`.
+pub enum ZonesCall {
+    Append,
+    Read,
+    Flush,
+    Finish,
+    Reset,
+    Report,
+    Open,
+    Close,
+    Reserve,
+}
+
+/// Observer of calls of kind `C`.
+pub trait Observer<C> {
+    /// A call in flight. Dropping it ends a call that was cancelled.
+    type InFlight<'a>
+    where
+        Self: 'a;
+
+    /// Notes the begin of a call, when it is first polled.
+    fn begin(&self, call: C) -> Self::InFlight<'_>;
+
+    /// Notes the end of a call; `bytes` is the length of what it reads, writes, discards or zeroes.
+    fn end(&self, call: Self::InFlight<'_>, bytes: u64, is_ok: bool);
+}
+
+/// Handle of a device or of zones whose calls are observed.
+pub struct Observed<H: ?Sized, O> {
+    below: Rc<H>,
+    observer: O,
+}
+
+impl<H: ?Sized, O> Observed<H, O> {
+    /// Observes the calls to a handle.
+    pub fn new(below: Rc<H>, observer: O) -> Rc<Self> {
+        Rc::new(Observed { below, observer })
+    }
+}
+
+/// Makes a call inside of an observation. A macro, so that the future holds only the call's arguments.
+macro_rules! observed {
+    ($self:ident, $kind:expr, $bytes:expr, $call:expr) => {
+        observed!($self, $kind, $bytes, $call, |result| result.is_ok())
+    };
+    ($self:ident, $kind:expr, $bytes:expr, $call:expr, |$result:ident| $is_ok:expr) => {
+        Call::new(async move {
+            let bytes = $bytes as u64;
+            let in_flight = $self.observer.begin($kind);
+            let $result = $call.await;
+            $self.observer.end(in_flight, bytes, $is_ok);
+            $result
+        })
+    };
+}
+
+impl<O: Observer<DeviceCall>> Observed<dyn Device, O> {
+    fn bytes_of(&self, range: BlockRange) -> u64 {
+        self.below.geometry().block_size.bytes_of(range.count)
+    }
+}
+
+impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.below.geometry()
+    }
+
+    #[inline]
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        observed!(self, DeviceCall::Read, buffer.len(), self.below.read(at, buffer), |read| read.0.is_ok())
+    }
+
+    #[inline]
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        let kind = |durability| match durability {
+            Durability::Durable => DeviceCall::WriteDurable,
+            Durability::Visible => DeviceCall::Write,
+        };
+        observed!(self, kind(durability), payload.len(), self.below.write(at, payload, durability))
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        observed!(self, DeviceCall::Flush, 0, self.below.flush())
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        observed!(self, DeviceCall::Discard, self.bytes_of(range), self.below.discard(range))
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        let call = move || self.below.write_zeroes(range, mode, durability);
+        observed!(self, DeviceCall::WriteZeroes, self.bytes_of(range), call())
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        observed!(self, DeviceCall::Extents, 0, self.below.extents(range))
+    }
+}
+
+impl<O: Observer<ZonesCall>> Zones for Observed<dyn Zones, O> {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.below.geometry()
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        observed!(self, ZonesCall::Append, payload.len(), self.below.append(zone, payload))
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        observed!(self, ZonesCall::Append, payload.len(), self.below.append_at(at, payload))
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        observed!(self, ZonesCall::Open, 0, self.below.open(zone))
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        observed!(self, ZonesCall::Close, 0, self.below.close(zone))
+    }
+
+    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        observed!(self, ZonesCall::Read, buffer.len(), self.below.read(at, buffer), |read| read.0.is_ok())
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        observed!(self, ZonesCall::Flush, 0, self.below.flush(zones))
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        observed!(self, ZonesCall::Finish, 0, self.below.finish(zone))
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        observed!(self, ZonesCall::Reset, 0, self.below.reset(zone, erase))
+    }
+
+    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
+        observed!(self, ZonesCall::Reserve, 0, self.below.reserve(zone, bytes))
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        observed!(self, ZonesCall::Report, 0, self.below.report(first, count))
+    }
+}
