@@ -9,8 +9,8 @@
 //! header 4 KiB │ map: 8 B a page │ zones: 64 B each │ staged blocks: 16 B each │ frames: 8 B each │ staged blocks: 1 MiB each │ frames: 4 KiB each
 //! ```
 
-use crate::entry::{Entry, GRANULE};
-use crate::slot::PAGE;
+use crate::entry::Entry;
+use crate::slot::{GRANULE, PAGE};
 use block::{Error, Result};
 use runtime::shared_memory::SharedMemory;
 use std::os::fd::OwnedFd;

@@ -3,8 +3,8 @@
 use crate::arena::{BLOCK, Sizes};
 use crate::compression::Compression;
 use crate::core::{MIN_STAGED, Settings, USER_STREAMS};
-use crate::entry::{GRANULE, MAX_GRANULES};
-use crate::slot::PAGE;
+use crate::entry::MAX_GRANULES;
+use crate::slot::{GRANULE, PAGE};
 use crate::zones::MAX_COPIES;
 use block::{DevicePart, Error, Result};
 use stack::{format_duration, format_size};

@@ -6,16 +6,11 @@
 //! stored: bits 2..38  granule on the nodes, 38..45 number of granules, 45..64 generation
 //! ```
 
-use crate::slot::PAGE;
+use crate::slot::{GRANULE, PAGE};
 use block::Error;
 
-/// Unit in which pages are packed, in bytes.
-pub const GRANULE: usize = 64;
 /// Largest number of granules of all zones: 4 TiB of remote memory. `config` checks it.
 pub const MAX_GRANULES: u64 = 1 << 36;
-/// Generations are counted modulo this.
-pub const GENERATIONS: u32 = 1 << 19;
-
 /// Place of a stored page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
@@ -23,7 +18,7 @@ pub struct Place {
     pub granule: u64,
     /// Number of granules, 1 to 127.
     pub granules: u8,
-    /// Number of the write that stored it, modulo [`GENERATIONS`].
+    /// Number of the write that stored it, modulo [`GENERATIONS`](crate::slot::GENERATIONS).
     pub generation: u32,
 }
 
@@ -82,6 +77,7 @@ pub(crate) fn lost(page: u32) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slot::GENERATIONS;
     use proptest::prelude::*;
 
     proptest! {

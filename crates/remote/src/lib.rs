@@ -18,19 +18,15 @@
 //!
 //! `compression`: compression of pages. `slot`: a page in a block. `entry`: the map's entries. `arena`: all
 //! state that outlives the process. `staging`: blocks that are filled and written. `frames`: the read cache.
-//! `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
-//! nodes. `cleaner`: resets and cleaning. `copies`: recopying of zones. `watch`: monitoring of nodes. `part`:
-//! the device's contract.
+//! `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device, with reads from
+//! nodes, cleaning, recopying of zones and monitoring of nodes. `part`: the device's contract.
 #![doc = include_str!("../DESIGN.md")]
 
 mod arena;
-mod cleaner;
 mod compression;
 mod config;
-mod copies;
 mod core;
 mod entry;
-mod fetch;
 mod frames;
 pub mod kept;
 mod kind;
@@ -38,7 +34,6 @@ mod nodes;
 mod part;
 mod slot;
 mod staging;
-mod watch;
 mod zones;
 
 pub use compression::{Compression, Compressor};

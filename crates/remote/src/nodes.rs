@@ -262,7 +262,7 @@ impl Node {
     }
 
     /// Takes a free region; `None` if there is none.
-    pub fn take_region(&self) -> Option<u32> {
+    pub fn reserve_region(&self) -> Option<u32> {
         self.free.borrow_mut().pop()
     }
 

@@ -251,7 +251,7 @@ fn extents(core: &Core, range: BlockRange) -> Vec<Extent> {
 fn status(core: &Core) -> Status {
     let sizes = core.arena.sizes();
     let counters = &core.counters;
-    let granule = crate::entry::GRANULE as u64;
+    let granule = crate::slot::GRANULE as u64;
     let live = core.pool.live_data() * granule;
     let (mut written, mut unprotected) = (0, 0_u64);
     core.zones.each(|(number, zone)| {

@@ -7,9 +7,13 @@
 //! covers the header, the bytes and the zone's number of resets, so that slots of an earlier use of the zone
 //! are invalid and a block can be searched for slots at every granule.
 
-use crate::entry::{GENERATIONS, GRANULE};
 use block::{Buffer, Result};
 use crc_fast::{CrcAlgorithm, Digest};
+
+/// Unit in which pages are packed, in bytes.
+pub const GRANULE: usize = 64;
+/// Generations are counted modulo this.
+pub const GENERATIONS: u32 = 1 << 19;
 
 /// Size of a page in bytes.
 pub const PAGE: usize = 4096;

@@ -63,7 +63,7 @@ impl Staged {
 pub struct Staging {
     all: Vec<Staged>,
     /// Staged block of each block; [`NONE`] if it isn't staged.
-    places: Vec<u32>,
+    numbers: Vec<u32>,
     empty: Vec<u32>,
     /// Written staged blocks, the oldest first.
     written: VecDeque<u32>,
@@ -76,7 +76,7 @@ impl Staging {
         let blocks = u64::from(sizes.zones) * u64::from(sizes.zone_blocks);
         let mut staging = Staging {
             all: Vec::new(),
-            places: vec![NONE; blocks as usize],
+            numbers: vec![NONE; blocks as usize],
             empty: Vec::with_capacity(sizes.staged as usize),
             written: VecDeque::with_capacity(sizes.staged as usize),
         };
@@ -93,7 +93,7 @@ impl Staging {
                 Use::Written => staging.written.push_back(number),
                 Use::Open | Use::Full => {}
             }
-            staging.places[staged.block as usize] = number;
+            staging.numbers[staged.block as usize] = number;
         }
         staging
     }
@@ -110,8 +110,8 @@ impl Staging {
 
     /// Staged block that has this block; `None` if it isn't staged.
     #[inline]
-    pub fn place(&self, block: u64) -> Option<u32> {
-        Some(self.places[block as usize]).filter(|place| *place != NONE)
+    pub fn of_block(&self, block: u64) -> Option<u32> {
+        Some(self.numbers[block as usize]).filter(|number| *number != NONE)
     }
 
     /// Number of staged blocks that can be opened now.
@@ -134,10 +134,10 @@ impl Staging {
         let number = self.empty.pop().or_else(|| self.written.pop_front())?;
         let before = self.get(number);
         if before.usage == Use::Written {
-            self.places[before.block as usize] = NONE;
+            self.numbers[before.block as usize] = NONE;
         }
         self.set(arena, number, Staged { block, usage: Use::Open, fill: 0 });
-        self.places[block as usize] = number;
+        self.numbers[block as usize] = number;
         Some(number)
     }
 
@@ -173,7 +173,7 @@ impl Staging {
         if staged.usage == Use::Written {
             self.written.retain(|other| *other != number);
         }
-        self.places[staged.block as usize] = NONE;
+        self.numbers[staged.block as usize] = NONE;
         self.set(arena, number, Staged::EMPTY);
         self.empty.push(number);
     }

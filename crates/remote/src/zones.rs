@@ -1,4 +1,4 @@
-//! Zones of the device: the regions with their copies, and the number of their written blocks.
+//! ZoneTable of the device: the regions with their copies, and the number of their written blocks.
 //!
 //! A zone is a *block group*: blocks of pages with neighbouring addresses, in one contiguous region of each
 //! node that has a copy.
@@ -12,7 +12,7 @@ pub const MAX_COPIES: usize = 3;
 
 /// A copy of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copy {
+pub struct Replica {
     /// Number of the node.
     pub node: u8,
     /// Region of the node.
@@ -37,7 +37,7 @@ pub struct Zone {
     /// Whether the backup device has every block that was written to the zone.
     pub has_backup: bool,
     /// Copies on nodes.
-    pub copies: SmallVec<[Copy; MAX_COPIES]>,
+    pub copies: SmallVec<[Replica; MAX_COPIES]>,
 }
 
 impl Zone {
@@ -58,7 +58,7 @@ impl Zone {
 
     fn decode(words: [u64; ZONE_WORDS]) -> Self {
         let count = ((words[1] >> 8) as usize & 0xFF).min(MAX_COPIES);
-        let copies = words[2..2 + count].iter().map(|word| Copy {
+        let copies = words[2..2 + count].iter().map(|word| Replica {
             region: *word as u32,
             node: (word >> 32) as u8,
             is_whole: word >> 40 & 1 == 1,
@@ -75,12 +75,12 @@ impl Zone {
 
 /// All zones.
 #[derive(Debug)]
-pub struct Zones(RefCell<Vec<Zone>>);
+pub struct ZoneTable(RefCell<Vec<Zone>>);
 
-impl Zones {
+impl ZoneTable {
     /// The zones as the arena has them.
     pub fn new(arena: &Arena) -> Self {
-        Zones(RefCell::new((0..arena.sizes().zones).map(|zone| Zone::decode(arena.zone(zone))).collect()))
+        ZoneTable(RefCell::new((0..arena.sizes().zones).map(|zone| Zone::decode(arena.zone(zone))).collect()))
     }
 
     /// A zone.
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_record_is_decoded_as_it_was() {
-        let copy = |node, is_whole| Copy { node, region: 0xFFFF_FFF0 + u32::from(node), is_whole };
+        let copy = |node, is_whole| Replica { node, region: 0xFFFF_FFF0 + u32::from(node), is_whole };
         let zone = Zone {
             generation: u32::MAX,
             blocks: 7,
@@ -142,7 +142,7 @@ mod tests {
             new in proptest::option::of((1..9_u8, 1..9_u32)),
             killed in 0..6_usize,
         ) {
-            let copy = |(node, region): &(u8, u32)| Copy { node: *node, region: *region, is_whole: true };
+            let copy = |(node, region): &(u8, u32)| Replica { node: *node, region: *region, is_whole: true };
             let zone = |copies: &[(u8, u32)]| Zone { copies: copies.iter().map(copy).collect(), ..Zone::default() };
             let kept: Vec<(u8, u32)> = before.iter().zip(stays).filter(|(_, stays)| *stays).map(|(copy, _)| *copy).collect();
             let after: Vec<(u8, u32)> = kept.iter().copied().chain(new).collect();

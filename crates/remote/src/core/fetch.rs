@@ -7,12 +7,12 @@
 //! A read whose pieces are covered by a read in flight waits for that one: a kernel that swaps in reads
 //! neighbouring pages at the same time.
 
+use super::{Core, add};
 use crate::arena::{BLOCK, BLOCK_GRANULES};
-use crate::core::{Core, add};
-use crate::entry::{Entry, GRANULE, Place, lost, pieces_of};
+use crate::entry::{Entry, Place, lost, pieces_of};
 use crate::nodes::Node;
-use crate::slot::{PAGE, append_page};
-use crate::zones::Copy;
+use crate::slot::{GRANULE, PAGE, append_page};
+use crate::zones::Replica;
 use block::{Buffer, Error, Result};
 use runtime::sync::Notify;
 use smallvec::SmallVec;
@@ -190,7 +190,7 @@ impl Core {
     /// Checksums reject stale contents.
     pub(crate) fn sources(&self, zone: u32) -> SmallVec<[Source; 4]> {
         let known = self.zones.get(zone);
-        let mut up: SmallVec<[Copy; 4]> =
+        let mut up: SmallVec<[Replica; 4]> =
             known.copies.iter().filter(|copy| self.nodes[usize::from(copy.node)].is_up()).copied().collect();
         up.sort_by_key(|copy| (!copy.is_whole, self.nodes[usize::from(copy.node)].latency(0.5)));
         let mut sources: SmallVec<[Source; 4]> =
@@ -285,11 +285,11 @@ impl Core {
     /// Notes that a part of a copy can't be read. Returns true if the copy is made again, because another one
     /// exists, or was already incomplete.
     pub(crate) fn set_damaged(&self, zone: u32, (node, region): Source) -> bool {
-        let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
+        let is_up = |copy: &Replica| self.nodes[usize::from(copy.node)].is_up();
         let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);
         let known = self.zones.get(zone);
         let was_whole = match node {
-            Some(node) => known.copies.contains(&Copy { node, region, is_whole: true }),
+            Some(node) => known.copies.contains(&Replica { node, region, is_whole: true }),
             None => known.has_backup,
         };
         let on_backup = usize::from(known.has_backup && backup_is_up);

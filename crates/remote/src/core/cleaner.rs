@@ -3,11 +3,11 @@
 //! The kit's pool knows how much of each zone is live, and its cost-benefit policy chooses the zone to clean.
 //! Pages are moved without decompressing them.
 
+use super::{CLEANER_STREAM, Core, add};
 use crate::arena::{BLOCK, BLOCK_GRANULES};
-use crate::core::{CLEANER_STREAM, Core, add};
-use crate::entry::{Entry, GRANULE, Place};
+use crate::entry::{Entry, Place};
 use crate::nodes::Node;
-use crate::slot::{self, Encoding, PAGE};
+use crate::slot::{self, Encoding, GRANULE, PAGE};
 use block::{Error, Result};
 use logkit::cleaning::Pressure;
 use logkit::pool::Usage;
@@ -119,7 +119,7 @@ impl Core {
     /// Resets a zone: removes it from the staged blocks and the read cache, and frees its regions.
     async fn release(&self, zone: u32) {
         for block in self.blocks_of(zone, self.arena.sizes().zone_blocks) {
-            let staged = self.staging.borrow().place(block);
+            let staged = self.staging.borrow().of_block(block);
             if let Some(staged) = staged {
                 self.staging.borrow_mut().forget(&self.arena, staged);
             }
@@ -224,7 +224,7 @@ impl Core {
 
     /// Bytes of a block: as staged, or else from the first readable copy, beginning with number `copy`.
     pub(crate) async fn block(&self, block: u64, copy: usize) -> Result<Vec<u8>> {
-        let staged = self.staging.borrow().place(block);
+        let staged = self.staging.borrow().of_block(block);
         if let Some(staged) = staged {
             let mut bytes = vec![0; BLOCK];
             let fill = self.staging.borrow().get(staged).fill as usize * GRANULE;

@@ -3,12 +3,12 @@
 //! A copy is complete if each of its blocks had every page that the map named when the block was read: pages
 //! of a full zone only become stale. Invalid copies are released afterwards.
 
+use super::cleaner::Moved;
+use super::fetch::Source;
+use super::{CLEANER_STREAM, Core, add};
 use crate::arena::BLOCK;
-use crate::cleaner::Moved;
-use crate::core::{CLEANER_STREAM, Core, add};
-use crate::fetch::Source;
 use crate::nodes::{self, Node, State};
-use crate::zones::{Copy, Zone};
+use crate::zones::{Replica, Zone};
 use block::{Error, Result};
 use logkit::pool::Usage;
 use smallvec::SmallVec;
@@ -86,7 +86,7 @@ impl Core {
 
     /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and
     /// isn't draining.
-    fn is_valid(&self, copy: &Copy) -> bool {
+    fn is_valid(&self, copy: &Replica) -> bool {
         let node = &self.nodes[usize::from(copy.node)];
         copy.is_whole && node.state() != State::Draining && !node.is_down_for(RECOPY_AFTER)
     }
@@ -133,7 +133,7 @@ impl Core {
             return Ok(Filled::Whole);
         };
         let node = self.node_for_copy(&known).ok_or_else(|| self.no_region())?;
-        let region = self.nodes[usize::from(node)].take_region().ok_or_else(|| self.no_region())?;
+        let region = self.nodes[usize::from(node)].reserve_region().ok_or_else(|| self.no_region())?;
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
         let outcome = self.fill_copy(zone, known.blocks, (Some(node), region)).await;
         let mut released: SmallVec<[(u8, u32); 4]> = SmallVec::new();
@@ -148,7 +148,7 @@ impl Core {
                         }
                         is_valid
                     });
-                    entry.copies.push(Copy { node, region, is_whole: true });
+                    entry.copies.push(Replica { node, region, is_whole: true });
                 }
                 Ok(Filled::Lacking) | Err(_) => released.push((node, region)),
             }

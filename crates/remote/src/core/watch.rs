@@ -2,8 +2,8 @@
 //! reclaims memory, and whether it still has its contents after a lost connection. Nodes that are down are
 //! connected again, with growing pauses.
 
-use crate::core::Core;
-use crate::fetch::Source;
+use super::Core;
+use super::fetch::Source;
 use crate::nodes::Node;
 use crate::slot::{PAGE, Slot};
 use crate::staging::Use;
@@ -98,7 +98,8 @@ impl Core {
     /// Whether a block has live pages and was written to the nodes.
     fn is_on_nodes(&self, block: u64) -> bool {
         let staging = self.staging.borrow();
-        let is_written = staging.place(block).is_none_or(|staged| staging.get(staged).usage == Use::Written);
+        let is_written =
+            staging.of_block(block).is_none_or(|staged| staging.get(staged).usage == Use::Written);
         is_written && self.block_live(block) > 0
     }
 
