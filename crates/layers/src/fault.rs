@@ -15,13 +15,13 @@ pub mod parse;
 pub mod rule;
 mod zones;
 
-pub use device::FaultDevicePart;
 pub use parse::parse_rules;
 pub use rule::Rule;
-pub use zones::FaultZonesPart;
 
-use block::{Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Message as _, ValueKind};
+use block::{Call, DevicePart, Part, Result, Status, ZonesPart};
+use decide::Faults;
+use runtime::range_lock::SharedRangeLock;
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Tell, ValueKind};
 use std::sync::Arc;
 
 const RULES: Key =
@@ -58,7 +58,7 @@ pub const KIND: Kind = Kind {
 
 /// `fault` on zones.
 pub const ZONES_KIND: Kind = Kind {
-    name: ZONES_NAME,
+    name: "zone-fault",
     contract: Contract::Zones,
     summary: "makes operations on zones fail, wait, tear, corrupt or misdirect data, by rule and seed",
     keys: &[
@@ -88,8 +88,43 @@ fn seed(arguments: &Arguments) -> Result<u64> {
     Ok(arguments.optional_integer("seed")?.unwrap_or_else(runtime::random_u64))
 }
 
-/// Kind of the layer on zones.
-const ZONES_NAME: &str = "zone-fault";
+/// A device or zones with faults by rule.
+pub struct FaultPart<P: ?Sized> {
+    kind: &'static Kind,
+    inner: Arc<P>,
+    faults: Arc<Faults>,
+    /// Locks of blocks being changed through any shard's handle; set if a rule tears writes to a device. A
+    /// torn write reads the block that it tears, changes its beginning and writes it back. A concurrent write
+    /// of the block would be undone by that.
+    changing: Option<SharedRangeLock>,
+}
+
+/// A device with faults by rule.
+pub type FaultDevicePart = FaultPart<dyn DevicePart>;
+/// Zones with faults by rule.
+pub type FaultZonesPart = FaultPart<dyn ZonesPart>;
+
+impl<P: Send + Sync + ?Sized> Part for FaultPart<P> {
+    fn kind(&self) -> &'static str {
+        self.kind.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.faults.status())
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        self.tell_text(self.kind, message)
+    }
+}
+
+impl<P: ?Sized> Tell for FaultPart<P> {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::ready(Ok(self.faults.tell(message)))
+    }
+}
 
 stack::messages! {
     /// A message to `fault`.

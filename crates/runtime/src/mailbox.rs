@@ -54,6 +54,7 @@ impl Mailbox {
     }
 
     /// Leaves work for the shard, and wakes it.
+    #[inline]
     pub(crate) fn post(&self, letter: Letter) {
         lock(&self.letters).push(letter);
         self.has_letters.store(true, Ordering::SeqCst);
@@ -68,6 +69,7 @@ impl Mailbox {
     }
 
     /// Announces that the shard is about to wait. Returns false if work has arrived.
+    #[inline]
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         if self.has_letters.load(Ordering::SeqCst) || self.stopped.load(Ordering::SeqCst) {
@@ -83,6 +85,7 @@ impl Mailbox {
         self.has_letters.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub(crate) fn wake_up(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }
@@ -113,6 +116,7 @@ impl Mailbox {
         self.ring_the_bell();
     }
 
+    #[inline]
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }

@@ -227,6 +227,7 @@ impl Shard {
         self.mailbox.deliver(|runnable| self.queue.borrow_mut().push_back(runnable));
     }
 
+    #[inline]
     pub(crate) fn expire_timers(&self) {
         if self.timers.borrow().is_empty() {
             return;

@@ -3,7 +3,8 @@
 
 use crate::file::File;
 use block::{Buffer, Error, Result};
-use std::os::fd::{FromRawFd, OwnedFd};
+use rustix::event::EventfdFlags;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
@@ -65,15 +66,12 @@ impl StopSignals {
 }
 
 fn install(repeated: Repeated) -> Result<OwnedFd> {
-    let failed = |what: &str| Err(Error::from_io(&std::io::Error::last_os_error(), what));
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return failed("creating an eventfd for signals");
-    }
+    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+        .map_err(|error| Error::from_io(&error.into(), "creating an eventfd for signals"))?;
+    let duplicate = event.try_clone().map_err(|error| Error::from_io(&error, "duplicating an eventfd"))?;
     // The handler uses this descriptor until the process ends, so it is never closed; the caller gets a
     // duplicate.
-    STOP_EVENT.store(fd, Ordering::Relaxed);
+    STOP_EVENT.store(event.into_raw_fd(), Ordering::Relaxed);
     let once = match repeated {
         Repeated::EndsProcess => libc::SA_RESETHAND,
         Repeated::IsCaught => 0,
@@ -87,16 +85,10 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
             libc::sigaction(signal, &action, std::ptr::null_mut())
         };
         if installed != 0 {
-            return failed("installing a signal handler");
+            return Err(Error::from_io(&std::io::Error::last_os_error(), "installing a signal handler"));
         }
     }
-    // SAFETY: duplicates a descriptor of this process.
-    let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if duplicate < 0 {
-        return failed("duplicating an eventfd");
-    }
-    // SAFETY: just created.
-    Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
+    Ok(duplicate)
 }
 
 /// Processors that this process may use.

@@ -19,7 +19,6 @@ const LONGEST_CYCLES: [(&str, usize); 11] = [
     ("logkit", 15),
     ("memory-node", 2),
     ("redis-device", 4),
-    ("remote", 2),
     ("runtime", 5),
     ("spinor", 2),
     ("zns", 2),

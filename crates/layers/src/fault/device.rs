@@ -1,27 +1,16 @@
 //! `fault` over a device.
 
-use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::rule::{Action, Distance, Operation, Rule};
+use super::{FaultDevicePart, FaultPart};
 use block::layer::DeviceLayer;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
-    Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Payload,
+    ReadOutcome, Result, ZeroMode,
 };
 use runtime::range_lock::SharedRangeLock;
-use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// A device with faults by rule.
-pub struct FaultDevicePart {
-    inner: Arc<dyn DevicePart>,
-    faults: Arc<Faults>,
-    /// Locks of blocks being changed through any shard's handle; set if a rule tears writes. A torn write
-    /// reads the block that it tears, changes its beginning and writes it back. A concurrent write of the
-    /// block would be undone by that.
-    changing: Option<SharedRangeLock>,
-}
 
 impl FaultDevicePart {
     /// Applies the rules to the calls to `inner`; random choices depend on `seed`.
@@ -33,29 +22,7 @@ impl FaultDevicePart {
         rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
         let tears = rules.iter().any(|rule| matches!(rule.action, Some(Action::Torn { .. })));
         let changing = tears.then(SharedRangeLock::default);
-        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed), changing })
-    }
-}
-
-impl Part for FaultDevicePart {
-    fn kind(&self) -> &'static str {
-        "fault"
-    }
-
-    fn status(&self) -> Call<'_, Status> {
-        Call::ready(self.faults.status())
-    }
-
-    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.tell_text(&super::KIND, message)
-    }
-}
-
-impl Tell for FaultDevicePart {
-    type Message = Message;
-
-    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
-        Call::ready(Ok(self.faults.tell(message)))
+        Ok(FaultPart { kind: &super::KIND, inner, faults: Faults::new(rules, seed), changing })
     }
 }
 

@@ -1,50 +1,21 @@
 //! `fault` over zones.
 
-use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::device::{begin, corrupted};
 use super::rule::{Action, Distance, Operation, Rule};
+use super::{FaultPart, FaultZonesPart};
 use block::layer::ZonesLayer;
 use block::{
-    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, EraseGuarantee, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
+    ZoneReport, Zones, ZonesPart,
 };
-use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Zones with faults by rule.
-pub struct FaultZonesPart {
-    inner: Arc<dyn ZonesPart>,
-    faults: Arc<Faults>,
-}
 
 impl FaultZonesPart {
     /// Applies the rules to the calls to `inner`; random choices depend on `seed`.
     pub fn new(inner: Arc<dyn ZonesPart>, rules: Vec<Rule>, seed: u64) -> Self {
-        FaultZonesPart { inner, faults: Faults::new(rules, seed) }
-    }
-}
-
-impl Part for FaultZonesPart {
-    fn kind(&self) -> &'static str {
-        super::ZONES_NAME
-    }
-
-    fn status(&self) -> Call<'_, Status> {
-        Call::ready(self.faults.status())
-    }
-
-    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.tell_text(&super::ZONES_KIND, message)
-    }
-}
-
-impl Tell for FaultZonesPart {
-    type Message = Message;
-
-    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
-        Call::ready(Ok(self.faults.tell(message)))
+        FaultPart { kind: &super::ZONES_KIND, inner, faults: Faults::new(rules, seed), changing: None }
     }
 }
 

@@ -146,6 +146,20 @@ impl Log {
         self.recorder.record(RecordType::Submit, self.device, &body)
     }
 
+    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for
+    /// capacity, because dropping a call must not stop its operation.
+    pub async fn run<T: 'static>(&self, operation: impl Future<Output = Result<T>> + 'static) -> Result<T> {
+        let recorder = self.recorder.clone();
+        if recorder.has_capacity() {
+            return operation.await;
+        }
+        runtime::spawn(async move {
+            recorder.capacity().await;
+            operation.await
+        })
+        .await
+    }
+
     pub fn complete(&self, submitted: u64, result: Result<()>) -> Result<()> {
         self.recorder.complete(self.device, submitted, result, |()| 0)
     }
@@ -160,20 +174,6 @@ struct RecordDevice {
 }
 
 impl RecordDevice {
-    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for
-    /// capacity, because dropping a call must not stop its operation.
-    async fn run<F: Future<Output = Result<()>> + 'static>(&self, operation: F) -> Result<()> {
-        let recorder = self.log.recorder.clone();
-        if recorder.has_capacity() {
-            return operation.await;
-        }
-        runtime::spawn(async move {
-            recorder.capacity().await;
-            operation.await
-        })
-        .await
-    }
-
     /// Whether a valid change changes anything.
     fn writes(&self, range: BlockRange) -> Result<bool> {
         self.geometry.check_writable().and_then(|()| self.geometry.check(range)).map(|()| !range.is_empty())
@@ -228,24 +228,26 @@ impl Device for RecordDevice {
             }
             let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(1, range));
             fields.durable = durability == Durability::Durable;
-            self.run(async move {
-                let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
-                let result = inner.write(at, payload, durability).await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
+                    let result = inner.write(at, payload, durability).await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             let (inner, log) = (self.inner.clone(), self.log.clone());
-            self.run(async move {
-                let submitted = log.submit(&SubmissionFields::new(4, 0, 0))?;
-                let result = inner.flush().await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let submitted = log.submit(&SubmissionFields::new(4, 0, 0))?;
+                    let result = inner.flush().await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 
@@ -255,12 +257,13 @@ impl Device for RecordDevice {
                 return self.inner.discard(range).await;
             }
             let (inner, log, fields) = (self.inner.clone(), self.log.clone(), self.fields(3, range));
-            self.run(async move {
-                let submitted = log.submit(&fields)?;
-                let result = inner.discard(range).await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let submitted = log.submit(&fields)?;
+                    let result = inner.discard(range).await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 
@@ -277,12 +280,13 @@ impl Device for RecordDevice {
             let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(2, range));
             fields.durable = durability == Durability::Durable;
             fields.mode = u8::from(mode == ZeroMode::KeepAllocated);
-            self.run(async move {
-                let submitted = log.submit(&fields)?;
-                let result = inner.write_zeroes(range, mode, durability).await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let submitted = log.submit(&fields)?;
+                    let result = inner.write_zeroes(range, mode, durability).await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 

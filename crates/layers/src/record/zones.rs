@@ -61,20 +61,6 @@ struct RecordZones {
 }
 
 impl RecordZones {
-    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for
-    /// capacity.
-    async fn run<T: 'static>(&self, operation: impl Future<Output = Result<T>> + 'static) -> Result<T> {
-        let recorder = self.log.recorder.clone();
-        if recorder.has_capacity() {
-            return operation.await;
-        }
-        runtime::spawn(async move {
-            recorder.capacity().await;
-            operation.await
-        })
-        .await
-    }
-
     /// Records a call on one zone that returns no value.
     fn change<'a, F: Future<Output = Result<()>>>(
         &'a self,
@@ -87,12 +73,13 @@ impl RecordZones {
             if inner.geometry().check_zone(zone).is_err() {
                 return call(inner).await;
             }
-            self.run(async move {
-                let submitted = log.submit(&SubmissionFields::new(operation, u64::from(zone.0), 0))?;
-                let result = call(inner).await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let submitted = log.submit(&SubmissionFields::new(operation, u64::from(zone.0), 0))?;
+                    let result = call(inner).await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 }
@@ -108,13 +95,14 @@ impl Zones for RecordZones {
                 return self.inner.append(zone, payload).await;
             }
             let (inner, log) = (self.inner.clone(), self.log.clone());
-            self.run(async move {
-                let fields = SubmissionFields::new(5, u64::from(zone.0), payload.len() as u64);
-                let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
-                let result = inner.append(zone, payload).await;
-                log.recorder.complete(log.device, submitted, result, |landed| landed.offset.0)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let fields = SubmissionFields::new(5, u64::from(zone.0), payload.len() as u64);
+                    let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
+                    let result = inner.append(zone, payload).await;
+                    log.recorder.complete(log.device, submitted, result, |landed| landed.offset.0)
+                })
+                .await
         })
     }
 
@@ -124,14 +112,16 @@ impl Zones for RecordZones {
                 return self.inner.append_at(at, payload).await;
             }
             let (inner, log) = (self.inner.clone(), self.log.clone());
-            self.run(async move {
-                let fields = SubmissionFields::new(12, u64::from(at.zone.0), payload.len() as u64);
-                let fields = SubmissionFields { data: Some(&payload), offset: Some(at.offset.0), ..fields };
-                let submitted = log.submit(&fields)?;
-                let result = inner.append_at(at, payload).await;
-                log.recorder.complete(log.device, submitted, result, |()| at.offset.0)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let fields = SubmissionFields::new(12, u64::from(at.zone.0), payload.len() as u64);
+                    let fields =
+                        SubmissionFields { data: Some(&payload), offset: Some(at.offset.0), ..fields };
+                    let submitted = log.submit(&fields)?;
+                    let result = inner.append_at(at, payload).await;
+                    log.recorder.complete(log.device, submitted, result, |()| at.offset.0)
+                })
+                .await
         })
     }
 
@@ -150,13 +140,14 @@ impl Zones for RecordZones {
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
         Call::new(async move {
             let (inner, log, zones) = (self.inner.clone(), self.log.clone(), zones.to_vec());
-            self.run(async move {
-                let fields = SubmissionFields::new(6, 0, 0);
-                let submitted = log.submit(&SubmissionFields { zones: &zones, ..fields })?;
-                let result = inner.flush(&zones).await;
-                log.complete(submitted, result)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let fields = SubmissionFields::new(6, 0, 0);
+                    let submitted = log.submit(&SubmissionFields { zones: &zones, ..fields })?;
+                    let result = inner.flush(&zones).await;
+                    log.complete(submitted, result)
+                })
+                .await
         })
     }
 
@@ -170,14 +161,15 @@ impl Zones for RecordZones {
                 return self.inner.reset(zone, erase).await;
             }
             let (inner, log) = (self.inner.clone(), self.log.clone());
-            self.run(async move {
-                let mut fields = SubmissionFields::new(8, u64::from(zone.0), 0);
-                fields.mode = erase as u8;
-                let submitted = log.submit(&fields)?;
-                let result = inner.reset(zone, erase).await;
-                log.recorder.complete(log.device, submitted, result, |generation| *generation)
-            })
-            .await
+            self.log
+                .run(async move {
+                    let mut fields = SubmissionFields::new(8, u64::from(zone.0), 0);
+                    fields.mode = erase as u8;
+                    let submitted = log.submit(&fields)?;
+                    let result = inner.reset(zone, erase).await;
+                    log.recorder.complete(log.device, submitted, result, |generation| *generation)
+                })
+                .await
         })
     }
 
