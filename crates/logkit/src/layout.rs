@@ -25,8 +25,9 @@ impl Layout {
     /// Divides these zones into blocks of this size.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for zones that are durable only on finish, where a flush would end partly written
-    /// zones; [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are too small.
+    /// [`Error::Unsupported`] for zones that are durable only on finish, where a flush would end partly
+    /// written zones; [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are
+    /// too small.
     pub fn new(geometry: &ZoneGeometry, block_size: BlockSize) -> Result<Self> {
         if geometry.durable == Durable::OnFinish {
             return Err(Error::unsupported(
