@@ -25,6 +25,23 @@ use zones::Overlay;
 const SCAN_BYTES: usize = 1 << 20;
 
 /// An open store.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// let disk = Arc::new(disks::ram::RamPart::new(256 << 20, block::BlockSize::new(4096)?)?);
+/// let options = zones::on_device::Options { format: true, zone_size: Some(4 << 20), ..Default::default() };
+/// let settings = kv::Settings { buffer_bytes: 1 << 20, table_bytes: 1 << 20, ..Default::default() };
+/// runtime::run(runtime::Config::default(), || async move {
+///     let medium = Arc::new(zones::OnDevice::open(disk, options).await?);
+///     let store = kv::Store::format(medium, &settings).await?;
+///     store.put(b"zone", b"4 MiB").await?;
+///     store.flush().await?;
+///     assert_eq!(store.get(b"zone").await?.map(|stored| stored.value), Some(b"4 MiB".to_vec()));
+///     store.close().await
+/// })??;
+/// # Ok::<(), block::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Store {
     pub(crate) homes: Arc<[Home<Core>]>,

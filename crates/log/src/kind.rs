@@ -9,7 +9,7 @@ use crate::layout::{Layout, MAX_SHARE, Reserve, capacity};
 use crate::recovery::BLOCK;
 use crate::snapshot::Message;
 use block::{
-    BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
+    BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result, ZoneGeometry, ZonesPart,
 };
 use logkit::cleaning::Policy;
 use logkit::layout::ROOT_ZONES;
@@ -292,12 +292,6 @@ impl Options {
     /// [`Error::Unsupported`] and [`Error::Invalid`], with the requirement, for zones that can't hold a log
     /// with these options.
     pub fn layout_on(&self, zones: &ZoneGeometry) -> Result<Layout> {
-        if zones.durable == Durable::OnFinish {
-            return Err(Error::unsupported(
-                "its zones are durable only when they are finished; expected zones whose appends are durable at once or on \
-                 flush, such as zones(file(disk.img))",
-            ));
-        }
         let unit = u64::from(zones.append_granularity.max(zones.read_granularity));
         if !BLOCK.is_multiple_of(unit) {
             return Err(Error::invalid(format!(

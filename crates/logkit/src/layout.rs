@@ -1,7 +1,7 @@
 //! The division of zones into blocks.
 
 use crate::{record, summary};
-use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
+use block::{BlockSize, Durable, Error, Result, ZoneAddress, ZoneGeometry};
 
 /// Number of zones that hold roots: zones 0 and 1.
 pub const ROOT_ZONES: u32 = 2;
@@ -25,8 +25,16 @@ impl Layout {
     /// Divides these zones into blocks of this size.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are too small.
+    /// [`Error::Unsupported`] for zones that are durable only on finish, where a flush would end partly
+    /// written zones; [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are
+    /// too small.
     pub fn new(geometry: &ZoneGeometry, block_size: BlockSize) -> Result<Self> {
+        if geometry.durable == Durable::OnFinish {
+            return Err(Error::unsupported(
+                "its zones are durable only when they are finished; expected zones whose appends are durable at once or on \
+                 flush, such as zones(file(disk.img))",
+            ));
+        }
         let unit = u64::from(geometry.append_granularity.max(geometry.read_granularity));
         if !block_size.bytes().is_multiple_of(unit) || block_size.bytes() < 4096 {
             return Err(Error::invalid(format!(
@@ -113,5 +121,32 @@ impl Layout {
     #[inline]
     pub fn address(&self, zone: u32, position: u32) -> ZoneAddress {
         ZoneAddress::new(zone, u64::from(position) << self.block_size.shift())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::EraseGuarantee;
+
+    #[test]
+    fn zones_that_a_flush_would_finish_are_refused() {
+        let zones = |durable| ZoneGeometry {
+            zones: 64,
+            zone_size: 1 << 20,
+            zone_capacity: 1 << 20,
+            append_granularity: 4096,
+            read_granularity: 4096,
+            max_append: 256 << 10,
+            max_open: 0,
+            max_active: 0,
+            durable,
+            erase: EraseGuarantee::None,
+        };
+        let divide = |durable| Layout::new(&zones(durable), BlockSize::new(4096).unwrap());
+        let refused = divide(Durable::OnFinish).unwrap_err().to_string();
+        assert!(refused.contains("durable only when they are finished; expected zones"), "{refused}");
+        assert_eq!(divide(Durable::OnFlush).unwrap().zone_blocks, 256);
+        assert_eq!(divide(Durable::OnAppend), divide(Durable::OnFlush));
     }
 }

@@ -16,6 +16,21 @@
 //! - In steady state an operation allocates nothing.
 //!
 //! The callers interpret the bytes.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! // Two shards; the task on the second one sleeps, and the first one waits for its result.
+//! let sum = runtime::run(runtime::Config::default().with_shards(2), || async {
+//!     let distant = runtime::spawn_on(runtime::ShardIndex(1), || async {
+//!         runtime::sleep(Duration::from_millis(1)).await;
+//!         40
+//!     });
+//!     distant.await.unwrap_or(0) + runtime::spawn(async { 2 }).await
+//! })?;
+//! assert_eq!(sum, 42);
+//! # Ok::<(), block::Error>(())
+//! ```
 #![doc = include_str!("../DESIGN.md")]
 
 mod address;
