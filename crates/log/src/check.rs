@@ -29,12 +29,13 @@ pub(crate) mod zone;
 pub use report::{CheckReport, Checked, Finding, Hit};
 pub(crate) use window::Window;
 
+use crate::changes::Replayable;
 use crate::directory::Directory;
 use crate::format::{CLEANER, STREAMS, USER, VersionId};
 use crate::home::recovery::AtHome;
 use crate::home::{self, Medium};
 use crate::layout::Layout;
-use crate::recovery::{self, Recovered, Replay, Replayable, in_order_of_replay};
+use crate::recovery::{self, Recovered, Replay, in_order_of_replay};
 use crate::versions::Versions;
 use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::directory::ZoneEntry;
@@ -64,7 +65,7 @@ pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u6
 /// # Errors
 /// Errors of opening the zones.
 pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
-    Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::kind::MAX_APPEND)).await?))
+    Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::layout::MAX_APPEND)).await?))
 }
 
 /// Checks the log on these zones, and writes nothing. The zones must have no other user meanwhile. A log

@@ -4,26 +4,28 @@
 //! writes need no lock. Reads look up the map on any shard and don't involve the home shard.
 
 mod admission;
+mod capacity;
+mod checkpoint;
+mod commit;
 
 use crate::buffered::Buffered;
 use crate::capacity::Images;
-use crate::checkpoint::Superseded;
-use crate::commit::Effect;
 use crate::damaged::Damaged;
+use crate::entry::LogEntry;
 use crate::format::{Change, VersionId};
 use crate::home::MapHome;
 use crate::layout::Layout;
 use crate::salvage::Lost;
 use crate::transaction::Transactions;
-use crate::versions::Versions;
+use crate::versions::{Effect, Versions};
 use admission::Admission;
 use block::{Error, Payload, Result};
+use checkpoint::Superseded;
 use logkit::cleaning::Policy;
-use logkit::{Appender, Entry, Kit, Mover, Owner, Piece, Victim};
-use runtime::RequestKey;
+use logkit::{Appender, Kit, Mover, Owner, Piece, Victim};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Point at which a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,65 +53,14 @@ pub struct Settings {
     pub blocks_at_once: u64,
 }
 
-/// A change, with its data.
+/// A version that is open as a device.
 #[derive(Debug)]
-pub struct Item {
-    /// The change.
-    pub change: Change,
-    /// Data of the change.
-    pub payload: Payload,
-    /// Request to complete; `None` for the cleaner's moves.
-    pub request: Option<RequestKey>,
-    /// Number of blocks by which the change may grow the live data; capacity is reserved for them.
-    pub growth: u32,
-    /// Number of the data in the buffer, if the change was acknowledged from there; otherwise 0.
-    pub ticket: u64,
-}
-
-impl Entry for Item {
-    #[inline]
-    fn blocks(&self) -> u32 {
-        self.change.data_blocks()
-    }
-
-    #[inline]
-    fn payload(&self) -> &Payload {
-        &self.payload
-    }
-
-    #[inline]
-    fn meta_length(&self) -> usize {
-        self.change.encoded_length()
-    }
-
-    fn encode_meta(&self, meta: &mut Vec<u8>) {
-        self.change.encode(meta);
-    }
-
-    fn steps(&self) -> u64 {
-        match &self.change {
-            Change::Unmap { count, .. } => u64::from(*count),
-            _ => 0,
-        }
-    }
-
-    fn only_frees(&self) -> bool {
-        matches!(self.change, Change::Unmap { .. } | Change::Delete { .. })
-    }
-
-    fn is_moved(&self) -> bool {
-        matches!(self.change, Change::Move { .. })
-    }
-
-    fn is_acknowledged(&self) -> bool {
-        self.ticket != 0
-    }
-}
+pub struct View(pub VersionId);
 
 /// State of a log device. Belongs to its home shard.
 pub struct Core {
     kit: Rc<Kit>,
-    appender: Appender<Item>,
+    appender: Appender<LogEntry>,
     admission: Admission,
     /// Division of the zones.
     pub layout: Layout,
@@ -130,7 +81,7 @@ pub struct Core {
     /// Transactions of the home.
     pub transactions: Transactions,
     /// Snapshots and clones that are open as devices.
-    pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    pub views: RefCell<Vec<Weak<View>>>,
     /// Number of handles that are open on this shard.
     pub handles: Cell<usize>,
     /// Data of writes that were acknowledged from the buffer and haven't committed.
@@ -219,14 +170,14 @@ impl Core {
         )
     }
 
+    /// Whether a version is open as a device.
+    pub fn is_viewed(&self, id: VersionId) -> bool {
+        self.views.borrow().iter().filter_map(Weak::upgrade).any(|view| view.0 == id)
+    }
+
     /// Whether the version exists and is writable.
     pub fn version_is_writable(&self, id: VersionId) -> bool {
         self.versions.borrow().get(id).is_some_and(|version| version.writable)
-    }
-
-    /// Returns the transaction of the map's home that the newest durable root demands.
-    pub fn demanded_transaction(&self) -> Option<u64> {
-        crate::format::Own::decode(&self.kit.checkpoints.root().own).ok().and_then(|own| own.home)
     }
 }
 
@@ -238,7 +189,7 @@ pub struct Name {
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = LogEntry;
     type Name = Name;
 
     #[inline]
@@ -247,23 +198,23 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
+    fn appender(&self) -> &Appender<LogEntry> {
         &self.appender
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+    fn commit(&self, items: &[LogEntry], zone: u32, position: u32) {
         self.commit_items(items, zone, position);
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
+    fn refuse(&self, item: &LogEntry, error: &Error) {
         self.complete(item, Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
+    fn answer(&self, item: &mut LogEntry, error: &Error) {
         self.admission.answer(item, error);
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, item: &mut LogEntry, blocks: u32) -> LogEntry {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
         let payload = item.payload.slice(0..bytes);
         item.payload = item.payload.slice(bytes..item.payload.len());
@@ -271,7 +222,7 @@ impl Owner for Core {
         item.growth -= growth;
         let change = item.change.cut(blocks);
         self.admission.was_cut(item);
-        Item { change, payload, request: item.request, growth, ticket: item.ticket }
+        LogEntry { change, payload, request: item.request, growth, ticket: item.ticket }
     }
 
     fn has_pieces(&self) -> bool {
@@ -377,7 +328,7 @@ impl Owner for Core {
             let from = self.layout.physical(zone, piece.position);
             let block = piece.name.block + u64::from(piece.offset);
             let change = Change::Move { version: piece.name.version, block, count: piece.count, from };
-            Item { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
+            LogEntry { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
         });
         mover.append(self, class, items).await
     }

@@ -4,18 +4,17 @@
 mod batched;
 mod load;
 mod replay;
-mod replayable;
 
 pub(crate) use load::{Loading, load};
 pub(crate) use replay::Replay;
-pub use replayable::Replayable;
 
+use crate::changes::Replayable;
 use crate::core::State;
 use crate::damaged::Damaged;
 use crate::directory::{Directory, VersionEntry};
 use crate::format::{OWNER, Own, STREAMS, VersionId};
 use crate::home::{self, MapHome, Medium};
-use crate::layout::Layout;
+use crate::layout::{BLOCK, Layout};
 use crate::map;
 use crate::salvage::{self, Lost, Places};
 use crate::versions::{Version, Versions};
@@ -28,9 +27,6 @@ use logkit::root::{self, Root, RootWriter};
 use logkit::{Parts, Sequences, Streams, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Block size of a log, in bytes.
-pub const BLOCK: u64 = 4096;
 
 /// Result of opening, for operators.
 #[derive(Debug, Clone, Default, serde::Serialize)]

@@ -4,10 +4,10 @@
 //! its page of the map is unreadable, or its zone has been reset since. Reads of such a block fail and name
 //! the cause. In the map it has a location in a root zone, where no data ever is: one for each cause.
 
+use crate::changes::Replayable;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
-use crate::recovery::Replayable;
 use crate::versions::Versions;
 use block::{Error, ZoneReport, ZoneState};
 use logkit::ZonePool;

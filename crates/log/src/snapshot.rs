@@ -28,7 +28,7 @@ pub const KIND: Kind = Kind {
     messages: &[],
     shareable: true,
     example: "snapshot(log(ram(256MiB), size=192MiB), before)",
-    plan: |_| Ok(Shape { block_size: Some(crate::recovery::BLOCK as u32), ..Shape::default() }),
+    plan: |_| Ok(Shape { block_size: Some(crate::layout::BLOCK as u32), ..Shape::default() }),
     build: |arguments| {
         Call::new(async move {
             let name = arguments.text("name")?;
@@ -140,8 +140,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
 
 async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     let version = find(core, name)?;
-    let is_open = |(id, view): &(VersionId, std::sync::Weak<_>)| *id == version && view.strong_count() > 0;
-    if core.views.borrow().iter().any(is_open) {
+    if core.is_viewed(version) {
         return Err(Error::busy(format!(
             "snapshot \"{name}\": it is open as a device; take it out of the stack first"
         )));

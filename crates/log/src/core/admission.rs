@@ -5,7 +5,8 @@
 //! before it is refused. Other modules append queued changes (`logkit::lane`), commit them (`commit.rs`), and
 //! compute the capacity (`capacity.rs`).
 
-use super::{Acknowledge, Changes, Core, Item};
+use super::{Acknowledge, Changes, Core};
+use crate::entry::LogEntry;
 use crate::format::Change;
 use crate::fullness::{Fullness, SpaceWarning};
 use block::{Call, Durability, Error, Payload, Result};
@@ -44,14 +45,14 @@ impl Admission {
     }
 
     /// Completes an item's request with an error; the item itself may still be committed later.
-    pub(super) fn answer(&self, item: &mut Item, error: &Error) {
+    pub(super) fn answer(&self, item: &mut LogEntry, error: &Error) {
         if let Some(request) = item.request.take() {
             self.requests.item_ended(request, &Err(error.clone()));
         }
     }
 
     /// Notes that an item was split.
-    pub(super) fn was_cut(&self, item: &Item) {
+    pub(super) fn was_cut(&self, item: &LogEntry) {
         if let Some(request) = item.request {
             self.requests.item_was_cut(request);
         }
@@ -151,7 +152,7 @@ impl Core {
     }
 
     /// Completes the request of an item that has committed or failed, and returns the reserved capacity.
-    pub(crate) fn complete(&self, item: &Item, outcome: Result<()>) {
+    pub(crate) fn complete(&self, item: &LogEntry, outcome: Result<()>) {
         if item.growth > 0 {
             self.admission.growing.set(self.admission.growing.get() - u64::from(item.growth));
             self.kit.events.settled.notify_all();
@@ -249,7 +250,7 @@ impl Core {
             }
             _ => 0,
         };
-        lane::push(self, class, Item { change, payload, request: Some(request), growth, ticket });
+        lane::push(self, class, LogEntry { change, payload, request: Some(request), growth, ticket });
     }
 
     /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight:

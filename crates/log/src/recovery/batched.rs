@@ -10,10 +10,10 @@
 //! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are
 //! replayed one by one ([`Batched::of`] decides), by the same rules, in [`replay`](super::replay).
 
+use crate::changes::Replayable;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
-use crate::recovery::Replayable;
 use crate::recovery::replay::check_length;
 use block::Result;
 use std::ops::Range;

@@ -1,12 +1,11 @@
 //! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks
 //! of the volume, [`batched`](super::batched) is faster, with the same result.
 
-use crate::commit::{Effect, apply};
+use crate::changes::Replayable;
 use crate::format::Change;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::recovery::Replayable;
-use crate::versions::Versions;
+use crate::versions::{Effect, Versions, apply};
 use block::{Error, Result};
 use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;

@@ -6,7 +6,7 @@
 //! valid. While several versions exist, no block is moved during a checkpoint
 //! ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
 
-use crate::core::Core;
+use super::Core;
 use crate::directory::{Directory, PagePlace};
 use crate::format::VersionId;
 use crate::map::{PAGE_BLOCKS, Physical};

@@ -1,17 +1,17 @@
 //! Committing: the effects of changes on the maps and on the zones.
 
-use crate::core::{Core, Item};
+use super::Core;
+use crate::entry::LogEntry;
 use crate::format::Change;
-use crate::map::Physical;
-use crate::versions::Versions;
-use block::{Error, Result};
+use crate::versions::{Effect, apply};
+use block::Error;
 use logkit::pool::Accounts;
 use logkit::{Owner, count};
 
 impl Core {
     /// Applies the changes of a record whose first data block is at `position` of `zone`, then completes
     /// them.
-    pub(crate) fn commit_items(&self, items: &[Item], zone: u32, position: u32) {
+    pub(crate) fn commit_items(&self, items: &[LogEntry], zone: u32, position: u32) {
         let failed = self.apply_all(items, zone, position);
         let mut failed = failed.into_iter().peekable();
         let mut has_buffered = false;
@@ -32,7 +32,7 @@ impl Core {
     }
 
     /// Applies the changes of a committed record. Returns the errors, by the number of the change.
-    fn apply_all(&self, items: &[Item], zone: u32, mut position: u32) -> Vec<(usize, Error)> {
+    fn apply_all(&self, items: &[LogEntry], zone: u32, mut position: u32) -> Vec<(usize, Error)> {
         let kit = self.kit();
         let (mut written, mut moved) = (0, 0);
         for item in items {
@@ -89,71 +89,5 @@ impl Core {
                 accounts.remove_live(zone, blocks as u32, self.kit().clock());
             }
         }
-    }
-}
-
-/// Effect of a change on zones.
-#[derive(Debug, Clone, Copy)]
-pub enum Effect {
-    /// This number of blocks of the zone became live.
-    Live(u32, u64),
-    /// These blocks became dead.
-    Dead(Physical, u64),
-}
-
-/// Applies a change to the maps; its data is at `physical`, in zone `zone`. Recovery uses the same function.
-///
-/// # Errors
-/// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for blocks after its end.
-pub fn apply(
-    versions: &mut Versions,
-    change: &Change,
-    zone: u32,
-    physical: Physical,
-    effect: &mut impl FnMut(Effect),
-) -> Result<()> {
-    match change {
-        Change::Write { version, block, count } => {
-            let position = position(versions, *version, *block, *count)?;
-            effect(Effect::Live(zone, u64::from(*count)));
-            versions.insert(position, *block, u64::from(*count), physical, &mut |gone, blocks| {
-                effect(Effect::Dead(gone, blocks));
-            });
-        }
-        Change::Unmap { version, block, count } => {
-            let position = position(versions, *version, *block, *count)?;
-            versions.insert(position, *block, u64::from(*count), Physical::NONE, &mut |gone, blocks| {
-                effect(Effect::Dead(gone, blocks));
-            });
-        }
-        Change::Move { block, count, from, .. } => {
-            // Run by run: blocks that have been overwritten since the cleaner chose them stay at their
-            // current location.
-            let moved = versions.relocate(*block, u64::from(*count), *from, physical);
-            if moved > 0 {
-                effect(Effect::Live(zone, moved));
-                effect(Effect::Dead(*from, moved));
-            }
-        }
-        Change::Create { version, parent, writable, created, name } => {
-            versions.create(*version, *parent, *writable, *created, name)?;
-        }
-        Change::Delete { version } => versions.delete(*version)?,
-        Change::Grow { version, blocks } => versions.grow(*version, *blocks)?,
-    }
-    Ok(())
-}
-
-fn position(versions: &Versions, id: crate::format::VersionId, block: u64, count: u32) -> Result<usize> {
-    let position = versions
-        .position(id)
-        .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", id.0)))?;
-    let blocks = versions.list[position].blocks;
-    match block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks) {
-        true => Ok(position),
-        false => Err(Error::invalid(format!(
-            "{count} blocks from block {block} on: out of range 0..{blocks} of version {}",
-            id.0
-        ))),
     }
 }
