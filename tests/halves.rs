@@ -185,5 +185,5 @@ pub async fn open(
     let options = &log::kind::Options { map_home, ..options.clone() };
     let volume = options.size.unwrap_or(0) >> 12;
     let medium = Rest::open(&disk, blocks, Places::new(zone_count, volume), blocks, is_lying).await?;
-    log::kind::open_with(zones, options, Some(medium)).await
+    log::kind::open_with(zones, options, Some(log::home::storage(medium))).await
 }

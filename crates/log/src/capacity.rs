@@ -1,7 +1,8 @@
 //! Capacity of a log for data, in addition to the checkpoints of all its versions.
 //!
-//! The zones that are reserved for checkpoints ([`Reserve`]) are enough for a volume alone. Pages of snapshots and clones, and those of a sparse thin volume, take more. The additional space
-//! is subtracted from the capacity, so that a write is refused before it is acknowledged.
+//! The zones that are reserved for checkpoints ([`Reserve`]) are enough for a volume alone. Pages of
+//! snapshots and clones, and those of a sparse thin volume, take more. The additional space is subtracted
+//! from the capacity, so that a write is refused before it is acknowledged.
 //!
 //! Neither writes nor the cleaner raise the bound: a writable version is counted as if it shared no page with
 //! any other. So a discard, which takes a page of its own and no capacity for data, is always admitted, and

@@ -32,10 +32,8 @@ pub(crate) use window::Window;
 use crate::changes::Replayable;
 use crate::directory::Directory;
 use crate::format::{CLEANER, STREAMS, USER, VersionId};
-use crate::home::recovery::AtHome;
-use crate::home::{self, Medium};
 use crate::layout::Layout;
-use crate::recovery::{self, Recovered, Replay, in_order_of_replay};
+use crate::recovery::{self, AtHome, HomeStorage, Recovered, Replay, in_order_of_replay};
 use crate::versions::Versions;
 use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::directory::ZoneEntry;
@@ -77,7 +75,7 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
 /// can be read, and for a damaged home; [`Error::OutOfMemory`] if the maps don't fit.
 pub async fn check(
     zones: Arc<dyn ZonesPart>,
-    home: Option<Rc<dyn Medium>>,
+    home: Option<Rc<dyn HomeStorage>>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<CheckReport> {
     let handle = zones.open().await?;
@@ -85,8 +83,8 @@ pub async fn check(
     let mut root = found.root.clone();
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     let mut at_home = None;
-    if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
-        let opened = home::recovery::open(&layout, &root, demanded, &reports, medium, true).await?;
+    if let Some((storage, demanded)) = recovery::demanded(&root, home)? {
+        let opened = storage.open(&layout, &root, demanded, &reports, true).await?;
         // The home names the checkpoint that matches its map.
         root = opened.root.clone();
         at_home = Some(opened);

@@ -13,13 +13,11 @@ use crate::capacity::Images;
 use crate::damaged::Damaged;
 use crate::entry::LogEntry;
 use crate::format::{Change, VersionId};
-use crate::home::MapHome;
 use crate::layout::Layout;
 use crate::salvage::Lost;
-use crate::transaction::Transactions;
 use crate::versions::{Effect, Versions};
 use admission::Admission;
-use block::{Error, Payload, Result};
+use block::{Call, Error, Payload, Result};
 use checkpoint::Superseded;
 use logkit::cleaning::Policy;
 use logkit::{Appender, Kit, Mover, Owner, Piece, Victim};
@@ -53,6 +51,37 @@ pub struct Settings {
     pub blocks_at_once: u64,
 }
 
+/// Keeper of the map outside of the log's zones. Its transactions take the place of checkpoints: a
+/// transaction covers every record that had committed when it began, and these are durable before it is.
+///
+/// The log has no checkpoints then, and reserves no zones for them.
+pub trait Home {
+    /// Makes everything that has committed durable, and commits a transaction, so that opening has nothing to
+    /// replay. Concurrent calls share a transaction.
+    ///
+    /// # Errors
+    /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes
+    /// are durable in the log and are replayed.
+    fn flush(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>>;
+
+    /// Commits a transaction in place of a checkpoint. With `clean`, it is the last one before the log is
+    /// closed.
+    ///
+    /// # Errors
+    /// Errors of the flush and of the home, and of the root for the last one.
+    fn checkpoint(self: Rc<Self>, core: Rc<Core>, clean: bool) -> Call<'static, Result<()>>;
+
+    /// Makes the newest root demand the newest transaction, unless it already does. The caller's next step,
+    /// such as a reset of a zone, depends on it.
+    ///
+    /// # Errors
+    /// Errors of writing the root, after which the log has failed.
+    fn demand(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>>;
+
+    /// Returns the home's part of the status.
+    fn status(&self) -> serde_json::Value;
+}
+
 /// A version that is open as a device.
 #[derive(Debug)]
 pub struct View(pub VersionId);
@@ -75,11 +104,9 @@ pub struct Core {
     /// Blocks that are known to be damaged.
     pub damaged: Arc<Damaged>,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<MapHome>,
+    pub home: Option<Rc<dyn Home>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
-    /// Transactions of the home.
-    pub transactions: Transactions,
     /// Snapshots and clones that are open as devices.
     pub views: RefCell<Vec<Weak<View>>>,
     /// Number of handles that are open on this shard.
@@ -107,7 +134,7 @@ pub struct State {
     /// Blocks that are known to be damaged.
     pub damaged: Damaged,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<MapHome>,
+    pub home: Option<Rc<dyn Home>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
 }
@@ -135,7 +162,6 @@ impl Core {
             damaged: Arc::new(state.damaged),
             home: state.home,
             lost: state.lost,
-            transactions: Transactions::default(),
             views: RefCell::default(),
             handles: Cell::new(0),
             buffer: Arc::default(),
@@ -151,9 +177,9 @@ impl Core {
     /// The failure of the log; errors of flushing.
     pub async fn flush_acknowledged(self: &Rc<Self>) -> Result<()> {
         self.drain_buffer().await?;
-        match self.home.is_some() {
-            true => self.flush_home().await,
-            false => self.kit.flush().await,
+        match &self.home {
+            Some(home) => home.clone().flush(self.clone()).await,
+            None => self.kit.flush().await,
         }
     }
 
@@ -264,7 +290,10 @@ impl Owner for Core {
     }
 
     async fn prepare_reset(self: &Rc<Self>) -> Result<()> {
-        self.demand_home().await
+        match &self.home {
+            Some(home) => home.clone().demand(self.clone()).await,
+            None => Ok(()),
+        }
     }
 
     async fn grace(&self) -> Result<()> {

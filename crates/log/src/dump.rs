@@ -8,10 +8,9 @@ use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
 use crate::format::{CLEANER, Change, Own, USER, VersionId};
-use crate::home::Medium;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::recovery::{self, Recovered};
+use crate::recovery::{self, HomeStorage, Recovered};
 use crate::versions::Versions;
 use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::ZonePool;
@@ -34,7 +33,7 @@ const ROOTS: usize = 8;
 /// reading.
 pub async fn dump(
     zones: Arc<dyn ZonesPart>,
-    home: Option<Rc<dyn Medium>>,
+    home: Option<Rc<dyn HomeStorage>>,
     zone: Option<u32>,
 ) -> Result<Value> {
     let handle = zones.open().await?;
@@ -55,7 +54,7 @@ pub async fn dump(
         "clean": root.clean,
         "roots": all_roots(&*handle, &layout, root, &reports).await,
     });
-    let is_at_home = recovery::at_home(root, home.clone())?.is_some();
+    let is_at_home = recovery::demanded(root, home.clone())?.is_some();
     let directory = match is_at_home {
         true => Ok((Vec::new(), Directory::default())),
         false => recovery::read_directory(&*handle, &layout, root).await,

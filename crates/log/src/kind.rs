@@ -3,11 +3,10 @@
 mod opening;
 mod options;
 
-pub use opening::{open, open_on_zones, open_with};
+pub use opening::{home_files, open, open_on_zones, open_with};
 pub use options::{MapPlace, Options};
 
 use crate::core::Acknowledge;
-use crate::home::FileMedium;
 use crate::layout::{BLOCK, Layout, MAX_APPEND};
 use crate::snapshot::Message;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, Result, ZoneGeometry};
@@ -162,6 +161,9 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
         None if said == "memory" => return Ok(MapPlace::Memory),
         None => return wrong(format!("\"{said}\": expected memory, or pmem:PATH")),
     };
+    if let Err(error) = home_files() {
+        return wrong(error.detail().to_owned());
+    }
     let (map, radix) = (arguments.choice("map")?, crate::map::NAMES[0]);
     if map != radix {
         return wrong(format!("map \"{map}\" can't be kept in a file of its own; expected \"{radix}\""));
@@ -179,7 +181,7 @@ pub fn default_zone_size(disk: u64) -> u64 {
 /// Returns the shape that is known without opening any part: the volume's size, if the stack names one.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let MapPlace::Pmem(path) = map_place(arguments)? {
-        arguments.claim("map_home", &path, true, FileMedium::lock_for_stack);
+        arguments.claim("map_home", &path, true, home_files()?.lock);
     }
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size

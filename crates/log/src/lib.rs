@@ -1,7 +1,7 @@
 //! The log-structured device and its maps.
 //!
 //! - [`map`]: the location of each block of a volume: one trait, with several structures to compare.
-//! - [`home`]: the map kept in persistent memory.
+//! - `home`, with the feature `map-home`: the map kept in persistent memory.
 //! - [`mod@check`] checks a whole log for damage, [`dump`] shows the contents of the medium; both write
 //!   nothing.
 //!
@@ -21,6 +21,7 @@ pub mod dump;
 mod entry;
 pub mod format;
 mod fullness;
+#[cfg(feature = "map-home")]
 pub mod home;
 pub mod kind;
 pub mod layout;
@@ -29,7 +30,6 @@ pub mod recovery;
 pub mod salvage;
 pub mod snapshot;
 mod status;
-mod transaction;
 mod versions;
 
 pub use device::LogPart;

@@ -77,8 +77,8 @@ impl Core {
     /// Errors of writing. The previous checkpoint stays authoritative, unless the root failed: then it is
     /// unknown which root is authoritative, and the log takes no more writes.
     pub async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
-        if self.home.is_some() {
-            return self.take_transaction(clean).await;
+        if let Some(home) = &self.home {
+            return home.clone().checkpoint(self.clone(), clean).await;
         }
         let write = async || {
             self.compact_checkpoints();

@@ -4,16 +4,35 @@ use super::{MapPlace, Options, default_zone_size};
 use crate::core::Core;
 use crate::device::LogPart;
 use crate::format::VersionId;
-use crate::home::{FileMedium, Medium};
 use crate::layout::MAX_APPEND;
-use crate::recovery::{self, Access, Recovered};
+use crate::recovery::{self, Access, FileUse, HomeFiles, HomeStorage, Recovered};
 use crate::salvage;
 use block::{DevicePart, Error, Result, ZonesPart};
+use logkit::Owner;
 use logkit::root::MAX_EPOCHS;
 use runtime::file::SharedFile;
 use std::rc::Rc;
 use std::sync::Arc;
 use zones::{Overlay, on_device};
+
+/// Functions for the files of maps' homes; `None` in a program without the feature `map-home`.
+#[cfg(feature = "map-home")]
+const HOME_FILES: Option<HomeFiles> = Some(crate::home::FILES);
+#[cfg(not(feature = "map-home"))]
+const HOME_FILES: Option<HomeFiles> = None;
+
+/// Returns the functions for the files of maps' homes.
+///
+/// # Errors
+/// [`Error::Unsupported`] in a program without the feature `map-home`.
+pub fn home_files() -> Result<HomeFiles> {
+    HOME_FILES.ok_or_else(|| {
+        Error::unsupported(
+            "this program is built without maps in files of their own; build it with `cargo build --release --features \
+             map-home`",
+        )
+    })
+}
 
 /// Opens the log on a device, or creates it there.
 ///
@@ -65,24 +84,27 @@ pub(super) async fn on_zones(
     options: &Options,
     home: Option<&SharedFile>,
 ) -> Result<LogPart> {
-    let home = match (&options.map_home, options.format) {
-        (MapPlace::Memory, _) => None,
-        (MapPlace::Pmem(path), _) if options.salvage => Some(FileMedium::open_read_only(path, home).await?),
-        (MapPlace::Pmem(path), true) => Some(FileMedium::create(path, home).await?),
-        (MapPlace::Pmem(path), false) => Some(FileMedium::open(path, home).await?),
+    let file_use = match options.format {
+        _ if options.salvage => FileUse::LookOnly,
+        true => FileUse::Create,
+        false => FileUse::Open,
+    };
+    let home = match &options.map_home {
+        MapPlace::Memory => None,
+        MapPlace::Pmem(path) => Some((home_files()?.open)(path, file_use, home).await?),
     };
     open_with(zones, options, home).await
 }
 
-/// Opens the log on zones, or creates it there, with the map's home on this medium. The zones are closed with
-/// the log. The options must also name a home, because the capacity depends on it.
+/// Opens the log on zones, or creates it there, with the map's home on this storage. The zones are closed
+/// with the log. The options must also name a home, because the capacity depends on it.
 ///
 /// # Errors
 /// Errors of [`open_on_zones`].
 pub async fn open_with(
     zones: Arc<dyn ZonesPart>,
     options: &Options,
-    home: Option<Rc<dyn Medium>>,
+    home: Option<Rc<dyn HomeStorage>>,
 ) -> Result<LogPart> {
     if home.is_some() && options.map != crate::map::NAMES[0] {
         return Err(Error::invalid(format!(
@@ -121,7 +143,7 @@ pub async fn open_with(
     let core = Core::new(state, settings, kit_settings, policy);
     if writes && (options.format || has_many_epochs) {
         core.write_checkpoint(false).await?;
-        core.demand_home().await?;
+        core.prepare_reset().await?;
     }
     LogPart::new(zones, core, recovered)
 }

@@ -7,7 +7,7 @@ use block::{
     ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use layers::record::replay::ImageDisk;
-use log::home::FileMedium;
+use log::home::{FileMedium, storage};
 use log::kind::{MapPlace, Options, open};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -184,7 +184,7 @@ fn opening_reads_no_log() {
         let (zones, _) = watched(&disk_1, true).await;
         let medium = FileMedium::create(&path_1, None).await.expect("a file");
         let options = Options { format: true, ..options_1 };
-        let part = log::kind::open_with(zones, &options, Some(medium)).await.expect("it is made");
+        let part = log::kind::open_with(zones, &options, Some(storage(medium))).await.expect("it is made");
         let volume = write(part).await;
         let all = volume.all().await;
         volume.close().await;
@@ -195,7 +195,7 @@ fn opening_reads_no_log() {
     let mut now = run(move || async move {
         let (zones, reads) = watched(&disk_2, false).await;
         let medium = FileMedium::open(&path_2, None).await.expect("a file");
-        let part = log::kind::open_with(zones, &options_2, Some(medium)).await.expect("it opens");
+        let part = log::kind::open_with(zones, &options_2, Some(storage(medium))).await.expect("it opens");
         let (roots, others) = reads.take();
         assert!(roots > 0 && roots <= 8 << 12 && others == 0, "{roots} bytes of roots, {others} of others");
         let recovered = part.recovered().clone();
@@ -212,7 +212,7 @@ fn opening_reads_no_log() {
         now = run(move || async move {
             let (zones, reads) = watched(&disk, false).await;
             let medium = FileMedium::open(&path, None).await.expect("a file");
-            let part = log::kind::open_with(zones, &options, Some(medium)).await.expect("it opens");
+            let part = log::kind::open_with(zones, &options, Some(storage(medium))).await.expect("it opens");
             let recovered = part.recovered().clone();
             let (_, others) = reads.take();
             // Open zones are scanned after their last committed record, and nowhere else.
