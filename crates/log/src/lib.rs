@@ -7,6 +7,22 @@
 //!
 //! Left to others: records, group commit, cleaning, checkpoints and recovery (`logkit`), zones (`zones`), and
 //! the execution of calls (`runtime`).
+//!
+//! ```
+//! use block::{BlockIndex, Buffer, DevicePart as _, Durability, Part as _};
+//!
+//! let disk = std::sync::Arc::new(disks::ram::RamPart::new(64 << 20, block::BlockSize::new(4096)?)?);
+//! let options = log::kind::Options { format: true, ..Default::default() };
+//! runtime::run(runtime::Config::default(), || async move {
+//!     let log = log::kind::open(disk, &options).await?;
+//!     let volume = log.open().await?;
+//!     volume.write(BlockIndex(7), Buffer::copy_of(&[42; 4096]).into(), Durability::Durable).await?;
+//!     let (outcome, buffer) = volume.read(BlockIndex(7), Buffer::new(4096)).await;
+//!     assert_eq!(buffer.filled(), [42; 4096]);
+//!     outcome.and(log.close().await)
+//! })??;
+//! # Ok::<(), block::Error>(())
+//! ```
 #![doc = include_str!("../DESIGN.md")]
 
 mod buffered;
