@@ -35,7 +35,7 @@ use crate::format::{CLEANER, STREAMS, USER, VersionId};
 use crate::layout::Layout;
 use crate::recovery::{self, AtHome, HomeStorage, Recovered, Replay, in_order_of_replay};
 use crate::versions::Versions;
-use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use block::{DevicePart, Error, Result, ZoneBlock, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::directory::ZoneEntry;
 use logkit::layout::ROOT_ZONES;
 use logkit::record::{Header, Kind};
@@ -174,7 +174,11 @@ impl Check<'_> {
                 Ok(directory) => (directory, false),
                 Err(error @ Error::OutOfMemory(_)) => return Err(error),
                 Err(error) => {
-                    let place = self.root.directory.first().map(|extent| (extent.zone, extent.position));
+                    let place = self
+                        .root
+                        .directory
+                        .first()
+                        .map(|extent| ZoneBlock { zone: ZoneIndex(extent.zone), block: extent.position });
                     let what = format!("{}: the log can't be opened", error.detail());
                     self.findings.damage(Finding::at(place, 0, what));
                     ((Vec::new(), Directory::default()), true)
@@ -286,8 +290,8 @@ impl Check<'_> {
         let mut newer = 0;
         progress(done, total);
         for report in self.reports {
-            let zone = report.zone.0;
-            if zone >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
+            let zone = report.zone;
+            if zone.0 >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
                 let mut walk = zone::Walk::new(
                     self.zones,
                     &self.layout,
@@ -350,7 +354,7 @@ impl Check<'_> {
                 continue;
             }
             let what = format!("{expected} blocks are in use, and opening the log counts {}", counted.live);
-            let finding = Finding::at(Some((zone, 0)), 0, what);
+            let finding = Finding::at(Some(ZoneBlock { zone: ZoneIndex(zone), block: 0 }), 0, what);
             match counted.live < expected {
                 true => self.findings.damage(finding),
                 false => self.findings.note(finding),

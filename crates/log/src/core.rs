@@ -14,10 +14,11 @@ use crate::damaged::Damaged;
 use crate::entry::LogEntry;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
+use crate::map::Physical;
 use crate::salvage::Lost;
 use crate::versions::{Effect, Versions};
 use admission::Admission;
-use block::{Call, Error, Payload, Result};
+use block::{Call, Error, Payload, Result, ZoneBlock, ZoneIndex};
 use checkpoint::Superseded;
 use logkit::cleaning::Policy;
 use logkit::{Appender, Kit, Mover, Owner, Piece, Victim};
@@ -196,6 +197,11 @@ impl Core {
         )
     }
 
+    /// Returns the location of a block of a victim.
+    fn place(&self, victim: &Victim, block: u32) -> Physical {
+        self.layout.physical(ZoneBlock { zone: ZoneIndex(victim.zone()), block })
+    }
+
     /// Whether a version is open as a device.
     pub fn is_viewed(&self, id: VersionId) -> bool {
         self.views.borrow().iter().filter_map(Weak::upgrade).any(|view| view.0 == id)
@@ -229,7 +235,7 @@ impl Owner for Core {
     }
 
     fn commit(&self, items: &[LogEntry], zone: u32, position: u32) {
-        self.commit_items(items, zone, position);
+        self.commit_items(items, ZoneBlock { zone: ZoneIndex(zone), block: position });
     }
 
     fn refuse(&self, item: &LogEntry, error: &Error) {
@@ -322,7 +328,7 @@ impl Owner for Core {
                     continue;
                 };
                 let position = found.header.position + 1 + first;
-                let at = self.layout.physical(victim.zone(), position);
+                let at = self.place(victim, position);
                 let name = Name { version, block };
                 let whole = Piece { position, count, name, offset: 0, record, first };
                 versions.live(block, u64::from(count), at, &mut |offset, length| {
@@ -335,7 +341,7 @@ impl Owner for Core {
     }
 
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
-        let at = self.layout.physical(victim.zone(), piece.position);
+        let at = self.place(victim, piece.position);
         let block = piece.name.block + u64::from(piece.offset);
         let versions = self.versions.borrow();
         versions.live(block, u64::from(piece.count), at, &mut |offset, length| {
@@ -352,9 +358,8 @@ impl Owner for Core {
         mover: &mut Mover,
     ) -> Result<()> {
         pieces.sort_by_key(|(piece, _)| (piece.name.version, piece.name.block + u64::from(piece.offset)));
-        let zone = victim.zone();
         let items = pieces.into_iter().map(|(piece, data)| {
-            let from = self.layout.physical(zone, piece.position);
+            let from = self.place(victim, piece.position);
             let block = piece.name.block + u64::from(piece.offset);
             let change = Change::Move { version: piece.name.version, block, count: piece.count, from };
             LogEntry { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }

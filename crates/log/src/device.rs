@@ -291,8 +291,8 @@ impl Handle {
         if let Err(error) = self.shared.damaged.check(physical, blocks) {
             return Call::ready((Err(error), buffer));
         }
-        let (zone, position) = self.shared.layout.place(physical);
-        self.zones.read(self.shared.layout.address(zone, position), buffer)
+        let at = self.shared.layout.place(physical);
+        self.zones.read(self.shared.layout.address(at.zone.0, at.block), buffer)
     }
 
     /// Reads one contiguous piece; returns zeros if it isn't mapped.
@@ -364,7 +364,8 @@ impl Handle {
         (outcome, buffer)
     }
 
-    async fn change(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
+    /// Carries out changes on the home shard.
+    async fn send_home(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
         if let Some(core) = &self.core {
             return core.change(changes, payload, durability).await;
         }
@@ -388,12 +389,12 @@ impl Handle {
                 changes.extend(self.unmapping(at, count));
                 at += count;
                 if changes.len() == PIECES_AT_ONCE {
-                    self.change(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
+                    self.send_home(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
                 }
                 runtime::yield_now().await;
             }
             if !changes.is_empty() {
-                return self.change(changes, Payload::new(), durability).await;
+                return self.send_home(changes, Payload::new(), durability).await;
             }
             match durability {
                 Durability::Visible => Ok(()),
@@ -462,7 +463,7 @@ impl Device for Handle {
         let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };
         match &self.core {
             Some(core) => core.write(change, payload, durability),
-            None => Call::new(self.change(Changes::from_elem(change, 1), payload, durability)),
+            None => Call::new(self.send_home(Changes::from_elem(change, 1), payload, durability)),
         }
     }
 

@@ -34,14 +34,14 @@ const ROOTS: usize = 8;
 pub async fn dump(
     zones: Arc<dyn ZonesPart>,
     home: Option<Rc<dyn HomeStorage>>,
-    zone: Option<u32>,
+    zone: Option<ZoneIndex>,
 ) -> Result<Value> {
     let handle = zones.open().await?;
     let (found, layout) = recovery::find(&*handle).await?;
     let root = &found.root;
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     if let Some(zone) = zone
-        && zone >= layout.zones
+        && zone.0 >= layout.zones
     {
         return Err(Error::invalid(format!("zone {zone} out of range 0..{}", layout.zones)));
     }
@@ -96,7 +96,7 @@ pub async fn dump(
         }
     }
     if let Some(zone) = zone {
-        value["records"] = records(handle, &layout, root, &reports[zone as usize]).await;
+        value["records"] = records(handle, &layout, root, &reports[zone.0 as usize]).await;
     }
     Ok(value)
 }
@@ -108,7 +108,7 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
             continue;
         }
         let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-        let mut window = Window::new(zones, layout, report.zone.0, end);
+        let mut window = Window::new(zones, layout, report.zone, end);
         let mut here = Vec::new();
         for position in 0..end {
             let bytes = window.blocks(position, 1).await;
@@ -235,7 +235,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
         return all.into();
     }
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-    let mut window = Window::new(&*zones, layout, report.zone.0, end);
+    let mut window = Window::new(&*zones, layout, report.zone, end);
     let mut position = 0;
     while position < end {
         let bytes = window.blocks(position, 1).await;
@@ -296,8 +296,8 @@ fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
 
 fn entry(change: &Change, layout: &Layout) -> Value {
     let place = |physical: Physical| {
-        let (zone, block) = layout.place(physical);
-        json!({ "zone": zone, "block": block })
+        let at = layout.place(physical);
+        json!({ "zone": at.zone.0, "block": at.block })
     };
     match change {
         Change::Write { version, block, count } => {

@@ -1,7 +1,7 @@
 //! Numbering of the zones' blocks for maps.
 
 use crate::map::Physical;
-use block::{BlockSize, Error, Result, ZoneGeometry};
+use block::{BlockSize, Error, Result, ZoneBlock, ZoneGeometry, ZoneIndex};
 
 /// Block size of a log, in bytes.
 pub const BLOCK: u64 = 4096;
@@ -55,17 +55,17 @@ impl Layout {
 
     /// Returns the number of a block of a zone.
     #[inline]
-    pub fn physical(&self, zone: u32, position: u32) -> Physical {
-        Physical(zone * self.kit.zone_blocks + position)
+    pub fn physical(&self, at: ZoneBlock) -> Physical {
+        Physical(at.zone.0 * self.kit.zone_blocks + at.block)
     }
 
-    /// Returns the zone of a block, and its position in the zone.
+    /// Returns the zone of a block, and the block in it.
     #[inline]
-    pub fn place(&self, physical: Physical) -> (u32, u32) {
+    pub fn place(&self, physical: Physical) -> ZoneBlock {
         // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
         // multiplication", PLDI 1994. The processor's division takes several times as long.
         let zone = ((u128::from(physical.0) * u128::from(self.reciprocal)) >> 64) as u32;
-        (zone, physical.0 - zone * self.kit.zone_blocks)
+        ZoneBlock { zone: ZoneIndex(zone), block: physical.0 - zone * self.kit.zone_blocks }
     }
 
     /// Most single blocks of a record, each from a different position of the volume.
@@ -94,7 +94,8 @@ mod tests {
         let layout = layout(15, 9, 15);
         for zone in 0..9 {
             for position in 0..15 {
-                assert_eq!(layout.place(layout.physical(zone, position)), (zone, position));
+                let at = ZoneBlock { zone: ZoneIndex(zone), block: position };
+                assert_eq!(layout.place(layout.physical(at)), at);
             }
         }
     }
@@ -106,7 +107,7 @@ mod tests {
             let near = |block: u32| [block.wrapping_sub(1), block, block.wrapping_add(1)];
             let multiples = (0..40).map(|shift| (u64::from(zone_blocks) << shift) as u32);
             for block in multiples.chain([u32::MAX]).flat_map(near) {
-                let expected = (block / zone_blocks, block % zone_blocks);
+                let expected = ZoneBlock { zone: ZoneIndex(block / zone_blocks), block: block % zone_blocks };
                 assert_eq!(
                     layout.place(Physical(block)),
                     expected,

@@ -104,7 +104,7 @@ pub fn not_found(core: &Core, name: &str) -> Error {
 }
 
 /// Carries out a change of the versions; it is durable when this returns.
-async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
+async fn change_versions(core: &Rc<Core>, change: Change) -> Result<()> {
     core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
 }
 
@@ -150,7 +150,7 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     // and must be openable again.
     let own = core.clone();
     let deleted = core.kit().tasks.spawn(async move {
-        let outcome = change(&own, Change::Delete { version }).await;
+        let outcome = change_versions(&own, Change::Delete { version }).await;
         // A record that waits for space may still delete the version.
         if outcome.is_err() && own.kit().space.check().is_ok() {
             set_leaving(&own, version, false);
@@ -265,6 +265,6 @@ async fn resize(core: &Rc<Core>, bytes: u64) -> Result<Value> {
             now * block
         )));
     }
-    change(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
+    change_versions(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
     Ok(json!({ "bytes": bytes, "takes_effect": "when the stack is opened again" }))
 }

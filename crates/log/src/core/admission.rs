@@ -119,7 +119,7 @@ impl Core {
             self.check_open()?;
             match self.admit(&changes) {
                 Ok(Some(growth)) => {
-                    return self.change_now(changes, payload, durability, (permit.take(), growth)).await;
+                    return self.carry_out(changes, payload, durability, (permit.take(), growth)).await;
                 }
                 Err(error) if !self.checkpoint_may_help() => return Err(error),
                 _ => {}
@@ -146,7 +146,7 @@ impl Core {
                     Err(error) => return Err(error),
                 }
             };
-            core.change_now(changes, payload, durability, (permit, growth)).await
+            core.carry_out(changes, payload, durability, (permit, growth)).await
         });
         task.await
     }
@@ -192,16 +192,30 @@ impl Core {
         }
     }
 
-    async fn change_now(
+    /// Queues changes for which capacity is reserved, and waits for them.
+    async fn carry_out(
         self: &Rc<Self>,
         changes: Changes,
-        payload: Payload,
+        mut payload: Payload,
         durability: Durability,
         (permit, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         let buffers = self.buffers();
-        let request = self.submit(changes, payload, permit, growth, buffers);
+        let mut at = 0;
+        let mut growth = Some(growth);
+        let request = self.admission.requests.begin(changes.len() as u32, permit);
+        let shift = self.layout.block_size.shift();
+        for change in changes {
+            let bytes = (change.data_blocks() as usize) << shift;
+            let payload = match at == 0 && bytes == payload.len() {
+                true => std::mem::take(&mut payload),
+                false => payload.slice(at..at + bytes),
+            };
+            at += bytes;
+            self.queue(change, payload, request, growth.take().unwrap_or(0), buffers);
+        }
+        self.kit.events.work.notify_one();
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
             // The write continues; reads find its data in the buffer.
@@ -212,32 +226,6 @@ impl Core {
             Durability::Visible => Ok(()),
             Durability::Durable => self.kit.flush().await,
         }
-    }
-
-    /// Queues changes for which capacity is reserved.
-    fn submit(
-        &self,
-        changes: Changes,
-        mut payload: Payload,
-        permit: Option<Permit>,
-        growth: u32,
-        buffers: bool,
-    ) -> RequestKey {
-        let mut at = 0;
-        let mut growth = Some(growth);
-        let key = self.admission.requests.begin(changes.len() as u32, permit);
-        let shift = self.layout.block_size.shift();
-        for change in changes {
-            let bytes = (change.data_blocks() as usize) << shift;
-            let payload = match at == 0 && bytes == payload.len() {
-                true => std::mem::take(&mut payload),
-                false => payload.slice(at..at + bytes),
-            };
-            at += bytes;
-            self.queue(change, payload, key, growth.take().unwrap_or(0), buffers);
-        }
-        self.kit.events.work.notify_one();
-        key
     }
 
     /// Queues a change of a request, with the capacity that is reserved for it. The caller wakes a lane.
@@ -338,7 +326,7 @@ impl Core {
                 let old = versions.get(*version).map(|version| version.map.lookup(*block));
                 match old.filter(|old| old.is_mapped()) {
                     Some(old) => {
-                        let (opened, class) = self.kit.pool.opened(self.layout.place(old).0);
+                        let (opened, class) = self.kit.pool.opened(self.layout.place(old).zone.0);
                         Arrival::Overwrite { age: self.kit.clock().saturating_sub(opened), class }
                     }
                     None => Arrival::New,

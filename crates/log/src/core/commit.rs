@@ -4,15 +4,14 @@ use super::Core;
 use crate::entry::LogEntry;
 use crate::format::Change;
 use crate::versions::{Effect, apply};
-use block::Error;
+use block::{Error, ZoneBlock};
 use logkit::pool::Accounts;
 use logkit::{Owner, count};
 
 impl Core {
-    /// Applies the changes of a record whose first data block is at `position` of `zone`, then completes
-    /// them.
-    pub(crate) fn commit_items(&self, items: &[LogEntry], zone: u32, position: u32) {
-        let failed = self.apply_all(items, zone, position);
+    /// Applies the changes of a record with this first data block, then completes them.
+    pub(super) fn commit_items(&self, items: &[LogEntry], first: ZoneBlock) {
+        let failed = self.apply_all(items, first);
         let mut failed = failed.into_iter().peekable();
         let mut has_buffered = false;
         for (number, item) in items.iter().enumerate() {
@@ -32,7 +31,7 @@ impl Core {
     }
 
     /// Applies the changes of a committed record. Returns the errors, by the number of the change.
-    fn apply_all(&self, items: &[LogEntry], zone: u32, mut position: u32) -> Vec<(usize, Error)> {
+    fn apply_all(&self, items: &[LogEntry], mut at: ZoneBlock) -> Vec<(usize, Error)> {
         let kit = self.kit();
         let (mut written, mut moved) = (0, 0);
         for item in items {
@@ -53,9 +52,9 @@ impl Core {
         let mut versions = self.versions.borrow_mut();
         let mut accounts = kit.pool.accounts();
         for (number, item) in items.iter().enumerate() {
-            let physical = self.layout.physical(zone, position);
-            position += item.change.data_blocks();
-            let outcome = apply(&mut versions, &item.change, zone, physical, &mut |effect| {
+            let physical = self.layout.physical(at);
+            at.block += item.change.data_blocks();
+            let outcome = apply(&mut versions, &item.change, at.zone, physical, &mut |effect| {
                 has_died |= matches!(effect, Effect::Dead(..));
                 self.account(&mut accounts, effect);
             });
@@ -83,10 +82,10 @@ impl Core {
     #[inline]
     pub(crate) fn account(&self, accounts: &mut Accounts<'_>, effect: Effect) {
         match effect {
-            Effect::Live(zone, blocks) => accounts.add_live(zone, blocks as u32),
+            Effect::Live(zone, blocks) => accounts.add_live(zone.0, blocks as u32),
             Effect::Dead(physical, blocks) => {
-                let (zone, _) = self.layout.place(physical);
-                accounts.remove_live(zone, blocks as u32, self.kit().clock());
+                let zone = self.layout.place(physical).zone;
+                accounts.remove_live(zone.0, blocks as u32, self.kit().clock());
             }
         }
     }

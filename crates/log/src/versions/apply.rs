@@ -3,13 +3,13 @@
 use super::Versions;
 use crate::format::{Change, VersionId};
 use crate::map::Physical;
-use block::{Error, Result};
+use block::{Error, Result, ZoneIndex};
 
 /// Effect of a change on zones.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
     /// This number of blocks of the zone became live.
-    Live(u32, u64),
+    Live(ZoneIndex, u64),
     /// These blocks became dead.
     Dead(Physical, u64),
 }
@@ -21,7 +21,7 @@ pub enum Effect {
 pub fn apply(
     versions: &mut Versions,
     change: &Change,
-    zone: u32,
+    zone: ZoneIndex,
     physical: Physical,
     effect: &mut impl FnMut(Effect),
 ) -> Result<()> {
