@@ -234,27 +234,27 @@ impl Owner for Core {
         &self.appender
     }
 
-    fn commit(&self, items: &[LogEntry], zone: u32, position: u32) {
-        self.commit_items(items, ZoneBlock { zone: ZoneIndex(zone), block: position });
+    fn commit(&self, entries: &[LogEntry], zone: u32, position: u32) {
+        self.commit_entries(entries, ZoneBlock { zone: ZoneIndex(zone), block: position });
     }
 
-    fn refuse(&self, item: &LogEntry, error: &Error) {
-        self.complete(item, Err(error.clone()));
+    fn refuse(&self, entry: &LogEntry, error: &Error) {
+        self.complete(entry, Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut LogEntry, error: &Error) {
-        self.admission.answer(item, error);
+    fn answer(&self, entry: &mut LogEntry, error: &Error) {
+        self.admission.answer(entry, error);
     }
 
-    fn cut(&self, item: &mut LogEntry, blocks: u32) -> LogEntry {
+    fn cut(&self, entry: &mut LogEntry, blocks: u32) -> LogEntry {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
-        let payload = item.payload.slice(0..bytes);
-        item.payload = item.payload.slice(bytes..item.payload.len());
-        let growth = item.growth.min(blocks);
-        item.growth -= growth;
-        let change = item.change.cut(blocks);
-        self.admission.was_cut(item);
-        LogEntry { change, payload, request: item.request, growth, ticket: item.ticket }
+        let payload = entry.payload.slice(0..bytes);
+        entry.payload = entry.payload.slice(bytes..entry.payload.len());
+        let growth = entry.growth.min(blocks);
+        entry.growth -= growth;
+        let change = entry.change.cut(blocks);
+        self.admission.was_cut(entry);
+        LogEntry { change, payload, request: entry.request, growth, ticket: entry.ticket }
     }
 
     fn has_pieces(&self) -> bool {
@@ -358,13 +358,13 @@ impl Owner for Core {
         mover: &mut Mover,
     ) -> Result<()> {
         pieces.sort_by_key(|(piece, _)| (piece.name.version, piece.name.block + u64::from(piece.offset)));
-        let items = pieces.into_iter().map(|(piece, data)| {
+        let entries = pieces.into_iter().map(|(piece, data)| {
             let from = self.place(victim, piece.position);
             let block = piece.name.block + u64::from(piece.offset);
             let change = Change::Move { version: piece.name.version, block, count: piece.count, from };
             LogEntry { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
         });
-        mover.append(self, class, items).await
+        mover.append(self, class, entries).await
     }
 }
 

@@ -44,16 +44,16 @@ impl Admission {
         self.requests.len()
     }
 
-    /// Completes an item's request with an error; the item itself may still be committed later.
-    pub(super) fn answer(&self, item: &mut LogEntry, error: &Error) {
-        if let Some(request) = item.request.take() {
+    /// Completes an entry's request with an error; the entry itself may still be committed later.
+    pub(super) fn answer(&self, entry: &mut LogEntry, error: &Error) {
+        if let Some(request) = entry.request.take() {
             self.requests.item_ended(request, &Err(error.clone()));
         }
     }
 
-    /// Notes that an item was split.
-    pub(super) fn was_cut(&self, item: &LogEntry) {
-        if let Some(request) = item.request {
+    /// Notes that an entry was split.
+    pub(super) fn was_cut(&self, entry: &LogEntry) {
+        if let Some(request) = entry.request {
             self.requests.item_was_cut(request);
         }
     }
@@ -151,13 +151,13 @@ impl Core {
         task.await
     }
 
-    /// Completes the request of an item that has committed or failed, and returns the reserved capacity.
-    pub(crate) fn complete(&self, item: &LogEntry, outcome: Result<()>) {
-        if item.growth > 0 {
-            self.admission.growing.set(self.admission.growing.get() - u64::from(item.growth));
+    /// Completes the request of an entry that has committed or failed, and returns the reserved capacity.
+    pub(crate) fn complete(&self, entry: &LogEntry, outcome: Result<()>) {
+        if entry.growth > 0 {
+            self.admission.growing.set(self.admission.growing.get() - u64::from(entry.growth));
             self.kit.events.settled.notify_all();
         }
-        if let Some(request) = item.request {
+        if let Some(request) = entry.request {
             self.admission.requests.item_ended(request, &outcome);
         }
     }

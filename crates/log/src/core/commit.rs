@@ -10,20 +10,20 @@ use logkit::{Owner, count};
 
 impl Core {
     /// Applies the changes of a record with this first data block, then completes them.
-    pub(super) fn commit_items(&self, items: &[LogEntry], first: ZoneBlock) {
-        let failed = self.apply_all(items, first);
+    pub(super) fn commit_entries(&self, entries: &[LogEntry], first: ZoneBlock) {
+        let failed = self.apply_all(entries, first);
         let mut failed = failed.into_iter().peekable();
         let mut has_buffered = false;
-        for (number, item) in items.iter().enumerate() {
-            if item.ticket != 0
-                && let Change::Write { version, block, count } = &item.change
+        for (number, entry) in entries.iter().enumerate() {
+            if entry.ticket != 0
+                && let Change::Write { version, block, count } = &entry.change
             {
                 // The map is updated first: a read that misses the buffer finds the block in the map.
-                self.buffer.committed_write(*version, *block, *count, item.ticket);
+                self.buffer.committed_write(*version, *block, *count, entry.ticket);
                 has_buffered = true;
             }
             let failure = failed.next_if(|(failed, _)| *failed == number);
-            self.complete(item, failure.map_or(Ok(()), |(_, error)| Err(error)));
+            self.complete(entry, failure.map_or(Ok(()), |(_, error)| Err(error)));
         }
         if has_buffered {
             self.kit().events.committed.notify_all();
@@ -31,11 +31,11 @@ impl Core {
     }
 
     /// Applies the changes of a committed record. Returns the errors, by the number of the change.
-    fn apply_all(&self, items: &[LogEntry], mut at: ZoneBlock) -> Vec<(usize, Error)> {
+    fn apply_all(&self, entries: &[LogEntry], mut at: ZoneBlock) -> Vec<(usize, Error)> {
         let kit = self.kit();
         let (mut written, mut moved) = (0, 0);
-        for item in items {
-            match &item.change {
+        for entry in entries {
+            match &entry.change {
                 Change::Write { count, .. } => written += u64::from(*count),
                 Change::Move { count, .. } => moved += u64::from(*count),
                 _ => {}
@@ -51,14 +51,14 @@ impl Core {
         let (mut has_died, mut has_deleted, mut has_new_versions) = (false, false, false);
         let mut versions = self.versions.borrow_mut();
         let mut accounts = kit.pool.accounts();
-        for (number, item) in items.iter().enumerate() {
+        for (number, entry) in entries.iter().enumerate() {
             let physical = self.layout.physical(at);
-            at.block += item.change.data_blocks();
-            let outcome = apply(&mut versions, &item.change, at.zone, physical, &mut |effect| {
+            at.block += entry.change.data_blocks();
+            let outcome = apply(&mut versions, &entry.change, at.zone, physical, &mut |effect| {
                 has_died |= matches!(effect, Effect::Dead(..));
                 self.account(&mut accounts, effect);
             });
-            match &item.change {
+            match &entry.change {
                 Change::Create { .. } | Change::Grow { .. } => has_new_versions = true,
                 Change::Delete { .. } => has_deleted = true,
                 _ => {}

@@ -5,7 +5,7 @@ use crate::core::Home;
 use crate::format::Own;
 use crate::layout::Layout;
 use crate::map::Map;
-use crate::recovery::{AtHome, FileUse, HomeFiles, HomeStorage};
+use crate::recovery::{AtHome, HomeFiles, HomeStorage};
 use crate::versions::{Version, Versions};
 use block::{Call, Error, Result, ZoneReport, ZoneState};
 use logkit::Sequences;
@@ -19,13 +19,7 @@ use std::sync::Arc;
 pub const FILES: HomeFiles = HomeFiles {
     lock: FileMedium::lock_for_stack,
     open: |path, file_use, locked| {
-        Call::new(async move {
-            Ok(storage(match file_use {
-                FileUse::Create => FileMedium::create(path, locked).await?,
-                FileUse::Open => FileMedium::open(path, locked).await?,
-                FileUse::LookOnly => FileMedium::open_read_only(path, locked).await?,
-            }))
-        })
+        Call::new(async move { Ok(storage(FileMedium::open(path, file_use, locked).await?)) })
     },
 };
 
@@ -62,40 +56,31 @@ impl HomeStorage for Storage {
         reports: &'a [ZoneReport],
         look_only: bool,
     ) -> Call<'a, Result<AtHome>> {
-        Call::new(open(layout, root, demanded, reports, self.0.clone(), look_only))
+        Call::new(async move {
+            let Opened { known, maps, home } =
+                MapHome::open(self.0.clone(), root.identity, layout.zones, demanded, look_only).await?;
+            check_age(layout, root, demanded, reports, &known)
+                .map_err(|error| error.in_context(format!("the map's home {}", self.0.name())))?;
+            let moment = &known.moment;
+            let root = Root {
+                covered: Sequences::new(&moment.covered),
+                clock: moment.clock,
+                // Epochs that had ended at the home's moment are covered.
+                own: Own { home: Some(known.sequence) }.encode(),
+                boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
+                ..root.clone()
+            };
+            let (entries, directory) = known.directory();
+            let pool = known_zones(layout, &root, &entries, reports);
+            known.restore(&pool);
+            let mut versions = Versions { next: moment.next_version, ..Versions::default() };
+            for ((entry, _), map) in known.versions.into_iter().zip(maps) {
+                versions.list.push(Version::new(entry, Arc::new(map)));
+            }
+            let home = home.map(|home| Rc::new(home) as Rc<dyn Home>);
+            Ok(AtHome { root, known: entries, directory, pool, versions, home })
+        })
     }
-}
-
-async fn open(
-    layout: &Layout,
-    root: &Root,
-    demanded: u64,
-    reports: &[ZoneReport],
-    medium: Rc<dyn Medium>,
-    look_only: bool,
-) -> Result<AtHome> {
-    let Opened { known, maps, home } =
-        MapHome::open(medium.clone(), root.identity, layout.zones, demanded, look_only).await?;
-    check_age(layout, root, demanded, reports, &known)
-        .map_err(|error| error.in_context(format!("the map's home {}", medium.name())))?;
-    let moment = &known.moment;
-    let root = Root {
-        covered: Sequences::new(&moment.covered),
-        clock: moment.clock,
-        // Epochs that had ended at the home's moment are covered.
-        own: Own { home: Some(known.sequence) }.encode(),
-        boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
-        ..root.clone()
-    };
-    let (entries, directory) = known.directory();
-    let pool = known_zones(layout, &root, &entries, reports);
-    known.restore(&pool);
-    let mut versions = Versions { next: moment.next_version, ..Versions::default() };
-    for ((entry, _), map) in known.versions.into_iter().zip(maps) {
-        versions.list.push(Version::new(entry, Arc::new(map)));
-    }
-    let home = home.map(|home| Rc::new(home) as Rc<dyn Home>);
-    Ok(AtHome { root, known: entries, directory, pool, versions, home })
 }
 
 /// Checks that the disk isn't older than the home: everything that the home covers must be on the disk.
