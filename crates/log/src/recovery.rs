@@ -7,7 +7,7 @@ mod load;
 mod replay;
 
 pub(crate) use at_home::demanded;
-pub use at_home::{AtHome, FileUse, HomeFiles, HomeStorage};
+pub use at_home::{AtHome, FileUse, HomeFiles, HomeStorage, NewHome, OpenFile};
 pub(crate) use load::{Loading, load};
 pub(crate) use replay::Replay;
 

@@ -5,7 +5,7 @@ use crate::core::Home;
 use crate::format::Own;
 use crate::layout::Layout;
 use crate::map::Map;
-use crate::recovery::{AtHome, HomeFiles, HomeStorage};
+use crate::recovery::{AtHome, HomeFiles, HomeStorage, NewHome};
 use crate::versions::{Version, Versions};
 use block::{Call, Error, Result, ZoneReport, ZoneState};
 use logkit::Sequences;
@@ -35,12 +35,7 @@ impl HomeStorage for Storage {
         self.0.name()
     }
 
-    fn create(
-        &self,
-        identity: Identity,
-        zones: u32,
-        blocks: u64,
-    ) -> Call<'_, Result<(Rc<dyn Home>, Arc<dyn Map>)>> {
+    fn create(&self, identity: Identity, zones: u32, blocks: u64) -> Call<'_, Result<NewHome>> {
         Call::new(async move {
             let places = Places::new(zones, blocks);
             let (home, map) = MapHome::create(self.0.clone(), identity, zones, blocks, places).await?;

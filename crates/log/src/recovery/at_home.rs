@@ -16,6 +16,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// A new home, and its empty map.
+pub type NewHome = (Rc<dyn Home>, Arc<dyn Map>);
+
 /// Storage of a map's home that isn't open yet.
 pub trait HomeStorage {
     /// Returns the name of the storage for operators.
@@ -26,12 +29,7 @@ pub trait HomeStorage {
     ///
     /// # Errors
     /// Errors of allocating, writing and mapping.
-    fn create(
-        &self,
-        identity: Identity,
-        zones: u32,
-        blocks: u64,
-    ) -> Call<'_, Result<(Rc<dyn Home>, Arc<dyn Map>)>>;
+    fn create(&self, identity: Identity, zones: u32, blocks: u64) -> Call<'_, Result<NewHome>>;
 
     /// Opens the home of a log with this root, which demands transaction `demanded` or a later one. With
     /// `look_only`, nothing is written.
@@ -76,13 +74,17 @@ pub enum FileUse {
     LookOnly,
 }
 
+/// Opens the file of a home.
+pub type OpenFile =
+    for<'a> fn(&'a Path, FileUse, Option<&'a SharedFile>) -> Call<'a, Result<Rc<dyn HomeStorage>>>;
+
 /// Functions for the files of maps' homes.
 #[derive(Debug, Clone, Copy)]
 pub struct HomeFiles {
     /// Opens and locks a file for [`Arguments::claim`](stack::Arguments::claim).
     pub lock: stack::LockFile,
     /// Opens a file. The last argument is the file if `lock` has opened and locked it.
-    pub open: for<'a> fn(&'a Path, FileUse, Option<&'a SharedFile>) -> Call<'a, Result<Rc<dyn HomeStorage>>>,
+    pub open: OpenFile,
 }
 
 /// Returns the storage of a log's map home, and the oldest transaction with which the log can be opened;
