@@ -175,7 +175,7 @@ pub async fn open(
     let on_device = zones::on_device::Options {
         format: options.format,
         zone_size: options.zone_size,
-        max_append: Some(log::kind::MAX_APPEND),
+        max_append: Some(log::layout::MAX_APPEND),
         ..Default::default()
     };
     let first = Arc::new(layers::linear::part_of(disk.clone(), BlockRange::new(0, blocks))?);
@@ -185,5 +185,5 @@ pub async fn open(
     let options = &log::kind::Options { map_home, ..options.clone() };
     let volume = options.size.unwrap_or(0) >> 12;
     let medium = Rest::open(&disk, blocks, Places::new(zone_count, volume), blocks, is_lying).await?;
-    log::device::open_with(zones, options, Some(medium)).await
+    log::kind::open_with(zones, options, Some(log::home::storage(medium))).await
 }

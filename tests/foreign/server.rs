@@ -36,6 +36,8 @@ fn build() -> PathBuf {
         "siltstone",
         "--bin",
         "siltstone",
+        "--features",
+        "map-home",
         "--message-format=json",
     ]);
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");

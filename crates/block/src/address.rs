@@ -147,6 +147,15 @@ impl fmt::Display for ZoneAddress {
     }
 }
 
+/// Block of a zone: a zone and a block in it, counted from 0 in blocks of the owner's size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ZoneBlock {
+    /// The zone.
+    pub zone: ZoneIndex,
+    /// Block of the zone.
+    pub block: u32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ pub mod memory;
 pub mod part;
 pub mod zones;
 
-pub use address::{BlockCount, BlockIndex, BlockRange, ByteOffset, ZoneAddress, ZoneIndex};
+pub use address::{BlockCount, BlockIndex, BlockRange, ByteOffset, ZoneAddress, ZoneBlock, ZoneIndex};
 pub use buffer::{Buffer, Data, Payload};
 pub use call::Call;
 pub use device::{Device, Durability, Extent, ExtentState, ReadOutcome, ZeroMode};

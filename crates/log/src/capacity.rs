@@ -1,8 +1,8 @@
 //! Capacity of a log for data, in addition to the checkpoints of all its versions.
 //!
-//! The zones that are reserved for checkpoints ([`Reserve`](crate::layout::Reserve)) are enough for a volume
-//! alone. Pages of snapshots and clones, and those of a sparse thin volume, take more. The additional space
-//! is subtracted from the capacity, so that a write is refused before it is acknowledged.
+//! The zones that are reserved for checkpoints ([`Reserve`]) are enough for a volume alone. Pages of
+//! snapshots and clones, and those of a sparse thin volume, take more. The additional space is subtracted
+//! from the capacity, so that a write is refused before it is acknowledged.
 //!
 //! Neither writes nor the cleaner raise the bound: a writable version is counted as if it shared no page with
 //! any other. So a discard, which takes a page of its own and no capacity for data, is always admitted, and
@@ -10,14 +10,16 @@
 //! the capacity. A version larger than the disk would take too much under that rule, so its pages are counted
 //! one by one.
 
-use crate::core::Core;
 use crate::directory::{self, PageTable};
 use crate::format::VersionId;
 use crate::layout::Layout;
 use crate::map::PAGE_BLOCKS;
 use crate::versions::Versions;
-use block::{Error, Result};
-use logkit::Owner;
+use logkit::layout::ROOT_ZONES;
+
+/// Largest share of the capacity for data that a volume may take, in percent. With less free space the
+/// cleaner would move more than 16 blocks for each written one.
+pub const MAX_SHARE: u64 = 97;
 
 /// Space that the checkpoints of all versions may take, in blocks, without the share that depends on writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,6 +87,16 @@ impl Images {
         images
     }
 
+    /// Returns the most pages that a checkpoint writes.
+    pub(crate) fn most_pages(&self) -> u64 {
+        self.pages + self.thin_most
+    }
+
+    /// Returns whether there is a version larger than the disk.
+    pub(crate) fn has_thin(&self) -> bool {
+        self.thin_most > 0
+    }
+
     /// Returns the most zones that checkpoints take while `dirty` pages of thin versions are not on the
     /// medium: the durable image at its loosest packing, and another image in flight.
     pub(crate) fn zones(&self, layout: &Layout, dirty: u64) -> u64 {
@@ -97,78 +109,35 @@ impl Images {
     }
 }
 
-impl Core {
-    /// Recomputes the space that checkpoints may take, after versions were created, deleted or saved.
-    pub fn measure_images(&self) {
-        let versions = self.versions.borrow();
-        let images = Images::of(&versions, None, &self.layout);
-        self.images.set((images, images.zones(&self.layout, 0)));
-        self.kit().events.settled.notify_all();
+/// Zones that a log reserves in addition to users' data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reserve {
+    /// Users' and the cleaner's open zones, and those that are being sealed.
+    pub open: u32,
+    /// Free zones with which the cleaner always makes progress.
+    pub cleaner: u32,
+    /// Zones of the checkpoints of this volume's map.
+    pub checkpoints: u32,
+}
+
+impl Reserve {
+    /// Returns the reserve for a volume of `blocks` blocks with `open` open zones.
+    pub fn new(layout: &Layout, blocks: u64, open: u32) -> Self {
+        let pages = blocks.div_ceil(PAGE_BLOCKS);
+        // Two complete images with their directories may exist at a time: the durable one and the next one.
+        let image = pages + directory::blocks_at_most(layout, pages);
+        let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
+        let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
+        Reserve { open, cleaner: 3, checkpoints }
     }
 
-    /// Returns the most pages that a checkpoint writes: a dirty page that versions share is dirty in each.
-    pub fn most_pages(&self) -> u64 {
-        let images = self.images.get().0;
-        images.pages + images.thin_most
+    /// Number of all reserved zones.
+    pub fn zones(&self) -> u32 {
+        self.open.saturating_add(self.cleaner).saturating_add(self.checkpoints).saturating_add(ROOT_ZONES)
     }
+}
 
-    /// Returns the most blocks of data that the log holds with `more` additional blocks in flight.
-    pub fn capacity(&self, more: u64) -> u64 {
-        let (images, zones) = self.images.get();
-        match images.thin_most {
-            0 => self.capacity_beside(zones),
-            _ => self.capacity_with(images, more),
-        }
-    }
-
-    fn capacity_with(&self, images: Images, more: u64) -> u64 {
-        let dirty = match images.thin_most {
-            0 => 0,
-            // Each block in flight may be the first of its page.
-            _ => more + self.dirty_thin_pages(),
-        };
-        self.capacity_beside(images.zones(&self.layout, dirty))
-    }
-
-    /// Returns the most blocks of data if checkpoints take `zones` zones.
-    fn capacity_beside(&self, zones: u64) -> u64 {
-        let taken = match self.home {
-            // A log with a map home writes no checkpoint.
-            Some(_) => 0,
-            None => zones,
-        };
-        let missing =
-            taken.saturating_sub(self.settings.reserved_zones) + u64::from(self.kit().pool.damaged());
-        self.settings.capacity.saturating_sub(missing * u64::from(self.kit().settings.data_blocks))
-    }
-
-    fn dirty_thin_pages(&self) -> u64 {
-        let versions = self.versions.borrow();
-        let thin =
-            versions.list.iter().filter(|version| version.writable && version.blocks > self.layout.blocks());
-        thin.map(|version| version.dirty.len() + version.writing.len()).sum()
-    }
-
-    /// Returns whether a checkpoint may raise the capacity: pages that have become empty are found only when
-    /// they are saved.
-    pub fn checkpoint_may_help(&self) -> bool {
-        self.images.get().0.thin_most > 0 && self.dirty_thin_pages() > 0
-    }
-
-    /// Checks that there is capacity for another version. No write may be in flight.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] if there is none.
-    pub fn admit_version(&self, planned: Planned) -> Result<()> {
-        let images = Images::of(&self.versions.borrow(), Some(planned), &self.layout);
-        let capacity = self.capacity_with(images, 0);
-        match self.kit().pool.live_data() <= capacity {
-            true => Ok(()),
-            false => Err(Error::no_space(format!(
-                "the log has {} blocks of data; expected at most {capacity} with another version, which needs a map of its \
-                 own; discard some data, delete snapshots, or grow the disk",
-                self.kit().pool.live_data(),
-            ))),
-        }
-    }
+/// Returns the capacity for data of a log with this reserve, in blocks.
+pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
+    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
 }

@@ -1,4 +1,4 @@
-//! The changes of a record that waits for replay, in a third of the memory of their encoding on the medium.
+//! Records that wait for replay, with their changes in a third of the memory of their encoding on the medium.
 //!
 //! A volume of 1 TiB may have 2^24 blocks of log after its checkpoint, each with an extent of its own.
 //! Touching memory for the first time costs as much as reading that memory's contents from the medium (the
@@ -9,6 +9,8 @@
 use crate::format::{Change, EXTENT, VersionId};
 use crate::map::Physical;
 use block::Result;
+use logkit::record::{Header, Links, Parsed};
+use logkit::scan::Kept;
 
 /// The changes of one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +96,31 @@ impl Changes {
                 }
             })
         })
+    }
+}
+
+/// A record that can be replayed: its data is already verified.
+#[derive(Debug, Clone)]
+pub struct Replayable {
+    /// Header of the record.
+    pub header: Header,
+    /// Links of the record.
+    pub links: Links,
+    /// Changes of the record.
+    pub changes: Changes,
+}
+
+impl Kept for Replayable {
+    fn new(parsed: &Parsed<'_>) -> Self {
+        Replayable { header: parsed.header, links: parsed.links(), changes: Changes::new(parsed.meta) }
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn links(&self) -> &Links {
+        &self.links
     }
 }
 

@@ -29,14 +29,13 @@ pub(crate) mod zone;
 pub use report::{CheckReport, Checked, Finding, Hit};
 pub(crate) use window::Window;
 
+use crate::changes::Replayable;
 use crate::directory::Directory;
 use crate::format::{CLEANER, STREAMS, USER, VersionId};
-use crate::home::recovery::AtHome;
-use crate::home::{self, Medium};
 use crate::layout::Layout;
-use crate::recovery::{self, Recovered, Replay, Replayable, in_order_of_replay};
+use crate::recovery::{self, AtHome, HomeStorage, Recovered, Replay, in_order_of_replay};
 use crate::versions::Versions;
-use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use block::{DevicePart, Error, Result, ZoneBlock, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::directory::ZoneEntry;
 use logkit::layout::ROOT_ZONES;
 use logkit::record::{Header, Kind};
@@ -64,7 +63,7 @@ pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u6
 /// # Errors
 /// Errors of opening the zones.
 pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
-    Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::kind::MAX_APPEND)).await?))
+    Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::layout::MAX_APPEND)).await?))
 }
 
 /// Checks the log on these zones, and writes nothing. The zones must have no other user meanwhile. A log
@@ -76,7 +75,7 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
 /// can be read, and for a damaged home; [`Error::OutOfMemory`] if the maps don't fit.
 pub async fn check(
     zones: Arc<dyn ZonesPart>,
-    home: Option<Rc<dyn Medium>>,
+    home: Option<Rc<dyn HomeStorage>>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<CheckReport> {
     let handle = zones.open().await?;
@@ -84,8 +83,8 @@ pub async fn check(
     let mut root = found.root.clone();
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     let mut at_home = None;
-    if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
-        let opened = home::recovery::open(&layout, &root, demanded, &reports, medium, true).await?;
+    if let Some((storage, demanded)) = recovery::demanded(&root, home)? {
+        let opened = storage.open(&layout, &root, demanded, &reports, true).await?;
         // The home names the checkpoint that matches its map.
         root = opened.root.clone();
         at_home = Some(opened);
@@ -175,7 +174,11 @@ impl Check<'_> {
                 Ok(directory) => (directory, false),
                 Err(error @ Error::OutOfMemory(_)) => return Err(error),
                 Err(error) => {
-                    let place = self.root.directory.first().map(|extent| (extent.zone, extent.position));
+                    let place = self
+                        .root
+                        .directory
+                        .first()
+                        .map(|extent| ZoneBlock { zone: ZoneIndex(extent.zone), block: extent.position });
                     let what = format!("{}: the log can't be opened", error.detail());
                     self.findings.damage(Finding::at(place, 0, what));
                     ((Vec::new(), Directory::default()), true)
@@ -287,8 +290,8 @@ impl Check<'_> {
         let mut newer = 0;
         progress(done, total);
         for report in self.reports {
-            let zone = report.zone.0;
-            if zone >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
+            let zone = report.zone;
+            if zone.0 >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
                 let mut walk = zone::Walk::new(
                     self.zones,
                     &self.layout,
@@ -351,7 +354,7 @@ impl Check<'_> {
                 continue;
             }
             let what = format!("{expected} blocks are in use, and opening the log counts {}", counted.live);
-            let finding = Finding::at(Some((zone, 0)), 0, what);
+            let finding = Finding::at(Some(ZoneBlock { zone: ZoneIndex(zone), block: 0 }), 0, what);
             match counted.live < expected {
                 true => self.findings.damage(finding),
                 false => self.findings.note(finding),

@@ -4,26 +4,27 @@
 //! writes need no lock. Reads look up the map on any shard and don't involve the home shard.
 
 mod admission;
+mod capacity;
+mod checkpoint;
+mod commit;
 
 use crate::buffered::Buffered;
 use crate::capacity::Images;
-use crate::checkpoint::Superseded;
-use crate::commit::Effect;
 use crate::damaged::Damaged;
+use crate::entry::LogEntry;
 use crate::format::{Change, VersionId};
-use crate::home::MapHome;
 use crate::layout::Layout;
+use crate::map::Physical;
 use crate::salvage::Lost;
-use crate::transaction::Transactions;
-use crate::versions::Versions;
+use crate::versions::{Effect, Versions};
 use admission::Admission;
-use block::{Error, Payload, Result};
+use block::{Call, Error, Payload, Result, ZoneBlock, ZoneIndex};
+use checkpoint::Superseded;
 use logkit::cleaning::Policy;
-use logkit::{Appender, Entry, Kit, Mover, Owner, Piece, Victim};
-use runtime::RequestKey;
+use logkit::{Appender, Kit, Mover, Owner, Piece, Victim};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Point at which a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,65 +52,45 @@ pub struct Settings {
     pub blocks_at_once: u64,
 }
 
-/// A change, with its data.
+/// Keeper of the map outside of the log's zones. Its transactions take the place of checkpoints: a
+/// transaction covers every record that had committed when it began, and these are durable before it is.
+///
+/// The log has no checkpoints then, and reserves no zones for them.
+pub trait Home {
+    /// Makes everything that has committed durable, and commits a transaction, so that opening has nothing to
+    /// replay. Concurrent calls share a transaction.
+    ///
+    /// # Errors
+    /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes
+    /// are durable in the log and are replayed.
+    fn flush(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>>;
+
+    /// Commits a transaction in place of a checkpoint. With `clean`, it is the last one before the log is
+    /// closed.
+    ///
+    /// # Errors
+    /// Errors of the flush and of the home, and of the root for the last one.
+    fn checkpoint(self: Rc<Self>, core: Rc<Core>, clean: bool) -> Call<'static, Result<()>>;
+
+    /// Makes the newest root demand the newest transaction, unless it already does. The caller's next step,
+    /// such as a reset of a zone, depends on it.
+    ///
+    /// # Errors
+    /// Errors of writing the root, after which the log has failed.
+    fn demand(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>>;
+
+    /// Returns the home's part of the status.
+    fn status(&self) -> serde_json::Value;
+}
+
+/// A version that is open as a device.
 #[derive(Debug)]
-pub struct Item {
-    /// The change.
-    pub change: Change,
-    /// Data of the change.
-    pub payload: Payload,
-    /// Request to complete; `None` for the cleaner's moves.
-    pub request: Option<RequestKey>,
-    /// Number of blocks by which the change may grow the live data; capacity is reserved for them.
-    pub growth: u32,
-    /// Number of the data in the buffer, if the change was acknowledged from there; otherwise 0.
-    pub ticket: u64,
-}
-
-impl Entry for Item {
-    #[inline]
-    fn blocks(&self) -> u32 {
-        self.change.data_blocks()
-    }
-
-    #[inline]
-    fn payload(&self) -> &Payload {
-        &self.payload
-    }
-
-    #[inline]
-    fn meta_length(&self) -> usize {
-        self.change.encoded_length()
-    }
-
-    fn encode_meta(&self, meta: &mut Vec<u8>) {
-        self.change.encode(meta);
-    }
-
-    fn steps(&self) -> u64 {
-        match &self.change {
-            Change::Unmap { count, .. } => u64::from(*count),
-            _ => 0,
-        }
-    }
-
-    fn only_frees(&self) -> bool {
-        matches!(self.change, Change::Unmap { .. } | Change::Delete { .. })
-    }
-
-    fn is_moved(&self) -> bool {
-        matches!(self.change, Change::Move { .. })
-    }
-
-    fn is_acknowledged(&self) -> bool {
-        self.ticket != 0
-    }
-}
+pub struct View(pub VersionId);
 
 /// State of a log device. Belongs to its home shard.
 pub struct Core {
     kit: Rc<Kit>,
-    appender: Appender<Item>,
+    appender: Appender<LogEntry>,
     admission: Admission,
     /// Division of the zones.
     pub layout: Layout,
@@ -124,13 +105,11 @@ pub struct Core {
     /// Blocks that are known to be damaged.
     pub damaged: Arc<Damaged>,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<MapHome>,
+    pub home: Option<Rc<dyn Home>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
-    /// Transactions of the home.
-    pub transactions: Transactions,
     /// Snapshots and clones that are open as devices.
-    pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    pub views: RefCell<Vec<Weak<View>>>,
     /// Number of handles that are open on this shard.
     pub handles: Cell<usize>,
     /// Data of writes that were acknowledged from the buffer and haven't committed.
@@ -156,7 +135,7 @@ pub struct State {
     /// Blocks that are known to be damaged.
     pub damaged: Damaged,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<MapHome>,
+    pub home: Option<Rc<dyn Home>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
 }
@@ -184,7 +163,6 @@ impl Core {
             damaged: Arc::new(state.damaged),
             home: state.home,
             lost: state.lost,
-            transactions: Transactions::default(),
             views: RefCell::default(),
             handles: Cell::new(0),
             buffer: Arc::default(),
@@ -200,9 +178,9 @@ impl Core {
     /// The failure of the log; errors of flushing.
     pub async fn flush_acknowledged(self: &Rc<Self>) -> Result<()> {
         self.drain_buffer().await?;
-        match self.home.is_some() {
-            true => self.flush_home().await,
-            false => self.kit.flush().await,
+        match &self.home {
+            Some(home) => home.clone().flush(self.clone()).await,
+            None => self.kit.flush().await,
         }
     }
 
@@ -219,14 +197,19 @@ impl Core {
         )
     }
 
+    /// Returns the location of a block of a victim.
+    fn place(&self, victim: &Victim, block: u32) -> Physical {
+        self.layout.physical(ZoneBlock { zone: ZoneIndex(victim.zone()), block })
+    }
+
+    /// Whether a version is open as a device.
+    pub fn is_viewed(&self, id: VersionId) -> bool {
+        self.views.borrow().iter().filter_map(Weak::upgrade).any(|view| view.0 == id)
+    }
+
     /// Whether the version exists and is writable.
     pub fn version_is_writable(&self, id: VersionId) -> bool {
         self.versions.borrow().get(id).is_some_and(|version| version.writable)
-    }
-
-    /// Returns the transaction of the map's home that the newest durable root demands.
-    pub fn demanded_transaction(&self) -> Option<u64> {
-        crate::format::Own::decode(&self.kit.checkpoints.root().own).ok().and_then(|own| own.home)
     }
 }
 
@@ -238,7 +221,7 @@ pub struct Name {
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = LogEntry;
     type Name = Name;
 
     #[inline]
@@ -247,31 +230,31 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
+    fn appender(&self) -> &Appender<LogEntry> {
         &self.appender
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
-        self.commit_items(items, zone, position);
+    fn commit(&self, entries: &[LogEntry], zone: u32, position: u32) {
+        self.commit_entries(entries, ZoneBlock { zone: ZoneIndex(zone), block: position });
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
-        self.complete(item, Err(error.clone()));
+    fn refuse(&self, entry: &LogEntry, error: &Error) {
+        self.complete(entry, Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
-        self.admission.answer(item, error);
+    fn answer(&self, entry: &mut LogEntry, error: &Error) {
+        self.admission.answer(entry, error);
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, entry: &mut LogEntry, blocks: u32) -> LogEntry {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
-        let payload = item.payload.slice(0..bytes);
-        item.payload = item.payload.slice(bytes..item.payload.len());
-        let growth = item.growth.min(blocks);
-        item.growth -= growth;
-        let change = item.change.cut(blocks);
-        self.admission.was_cut(item);
-        Item { change, payload, request: item.request, growth, ticket: item.ticket }
+        let payload = entry.payload.slice(0..bytes);
+        entry.payload = entry.payload.slice(bytes..entry.payload.len());
+        let growth = entry.growth.min(blocks);
+        entry.growth -= growth;
+        let change = entry.change.cut(blocks);
+        self.admission.was_cut(entry);
+        LogEntry { change, payload, request: entry.request, growth, ticket: entry.ticket }
     }
 
     fn has_pieces(&self) -> bool {
@@ -313,7 +296,10 @@ impl Owner for Core {
     }
 
     async fn prepare_reset(self: &Rc<Self>) -> Result<()> {
-        self.demand_home().await
+        match &self.home {
+            Some(home) => home.clone().demand(self.clone()).await,
+            None => Ok(()),
+        }
     }
 
     async fn grace(&self) -> Result<()> {
@@ -342,7 +328,7 @@ impl Owner for Core {
                     continue;
                 };
                 let position = found.header.position + 1 + first;
-                let at = self.layout.physical(victim.zone(), position);
+                let at = self.place(victim, position);
                 let name = Name { version, block };
                 let whole = Piece { position, count, name, offset: 0, record, first };
                 versions.live(block, u64::from(count), at, &mut |offset, length| {
@@ -355,7 +341,7 @@ impl Owner for Core {
     }
 
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
-        let at = self.layout.physical(victim.zone(), piece.position);
+        let at = self.place(victim, piece.position);
         let block = piece.name.block + u64::from(piece.offset);
         let versions = self.versions.borrow();
         versions.live(block, u64::from(piece.count), at, &mut |offset, length| {
@@ -372,14 +358,13 @@ impl Owner for Core {
         mover: &mut Mover,
     ) -> Result<()> {
         pieces.sort_by_key(|(piece, _)| (piece.name.version, piece.name.block + u64::from(piece.offset)));
-        let zone = victim.zone();
-        let items = pieces.into_iter().map(|(piece, data)| {
-            let from = self.layout.physical(zone, piece.position);
+        let entries = pieces.into_iter().map(|(piece, data)| {
+            let from = self.place(victim, piece.position);
             let block = piece.name.block + u64::from(piece.offset);
             let change = Change::Move { version: piece.name.version, block, count: piece.count, from };
-            Item { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
+            LogEntry { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
         });
-        mover.append(self, class, items).await
+        mover.append(self, class, entries).await
     }
 }
 

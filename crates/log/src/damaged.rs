@@ -10,7 +10,7 @@
 
 use crate::layout::Layout;
 use crate::map::Physical;
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock, ZoneIndex};
 use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ impl Damaged {
         pool: Arc<ZonePool>,
     ) -> Self {
         let generation = |zone| pool.get(zone).generation;
-        known.extend(
-            found.iter().map(|(zone, position)| (layout.physical(*zone, *position), generation(*zone))),
-        );
+        known.extend(found.iter().map(|(zone, position)| {
+            (layout.physical(ZoneBlock { zone: ZoneIndex(*zone), block: *position }), generation(*zone))
+        }));
         known.sort_unstable();
         known.dedup();
         let mut damaged = Damaged { blocks: known, unknown: Vec::new(), layout, pool };
@@ -57,16 +57,16 @@ impl Damaged {
     }
 
     fn is_there(&self, (physical, generation): &(Physical, u64)) -> bool {
-        let (zone, _) = self.layout.place(*physical);
+        let zone = self.layout.place(*physical).zone.0;
         zone < self.layout.zones && self.pool.get(zone).generation == *generation
     }
 
     /// Describes the damaged blocks for operators; `None` if there are none.
     pub fn describe(&self) -> Option<String> {
         let all = self.list();
-        let (zone, position) = self.layout.place(all.first()?.0);
+        let ZoneBlock { zone, block } = self.layout.place(all.first()?.0);
         Some(format!(
-            "{} data blocks are damaged, the first of them block {position} of zone {zone}; they can't be read",
+            "{} data blocks are damaged, the first of them block {block} of zone {zone}; they can't be read",
             all.len()
         ))
     }
@@ -98,9 +98,9 @@ impl Damaged {
         match within.into_iter().find(|block| self.is_there(block)) {
             None => Ok(()),
             Some((physical, _)) => {
-                let (zone, position) = self.layout.place(*physical);
+                let ZoneBlock { zone, block } = self.layout.place(*physical);
                 Err(Error::corrupt(format!(
-                    "block {position} of zone {zone} had a wrong checksum when the log was opened after an unclean stop: it is damaged; \
+                    "block {block} of zone {zone} had a wrong checksum when the log was opened after an unclean stop: it is damaged; \
                      write it again, or restore it from a backup"
                 )))
             }

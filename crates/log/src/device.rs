@@ -3,28 +3,22 @@
 //! A read looks up its version's map on the shard of the request, and reads the zones through that shard's
 //! handle. Changes are sent to the home shard as a whole.
 
-use crate::core::{Acknowledge, Changes, Core};
+use crate::core::{Acknowledge, Changes, Core, View};
 use crate::format::{Change, VersionId};
-use crate::home::{FileMedium, Medium};
-use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
-use crate::recovery::{Access, Recovered};
-use crate::salvage;
+use crate::recovery::Recovered;
 use crate::snapshot::Message;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
     Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use logkit::readers::{Readers, Reading, ShardReads};
-use logkit::root::MAX_EPOCHS;
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::Home;
-use runtime::file::SharedFile;
 use smallvec::SmallVec;
 use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::Overlay;
 
 /// Most pieces of a range that one request discards.
 const PIECES_AT_ONCE: usize = 16;
@@ -54,6 +48,7 @@ pub struct Shared {
     buffer: Arc<crate::buffered::Buffered>,
     damaged: Arc<crate::damaged::Damaged>,
     version: VersionId,
+    view: Arc<View>,
     keeps_acknowledged: bool,
     map: Arc<dyn Map>,
     blocks_at_once: u64,
@@ -121,6 +116,7 @@ impl Shared {
             buffer: core.buffer.clone(),
             damaged: core.damaged.clone(),
             version,
+            view: Arc::new(View(version)),
             keeps_acknowledged: core.settings.acknowledge == Acknowledge::Log && zones.keeps_acknowledged(),
             map: entry.map.clone(),
             blocks_at_once: core.settings.blocks_at_once,
@@ -132,7 +128,7 @@ impl Shared {
 
 impl Part for LogPart {
     fn kind(&self) -> &'static str {
-        crate::kind::KIND.name
+        crate::KIND.name
     }
 
     fn status(&self) -> Call<'_, Status> {
@@ -211,8 +207,8 @@ impl DevicePart for LogPart {
                 let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
-                core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);
-                core.views.borrow_mut().push((id, Arc::downgrade(&shared)));
+                core.views.borrow_mut().retain(|view| view.strong_count() > 0);
+                core.views.borrow_mut().push(Arc::downgrade(&shared.view));
                 Ok(shared)
             };
             let shared = self.home.with(find).await?;
@@ -295,8 +291,8 @@ impl Handle {
         if let Err(error) = self.shared.damaged.check(physical, blocks) {
             return Call::ready((Err(error), buffer));
         }
-        let (zone, position) = self.shared.layout.place(physical);
-        self.zones.read(self.shared.layout.address(zone, position), buffer)
+        let at = self.shared.layout.place(physical);
+        self.zones.read(self.shared.layout.address(at.zone.0, at.block), buffer)
     }
 
     /// Reads one contiguous piece; returns zeros if it isn't mapped.
@@ -368,7 +364,8 @@ impl Handle {
         (outcome, buffer)
     }
 
-    async fn change(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
+    /// Carries out changes on the home shard.
+    async fn send_home(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
         if let Some(core) = &self.core {
             return core.change(changes, payload, durability).await;
         }
@@ -392,12 +389,12 @@ impl Handle {
                 changes.extend(self.unmapping(at, count));
                 at += count;
                 if changes.len() == PIECES_AT_ONCE {
-                    self.change(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
+                    self.send_home(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
                 }
                 runtime::yield_now().await;
             }
             if !changes.is_empty() {
-                return self.change(changes, Payload::new(), durability).await;
+                return self.send_home(changes, Payload::new(), durability).await;
             }
             match durability {
                 Durability::Visible => Ok(()),
@@ -466,7 +463,7 @@ impl Device for Handle {
         let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };
         match &self.core {
             Some(core) => core.write(change, payload, durability),
-            None => Call::new(self.change(Changes::from_elem(change, 1), payload, durability)),
+            None => Call::new(self.send_home(Changes::from_elem(change, 1), payload, durability)),
         }
     }
 
@@ -545,82 +542,4 @@ impl Future for Guarded<'_> {
     ) -> std::task::Poll<ReadOutcome> {
         std::pin::Pin::new(&mut self.read).poll(context)
     }
-}
-
-/// Opens the log on these zones, or creates it.
-///
-/// # Errors
-/// Errors of recovery, formatting and writes.
-pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
-    open_with_file(zones, options, None).await
-}
-
-/// Opens or creates the log as [`open`] does; `home` is the map's file if the stack has opened and locked it.
-///
-/// # Errors
-/// Errors of [`open`].
-pub(crate) async fn open_with_file(
-    zones: Arc<dyn ZonesPart>,
-    options: &crate::kind::Options,
-    home: Option<&SharedFile>,
-) -> Result<LogPart> {
-    let home = match (&options.map_home, options.format) {
-        (MapPlace::Memory, _) => None,
-        (MapPlace::Pmem(path), _) if options.salvage => Some(FileMedium::open_read_only(path, home).await?),
-        (MapPlace::Pmem(path), true) => Some(FileMedium::create(path, home).await?),
-        (MapPlace::Pmem(path), false) => Some(FileMedium::open(path, home).await?),
-    };
-    open_with(zones, options, home).await
-}
-
-/// Opens or creates the log as [`open`] does, with the map's home on this medium. The options must also name
-/// a home, because the capacity depends on it.
-///
-/// # Errors
-/// Errors of [`open`].
-pub async fn open_with(
-    zones: Arc<dyn ZonesPart>,
-    options: &crate::kind::Options,
-    home: Option<Rc<dyn Medium>>,
-) -> Result<LogPart> {
-    if home.is_some() && options.map != crate::map::NAMES[0] {
-        return Err(Error::invalid(format!(
-            "map_home: map \"{}\" can't be kept in a file of its own; expected \"{}\"",
-            options.map,
-            crate::map::NAMES[0]
-        )));
-    }
-    let zones: Arc<dyn ZonesPart> = match options.salvage {
-        // Nothing is appended to the zones, not even by mistake.
-        true => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
-        false => zones,
-    };
-    let layout = options.layout_on(zones.geometry())?;
-    let policy = options.policy(layout.zones)?;
-    let handle = zones.open().await?;
-    let (mut state, recovered) = match options.format {
-        true => {
-            let blocks = options.blocks_to_make(&layout, &*policy)?;
-            let state = crate::recovery::format(handle, layout, blocks, &options.map, home).await?;
-            (state, Recovered::default())
-        }
-        false => {
-            let access = if options.salvage { Access::Salvage } else { Access::Serve };
-            crate::recovery::recover(handle, &options.map, home, access).await?
-        }
-    };
-    let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
-    options.check_existing(blocks)?;
-    let (settings, kit_settings) = options.settings(&layout, blocks, &*policy);
-    let writes = !options.salvage;
-    if !options.format && writes {
-        state.begin().await?;
-    }
-    let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MAX_EPOCHS;
-    let core = Core::new(state, settings, kit_settings, policy);
-    if writes && (options.format || has_many_epochs) {
-        core.write_checkpoint(false).await?;
-        core.demand_home().await?;
-    }
-    LogPart::new(zones, core, recovered)
 }

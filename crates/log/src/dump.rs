@@ -8,10 +8,9 @@ use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
 use crate::format::{CLEANER, Change, Own, USER, VersionId};
-use crate::home::Medium;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::recovery::{self, Recovered};
+use crate::recovery::{self, HomeStorage, Recovered};
 use crate::versions::Versions;
 use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::ZonePool;
@@ -34,15 +33,15 @@ const ROOTS: usize = 8;
 /// reading.
 pub async fn dump(
     zones: Arc<dyn ZonesPart>,
-    home: Option<Rc<dyn Medium>>,
-    zone: Option<u32>,
+    home: Option<Rc<dyn HomeStorage>>,
+    zone: Option<ZoneIndex>,
 ) -> Result<Value> {
     let handle = zones.open().await?;
     let (found, layout) = recovery::find(&*handle).await?;
     let root = &found.root;
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     if let Some(zone) = zone
-        && zone >= layout.zones
+        && zone.0 >= layout.zones
     {
         return Err(Error::invalid(format!("zone {zone} out of range 0..{}", layout.zones)));
     }
@@ -55,7 +54,7 @@ pub async fn dump(
         "clean": root.clean,
         "roots": all_roots(&*handle, &layout, root, &reports).await,
     });
-    let is_at_home = recovery::at_home(root, home.clone())?.is_some();
+    let is_at_home = recovery::demanded(root, home.clone())?.is_some();
     let directory = match is_at_home {
         true => Ok((Vec::new(), Directory::default())),
         false => recovery::read_directory(&*handle, &layout, root).await,
@@ -97,7 +96,7 @@ pub async fn dump(
         }
     }
     if let Some(zone) = zone {
-        value["records"] = records(handle, &layout, root, &reports[zone as usize]).await;
+        value["records"] = records(handle, &layout, root, &reports[zone.0 as usize]).await;
     }
     Ok(value)
 }
@@ -109,7 +108,7 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
             continue;
         }
         let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-        let mut window = Window::new(zones, layout, report.zone.0, end);
+        let mut window = Window::new(zones, layout, report.zone, end);
         let mut here = Vec::new();
         for position in 0..end {
             let bytes = window.blocks(position, 1).await;
@@ -236,7 +235,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
         return all.into();
     }
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-    let mut window = Window::new(&*zones, layout, report.zone.0, end);
+    let mut window = Window::new(&*zones, layout, report.zone, end);
     let mut position = 0;
     while position < end {
         let bytes = window.blocks(position, 1).await;
@@ -297,8 +296,8 @@ fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
 
 fn entry(change: &Change, layout: &Layout) -> Value {
     let place = |physical: Physical| {
-        let (zone, block) = layout.place(physical);
-        json!({ "zone": zone, "block": block })
+        let at = layout.place(physical);
+        json!({ "zone": at.zone.0, "block": at.block })
     };
     match change {
         Change::Write { version, block, count } => {

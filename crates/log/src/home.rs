@@ -11,7 +11,8 @@
 //! durable before it commits the transaction.
 //!
 //! One concept per module: `format` the bytes, `state` the state in addition to the map, `medium` the storage
-//! below, `recovery` opening a log with a home.
+//! below, `transaction` the order of a transaction and of the log's writes, `recovery` opening a log with a
+//! home.
 
 mod format;
 mod medium;
@@ -19,14 +20,17 @@ mod medium;
 mod oracle_tests;
 #[cfg(test)]
 mod recorded;
-pub mod recovery;
+mod recovery;
 mod state;
+mod transaction;
 
 pub use format::{LINE, Line, Places};
 pub use medium::{FileMedium, Medium};
+pub use recovery::{FILES, storage};
 pub use state::{Known, KnownZone, Moment};
 
-use crate::map::radix::{self, HomeFamily, HomeWords, Radix};
+use crate::map::radix::Radix;
+use crate::map::radix::at_home::{self, Family, HomeWords};
 use crate::versions::Versions;
 use block::{Error, Result};
 use format::{HEADER, Header, SLAB, SLOT, TRANSACTION, Transaction, body_length, bytes_of, line_of};
@@ -51,11 +55,14 @@ pub struct MapHome {
     identity: Identity,
     zones: u32,
     places: Places,
-    family: HomeFamily,
+    family: Family,
     /// The newest slot of the header.
     header: Cell<Header>,
     /// Last durable transaction.
     sequence: Cell<u64>,
+    /// Number of transactions that were begun since the log was opened, and the last of them that is durable.
+    begun: Cell<u64>,
+    durable: Cell<u64>,
     /// Offset of the next transaction in the journal.
     position: Cell<u64>,
     /// Allocated slabs, and allocated bytes of state.
@@ -104,8 +111,8 @@ pub struct Opened {
 }
 
 impl MapHome {
-    /// Creates a home for a log of `zones` zones with a volume of `blocks` blocks, and an empty map. The home
-    /// is invalid until its first transaction.
+    /// Creates a home for a log of `zones` zones with a volume of `blocks` blocks, and an empty map, with
+    /// these offsets. The home is invalid until its first transaction.
     ///
     /// # Errors
     /// Errors of allocating, writing and mapping.
@@ -114,24 +121,11 @@ impl MapHome {
         identity: Identity,
         zones: u32,
         blocks: u64,
-    ) -> Result<(MapHome, Radix<HomeWords>)> {
-        Self::create_in(medium, identity, zones, blocks, Places::new(zones, blocks)).await
-    }
-
-    /// Creates a home as [`create`](Self::create) does, with these offsets.
-    ///
-    /// # Errors
-    /// Errors of [`create`](Self::create).
-    pub async fn create_in(
-        medium: Rc<dyn Medium>,
-        identity: Identity,
-        zones: u32,
-        blocks: u64,
         places: Places,
     ) -> Result<(MapHome, Radix<HomeWords>)> {
         medium.allocate(0, places.state).await?;
         let (map, family) =
-            radix::create(HomeWords::new(medium.words(places.words, HomeWords::MAX)?)?, blocks)?;
+            at_home::create(HomeWords::new(medium.words(places.words, HomeWords::MAX)?)?, blocks)?;
         let header = Header { uuid: identity.uuid, zones, places, number: 0, base: 0 };
         let home = Self::new(medium, identity, header, family, 0);
         home.write_header(header).await?;
@@ -142,7 +136,7 @@ impl MapHome {
         medium: Rc<dyn Medium>,
         identity: Identity,
         header: Header,
-        family: HomeFamily,
+        family: Family,
         sequence: u64,
     ) -> Self {
         MapHome {
@@ -153,6 +147,8 @@ impl MapHome {
             family,
             header: Cell::new(header),
             sequence: Cell::new(sequence),
+            begun: Cell::new(0),
+            durable: Cell::new(0),
             position: Cell::new(0),
             allocated: Cell::new((0, 0)),
             last: RefCell::new((Vec::new(), None)),
@@ -206,13 +202,13 @@ impl MapHome {
             ))));
         }
         let words = HomeWords::new(medium.words(header.places.words, HomeWords::MAX)?)?;
-        radix::overlay(&words, known.moment.slabs, |change| {
+        at_home::overlay(&words, known.moment.slabs, |change| {
             for (offset, line) in over.range(header.places.words..) {
                 change(((offset - header.places.words) / 4) as usize, &bytes_of(line));
             }
         })?;
         let roots: Vec<_> = known.versions.iter().map(|(_, version)| version.clone()).collect();
-        let (maps, family) = radix::open(words, known.moment.slabs, &roots).map_err(named)?;
+        let (maps, family) = at_home::open(words, known.moment.slabs, &roots).map_err(named)?;
         if look_only {
             return Ok(Opened { known, maps, home: None });
         }
@@ -234,21 +230,6 @@ impl MapHome {
     /// reopened.
     pub fn is_broken(&self) -> bool {
         self.is_broken.get()
-    }
-
-    /// Returns the home's part of the status.
-    pub fn status(&self) -> serde_json::Value {
-        serde_json::json!({
-            "file": self.medium.name(),
-            "durable_by": self.medium.durable_by(),
-            "transactions": self.sequence.get(),
-            "lines": self.lines.get(),
-            "bytes_written": self.bytes.get(),
-            "journal_bytes": self.position.get(),
-            "journal_size": self.places.journal_length,
-            "map_bytes": u64::from(self.family.used()) * SLAB,
-            "private_bytes": self.family.private() * SLAB,
-        })
     }
 
     /// Collects the changes since the last transaction atomically; `None` if there are none. The result must

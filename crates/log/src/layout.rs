@@ -1,12 +1,12 @@
-//! Numbering of the zones' blocks for maps, and the capacity of a log of a given size.
+//! Numbering of the zones' blocks for maps.
 
 use crate::map::Physical;
-use block::{BlockSize, Error, Result, ZoneGeometry};
-use logkit::layout::ROOT_ZONES;
+use block::{BlockSize, Error, Result, ZoneBlock, ZoneGeometry, ZoneIndex};
 
-/// Largest share of the capacity for data that a volume may take, in percent. With less free space the
-/// cleaner would move more than 16 blocks for each written one.
-pub const MAX_SHARE: u64 = 97;
+/// Block size of a log, in bytes.
+pub const BLOCK: u64 = 4096;
+/// The largest record, in bytes.
+pub const MAX_APPEND: u64 = 2 << 20;
 
 /// The kit's division of zones into blocks, with a number for each block of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,17 +55,17 @@ impl Layout {
 
     /// Returns the number of a block of a zone.
     #[inline]
-    pub fn physical(&self, zone: u32, position: u32) -> Physical {
-        Physical(zone * self.kit.zone_blocks + position)
+    pub fn physical(&self, at: ZoneBlock) -> Physical {
+        Physical(at.zone.0 * self.kit.zone_blocks + at.block)
     }
 
-    /// Returns the zone of a block, and its position in the zone.
+    /// Returns the zone of a block, and the block in it.
     #[inline]
-    pub fn place(&self, physical: Physical) -> (u32, u32) {
+    pub fn place(&self, physical: Physical) -> ZoneBlock {
         // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
         // multiplication", PLDI 1994. The processor's division takes several times as long.
         let zone = ((u128::from(physical.0) * u128::from(self.reciprocal)) >> 64) as u32;
-        (zone, physical.0 - zone * self.kit.zone_blocks)
+        ZoneBlock { zone: ZoneIndex(zone), block: physical.0 - zone * self.kit.zone_blocks }
     }
 
     /// Most single blocks of a record, each from a different position of the volume.
@@ -78,39 +78,6 @@ impl Layout {
     pub fn data_blocks(&self) -> u32 {
         self.kit.data_blocks(crate::format::EXTENT)
     }
-}
-
-/// Zones that a log reserves in addition to users' data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reserve {
-    /// Users' and the cleaner's open zones, and those that are being sealed.
-    pub open: u32,
-    /// Free zones with which the cleaner always makes progress.
-    pub cleaner: u32,
-    /// Zones of the checkpoints of this volume's map.
-    pub checkpoints: u32,
-}
-
-impl Reserve {
-    /// Returns the reserve for a volume of `blocks` blocks with `open` open zones.
-    pub fn new(layout: &Layout, blocks: u64, open: u32) -> Self {
-        let pages = blocks.div_ceil(crate::map::PAGE_BLOCKS);
-        // Two complete images with their directories may exist at a time: the durable one and the next one.
-        let image = pages + crate::directory::blocks_at_most(layout, pages);
-        let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
-        let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
-        Reserve { open, cleaner: 3, checkpoints }
-    }
-
-    /// Number of all reserved zones.
-    pub fn zones(&self) -> u32 {
-        self.open.saturating_add(self.cleaner).saturating_add(self.checkpoints).saturating_add(ROOT_ZONES)
-    }
-}
-
-/// Returns the capacity for data of a log with this reserve, in blocks.
-pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
-    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
 }
 
 #[cfg(test)]
@@ -127,7 +94,8 @@ mod tests {
         let layout = layout(15, 9, 15);
         for zone in 0..9 {
             for position in 0..15 {
-                assert_eq!(layout.place(layout.physical(zone, position)), (zone, position));
+                let at = ZoneBlock { zone: ZoneIndex(zone), block: position };
+                assert_eq!(layout.place(layout.physical(at)), at);
             }
         }
     }
@@ -139,7 +107,7 @@ mod tests {
             let near = |block: u32| [block.wrapping_sub(1), block, block.wrapping_add(1)];
             let multiples = (0..40).map(|shift| (u64::from(zone_blocks) << shift) as u32);
             for block in multiples.chain([u32::MAX]).flat_map(near) {
-                let expected = (block / zone_blocks, block % zone_blocks);
+                let expected = ZoneBlock { zone: ZoneIndex(block / zone_blocks), block: block % zone_blocks };
                 assert_eq!(
                     layout.place(Physical(block)),
                     expected,

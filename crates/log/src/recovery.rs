@@ -1,21 +1,22 @@
 //! Opening a log device: loads the newest checkpoint, and replays all later records over it
 //! ([`logkit::recovery`] finds them).
 
+mod at_home;
 mod batched;
 mod load;
 mod replay;
-mod replayable;
 
+pub(crate) use at_home::demanded;
+pub use at_home::{AtHome, FileUse, HomeFiles, HomeStorage, NewHome, OpenFile};
 pub(crate) use load::{Loading, load};
 pub(crate) use replay::Replay;
-pub use replayable::Replayable;
 
-use crate::core::State;
+use crate::changes::Replayable;
+use crate::core::{Home, State};
 use crate::damaged::Damaged;
 use crate::directory::{Directory, VersionEntry};
 use crate::format::{OWNER, Own, STREAMS, VersionId};
-use crate::home::{self, MapHome, Medium};
-use crate::layout::Layout;
+use crate::layout::{BLOCK, Layout};
 use crate::map;
 use crate::salvage::{self, Lost, Places};
 use crate::versions::{Version, Versions};
@@ -28,9 +29,6 @@ use logkit::root::{self, Root, RootWriter};
 use logkit::{Parts, Sequences, Streams, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Block size of a log, in bytes.
-pub const BLOCK: u64 = 4096;
 
 /// Result of opening, for operators.
 #[derive(Debug, Clone, Default, serde::Serialize)]
@@ -61,18 +59,19 @@ pub async fn format(
     layout: Layout,
     blocks: u64,
     map: &str,
-    home: Option<Rc<dyn Medium>>,
+    home: Option<Rc<dyn HomeStorage>>,
 ) -> Result<State> {
     let (pool, identity) = recovery::format(&*zones, &layout).await?;
     let (home, map) = match home {
         None => (None, map::make(map, blocks)?),
-        Some(medium) => {
-            let (home, map) = MapHome::create(medium, identity, layout.zones, blocks).await?;
-            (Some(home), Arc::new(map) as Arc<dyn map::Map>)
+        Some(storage) => {
+            let (home, map) = storage.create(identity, layout.zones, blocks).await?;
+            (Some(home), map)
         }
     };
     let head = Version::new(VersionEntry::head(blocks, runtime::wall_clock().as_secs()), map);
-    let own = Own { home: home.as_ref().map(MapHome::sequence) }.encode();
+    // A new home has no transaction yet.
+    let own = Own { home: home.as_ref().map(|_| 0) }.encode();
     let parts = recovery::create(*layout, pool, identity, STREAMS, OWNER, own);
     let versions = Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() };
     let damaged = Damaged::new(Vec::new(), &[], layout, parts.pool.clone());
@@ -127,7 +126,7 @@ fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, Directory)> {
 /// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the
 /// first write. With [`Access::Inspect`] and [`Access::Salvage`] the home isn't written either, and the log
 /// must not be written to. [`Access::Salvage`] continues after damage and returns a state that lists the
-/// losses. `medium` is the map's home, which must be given exactly if the log has one.
+/// losses. `storage` is the map's home, which must be given exactly if the log has one.
 ///
 /// # Errors
 /// [`Error::Protocol`] if there is no log; [`Error::Corrupt`] for a damaged one; [`Error::Invalid`] if the
@@ -135,13 +134,13 @@ fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, Directory)> {
 pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
-    medium: Option<Rc<dyn Medium>>,
+    storage: Option<Rc<dyn HomeStorage>>,
     access: Access,
 ) -> Result<(State, Recovered)> {
     let mut stages = Stages::begin();
     let goal = access.goal();
     let mut parts = LostParts::default();
-    let mut checkpoint = Checkpoint::find(&*zones, medium, access, &mut parts).await?;
+    let mut checkpoint = Checkpoint::find(&*zones, storage, access, &mut parts).await?;
     let mut recovered = Recovered { clean: checkpoint.found.root.clean, ..Recovered::default() };
     stages.end("root and directory");
     let loaded = checkpoint.load(&*zones, map, goal, &mut parts, (&mut recovered, &mut stages)).await;
@@ -184,7 +183,7 @@ struct Checkpoint {
     directory: Directory,
     pool: ZonePool,
     /// The maps of a log whose map has a home, until they are loaded.
-    at_home: Option<(Versions, Option<MapHome>)>,
+    at_home: Option<(Versions, Option<Rc<dyn Home>>)>,
 }
 
 /// The log after replay.
@@ -192,7 +191,7 @@ struct Loaded {
     records: Arc<Vec<Replayable>>,
     end: Sequences,
     versions: Versions,
-    home: Option<MapHome>,
+    home: Option<Rc<dyn Home>>,
     damaged: Vec<(u32, u32)>,
     clock: u64,
     lost: Option<Lost>,
@@ -201,7 +200,7 @@ struct Loaded {
 impl Checkpoint {
     async fn find(
         zones: &dyn Zones,
-        medium: Option<Rc<dyn Medium>>,
+        storage: Option<Rc<dyn HomeStorage>>,
         access: Access,
         parts: &mut LostParts,
     ) -> Result<Self> {
@@ -211,10 +210,10 @@ impl Checkpoint {
         let layout = layout_of(zones, &found.root)?;
         let mut root = found.root.clone();
         let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-        let (known, directory, pool, at_home) = match at_home(&root, medium)? {
-            Some((medium, demanded)) => {
+        let (known, directory, pool, at_home) = match demanded(&root, storage)? {
+            Some((storage, demanded)) => {
                 let look_only = access != Access::Serve;
-                let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await;
+                let found = storage.open(&layout, &root, demanded, &reports, look_only).await;
                 let found = found.map_err(|error| match goal {
                     Goal::Salvage => error.in_context(
                         "map_home: nothing can be salvaged without the map's home; restore it from a copy",
@@ -379,24 +378,5 @@ impl Stages {
     fn end(&mut self, what: &str) {
         tracing::debug!("opening the log: {what}: {:.2} ms", self.0.elapsed().as_secs_f64() * 1e3);
         self.0 = runtime::now();
-    }
-}
-
-/// Returns the medium of a log's map home, and the oldest transaction with which the log can be opened;
-/// `None` for a log without a map home.
-///
-/// # Errors
-/// [`Error::Invalid`] if the stack and the log differ about the map home.
-pub(crate) fn at_home(root: &Root, medium: Option<Rc<dyn Medium>>) -> Result<Option<(Rc<dyn Medium>, u64)>> {
-    match (Own::decode(&root.own)?.home, medium) {
-        (Some(demanded), Some(medium)) => Ok(Some((medium, demanded))),
-        (None, None) => Ok(None),
-        (Some(_), None) => Err(Error::invalid(
-            "map_home: not set, but this log's map is in a file of its own; set map_home = \"pmem:PATH\"",
-        )),
-        (None, Some(medium)) => Err(Error::invalid(format!(
-            "map_home: {}, but this log's map is on its own disk; leave map_home out, or format the log with it",
-            medium.name()
-        ))),
     }
 }

@@ -4,12 +4,12 @@
 //! its page of the map is unreadable, or its zone has been reset since. Reads of such a block fail and name
 //! the cause. In the map it has a location in a root zone, where no data ever is: one for each cause.
 
+use crate::changes::Replayable;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
-use crate::recovery::Replayable;
 use crate::versions::Versions;
-use block::{Error, ZoneReport, ZoneState};
+use block::{Error, ZoneBlock, ZoneIndex, ZoneReport, ZoneState};
 use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::Usage;
@@ -163,7 +163,7 @@ pub(crate) async fn check_places(versions: &Versions, places: &Places<'_>, lost:
                 let mapped = if piece.physical.is_mapped() { piece.count } else { 0 };
                 for number in 0..mapped {
                     let (block, physical) = (piece.block + number, piece.physical.offset(number));
-                    let (zone, _) = places.layout.place(physical);
+                    let zone = places.layout.place(physical).zone.0;
                     if zone >= ROOT_ZONES && !places.is_there(version.id, physical, block) {
                         found.push((zone, block));
                     }
@@ -270,7 +270,7 @@ impl<'a> Places<'a> {
             // A record whose entries exceed its data isn't replayed.
             let Some(rest) = left.checked_sub(count) else { return };
             if was_reset {
-                let at = self.layout.physical(zone, position);
+                let at = self.layout.physical(ZoneBlock { zone: ZoneIndex(zone), block: position });
                 let order = *order;
                 self.written.extend((0..u64::from(count)).map(|number| {
                     (at.offset(number), Written { version, block: block.saturating_add(number), order })
@@ -283,11 +283,11 @@ impl<'a> Places<'a> {
 
     /// Whether a block of a version is at the location in its map.
     fn is_there(&self, version: VersionId, physical: Physical, block: u64) -> bool {
-        let (zone, position) = self.layout.place(physical);
-        if self.ends.get(zone as usize).is_none_or(|end| position >= *end) {
+        let ZoneBlock { zone, block: position } = self.layout.place(physical);
+        if self.ends.get(zone.0 as usize).is_none_or(|end| position >= *end) {
             return false;
         }
-        if !self.was_reset(zone) {
+        if !self.was_reset(zone.0) {
             return true;
         }
         // A version that wasn't written there may name it in its map of the checkpoint, from before the
@@ -331,7 +331,7 @@ mod tests {
         let (head, old, new, newer) = (VersionId::HEAD, VersionId(7), VersionId(8), VersionId(9));
         places.ends = vec![64; 8];
         places.made = BTreeMap::from([(new, (head, 10)), (newer, (new, 20))]);
-        let at = layout.physical(4, 3);
+        let at = layout.physical(ZoneBlock { zone: ZoneIndex(4), block: 3 });
         let there =
             |places: &Places<'_>| [head, old, new, newer].map(|version| places.is_there(version, at, 5));
         assert_eq!(there(&places), [false; 4], "nothing was written there since the reset");

@@ -28,7 +28,7 @@ pub const KIND: Kind = Kind {
     messages: &[],
     shareable: true,
     example: "snapshot(log(ram(256MiB), size=192MiB), before)",
-    plan: |_| Ok(Shape { block_size: Some(crate::recovery::BLOCK as u32), ..Shape::default() }),
+    plan: |_| Ok(Shape { block_size: Some(crate::layout::BLOCK as u32), ..Shape::default() }),
     build: |arguments| {
         Call::new(async move {
             let name = arguments.text("name")?;
@@ -104,7 +104,7 @@ pub fn not_found(core: &Core, name: &str) -> Error {
 }
 
 /// Carries out a change of the versions; it is durable when this returns.
-async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
+async fn change_versions(core: &Rc<Core>, change: Change) -> Result<()> {
     core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
 }
 
@@ -140,8 +140,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
 
 async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     let version = find(core, name)?;
-    let is_open = |(id, view): &(VersionId, std::sync::Weak<_>)| *id == version && view.strong_count() > 0;
-    if core.views.borrow().iter().any(is_open) {
+    if core.is_viewed(version) {
         return Err(Error::busy(format!(
             "snapshot \"{name}\": it is open as a device; take it out of the stack first"
         )));
@@ -151,7 +150,7 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     // and must be openable again.
     let own = core.clone();
     let deleted = core.kit().tasks.spawn(async move {
-        let outcome = change(&own, Change::Delete { version }).await;
+        let outcome = change_versions(&own, Change::Delete { version }).await;
         // A record that waits for space may still delete the version.
         if outcome.is_err() && own.kit().space.check().is_ok() {
             set_leaving(&own, version, false);
@@ -266,6 +265,6 @@ async fn resize(core: &Rc<Core>, bytes: u64) -> Result<Value> {
             now * block
         )));
     }
-    change(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
+    change_versions(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
     Ok(json!({ "bytes": bytes, "takes_effect": "when the stack is opened again" }))
 }

@@ -16,6 +16,10 @@
 //! [`Dying`] holds them. None of that is persistent: opening the log counts only the blocks of the remaining
 //! versions, so a power cut during the release loses no data.
 
+mod apply;
+
+pub use apply::{Effect, apply};
+
 use crate::directory::{PageTable, VersionEntry};
 use crate::format::VersionId;
 use crate::map::{Map, Mapping, PAGE_BLOCKS, Physical};

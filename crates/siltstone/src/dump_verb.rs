@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::lifted;
 use crate::output::{print, print_json};
 use crate::table;
+use block::ZoneIndex;
 use serde_json::{Map, Value};
 
 /// Shows the contents.
@@ -14,7 +15,7 @@ use serde_json::{Map, Value};
 pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
     let zone = arguments.zone;
     let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones, home| {
-        log::dump::dump(zones, home, zone).await
+        log::dump::dump(zones, home, zone.map(ZoneIndex)).await
     })?;
     if arguments.json { print_json(&value) } else { print(&page(value)) }
 }

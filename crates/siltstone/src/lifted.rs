@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use block::{Result, ZonesPart};
-use log::home::{FileMedium, Medium};
+use log::recovery::{FileUse, HomeStorage};
 use runtime::Config;
 use stack::{Contract, Part, Stack, Value};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const READ_ONLY: [&str; 2] = ["file", "zones"];
 pub fn with_zones<T: Send + 'static>(
     argument: &str,
     part: Option<&str>,
-    work: impl AsyncFnOnce(Arc<dyn ZonesPart>, Option<Rc<dyn Medium>>) -> Result<T> + Send + 'static,
+    work: impl AsyncFnOnce(Arc<dyn ZonesPart>, Option<Rc<dyn HomeStorage>>) -> Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     let stack = load::stack(argument, &registry())?;
     refuse_if_served(argument, &stack)?;
@@ -49,7 +49,7 @@ pub fn with_zones<T: Send + 'static>(
         let built = plan.build_below(&log).await?;
         let work = async {
             let home = match &home {
-                Some(path) => Some(FileMedium::open_read_only(path, None).await?),
+                Some(path) => Some((log::kind::home_files()?.open)(path, FileUse::LookOnly, None).await?),
                 None => None,
             };
             let zones = match is_zones {

@@ -171,7 +171,7 @@ fn check_counts(part: &log::LogPart) -> Result<(), String> {
         live.extend(places.filter(|place| place.is_mapped()));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
-    live.iter().for_each(|place| by_zone[core.layout.place(*place).0 as usize] += 1);
+    live.iter().for_each(|place| by_zone[core.layout.place(*place).zone.0 as usize] += 1);
     for (number, zone) in core.kit().pool.list() {
         let counted = by_zone[number as usize];
         if zone.class != CHECKPOINT_CLASS && zone.live != counted {

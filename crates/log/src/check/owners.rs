@@ -8,7 +8,7 @@ use super::zone::{Entry, Region, Sort, Walked};
 use super::{Check, Finding, Loaded, can_come_from};
 use crate::format::VersionId;
 use crate::map::{Mapping, Physical};
-use block::{ZoneReport, ZoneState};
+use block::{ZoneBlock, ZoneIndex, ZoneReport, ZoneState};
 use logkit::layout::ROOT_ZONES;
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) struct Owners {
     mapped: Vec<Vec<u32>>,
     /// Number of blocks of each zone that any version maps.
     pub(super) live: Vec<u32>,
-    suspects: BTreeMap<u32, Suspect>,
+    suspects: BTreeMap<ZoneIndex, Suspect>,
 }
 
 impl Owners {
@@ -59,9 +59,16 @@ impl Owners {
     }
 
     /// Reports the findings of a walked zone, or keeps them until the maps are scanned.
-    pub(super) async fn walked(&mut self, check: &mut Check<'_>, state: &Loaded, zone: u32, walked: Walked) {
+    pub(super) async fn walked(
+        &mut self,
+        check: &mut Check<'_>,
+        state: &Loaded,
+        zone: ZoneIndex,
+        walked: Walked,
+    ) {
         for lost in &walked.lost {
-            let mut finding = Finding::at(Some((zone, lost.position)), lost.blocks, lost.what.clone());
+            let mut finding =
+                Finding::at(Some(ZoneBlock { zone, block: lost.position }), lost.blocks, lost.what.clone());
             for (version, block, count) in &lost.changes {
                 finding.hit(version.0, name_of(state, *version), *block, u64::from(*count));
             }
@@ -82,7 +89,7 @@ impl Owners {
                 if first.region != 0 || !can_come_from(version.id, first.version) || first.block >= end {
                     continue;
                 }
-                let at = check.layout.physical(zone, position as u32);
+                let at = check.layout.physical(ZoneBlock { zone, block: position as u32 });
                 version.map.lookup_range(first.block..end, &mut |piece| {
                     let offset = piece.block - first.block;
                     if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
@@ -93,10 +100,10 @@ impl Owners {
                 });
             }
             check.checked.mapped_blocks += u64::from(good);
-            is_suspect |= good != self.mapped[number][zone as usize];
+            is_suspect |= good != self.mapped[number][zone.0 as usize];
         }
         if !is_suspect {
-            self.live[zone as usize] = live.iter().filter(|live| **live).count() as u32;
+            self.live[zone.0 as usize] = live.iter().filter(|live| **live).count() as u32;
             report_unowned(check, state, zone, &walked);
             return;
         }
@@ -105,18 +112,19 @@ impl Owners {
 
     /// Checks a zone without records: no version may map a block there.
     pub(super) async fn not_walked(&mut self, check: &mut Check<'_>, state: &Loaded, report: &ZoneReport) {
-        let zone = report.zone.0;
+        let zone = report.zone;
         let why = match report.state {
-            _ if zone < ROOT_ZONES => "the zone is for roots",
+            _ if zone.0 < ROOT_ZONES => "the zone is for roots",
             ZoneState::Offline => "the zone is offline: its header is damaged",
             _ => "the zone is empty",
         };
-        let is_needed = state.pages.needed.iter().any(|block| check.layout.place(Physical(*block)).0 == zone);
-        if self.mapped.iter().all(|counts| counts[zone as usize] == 0) {
+        let is_needed =
+            state.pages.needed.iter().any(|block| check.layout.place(Physical(*block)).zone == zone);
+        if self.mapped.iter().all(|counts| counts[zone.0 as usize] == 0) {
             // The zone's pages have been reported as missing.
-            if report.state == ZoneState::Offline && zone >= ROOT_ZONES && !is_needed {
+            if report.state == ZoneState::Offline && zone.0 >= ROOT_ZONES && !is_needed {
                 let what = format!("{why}; nothing that is needed was in it");
-                let finding = Finding::at(Some((zone, 0)), 0, what);
+                let finding = Finding::at(Some(ZoneBlock { zone, block: 0 }), 0, what);
                 match state.is_unknown {
                     true => check.findings.damage(finding),
                     false => check.findings.note(finding),
@@ -132,7 +140,7 @@ impl Owners {
         self.keep(check, state, zone, walked).await;
     }
 
-    async fn keep(&mut self, check: &mut Check<'_>, state: &Loaded, zone: u32, walked: Walked) {
+    async fn keep(&mut self, check: &mut Check<'_>, state: &Loaded, zone: ZoneIndex, walked: Walked) {
         let live = vec![false; walked.entries.len()];
         let Walked { entries, regions, .. } = walked;
         let suspect =
@@ -157,9 +165,9 @@ impl Owners {
                         return;
                     }
                     for number in 0..piece.count {
-                        let (zone, position) = check.layout.place(piece.physical.offset(number));
-                        if let Some(suspect) = self.suspects.get_mut(&zone) {
-                            suspect.judge(version.id, &version.name, piece.block + number, zone, position);
+                        let at = check.layout.place(piece.physical.offset(number));
+                        if let Some(suspect) = self.suspects.get_mut(&at.zone) {
+                            suspect.judge(version.id, &version.name, piece.block + number, at);
                         }
                     }
                 });
@@ -168,7 +176,7 @@ impl Owners {
             }
         }
         for (zone, suspect) in std::mem::take(&mut self.suspects) {
-            self.live[zone as usize] = suspect.live.iter().filter(|live| **live).count() as u32;
+            self.live[zone.0 as usize] = suspect.live.iter().filter(|live| **live).count() as u32;
             let Suspect { entries, regions, findings, .. } = suspect;
             let left: Vec<Region> = regions
                 .iter()
@@ -185,7 +193,8 @@ impl Owners {
 
 impl Suspect {
     /// Classifies a block of the zone that a version maps.
-    fn judge(&mut self, id: VersionId, name: &str, block: u64, zone: u32, position: u32) {
+    fn judge(&mut self, id: VersionId, name: &str, block: u64, at: ZoneBlock) {
+        let ZoneBlock { zone, block: position } = at;
         self.live[position as usize] = true;
         let entry = self.entries[position as usize];
         let is_described = entry.block == block && can_come_from(id, entry.version);
@@ -198,7 +207,7 @@ impl Suspect {
         };
         let region = &self.regions[number];
         let finding = self.findings.entry(number).or_insert_with(|| {
-            Finding::at(Some((zone, region.position)), region.blocks, region.what.clone())
+            Finding::at(Some(ZoneBlock { zone, block: region.position }), region.blocks, region.what.clone())
         });
         finding.hit(id.0, name, block, 1);
     }
@@ -239,11 +248,11 @@ impl Suspect {
 }
 
 /// Reports the findings of a zone that affect no version.
-fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: u32, walked: &Walked) {
+fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: ZoneIndex, walked: &Walked) {
     for region in &walked.regions {
-        let place = Some((zone, region.position));
-        let finding = |more: &str| Finding::at(place, region.blocks, format!("{}{more}", region.what));
-        let first = check.layout.physical(zone, region.position).0;
+        let place = ZoneBlock { zone, block: region.position };
+        let finding = |more: &str| Finding::at(Some(place), region.blocks, format!("{}{more}", region.what));
+        let first = check.layout.physical(place).0;
         let is_told = |number: u32| state.pages.needed.binary_search(&(first + number)).is_ok();
         match region.sort {
             Sort::Tail => {}

@@ -5,6 +5,7 @@ use super::{Check, Finding};
 use crate::directory::{Directory, PagePlace};
 use crate::format::VersionId;
 use crate::map::{PAGE_BLOCKS, Physical};
+use block::{ZoneBlock, ZoneIndex};
 use logkit::layout::ROOT_ZONES;
 use logkit::record::sum_of;
 use logkit::scan;
@@ -33,9 +34,9 @@ pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> P
     check.checked.pages = places.len() as u64;
     let mut at = 0;
     while at < places.len() {
-        let zone = check.layout.place(Physical(places[at].0)).0;
+        let zone = check.layout.place(Physical(places[at].0)).zone;
         let is_near = |place: &&(u32, u32, u64)| {
-            place.0 - places[at].0 < SPAN && check.layout.place(Physical(place.0)).0 == zone
+            place.0 - places[at].0 < SPAN && check.layout.place(Physical(place.0)).zone == zone
         };
         let count = places[at..].iter().take_while(is_near).count();
         check_run(check, directory, &places[at..at + count]).await;
@@ -56,7 +57,8 @@ pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> P
         }
     }
     for extent in check.root.directory.iter().filter(|extent| extent.zone < check.layout.zones) {
-        let first = check.layout.physical(extent.zone, extent.position).0;
+        let place = ZoneBlock { zone: ZoneIndex(extent.zone), block: extent.position };
+        let first = check.layout.physical(place).0;
         pages.needed.extend(first..first.saturating_add(extent.blocks));
     }
     pages.needed.sort_unstable();
@@ -69,10 +71,10 @@ async fn check_run(check: &mut Check<'_>, directory: &mut Directory, run: &[(u32
     let layout = check.layout;
     let most = layout.zones * layout.zone_blocks;
     let (first, last) = (run[0].0, run[run.len() - 1].0);
-    let (zone, position) = layout.place(Physical(first));
-    let is_possible = zone >= ROOT_ZONES && last < most;
+    let ZoneBlock { zone, block: position } = layout.place(Physical(first));
+    let is_possible = zone.0 >= ROOT_ZONES && last < most;
     let read = match is_possible {
-        true => scan::read(check.zones, &layout, zone, position, last - first + 1).await.ok(),
+        true => scan::read(check.zones, &layout, zone.0, position, last - first + 1).await.ok(),
         false => None,
     };
     for (number, sum, page) in run {
@@ -85,8 +87,8 @@ async fn check_run(check: &mut Check<'_>, directory: &mut Directory, run: &[(u32
                 Err(format!("the directory says that it lies in block {number}, of {most}"))
             }
             None => {
-                let (zone, position) = layout.place(Physical(*number));
-                alone = scan::read(check.zones, &layout, zone, position, 1).await;
+                let ZoneBlock { zone, block } = layout.place(Physical(*number));
+                alone = scan::read(check.zones, &layout, zone.0, block, 1).await;
                 alone.as_deref().map_err(|error| error.detail().to_owned())
             }
         };

@@ -1,6 +1,7 @@
 //! Result of a check: the checked amounts, damage and notes.
 
 use crate::recovery::Recovered;
+use block::ZoneBlock;
 use logkit::root::FoundRoot;
 use serde::Serialize;
 
@@ -97,10 +98,10 @@ pub struct Hit {
 
 impl Finding {
     /// Returns a finding with this description, at a location if there is one.
-    pub(super) fn at(place: Option<(u32, u32)>, blocks: u32, what: String) -> Self {
+    pub(super) fn at(place: Option<ZoneBlock>, blocks: u32, what: String) -> Self {
         Finding {
-            zone: place.map(|(zone, _)| zone),
-            block: place.map(|(_, block)| block),
+            zone: place.map(|place| place.zone.0),
+            block: place.map(|place| place.block),
             blocks,
             what,
             hits: Vec::new(),

@@ -2,7 +2,7 @@
 //! newest readable one.
 
 use super::{Check, Finding, Window};
-use block::{Error, Result, ZoneReport, ZoneState};
+use block::{Error, Result, ZoneBlock, ZoneReport, ZoneState};
 use logkit::layout::ROOT_ZONES;
 use logkit::record::{Identity, Kind, Parsed};
 use logkit::root::{FoundRoot, Root};
@@ -39,7 +39,11 @@ pub(super) async fn check(check: &mut Check<'_>, found: &FoundRoot) -> Result<()
             ZoneState::Empty => {}
             ZoneState::Offline => {
                 let what = "the zone is offline, and holds roots: a newer one may have been there";
-                check.findings.damage(Finding::at(Some((report.zone.0, 0)), 0, what.to_owned()));
+                check.findings.damage(Finding::at(
+                    Some(ZoneBlock { zone: report.zone, block: 0 }),
+                    0,
+                    what.to_owned(),
+                ));
             }
             _ => check_zone(check, found, report).await,
         }
@@ -48,10 +52,9 @@ pub(super) async fn check(check: &mut Check<'_>, found: &FoundRoot) -> Result<()
 }
 
 async fn check_zone(check: &mut Check<'_>, found: &FoundRoot, report: &ZoneReport) {
-    let zone = report.zone.0;
     let layout = check.layout;
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-    let mut window = Window::new(check.zones, &layout, zone, end);
+    let mut window = Window::new(check.zones, &layout, report.zone, end);
     let mut good: Vec<(u32, u64)> = Vec::new();
     let mut bad: Vec<(u32, Error)> = Vec::new();
     for position in 0..end {
@@ -77,7 +80,7 @@ async fn check_zone(check: &mut Check<'_>, found: &FoundRoot, report: &ZoneRepor
         });
         let newest = good.last().map_or(0, |(_, number)| *number);
         let reason = error.detail();
-        let place = Some((zone, position));
+        let place = Some(ZoneBlock { zone: report.zone, block: position });
         match number {
             Some(number) if number < found.number && newest <= found.number => {
                 let what = format!("root {number} can't be read, and isn't needed any more: {reason}");

@@ -2,7 +2,7 @@
 //! number and hold zeros.
 
 use crate::layout::Layout;
-use block::{Error, Zones};
+use block::{Error, ZoneIndex, Zones};
 use logkit::scan;
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const BYTES: usize = 8 << 20;
 pub(crate) struct Window<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
-    zone: u32,
+    zone: ZoneIndex,
     /// End of the reads, in blocks.
     end: u32,
     start: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Window<'a> {
 
 impl<'a> Window<'a> {
     /// Returns a window on the first `end` blocks of a zone.
-    pub(crate) fn new(zones: &'a dyn Zones, layout: &'a Layout, zone: u32, end: u32) -> Self {
+    pub(crate) fn new(zones: &'a dyn Zones, layout: &'a Layout, zone: ZoneIndex, end: u32) -> Self {
         Window {
             zones,
             layout,
@@ -55,13 +55,13 @@ impl<'a> Window<'a> {
     async fn fill(&mut self, position: u32, count: u32) {
         self.start = position;
         let (zones, layout, zone) = (self.zones, self.layout, self.zone);
-        self.bytes = match scan::read(zones, layout, zone, position, count).await {
+        self.bytes = match scan::read(zones, layout, zone.0, position, count).await {
             Ok(bytes) => bytes,
             // One block at a time, since the others may be readable.
             Err(_) => {
                 let mut bytes = Vec::with_capacity(count as usize * layout.block_bytes());
                 for number in position..position + count {
-                    match scan::read(zones, layout, zone, number, 1).await {
+                    match scan::read(zones, layout, zone.0, number, 1).await {
                         Ok(block) => bytes.extend_from_slice(&block),
                         Err(error) => {
                             self.unreadable.insert(number, error);

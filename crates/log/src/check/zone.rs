@@ -123,7 +123,7 @@ impl<'a> Walk<'a> {
 
     pub(super) async fn run(mut self) -> Walked {
         let end = (self.report.write_pointer >> self.layout.block_size.shift()) as u32;
-        let mut window = Window::new(self.zones, self.layout, self.report.zone.0, end);
+        let mut window = Window::new(self.zones, self.layout, self.report.zone, end);
         window.on_read = self.on_read.take();
         let summary = match self.report.state {
             ZoneState::Full => {

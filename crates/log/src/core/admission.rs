@@ -5,7 +5,8 @@
 //! before it is refused. Other modules append queued changes (`logkit::lane`), commit them (`commit.rs`), and
 //! compute the capacity (`capacity.rs`).
 
-use super::{Acknowledge, Changes, Core, Item};
+use super::{Acknowledge, Changes, Core};
+use crate::entry::LogEntry;
 use crate::format::Change;
 use crate::fullness::{Fullness, SpaceWarning};
 use block::{Call, Durability, Error, Payload, Result};
@@ -43,16 +44,16 @@ impl Admission {
         self.requests.len()
     }
 
-    /// Completes an item's request with an error; the item itself may still be committed later.
-    pub(super) fn answer(&self, item: &mut Item, error: &Error) {
-        if let Some(request) = item.request.take() {
+    /// Completes an entry's request with an error; the entry itself may still be committed later.
+    pub(super) fn answer(&self, entry: &mut LogEntry, error: &Error) {
+        if let Some(request) = entry.request.take() {
             self.requests.item_ended(request, &Err(error.clone()));
         }
     }
 
-    /// Notes that an item was split.
-    pub(super) fn was_cut(&self, item: &Item) {
-        if let Some(request) = item.request {
+    /// Notes that an entry was split.
+    pub(super) fn was_cut(&self, entry: &LogEntry) {
+        if let Some(request) = entry.request {
             self.requests.item_was_cut(request);
         }
     }
@@ -118,7 +119,7 @@ impl Core {
             self.check_open()?;
             match self.admit(&changes) {
                 Ok(Some(growth)) => {
-                    return self.change_now(changes, payload, durability, (permit.take(), growth)).await;
+                    return self.carry_out(changes, payload, durability, (permit.take(), growth)).await;
                 }
                 Err(error) if !self.checkpoint_may_help() => return Err(error),
                 _ => {}
@@ -145,18 +146,18 @@ impl Core {
                     Err(error) => return Err(error),
                 }
             };
-            core.change_now(changes, payload, durability, (permit, growth)).await
+            core.carry_out(changes, payload, durability, (permit, growth)).await
         });
         task.await
     }
 
-    /// Completes the request of an item that has committed or failed, and returns the reserved capacity.
-    pub(crate) fn complete(&self, item: &Item, outcome: Result<()>) {
-        if item.growth > 0 {
-            self.admission.growing.set(self.admission.growing.get() - u64::from(item.growth));
+    /// Completes the request of an entry that has committed or failed, and returns the reserved capacity.
+    pub(crate) fn complete(&self, entry: &LogEntry, outcome: Result<()>) {
+        if entry.growth > 0 {
+            self.admission.growing.set(self.admission.growing.get() - u64::from(entry.growth));
             self.kit.events.settled.notify_all();
         }
-        if let Some(request) = item.request {
+        if let Some(request) = entry.request {
             self.admission.requests.item_ended(request, &outcome);
         }
     }
@@ -191,16 +192,30 @@ impl Core {
         }
     }
 
-    async fn change_now(
+    /// Queues changes for which capacity is reserved, and waits for them.
+    async fn carry_out(
         self: &Rc<Self>,
         changes: Changes,
-        payload: Payload,
+        mut payload: Payload,
         durability: Durability,
         (permit, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         let buffers = self.buffers();
-        let request = self.submit(changes, payload, permit, growth, buffers);
+        let mut at = 0;
+        let mut growth = Some(growth);
+        let request = self.admission.requests.begin(changes.len() as u32, permit);
+        let shift = self.layout.block_size.shift();
+        for change in changes {
+            let bytes = (change.data_blocks() as usize) << shift;
+            let payload = match at == 0 && bytes == payload.len() {
+                true => std::mem::take(&mut payload),
+                false => payload.slice(at..at + bytes),
+            };
+            at += bytes;
+            self.queue(change, payload, request, growth.take().unwrap_or(0), buffers);
+        }
+        self.kit.events.work.notify_one();
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
             // The write continues; reads find its data in the buffer.
@@ -213,32 +228,6 @@ impl Core {
         }
     }
 
-    /// Queues changes for which capacity is reserved.
-    fn submit(
-        &self,
-        changes: Changes,
-        mut payload: Payload,
-        permit: Option<Permit>,
-        growth: u32,
-        buffers: bool,
-    ) -> RequestKey {
-        let mut at = 0;
-        let mut growth = Some(growth);
-        let key = self.admission.requests.begin(changes.len() as u32, permit);
-        let shift = self.layout.block_size.shift();
-        for change in changes {
-            let bytes = (change.data_blocks() as usize) << shift;
-            let payload = match at == 0 && bytes == payload.len() {
-                true => std::mem::take(&mut payload),
-                false => payload.slice(at..at + bytes),
-            };
-            at += bytes;
-            self.queue(change, payload, key, growth.take().unwrap_or(0), buffers);
-        }
-        self.kit.events.work.notify_one();
-        key
-    }
-
     /// Queues a change of a request, with the capacity that is reserved for it. The caller wakes a lane.
     #[inline]
     fn queue(&self, change: Change, payload: Payload, request: RequestKey, growth: u32, buffers: bool) {
@@ -249,7 +238,7 @@ impl Core {
             }
             _ => 0,
         };
-        lane::push(self, class, Item { change, payload, request: Some(request), growth, ticket });
+        lane::push(self, class, LogEntry { change, payload, request: Some(request), growth, ticket });
     }
 
     /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight:
@@ -337,7 +326,7 @@ impl Core {
                 let old = versions.get(*version).map(|version| version.map.lookup(*block));
                 match old.filter(|old| old.is_mapped()) {
                     Some(old) => {
-                        let (opened, class) = self.kit.pool.opened(self.layout.place(old).0);
+                        let (opened, class) = self.kit.pool.opened(self.layout.place(old).zone.0);
                         Arrival::Overwrite { age: self.kit.clock().saturating_sub(opened), class }
                     }
                     None => Arrival::New,

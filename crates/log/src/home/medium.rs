@@ -5,6 +5,7 @@
 //! which is cut at every line.
 
 use super::format::{LINE, Line};
+use crate::recovery::FileUse;
 use block::{Buffer, Call, Durability, Error, Payload, Result};
 use runtime::file::{File, OpenOptions, SharedFile, metadata};
 use runtime::mapping::{PrivateWords, SharedLines};
@@ -97,16 +98,38 @@ impl FileMedium {
         })
     }
 
-    /// Creates the file, or truncates one that is empty or a map's home. `locked` is the file that
-    /// [`lock_for_stack`](Self::lock_for_stack) returned.
+    /// Opens the file for this use; `locked` is the file that [`lock_for_stack`](Self::lock_for_stack)
+    /// returned.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] for any other file; errors of opening and locking.
-    pub async fn create(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
-        let options = OpenOptions { create: true, ..OpenOptions::read_write() };
-        let file = Self::locked_or_open(path, locked, options).await?;
-        let length = file.length()?;
-        if length > 0 {
+    /// [`Error::AlreadyExists`] for a file to be created that has other contents than a home;
+    /// [`Error::NotFound`] if there is no file to open; errors of opening, locking and mapping.
+    pub async fn open(path: &Path, file_use: FileUse, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
+        let file = match locked {
+            Some(locked) => locked.here()?,
+            None => {
+                Self::check_kind(path)?;
+                let options = match file_use {
+                    FileUse::LookOnly => OpenOptions::default(),
+                    _ => OpenOptions { create: file_use == FileUse::Create, ..OpenOptions::read_write() },
+                };
+                Self::open_locked(path, options).await?
+            }
+        };
+        if file_use == FileUse::Create {
+            Self::empty(path, &file).await?;
+        }
+        let lines = match file_use {
+            FileUse::LookOnly => None,
+            FileUse::Create | FileUse::Open => Some(SharedLines::of_file(&file, MAX)?),
+        };
+        lines.as_ref().map_or(Ok(()), SharedLines::reach)?;
+        Ok(Rc::new(Self::over(file, lines)))
+    }
+
+    /// Truncates a file that is empty or a map's home, and makes its directory entry durable.
+    async fn empty(path: &Path, file: &File) -> Result<()> {
+        if file.length()? > 0 {
             let (outcome, buffer) = file.read_at(0, Buffer::new(8)).await;
             outcome?;
             if !buffer.filled().starts_with(b"SILTHOME") {
@@ -117,39 +140,8 @@ impl FileMedium {
             }
             file.set_len(0).await?;
         }
-        // The directory entry must also be durable.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        runtime::file::sync_directory(folder).await?;
-        Self::map(file)
-    }
-
-    /// Opens the file; `locked` as for [`create`](Self::create).
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] if there is no file; errors of opening, locking and mapping.
-    pub async fn open(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
-        Self::map(Self::locked_or_open(path, locked, OpenOptions::read_write()).await?)
-    }
-
-    async fn locked_or_open(path: &Path, locked: Option<&SharedFile>, options: OpenOptions) -> Result<File> {
-        if let Some(locked) = locked {
-            return locked.here();
-        }
-        Self::check_kind(path)?;
-        Self::open_locked(path, options).await
-    }
-
-    /// Opens the file read-only. `locked` is the file that [`lock_for_stack`](Self::lock_for_stack) returned.
-    ///
-    /// # Errors
-    /// Errors of [`open`](Self::open).
-    pub async fn open_read_only(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
-        if let Some(locked) = locked {
-            return Ok(Rc::new(Self::over(locked.here()?, None)));
-        }
-        Self::check_kind(path)?;
-        let file = Self::open_locked(path, OpenOptions::default()).await?;
-        Ok(Rc::new(Self::over(file, None)))
+        runtime::file::sync_directory(folder).await
     }
 
     fn check_kind(path: &Path) -> Result<()> {
@@ -174,12 +166,6 @@ impl FileMedium {
         let file = File::open(path, options).await.map_err(missing)?;
         file.lock_patiently(options.write).await.map_err(|error| error.in_context("map_home"))?;
         Ok(file)
-    }
-
-    fn map(file: File) -> Result<Rc<dyn Medium>> {
-        let lines = SharedLines::of_file(&file, MAX)?;
-        lines.reach()?;
-        Ok(Rc::new(Self::over(file, Some(lines))))
     }
 
     fn over(file: File, lines: Option<SharedLines>) -> FileMedium {

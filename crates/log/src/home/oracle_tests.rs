@@ -144,8 +144,7 @@ impl Life {
 async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
     let medium = Recorded::new(Image::new(), broken);
     let places = Places::with_journal(ZONES, 24 << 10);
-    let (home, map) =
-        MapHome::create_in(medium.clone(), IDENTITY, ZONES, BLOCKS, places).await.expect("a home");
+    let (home, map) = MapHome::create(medium.clone(), IDENTITY, ZONES, BLOCKS, places).await.expect("a home");
     let mut world = World::new(seed, Arc::new(map));
     let mut life = Life { medium, contents: BTreeMap::new(), acknowledged: Vec::new() };
     while home.sequence() < transactions {
@@ -283,7 +282,7 @@ fn without_space_nothing_is_lost() {
         let medium = Recorded::new(Image::new(), Broken::Not);
         let places = Places::with_journal(ZONES, 24 << 10);
         let (home, map) =
-            MapHome::create_in(medium.clone(), IDENTITY, ZONES, BLOCKS, places).await.expect("a home");
+            MapHome::create(medium.clone(), IDENTITY, ZONES, BLOCKS, places).await.expect("a home");
         let mut world = World::new(9, Arc::new(map));
         let mut refused = 0;
         let mut last = None;

@@ -1,68 +1,81 @@
 //! Opening a log whose map is at home: the home replaces the directory and the pages of a checkpoint.
 
-use super::{Known, MapHome, Medium, Opened};
-use crate::directory::Directory;
+use super::{FileMedium, Known, MapHome, Medium, Opened, Places};
+use crate::core::Home;
 use crate::format::Own;
 use crate::layout::Layout;
+use crate::map::Map;
+use crate::recovery::{AtHome, HomeFiles, HomeStorage, NewHome};
 use crate::versions::{Version, Versions};
-use block::{Error, Result, ZoneReport, ZoneState};
-use logkit::directory::ZoneEntry;
+use block::{Call, Error, Result, ZoneReport, ZoneState};
+use logkit::Sequences;
+use logkit::record::Identity;
 use logkit::recovery::known_zones;
 use logkit::root::Root;
-use logkit::{Sequences, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// State of a log at its home's last transaction, from which records are replayed.
-#[derive(Debug)]
-pub struct AtHome {
-    /// The root, with the home's moment.
-    pub root: Root,
-    /// The zones that hold records, as in a directory.
-    pub known: Vec<ZoneEntry>,
-    /// The versions, as in a directory.
-    pub directory: Directory,
-    /// State of the zones.
-    pub pool: ZonePool,
-    /// The maps.
-    pub versions: Versions,
-    /// The home that keeps the maps; `None` if it was opened read-only.
-    pub home: Option<MapHome>,
+/// Functions for homes in files.
+pub const FILES: HomeFiles = HomeFiles {
+    lock: FileMedium::lock_for_stack,
+    open: |path, file_use, locked| {
+        Call::new(async move { Ok(storage(FileMedium::open(path, file_use, locked).await?)) })
+    },
+};
+
+/// Returns this medium as the storage of a home.
+pub fn storage(medium: Rc<dyn Medium>) -> Rc<dyn HomeStorage> {
+    Rc::new(Storage(medium))
 }
 
-/// Opens the home of a log with this root, which demands transaction `demanded` or a later one.
-///
-/// # Errors
-/// Errors of [`MapHome::open`]; [`Error::Corrupt`] if disk and home don't belong together.
-pub async fn open(
-    layout: &Layout,
-    root: &Root,
-    demanded: u64,
-    reports: &[ZoneReport],
-    medium: Rc<dyn Medium>,
-    look_only: bool,
-) -> Result<AtHome> {
-    let Opened { known, maps, home } =
-        MapHome::open(medium.clone(), root.identity, layout.zones, demanded, look_only).await?;
-    check_age(layout, root, demanded, reports, &known)
-        .map_err(|error| error.in_context(format!("the map's home {}", medium.name())))?;
-    let moment = &known.moment;
-    let root = Root {
-        covered: Sequences::new(&moment.covered),
-        clock: moment.clock,
-        // Epochs that had ended at the home's moment are covered.
-        own: Own { home: Some(known.sequence) }.encode(),
-        boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
-        ..root.clone()
-    };
-    let (entries, directory) = known.directory();
-    let pool = known_zones(layout, &root, &entries, reports);
-    known.restore(&pool);
-    let mut versions = Versions { next: moment.next_version, ..Versions::default() };
-    for ((entry, _), map) in known.versions.into_iter().zip(maps) {
-        versions.list.push(Version::new(entry, Arc::new(map)));
+struct Storage(Rc<dyn Medium>);
+
+impl HomeStorage for Storage {
+    fn name(&self) -> &str {
+        self.0.name()
     }
-    Ok(AtHome { root, known: entries, directory, pool, versions, home })
+
+    fn create(&self, identity: Identity, zones: u32, blocks: u64) -> Call<'_, Result<NewHome>> {
+        Call::new(async move {
+            let places = Places::new(zones, blocks);
+            let (home, map) = MapHome::create(self.0.clone(), identity, zones, blocks, places).await?;
+            Ok((Rc::new(home) as Rc<dyn Home>, Arc::new(map) as Arc<dyn Map>))
+        })
+    }
+
+    fn open<'a>(
+        &'a self,
+        layout: &'a Layout,
+        root: &'a Root,
+        demanded: u64,
+        reports: &'a [ZoneReport],
+        look_only: bool,
+    ) -> Call<'a, Result<AtHome>> {
+        Call::new(async move {
+            let Opened { known, maps, home } =
+                MapHome::open(self.0.clone(), root.identity, layout.zones, demanded, look_only).await?;
+            check_age(layout, root, demanded, reports, &known)
+                .map_err(|error| error.in_context(format!("the map's home {}", self.0.name())))?;
+            let moment = &known.moment;
+            let root = Root {
+                covered: Sequences::new(&moment.covered),
+                clock: moment.clock,
+                // Epochs that had ended at the home's moment are covered.
+                own: Own { home: Some(known.sequence) }.encode(),
+                boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
+                ..root.clone()
+            };
+            let (entries, directory) = known.directory();
+            let pool = known_zones(layout, &root, &entries, reports);
+            known.restore(&pool);
+            let mut versions = Versions { next: moment.next_version, ..Versions::default() };
+            for ((entry, _), map) in known.versions.into_iter().zip(maps) {
+                versions.list.push(Version::new(entry, Arc::new(map)));
+            }
+            let home = home.map(|home| Rc::new(home) as Rc<dyn Home>);
+            Ok(AtHome { root, known: entries, directory, pool, versions, home })
+        })
+    }
 }
 
 /// Checks that the disk isn't older than the home: everything that the home covers must be on the disk.

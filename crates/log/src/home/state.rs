@@ -4,7 +4,7 @@
 use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
 use crate::directory::{Directory, VersionEntry, check_versions};
 use crate::format::{CLEANER, STREAMS, USER};
-use crate::map::radix::OpenVersion;
+use crate::map::radix::at_home::OpenVersion;
 use crate::versions::Versions;
 use block::{Error, Result};
 use logkit::directory::ZoneEntry;

@@ -35,22 +35,12 @@ impl Plain for MutexBtree {
         visit_all(range, visit, |range, some| self.lock().visit(range, SOME, |piece| some.push(piece)));
     }
 
-    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
-        let mut displaced = Joined::mapped(displaced);
-        self.lock().insert(range, to, &mut displaced);
-        displaced.finish();
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
+        self.lock().insert(range, to, displaced);
     }
 
-    fn compare_and_move(
-        &self,
-        range: Range<u64>,
-        from: Physical,
-        to: Physical,
-        moved: &mut dyn FnMut(Mapping),
-    ) {
-        let mut moved = Joined::mapped(moved);
-        self.lock().compare_and_move(range, from, to, &mut moved);
-        moved.finish();
+    fn compare_and_move(&self, range: Range<u64>, from: Physical, to: Physical, moved: &mut Joined<'_>) {
+        self.lock().compare_and_move(range, from, to, moved);
     }
 
     fn bytes(&self) -> u64 {
@@ -133,30 +123,20 @@ impl Plain for Btree {
         });
     }
 
-    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
-        let mut displaced = Joined::mapped(displaced);
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
         let start = range.start;
         self.change(range, |extents, part| {
             let to = to.offset(part.start - start);
-            extents.insert(part, to, &mut displaced);
+            extents.insert(part, to, displaced);
         });
-        displaced.finish();
     }
 
-    fn compare_and_move(
-        &self,
-        range: Range<u64>,
-        from: Physical,
-        to: Physical,
-        moved: &mut dyn FnMut(Mapping),
-    ) {
-        let mut moved = Joined::mapped(moved);
+    fn compare_and_move(&self, range: Range<u64>, from: Physical, to: Physical, moved: &mut Joined<'_>) {
         let start = range.start;
         self.change(range, |extents, part| {
             let offset = part.start - start;
-            extents.compare_and_move(part, from.offset(offset), to.offset(offset), &mut moved);
+            extents.compare_and_move(part, from.offset(offset), to.offset(offset), moved);
         });
-        moved.finish();
     }
 
     fn bytes(&self) -> u64 {

@@ -99,18 +99,18 @@ impl<P: Plain> Versioned<P> {
         self.base.lookup(block)
     }
 
-    /// Runs `alone` if this is the only version, otherwise `layered` with its deltas.
-    fn change(&self, alone: impl FnOnce(), layered: impl FnOnce(&[Arc<Delta>])) {
+    /// Runs a change with the version's deltas; there are none if this is the only version.
+    fn change(&self, change: impl FnOnce(&[Arc<Delta>])) {
         {
             let _versions = read(&self.family);
             if !self.path.layered.load(Ordering::Acquire) {
-                return alone();
+                return change(&[]);
             }
         }
         // A version with deltas may lose them in between, and then has an empty list.
         let _versions = write(&self.family);
         let deltas = read(&self.path.deltas).clone();
-        if deltas.is_empty() { alone() } else { layered(&deltas) }
+        change(&deltas);
     }
 }
 
@@ -154,9 +154,7 @@ fn move_layers<P: Plain>(
     moved: &mut Joined<'_>,
 ) {
     let Some((delta, below)) = deltas.split_first() else {
-        return base.compare_and_move(range, from, to, &mut |piece| {
-            moved.push(piece.block, piece.count, piece.physical);
-        });
+        return base.compare_and_move(range, from, to, moved);
     };
     let places = |block: u64| [from, to].map(|place| place.offset(block - range.start));
     let mut pieces = Vec::new();
@@ -194,7 +192,7 @@ fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
             let range = piece.block..piece.block + piece.count;
             match &lower {
                 Some(lower) => write(&lower.0).set(range, piece.physical),
-                None => base.insert(range, piece.physical, &mut |_| {}),
+                None => base.insert(range, piece.physical, &mut Joined::mapped(&mut |_| {})),
             }
         }
         for path in paths {
@@ -255,19 +253,17 @@ impl<P: Plain> Map for Versioned<P> {
         if range.is_empty() {
             return;
         }
-        let displaced = std::cell::RefCell::new(displaced);
-        self.change(
-            || self.base.insert(range.clone(), to, &mut **displaced.borrow_mut()),
-            |deltas| {
-                let mut displaced = displaced.borrow_mut();
-                let mut displaced = Joined::mapped(&mut **displaced);
-                visit_layers(deltas, &*self.base, range.clone(), &mut |piece| {
-                    displaced.push(piece.block, piece.count, piece.physical);
-                });
-                write(&deltas[0].0).set(range.clone(), to);
-                displaced.finish();
-            },
-        );
+        let mut displaced = Joined::mapped(displaced);
+        self.change(|deltas| {
+            let Some(own) = deltas.first() else {
+                return self.base.insert(range, to, &mut displaced);
+            };
+            visit_layers(deltas, &*self.base, range.clone(), &mut |piece| {
+                displaced.push(piece.block, piece.count, piece.physical);
+            });
+            write(&own.0).set(range, to);
+        });
+        displaced.finish();
     }
 
     fn compare_and_move(
@@ -280,16 +276,9 @@ impl<P: Plain> Map for Versioned<P> {
         if range.is_empty() || !(from.is_mapped() && to.is_mapped()) {
             return;
         }
-        let moved = std::cell::RefCell::new(moved);
-        self.change(
-            || self.base.compare_and_move(range.clone(), from, to, &mut **moved.borrow_mut()),
-            |deltas| {
-                let mut moved = moved.borrow_mut();
-                let mut moved = Joined::mapped(&mut **moved);
-                move_layers(deltas, &*self.base, range.clone(), [from, to], &mut moved);
-                moved.finish();
-            },
-        );
+        let mut moved = Joined::mapped(moved);
+        self.change(|deltas| move_layers(deltas, &*self.base, range, [from, to], &mut moved));
+        moved.finish();
     }
 
     fn snapshot(&self) -> Arc<dyn Map> {

@@ -91,8 +91,7 @@ impl Plain for Hash {
         visitor.finish();
     }
 
-    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
-        let mut displaced = Joined::mapped(displaced);
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
         if to.is_mapped() {
             let mut start = range.start;
             while start < range.end {
@@ -112,17 +111,9 @@ impl Plain for Hash {
                 }
             });
         }
-        displaced.finish();
     }
 
-    fn compare_and_move(
-        &self,
-        range: Range<u64>,
-        from: Physical,
-        to: Physical,
-        moved: &mut dyn FnMut(Mapping),
-    ) {
-        let mut moved = Joined::mapped(moved);
+    fn compare_and_move(&self, range: Range<u64>, from: Physical, to: Physical, moved: &mut Joined<'_>) {
         let start = range.start;
         self.for_each(range, |block, guard| {
             let (from, to) = (from.offset(block - start), to.offset(block - start));
@@ -134,7 +125,6 @@ impl Plain for Hash {
                 moved.push(block, 1, to);
             }
         });
-        moved.finish();
     }
 
     fn bytes(&self) -> u64 {

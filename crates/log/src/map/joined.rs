@@ -3,7 +3,7 @@
 use super::{Mapping, Physical};
 
 /// Takes pieces in the order of their blocks, merges contiguous neighbours, and visits the results.
-pub(super) struct Joined<'a> {
+pub struct Joined<'a> {
     pending: Option<Mapping>,
     with_unmapped: bool,
     visit: &'a mut dyn FnMut(Mapping),

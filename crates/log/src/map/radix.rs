@@ -18,7 +18,8 @@
 //! them. Callbacks run under the lock, so they must not change a map of the family.
 
 mod arena;
-mod at_home;
+#[cfg(feature = "map-home")]
+pub mod at_home;
 mod lookup;
 mod memory;
 mod runs;
@@ -39,8 +40,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open, overlay};
 
 /// Least number of blocks of a change to a dense leaf after which the leaf is checked for few enough runs.
 const LONG: u32 = 32;

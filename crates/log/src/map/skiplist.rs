@@ -160,28 +160,19 @@ impl Plain for SkipList {
         visitor.finish();
     }
 
-    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
         if range.is_empty() {
             return;
         }
         let _lock = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut displaced = Joined::mapped(displaced);
         self.lookup_range(range.clone(), &mut |piece| {
             displaced.push(piece.block, piece.count, piece.physical)
         });
         self.change(range, to);
-        displaced.finish();
     }
 
-    fn compare_and_move(
-        &self,
-        range: Range<u64>,
-        from: Physical,
-        to: Physical,
-        moved: &mut dyn FnMut(Mapping),
-    ) {
+    fn compare_and_move(&self, range: Range<u64>, from: Physical, to: Physical, moved: &mut Joined<'_>) {
         let _lock = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut moved = Joined::mapped(moved);
         let mut block = range.start;
         while block < range.end {
             let (physical, end) = self.find(block);
@@ -192,7 +183,6 @@ impl Plain for SkipList {
             }
             block = end;
         }
-        moved.finish();
     }
 
     fn bytes(&self) -> u64 {

@@ -10,12 +10,12 @@
 //! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are
 //! replayed one by one ([`Batched::of`] decides), by the same rules, in [`replay`](super::replay).
 
+use crate::changes::Replayable;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
-use crate::recovery::Replayable;
 use crate::recovery::replay::check_length;
-use block::Result;
+use block::{Result, ZoneBlock, ZoneIndex};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -284,7 +284,7 @@ fn each_step(
         if behind > first + record.header.blocks {
             check_length(record, behind - first)?;
         }
-        let physical = layout.physical(record.header.zone, position);
+        let physical = layout.physical(ZoneBlock { zone: ZoneIndex(record.header.zone), block: position });
         position = behind;
         let is_there =
             |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
@@ -385,7 +385,7 @@ mod tests {
     /// Locations of all blocks of the volume, in runs and singly, each location at most once.
     fn places(random: &mut Random, layout: &Layout) -> Vec<u32> {
         let mut places = vec![0; BLOCKS as usize];
-        let mut next = layout.physical(2, 0).0;
+        let mut next = layout.physical(ZoneBlock { zone: ZoneIndex(2), block: 0 }).0;
         let mut at = 0;
         while at < places.len() {
             let longest = if random.chance(0.5) { 3 } else { 900 };
@@ -393,7 +393,7 @@ mod tests {
             if random.chance(0.8) {
                 for place in &mut places[at..at + count] {
                     // A zone begins with a header.
-                    next += u32::from(layout.place(Physical(next)).1 == 0);
+                    next += u32::from(layout.place(Physical(next)).block == 0);
                     *place = next;
                     next += 1;
                 }
@@ -417,7 +417,7 @@ mod tests {
                 let from = if random.chance(0.2) { from.wrapping_add(1) } else { from };
                 // A move is within one zone.
                 let (layout, from) = (layout(), Physical(from));
-                let most = 200.min(layout.zone_blocks - layout.place(from).1);
+                let most = 200.min(layout.zone_blocks - layout.place(from).block);
                 return Change::Move { version, block, count: count.min(most), from };
             }
             match random.chance(0.7) {
@@ -460,7 +460,7 @@ mod tests {
             map.load_page(page, &whole);
         }
         for place in before.iter().filter(|place| **place != 0) {
-            pool.add_live(layout.place(Physical(*place)).0, 1);
+            pool.add_live(layout.place(Physical(*place)).zone.0, 1);
         }
         let version = Version::new(VersionEntry::head(BLOCKS, 0), Arc::new(map));
         let mut versions = Versions { list: vec![version], next: 2, ..Versions::default() };
@@ -483,7 +483,7 @@ mod tests {
             let mut found = places.to_vec();
             found.resize(PAGE_BLOCKS as usize, 0);
             let has_changed = batched.change(page, &mut found, &mut |physical, clock| {
-                let changed = &mut changed[layout.place(physical).0 as usize];
+                let changed = &mut changed[layout.place(physical).zone.0 as usize];
                 *changed = clock.max(*changed);
             });
             dirty.extend(has_changed.then_some(page));
@@ -491,7 +491,7 @@ mod tests {
             head.map.save_page(page, &mut expected);
             assert!(found == expected, "seed {seed}, page {page}");
             let mapped = found.iter().filter(|place| **place != 0);
-            mapped.for_each(|place| live[layout.place(Physical(*place)).0 as usize] += 1);
+            mapped.for_each(|place| live[layout.place(Physical(*place)).zone.0 as usize] += 1);
         }
         for (zone, entry) in pool.list() {
             let here = (live[zone as usize], changed[zone as usize]);

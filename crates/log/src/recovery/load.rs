@@ -15,7 +15,7 @@ use crate::recovery::Recovered;
 use crate::recovery::batched::Batched;
 use crate::salvage::{self, Lost};
 use crate::versions::{Version, Versions};
-use block::{Buffer, Error, Result, Zones};
+use block::{Buffer, Error, Result, ZoneBlock, Zones};
 use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use logkit::record::sum_of;
@@ -125,7 +125,7 @@ pub(crate) async fn load(
     // Clones of one snapshot may share a page that the snapshot doesn't have.
     counted.sort_unstable();
     counted.dedup();
-    counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).0, 1));
+    counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).zone.0, 1));
     Ok(versions)
 }
 
@@ -181,14 +181,14 @@ impl Loader {
         let runs: Vec<&[PageAt]> = batch
             .chunk_by(|before, here| {
                 here.physical.0 - before.physical.0 <= GAP
-                    && layout.place(here.physical).0 == layout.place(before.physical).0
+                    && layout.place(here.physical).zone == layout.place(before.physical).zone
             })
             .collect();
         let reads = runs.iter().map(|run| {
             let first = run[0].physical;
-            let (zone, position) = layout.place(first);
+            let at = layout.place(first);
             let blocks = (run[run.len() - 1].physical.0 - first.0 + 1) as usize;
-            zones.read(layout.address(zone, position), Buffer::new(blocks << layout.block_size.shift()))
+            zones.read(layout.address(at.zone.0, at.block), Buffer::new(blocks << layout.block_size.shift()))
         });
         let mut read = Vec::with_capacity(runs.len());
         for ((outcome, buffer), run) in runtime::join_all(reads).await.into_iter().zip(&runs) {
@@ -217,9 +217,9 @@ impl Loader {
         read: &mut Vec<(Buffer, Vec<PageAt>)>,
     ) -> Result<()> {
         for at in run {
-            let (zone, position) = self.layout.place(at.physical);
+            let ZoneBlock { zone, block } = self.layout.place(at.physical);
             let buffer = Buffer::new(self.layout.block_bytes());
-            match zones.read(self.layout.address(zone, position), buffer).await {
+            match zones.read(self.layout.address(zone.0, block), buffer).await {
                 (Ok(()), buffer) => read.push((buffer, vec![*at])),
                 (Err(error), _) => self.lose(at.page, gone(error, "a page"))?,
             }
@@ -305,9 +305,9 @@ impl Loader {
         let at = ((physical.0 - first.0) as usize) << self.layout.block_size.shift();
         let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
         if sum_of(bytes) != sum {
-            let (zone, position) = self.layout.place(physical);
+            let ZoneBlock { zone, block } = self.layout.place(physical);
             return Err(Error::corrupt(format!(
-                "page {page} of a map: wrong checksum: zone {zone}, block {position} is damaged"
+                "page {page} of a map: wrong checksum: zone {zone}, block {block} is damaged"
             )));
         }
         for (place, bytes) in places.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -334,7 +334,7 @@ impl Loader {
         if let Some(batched) = &self.batched {
             let Tally { changed, dirty, .. } = tally;
             let has_changed = batched.change(page, places, &mut |physical, clock| {
-                let changed = &mut changed[self.layout.place(physical).0 as usize];
+                let changed = &mut changed[self.layout.place(physical).zone.0 as usize];
                 *changed = (*changed).max(clock + 1);
             });
             match has_changed {
@@ -345,14 +345,16 @@ impl Loader {
         }
         let live = &mut tally.live;
         match &self.parent {
-            None => places.iter().for_each(|place| live[self.layout.place(Physical(*place)).0 as usize] += 1),
+            None => {
+                places.iter().for_each(|place| live[self.layout.place(Physical(*place)).zone.0 as usize] += 1)
+            }
             Some(parent) => {
                 let mut shared = [0; PAGE_BLOCKS as usize];
                 if page * PAGE_BLOCKS < parent.blocks() {
                     parent.save_page(page, &mut shared);
                 }
                 let own = places.iter().zip(&shared).filter(|(place, shared)| place != shared);
-                own.for_each(|(place, _)| live[self.layout.place(Physical(*place)).0 as usize] += 1);
+                own.for_each(|(place, _)| live[self.layout.place(Physical(*place)).zone.0 as usize] += 1);
             }
         }
         let _alone = self.order.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,13 +1,12 @@
 //! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks
 //! of the volume, [`batched`](super::batched) is faster, with the same result.
 
-use crate::commit::{Effect, apply};
+use crate::changes::Replayable;
 use crate::format::Change;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::recovery::Replayable;
-use crate::versions::Versions;
-use block::{Error, Result};
+use crate::versions::{Effect, Versions, apply};
+use block::{Error, Result, ZoneBlock, ZoneIndex};
 use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use smallvec::SmallVec;
@@ -65,24 +64,24 @@ impl Replay<'_> {
 
     fn replay(&mut self, record: &Replayable) -> Result<()> {
         let header = &record.header;
-        let mut position = header.position + 1;
+        let (zone, mut position) = (ZoneIndex(header.zone), header.position + 1);
         let (pool, layout, clock) = (self.pool, self.layout, self.clock);
         let changes = record.changes.iter().collect::<Result<Vec<Change>>>()?;
         check_length(record, changes.iter().map(Change::data_blocks).fold(0, u32::saturating_add))?;
         self.touch(&changes);
         for change in changes {
-            let physical = layout.physical(header.zone, position);
+            let physical = layout.physical(ZoneBlock { zone, block: position });
             position += change.data_blocks();
             if let Change::Write { count, .. } = &change {
                 self.clock += u64::from(*count);
             }
-            let died = |physical, blocks| match layout.place(physical).0 {
+            let died = |physical, blocks| match layout.place(physical).zone.0 {
                 // Block of a salvaged log whose location was unknown.
                 zone if zone < ROOT_ZONES => {}
                 zone => pool.remove_live(zone, blocks, clock),
             };
-            let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
-                Effect::Live(zone, blocks) => pool.add_live(zone, blocks as u32),
+            let applied = apply(self.versions, &change, zone, physical, &mut |effect| match effect {
+                Effect::Live(zone, blocks) => pool.add_live(zone.0, blocks as u32),
                 Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
             // No request waits during recovery.

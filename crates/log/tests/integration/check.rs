@@ -101,7 +101,7 @@ impl Image {
 
     async fn dump(&self, zone: Option<u32>) -> Value {
         let zones = open_zones(self.disk().await).await.expect("the zones open");
-        dump(zones, None, zone).await.expect("it is a log")
+        dump(zones, None, zone.map(block::ZoneIndex)).await.expect("it is a log")
     }
 
     async fn check(&self) -> Result<CheckReport> {
@@ -526,7 +526,7 @@ fn a_dump_shows_records_with_their_entries() {
 }
 
 async fn dump_refuses(zones: Arc<dyn block::ZonesPart>) -> bool {
-    matches!(dump(zones, None, Some(1_000_000)).await, Err(block::Error::Invalid(text)) if text.contains("zone 1000000"))
+    matches!(dump(zones, None, Some(block::ZoneIndex(1_000_000))).await, Err(block::Error::Invalid(text)) if text.contains("zone 1000000"))
 }
 
 #[test]

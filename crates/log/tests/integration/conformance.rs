@@ -6,7 +6,7 @@ use log::kind::{Options, open};
 use std::cell::Cell;
 use std::sync::Arc;
 
-fn disk(blocks: u64, block_size: u64, volatile_cache: bool) -> Arc<dyn DevicePart> {
+pub fn disk(blocks: u64, block_size: u64, volatile_cache: bool) -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::new(block_size).expect("a block size"),
         blocks: BlockCount(blocks),
@@ -16,7 +16,7 @@ fn disk(blocks: u64, block_size: u64, volatile_cache: bool) -> Arc<dyn DevicePar
     }))
 }
 
-fn conforms(shards: usize, disk: Arc<dyn DevicePart>, options: Options) {
+pub fn conforms(shards: usize, disk: Arc<dyn DevicePart>, options: Options) {
     let config = runtime::Config::default().with_shards(shards);
     let main = move || async move {
         let made = Cell::new(false);

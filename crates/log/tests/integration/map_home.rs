@@ -3,12 +3,12 @@
 
 use crate::life::{Volume, disk, run, small};
 use block::{
-    BlockCount, BlockSize, Buffer, Call, DeviceGeometry, DevicePart, EraseGuarantee, Part, Payload,
-    ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
-use layers::record::replay::ImageDisk;
-use log::kind::{MapPlace, Options, open};
-use std::cell::Cell;
+use log::home::{FileMedium, storage};
+use log::kind::{MapPlace, Options};
+use log::recovery::FileUse;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -26,25 +26,8 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 
 fn conforms(shards: usize, options: Options) {
     let (_folder, path) = folder();
-    let options = Options { map_home: MapPlace::Pmem(path), ..options };
-    let disk: Arc<dyn DevicePart> = Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::default(),
-        blocks: BlockCount(8192),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }));
-    let config = runtime::Config::default().with_shards(shards);
-    let main = move || async move {
-        let made = Cell::new(false);
-        let make = async || {
-            let options = Options { format: !made.replace(true), ..options.clone() };
-            Arc::new(open(disk.clone(), &options).await.expect("the log opens")) as Arc<dyn DevicePart>
-        };
-        let suite = conformance::device::Options { persistent: true, ..Default::default() };
-        conformance::device::run(make, suite).await
-    };
-    runtime::run(config, main).expect("the runtime starts").unwrap_or_else(|broken| panic!("{broken}"));
+    let disk = crate::conformance::disk(8192, 4096, true);
+    crate::conformance::conforms(shards, disk, Options { map_home: MapPlace::Pmem(path), ..options });
 }
 
 #[test]
@@ -154,7 +137,7 @@ async fn watched(disk: &Arc<dyn DevicePart>, format: bool) -> (Arc<dyn ZonesPart
     let options = zones::on_device::Options {
         format,
         zone_size: format.then_some(64 << 10),
-        max_append: Some(log::kind::MAX_APPEND),
+        max_append: Some(log::layout::MAX_APPEND),
         ..Default::default()
     };
     let inner = zones::OnDevice::open(disk.clone(), options).await.expect("the zones open");
@@ -178,21 +161,23 @@ fn opening_reads_no_log() {
         }
         volume
     };
-    let (disk_1, options_1) = (disk.clone(), options.clone());
+    let (disk_1, path_1, options_1) = (disk.clone(), path.clone(), options.clone());
     let before = run(move || async move {
         let (zones, _) = watched(&disk_1, true).await;
-        let part =
-            log::device::open(zones, &Options { format: true, ..options_1 }).await.expect("it is made");
+        let medium = FileMedium::open(&path_1, FileUse::Create, None).await.expect("a file");
+        let options = Options { format: true, ..options_1 };
+        let part = log::kind::open_with(zones, &options, Some(storage(medium))).await.expect("it is made");
         let volume = write(part).await;
         let all = volume.all().await;
         volume.close().await;
         all
     });
-    let (disk_2, options_2) = (disk.clone(), Options { size: None, ..options });
+    let (disk_2, path_2, options_2) = (disk.clone(), path.clone(), Options { size: None, ..options });
     let opened = options_2.clone();
     let mut now = run(move || async move {
         let (zones, reads) = watched(&disk_2, false).await;
-        let part = log::device::open(zones, &options_2).await.expect("it opens");
+        let medium = FileMedium::open(&path_2, FileUse::Open, None).await.expect("a file");
+        let part = log::kind::open_with(zones, &options_2, Some(storage(medium))).await.expect("it opens");
         let (roots, others) = reads.take();
         assert!(roots > 0 && roots <= 8 << 12 && others == 0, "{roots} bytes of roots, {others} of others");
         let recovered = part.recovered().clone();
@@ -205,10 +190,11 @@ fn opening_reads_no_log() {
         // The process dies.
     });
     for life in 0..2_u64 {
-        let (disk, options) = (disk.clone(), opened.clone());
+        let (disk, path, options) = (disk.clone(), path.clone(), opened.clone());
         now = run(move || async move {
             let (zones, reads) = watched(&disk, false).await;
-            let part = log::device::open(zones, &options).await.expect("it opens");
+            let medium = FileMedium::open(&path, FileUse::Open, None).await.expect("a file");
+            let part = log::kind::open_with(zones, &options, Some(storage(medium))).await.expect("it opens");
             let recovered = part.recovered().clone();
             let (_, others) = reads.take();
             // Open zones are scanned after their last committed record, and nowhere else.

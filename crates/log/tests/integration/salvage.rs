@@ -136,7 +136,7 @@ impl World {
         let bytes = self.bytes.clone();
         run(move || async move {
             let zones = log::check::open_zones(copy_of(&bytes).await).await.unwrap();
-            log::dump::dump(zones, None, Some(zone)).await.unwrap()
+            log::dump::dump(zones, None, Some(block::ZoneIndex(zone))).await.unwrap()
         })
     }
 

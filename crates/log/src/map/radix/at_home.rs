@@ -96,10 +96,6 @@ impl Memory for HomeWords {
             }
         }
     }
-
-    fn bytes_for(slabs: u32) -> u64 {
-        u64::from(slabs) << (Self::SLAB_SHIFT + 2)
-    }
 }
 
 /// Memory that a map and its snapshots share, for the owner of its home.

@@ -95,7 +95,9 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     fn forget(&self, _slabs: Range<u32>) {}
 
     /// Returns the memory of this number of touched slabs, in bytes.
-    fn bytes_for(slabs: u32) -> u64;
+    fn bytes_for(slabs: u32) -> u64 {
+        u64::from(slabs) << (Self::SLAB_SHIFT + 2)
+    }
 
     /// Announces that words of a slab are about to be changed.
     #[inline]
@@ -205,10 +207,6 @@ impl Memory for Seated {
     #[inline]
     fn prefetch_seat(seats: &[AtomicU32], word: usize) {
         block::memory::prefetch(seats, word);
-    }
-
-    fn bytes_for(slabs: u32) -> u64 {
-        u64::from(slabs) << (Self::SLAB_SHIFT + 2)
     }
 }
 

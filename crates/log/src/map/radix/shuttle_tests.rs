@@ -45,10 +45,6 @@ impl Memory for Watched {
     fn seats(&self) -> &[Self::Word] {
         &self.1
     }
-
-    fn bytes_for(slabs: u32) -> u64 {
-        u64::from(slabs) << (Self::SLAB_SHIFT + 2)
-    }
 }
 
 const BLOCKS: u64 = 96;

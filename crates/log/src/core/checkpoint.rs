@@ -6,12 +6,12 @@
 //! valid. While several versions exist, no block is moved during a checkpoint
 //! ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
 
-use crate::core::Core;
+use super::Core;
 use crate::directory::{Directory, PagePlace};
 use crate::format::VersionId;
 use crate::map::{PAGE_BLOCKS, Physical};
 use crate::versions::{PageSet, Version};
-use block::{Buffer, Error, Result};
+use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex};
 use logkit::Owner;
 use logkit::checkpoint::{self, Cut};
 use logkit::mover::wait_for_moves;
@@ -77,8 +77,8 @@ impl Core {
     /// Errors of writing. The previous checkpoint stays authoritative, unless the root failed: then it is
     /// unknown which root is authoritative, and the log takes no more writes.
     pub async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
-        if self.home.is_some() {
-            return self.take_transaction(clean).await;
+        if let Some(home) = &self.home {
+            return home.clone().checkpoint(self.clone(), clean).await;
         }
         let write = async || {
             self.compact_checkpoints();
@@ -137,7 +137,8 @@ impl Core {
         }
         for version in &mut self.versions.borrow_mut().list {
             let pages = version.table.iter();
-            let here = pages.filter(|(_, place)| emptiest.contains(&self.layout.place(place.physical).0));
+            let here =
+                pages.filter(|(_, place)| emptiest.contains(&self.layout.place(place.physical).zone.0));
             let here: Vec<u64> = here.map(|(page, _)| page).collect();
             here.into_iter().for_each(|page| version.dirty.insert(page));
         }
@@ -184,7 +185,7 @@ impl Core {
             return Err(error);
         }
         for (_, physical) in freed {
-            kit.pool.remove_live(self.layout.place(physical).0, 1, kit.clock());
+            kit.pool.remove_live(self.layout.place(physical).zone.0, 1, kit.clock());
         }
         for version in
             self.versions.borrow_mut().list.iter_mut().filter(|version| saved.contains(&version.id))
@@ -220,7 +221,8 @@ impl Core {
             let wanted = (jobs.len() - at) as u64;
             let space = checkpoint::space(self, wanted, |pages| pages as usize * PAGE_NAME).await?;
             let most = space.blocks;
-            let first = self.layout.physical(space.zone(), space.position());
+            let first =
+                self.layout.physical(ZoneBlock { zone: ZoneIndex(space.zone()), block: space.position() });
             let mut data = Buffer::new((1 + most as usize) * block);
             data.append_zeroes(block);
             let (mut sums, mut meta) = (Vec::new(), Vec::new());
@@ -289,7 +291,7 @@ impl Core {
             }
             // Several versions may share the page.
             if here.contains(&place.physical) && counted.insert(place.physical) {
-                self.kit().pool.add_live(self.layout.place(place.physical).0, 1);
+                self.kit().pool.add_live(self.layout.place(place.physical).zone.0, 1);
             }
         }
         all

@@ -1,0 +1,149 @@
+//! Opening and creating a log device.
+
+use super::{MapPlace, Options, default_zone_size};
+use crate::core::Core;
+use crate::device::LogPart;
+use crate::format::VersionId;
+use crate::layout::MAX_APPEND;
+use crate::recovery::{self, Access, FileUse, HomeFiles, HomeStorage, Recovered};
+use crate::salvage;
+use block::{DevicePart, Error, Result, ZonesPart};
+use logkit::Owner;
+use logkit::root::MAX_EPOCHS;
+use runtime::file::SharedFile;
+use std::rc::Rc;
+use std::sync::Arc;
+use zones::{Overlay, on_device};
+
+/// Functions for the files of maps' homes; `None` in a program without the feature `map-home`.
+#[cfg(feature = "map-home")]
+const HOME_FILES: Option<HomeFiles> = Some(crate::home::FILES);
+#[cfg(not(feature = "map-home"))]
+const HOME_FILES: Option<HomeFiles> = None;
+
+/// Returns the functions for the files of maps' homes.
+///
+/// # Errors
+/// [`Error::Unsupported`] in a program without the feature `map-home`.
+pub fn home_files() -> Result<HomeFiles> {
+    HOME_FILES.ok_or_else(|| {
+        Error::unsupported(
+            "this program is built without maps in files of their own; build it with `cargo build --release --features \
+             map-home`",
+        )
+    })
+}
+
+/// Opens the log on a device, or creates it there.
+///
+/// # Errors
+/// Errors of the zones, of recovery, formatting and writes.
+pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogPart> {
+    on_device(device, options, None).await
+}
+
+/// Opens or creates the log as [`open`] does; `home` is the map's file if the stack has opened and locked it.
+pub(super) async fn on_device(
+    device: Arc<dyn DevicePart>,
+    options: &Options,
+    home: Option<&SharedFile>,
+) -> Result<LogPart> {
+    if options.salvage {
+        return on_zones(crate::check::open_zones(device).await?, options, home).await;
+    }
+    let zone_size = match (options.format, options.zone_size) {
+        (true, None) => Some(default_zone_size(device.geometry().bytes())),
+        (_, given) => given,
+    };
+    let on_device = on_device::Options {
+        format: options.format,
+        zone_size,
+        max_append: Some(MAX_APPEND),
+        ..on_device::Options::default()
+    };
+    let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
+    on_zones(zones, options, home).await
+}
+
+/// Opens the log on zones, or creates it there. The zones stay open when the log is closed.
+///
+/// # Errors
+/// [`Error::Invalid`] and [`Error::Unsupported`] for zones that can't hold a log; errors of recovery,
+/// formatting and writes.
+pub async fn open_on_zones(zones: Arc<dyn ZonesPart>, options: &Options) -> Result<LogPart> {
+    Ok(on_zones(zones, options, None).await?.on_lent_zones())
+}
+
+/// Opens the log on zones, or creates it there. The zones are closed with the log. `home` is the map's file
+/// if the stack has opened and locked it.
+///
+/// # Errors
+/// Errors of [`open_on_zones`].
+pub(super) async fn on_zones(
+    zones: Arc<dyn ZonesPart>,
+    options: &Options,
+    home: Option<&SharedFile>,
+) -> Result<LogPart> {
+    let file_use = match options.format {
+        _ if options.salvage => FileUse::LookOnly,
+        true => FileUse::Create,
+        false => FileUse::Open,
+    };
+    let home = match &options.map_home {
+        MapPlace::Memory => None,
+        MapPlace::Pmem(path) => Some((home_files()?.open)(path, file_use, home).await?),
+    };
+    open_with(zones, options, home).await
+}
+
+/// Opens the log on zones, or creates it there, with the map's home on this storage. The zones are closed
+/// with the log. The options must also name a home, because the capacity depends on it.
+///
+/// # Errors
+/// Errors of [`open_on_zones`].
+pub async fn open_with(
+    zones: Arc<dyn ZonesPart>,
+    options: &Options,
+    home: Option<Rc<dyn HomeStorage>>,
+) -> Result<LogPart> {
+    if home.is_some() && options.map != crate::map::NAMES[0] {
+        return Err(Error::invalid(format!(
+            "map_home: map \"{}\" can't be kept in a file of its own; expected \"{}\"",
+            options.map,
+            crate::map::NAMES[0]
+        )));
+    }
+    let zones: Arc<dyn ZonesPart> = match options.salvage {
+        // Nothing is appended to the zones, not even by mistake.
+        true => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
+        false => zones,
+    };
+    let layout = options.layout_on(zones.geometry())?;
+    let policy = options.policy(layout.zones)?;
+    let handle = zones.open().await?;
+    let (mut state, recovered) = match options.format {
+        true => {
+            let blocks = options.blocks_to_make(&layout, &*policy)?;
+            let state = recovery::format(handle, layout, blocks, &options.map, home).await?;
+            (state, Recovered::default())
+        }
+        false => {
+            let access = if options.salvage { Access::Salvage } else { Access::Serve };
+            recovery::recover(handle, &options.map, home, access).await?
+        }
+    };
+    let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
+    options.check_existing(blocks)?;
+    let (settings, kit_settings) = options.settings(&layout, blocks, &*policy);
+    let writes = !options.salvage;
+    if !options.format && writes {
+        state.begin().await?;
+    }
+    let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MAX_EPOCHS;
+    let core = Core::new(state, settings, kit_settings, policy);
+    if writes && (options.format || has_many_epochs) {
+        core.write_checkpoint(false).await?;
+        core.prepare_reset().await?;
+    }
+    LogPart::new(zones, core, recovered)
+}
