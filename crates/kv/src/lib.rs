@@ -24,11 +24,10 @@
 //!   damaged store. `erasure`, `eraser`: persistent deletes, timed by `clock`; `reset_history`: guarantees of
 //!   earlier resets.
 //!
-//! [`Store`] is the interface for programs, [`redis`] serves it to redis clients, and [`kind`] makes it a
-//! part of stacks. [`audit`](mod@audit) searches the cells of a drive for deleted keys. `fuzzing` has the
-//! entry points of fuzz targets.
+//! [`Store`] is the interface for programs. [`audit`](mod@audit) searches the cells of a drive for deleted
+//! keys. `fuzzing` has the entry point of a fuzz target.
 //!
-//! Elsewhere: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`);
+//! Elsewhere: the kind of stacks, and redis clients (`redis-door`); group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`);
 //! emulated flash (`zns`).
 #![doc = include_str!("../DESIGN.md")]
 
@@ -52,7 +51,6 @@ mod gate;
 mod item;
 mod iterator;
 mod jobs;
-pub mod kind;
 mod level_cursor;
 mod manifest;
 mod manual_compaction;
@@ -66,7 +64,6 @@ mod policy;
 mod reads;
 mod reclaim;
 mod recovery;
-pub mod redis;
 mod reserve;
 mod reset_history;
 mod retention;
@@ -82,12 +79,13 @@ mod write_controller;
 pub use batch::{Batch, Write, now};
 pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
 pub use iterator::Iterator;
-pub use kind::KIND;
+pub use logkit::recovery::Goal;
 pub use manifest::MAX_SHARDS;
 pub use pairs::{Pair, Pairs};
+pub use policy::{COMPACTIONS, PLACEMENTS};
 pub use reads::{Scan, Stored};
-pub use recovery::fewest_zones;
-pub use settings::{Acknowledge, Broken, DeletePersistence, Settings};
+pub use recovery::{check_zones, default_shards, fewest_zones};
+pub use settings::{Acknowledge, Broken, DeletePersistence, Settings, default_policies};
 pub use status::TableFacts;
 pub use store::{Snapshot, Store, Update, shard_of_key};
-pub use table::{Compression, Options as TableOptions};
+pub use table::{Compression, Options as TableOptions, key_hash};

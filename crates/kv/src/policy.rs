@@ -40,7 +40,7 @@ mod simulation;
 
 pub use fade::Fade;
 pub use lifetimes::Lifetimes;
-pub use placement::{NewTable, Placement, placement};
+pub use placement::{NewTable, PLACEMENTS, Placement, placement};
 pub use saturation::Saturation;
 pub use zap::Zap;
 
@@ -100,6 +100,7 @@ pub struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     /// Returns a tree of these levels, on a drive with space.
+    #[cfg(test)]
     pub fn of(levels: Vec<Vec<TableView<'a>>>) -> Self {
         Tree { levels, is_short: false }
     }

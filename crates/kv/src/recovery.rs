@@ -42,7 +42,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     if !(1..=MAX_SHARDS).contains(&shards) {
         return Err(Error::invalid(format!("{shards} shards; expected 1 to {MAX_SHARDS}")));
     }
-    check_new(handle.geometry(), shards)?;
+    check_zones(handle.geometry(), shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
     let found = (0..shards).map(|_| RecoveredShard {
@@ -64,8 +64,8 @@ pub fn fewest_zones(shards: u16) -> u32 {
 
 /// Default number of shards of a new store on these zones: one for each shard of the runtime, as far as the
 /// zones permit; at least 1.
-pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
-    let most = (1..=MAX_SHARDS).rev().find(|shards| check_new(zones, *shards).is_ok()).unwrap_or(1);
+pub fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
+    let most = (1..=MAX_SHARDS).rev().find(|shards| check_zones(zones, *shards).is_ok()).unwrap_or(1);
     most.min(of_runtime.min(usize::from(MAX_SHARDS)) as u16)
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
 ///
 /// # Errors
 /// [`Error::Invalid`] with the numbers.
-pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
+pub fn check_zones(zones: &ZoneGeometry, shards: u16) -> Result<()> {
     Layout::new(zones, BlockSize::new(BLOCK)?)?;
     let fewest = fewest_zones(shards);
     if zones.zones < fewest {
