@@ -7,29 +7,50 @@
 //! Elsewhere: the log kit's interface for owners (`owner`), flushes and compactions (`jobs`), reads
 //! (`reads`), recovery (`recovery`), and clients (`store`).
 
+mod checkpoint;
+mod cleaning;
+mod cross_shard;
+mod eraser;
+mod gate;
+mod jobs;
+mod manual_compaction;
+pub mod open_zones;
 mod owner;
+mod reads;
+mod reclaim;
+mod reserve;
+mod snapshot;
+mod status;
 mod uncommitted;
+mod write_controller;
+
+pub(crate) use checkpoint::CheckpointSize;
+pub(crate) use cross_shard::{BatchCondition, Parts};
+pub use snapshot::Snapshot;
+pub use status::TableFacts;
 
 use crate::batch::{Batch, Write};
-use crate::buffer::WriteBuffer;
-use crate::checkpoint::CheckpointSize;
 use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
-use crate::gate::{Entered, KeyGate};
-use crate::item::{Body, Flushed, Item, MAX_META, Part, encode_parts};
-use crate::manifest::{Manifest, TableId, table_stream, write_stream};
-use crate::memtable::Memtable;
-use crate::open_zones::{LANES, OpenZones};
+use crate::log_entry::{Body, KvEntry, MAX_META, Part, encode_parts};
+use crate::memory::buffer::Flushed;
+use crate::memory::buffer::WriteBuffer;
+use crate::memory::memtable::Memtable;
 use crate::policy::{Compaction, Lifetimes, Placement};
-use crate::salvage::{self, Lost};
+use crate::replay::{RecoveredShard, ReplayedWrites};
 use crate::settings::{Acknowledge, Settings};
-use crate::tables::{BlockCache, Table, TableFile};
-use crate::write_controller::WriteController;
+use crate::tree::levels::Levels;
+use crate::tree::manifest::{TableId, table_stream, write_stream};
+use crate::tree::salvage::{self, Lost};
+use crate::tree::tables::salt_of;
+use crate::tree::tables::{BlockCache, Table, TableFile};
 use block::{Error, Result};
+use gate::{Entered, KeyGate};
 use logkit::cleaning::Policy;
 use logkit::readers::ShardReads;
 use logkit::recovery::Goal;
 use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
+use open_zones::{LANES, OpenZones};
 use runtime::sync::{Notify, Semaphore};
 use runtime::{Home, RequestKey, Requests};
 use smallvec::SmallVec;
@@ -38,6 +59,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
+use write_controller::WriteController;
 
 /// Maximum bytes of writes that are acknowledged or queued before they are in a record.
 const MAX_PENDING: usize = 4 << 20;
@@ -49,37 +71,6 @@ const BUFFERED_TIME: Duration = Duration::from_millis(10);
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
 /// Maximum number of frozen buffers; with as many, writes wait for a flush.
 pub(crate) const MAX_FROZEN: usize = 3;
-
-/// Tables of a shard, by level. Level 0 has overlapping tables, newest first; tables of other levels are
-/// sorted and disjoint.
-#[derive(Debug, Clone, Default)]
-pub struct Levels(pub Vec<Vec<Rc<Table>>>);
-
-impl Levels {
-    /// Sorts tables into levels.
-    pub fn of(tables: impl IntoIterator<Item = Rc<Table>>) -> Self {
-        let mut levels = Levels::default();
-        for table in tables {
-            let level = usize::from(table.meta.level);
-            if levels.0.len() <= level {
-                levels.0.resize_with(level + 1, Vec::new);
-            }
-            levels.0[level].push(table);
-        }
-        for (number, level) in levels.0.iter_mut().enumerate() {
-            match number {
-                0 => level.sort_by_key(|table| std::cmp::Reverse(table.meta.id)),
-                _ => level.sort_by(|a, b| a.meta.summary.smallest.cmp(&b.meta.summary.smallest)),
-            }
-        }
-        levels
-    }
-
-    /// All tables, level by level.
-    pub fn all(&self) -> impl Iterator<Item = &Rc<Table>> {
-        self.0.iter().flatten()
-    }
-}
 
 /// Writes queued for the next record.
 #[derive(Debug, Default)]
@@ -130,7 +121,7 @@ pub struct Core {
     pub shards: u16,
     pub(crate) homes: RefCell<Vec<Home<Core>>>,
     pub(crate) kit: Rc<Kit>,
-    appender: Appender<Item>,
+    appender: Appender<KvEntry>,
     pub(crate) requests: Requests,
     pub(crate) reads: Arc<ShardReads>,
     pub(crate) settings: Settings,
@@ -162,7 +153,7 @@ pub struct Core {
     pending: RefCell<Pending>,
     has_pending: Notify,
     uncommitted: RefCell<uncommitted::Uncommitted>,
-    /// Item whose last part hasn't committed.
+    /// KvEntry whose last part hasn't committed.
     pub(crate) incomplete: RefCell<Option<Incomplete>>,
     /// Whether the committing record gave the active buffer another zone.
     pub(crate) has_new_zone: Cell<bool>,
@@ -207,7 +198,7 @@ pub fn kit_settings(
     open_zones: OpenZones,
 ) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
-    let cleaner_reserve = crate::reserve::cleaner_reserve(shards);
+    let cleaner_reserve = reserve::cleaner_reserve(shards);
     // Two zones are for checkpoints.
     let buffered = cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MAX_FROZEN as u64);
     let low_watermark = 0.05_f64.max(f64::from(buffered) / f64::from(layout.zones)).min(0.3);
@@ -238,28 +229,6 @@ pub(crate) struct Incomplete {
     pub zones: SmallVec<[u32; 2]>,
 }
 
-/// State of a shard from the medium, or of a new shard.
-pub struct RecoveredShard {
-    /// Manifest of the shard.
-    pub manifest: Manifest,
-    /// Writes after those in tables, in the order of the log.
-    pub writes: Vec<ReplayedWrites>,
-    /// Unreadable parts of the shard, with [`Goal::Salvage`].
-    pub lost: Vec<String>,
-}
-
-/// An item of writes from the log.
-pub struct ReplayedWrites {
-    /// Encoded writes of this shard.
-    pub bytes: Vec<u8>,
-    /// Zones of the item's records.
-    pub zones: SmallVec<[u32; 2]>,
-    /// Number of the item's first record.
-    pub first: u64,
-    /// Number of the item's last record.
-    pub record: u64,
-}
-
 impl Core {
     /// Returns a shard with this state. The caller starts lanes, jobs and the cleaner.
     pub(crate) fn new(
@@ -271,7 +240,7 @@ impl Core {
         checkpoint_size: &Arc<CheckpointSize>,
     ) -> Result<Rc<Self>> {
         let placement = settings.placement()?;
-        let policy = crate::cleaning::TableCleaning::new(placement.classes());
+        let policy = cleaning::TableCleaning::new(placement.classes());
         let classes = policy.classes();
         let kit = kit(Box::new(policy));
         let erasure = erasure(&kit);
@@ -303,7 +272,7 @@ impl Core {
             open_zones,
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
-            controller: settings.write_controller(shards),
+            controller: WriteController::of(settings, shards),
             placement,
             lifetimes: RefCell::default(),
             changed: Notify::new(),
@@ -325,7 +294,7 @@ impl Core {
             compaction_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),
-            cross_shard: Semaphore::new(crate::cross_shard::MAX_CROSS_SHARD),
+            cross_shard: Semaphore::new(cross_shard::MAX_CROSS_SHARD),
             next_cross_shard: Cell::new(0),
             entered: RefCell::default(),
             lost,
@@ -612,8 +581,9 @@ impl Core {
         let body = encode_parts([Part { shard: self.shard, bytes: &bytes }].into_iter());
         add(&self.submitted, 1);
         add(&self.unwritten, body.len() as u64);
-        let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
-            .freeing(frees);
+        let item =
+            KvEntry::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
+                .freeing(frees);
         // The allocation is reused.
         bytes.clear();
         self.pending.borrow_mut().bytes = bytes;
@@ -712,12 +682,6 @@ impl Core {
     pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
         self.snapshots.borrow().keys().copied().collect()
     }
-}
-
-/// Salt of the checksums of a table: its number modulo 2²⁴, and its shard. A block of one table fails the
-/// checksum in another.
-pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
-    (table as u32) << 8 | u32::from(shard)
 }
 
 /// Number of zones that must be free for `bytes` bytes of writes that are acknowledged before they are in the

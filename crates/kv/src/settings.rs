@@ -2,7 +2,6 @@
 
 use crate::policy::{Compaction, CompactionParameters, Placement, placement, saturation, zap};
 use crate::table;
-use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::recovery::Goal;
 use std::time::Duration;
@@ -165,12 +164,6 @@ impl Settings {
             )));
         }
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
-    }
-
-    /// Returns the write controller of one of `shards` shards.
-    pub(crate) fn write_controller(&self, shards: u16) -> WriteController {
-        let rate = (self.compaction_rate / u64::from(shards)).max(1);
-        WriteController::new(self.level0_tables, self.stop_tables, rate)
     }
 
     /// Returns the placement policy.

@@ -5,10 +5,12 @@
 //! appends the moves of its own blocks.
 
 use super::{Core, Incomplete, add};
-use crate::item::{Flushed, Item, Origin, Part, Place, Recorded, decode_parts, encode_parts};
-use crate::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
+use crate::log_entry::{KvEntry, Origin, Part, Recorded, decode_parts, encode_parts};
+use crate::memory::buffer::Flushed;
 use crate::settings::Broken;
-use crate::tables::{Table, TableFile};
+use crate::tree::extents::Place;
+use crate::tree::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
+use crate::tree::tables::{Table, TableFile};
 use block::{Data, EraseGuarantee, Error, Result};
 use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
 use runtime::Home;
@@ -30,7 +32,7 @@ type Move = (TableId, u32, Place, Data);
 
 impl Core {
     /// Completes the requests and jobs that wait for an item.
-    fn end(&self, item: &Item, outcome: &Result<()>) {
+    fn end(&self, item: &KvEntry, outcome: &Result<()>) {
         match &item.origin {
             Origin::Writes { requests, others, is_applied } => {
                 if *is_applied {
@@ -50,7 +52,7 @@ impl Core {
     }
 
     /// Applies writes when the last part of their item commits.
-    fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
+    fn commit_writes(&self, item: &KvEntry, zone: u32) -> Result<()> {
         self.may_be_reclaimed();
         let buffer = self.active.borrow().clone();
         if buffer.note_zone(zone) {
@@ -73,7 +75,7 @@ impl Core {
 
     /// Notes a committed part of an item in several records: its first record is needed until the last one
     /// has committed.
-    fn note_part(&self, item: &Item, zone: u32) {
+    fn note_part(&self, item: &KvEntry, zone: u32) {
         let mut incomplete = self.incomplete.borrow_mut();
         if item.is_last_part() {
             if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &item.body)) {
@@ -146,14 +148,14 @@ impl Core {
     pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
         let block = self.kit.layout.block_bytes();
         let items = moves.into_iter().filter_map(|(table, first, from, data)| {
-            Some(Item::piece(self.file(table)?, first, from, data.into(), block))
+            Some(KvEntry::piece(self.file(table)?, first, from, data.into(), block))
         });
-        let items: Vec<Item> = items.collect();
+        let items: Vec<KvEntry> = items.collect();
         self.append_tables(class, items).await
     }
 
     /// Appends items of tables; one task appends at a time.
-    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
+    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<KvEntry>) -> Result<()> {
         let alone = self.mover.acquire(1).await;
         self.append_alone(&alone, class, items).await
     }
@@ -163,7 +165,7 @@ impl Core {
         self: &Rc<Self>,
         _alone: &Permit,
         class: u8,
-        items: Vec<Item>,
+        items: Vec<KvEntry>,
     ) -> Result<()> {
         // The zone may have a class of another placement policy, with which the store was open before.
         let class = self.open_zones.class(class.min(self.placement.classes() - 1));
@@ -189,7 +191,7 @@ impl Core {
             }
             false => self.flushed.get(),
         };
-        let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
+        let manifest = crate::tree::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
         Cut { manifest, tables: self.appender.committed(table_stream(self.shard)) }
     }
 
@@ -203,7 +205,7 @@ impl Core {
 
 /// State of a shard for a checkpoint.
 pub(crate) struct Cut {
-    pub manifest: crate::manifest::Manifest,
+    pub manifest: crate::tree::manifest::Manifest,
     /// Last record of the stream of tables whose effect the manifest includes.
     pub tables: u64,
 }
@@ -220,7 +222,7 @@ fn live_parts(file: &TableFile, zone: u32, piece: &Piece<Name>, mut visit: impl 
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = KvEntry;
     type Name = Name;
 
     #[inline]
@@ -229,11 +231,11 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
+    fn appender(&self) -> &Appender<KvEntry> {
         &self.appender
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+    fn commit(&self, items: &[KvEntry], zone: u32, position: u32) {
         let mut place = Place { zone, position };
         let mut user_blocks = 0;
         for item in items {
@@ -283,7 +285,7 @@ impl Owner for Core {
         }
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
+    fn refuse(&self, item: &KvEntry, error: &Error) {
         item.body.is_refused.set(true);
         if item.is_part() {
             // The rest of the item isn't written, so replay never finds it complete.
@@ -292,18 +294,18 @@ impl Owner for Core {
         self.end(item, &Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
+    fn answer(&self, item: &mut KvEntry, error: &Error) {
         if let Origin::Writes { requests, .. } = &mut item.origin {
             let outcome = Err(error.clone());
             requests.drain(..).for_each(|request| self.requests.item_ended(request, &outcome));
         }
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, item: &mut KvEntry, blocks: u32) -> KvEntry {
         item.cut(blocks)
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+    fn share(&self, joint: &Arc<Joint>, items: &[KvEntry], zone: u32, position: u32) {
         for (stream, _) in joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.shard)) {
             let shard = shard_of(*stream);
             let mut body = None;
@@ -319,7 +321,7 @@ impl Owner for Core {
             let joint = joint.clone();
             let (here, there) = (self.at(self.shard), self.at(shard));
             let deliver = move |core: Rc<Core>| async move {
-                let items = body.into_iter().map(Item::shared).collect();
+                let items = body.into_iter().map(KvEntry::shared).collect();
                 lane::joint_written(&*core, joint, items, zone, position);
                 Ok(())
             };
@@ -337,7 +339,7 @@ impl Owner for Core {
         }
     }
 
-    fn before_append(&self, zone: u32, generation: u64, items: &[Item]) {
+    fn before_append(&self, zone: u32, generation: u64, items: &[KvEntry]) {
         let has_edit = items.iter().any(|item| matches!(item.origin, Origin::Edit(_) | Origin::EditPart));
         self.note_append(zone, generation, has_edit);
     }

@@ -8,9 +8,9 @@
 
 use super::Core;
 use crate::batch::Write;
-use crate::buffer::WriteBuffer;
 use crate::entry::Sequence;
-use crate::item::{Body, decode_parts};
+use crate::log_entry::{Body, decode_parts};
+use crate::memory::buffer::WriteBuffer;
 use block::Result;
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -17,6 +17,7 @@
 //! Elsewhere: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
 
 use crate::core::{Core, MAX_FROZEN, add};
+use crate::settings::Settings;
 use block::Result;
 use runtime::Instant;
 use std::cell::Cell;
@@ -68,6 +69,12 @@ impl WriteController {
             compacted: Cell::new(None),
             has_slowed: Cell::new(false),
         }
+    }
+
+    /// Returns the controller of one of `shards` shards.
+    pub fn of(settings: &Settings, shards: u16) -> Self {
+        let rate = (settings.compaction_rate / u64::from(shards)).max(1);
+        WriteController::new(settings.level0_tables, settings.stop_tables, rate)
     }
 
     /// Whether writes stop with `level0` tables in level 0.

@@ -4,20 +4,21 @@
 //! A job writes new tables in pieces, then one edit of the manifest replaces the old ones. A failed job
 //! leaves no live data, and is retried. Jobs yield to other tasks of their shard after a number of entries.
 
-use crate::buffer::WriteBuffer;
+use crate::core::reserve::Claim;
 use crate::core::{Core, add};
 use crate::cursor::Cursor;
+use crate::cursor::merge::Merge;
+use crate::cursor::retention::Retention;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp};
-use crate::item::{Item, Place};
-use crate::level_cursor::{AnyCursor, LevelCursor};
-use crate::manifest::{Edit, TableId, TableMeta};
-use crate::merge::Merge;
+use crate::log_entry::KvEntry;
+use crate::memory::buffer::WriteBuffer;
 use crate::policy::shape::merge;
 use crate::policy::{Job, NewTable, TableView, Tree};
-use crate::reserve::Claim;
-use crate::retention::Retention;
 use crate::table::{Builder, Summary};
-use crate::tables::{Table, TableFile};
+use crate::tree::extents::Place;
+use crate::tree::level_cursor::{AnyCursor, LevelCursor};
+use crate::tree::manifest::{Edit, TableId, TableMeta};
+use crate::tree::tables::{Table, TableFile};
 use block::{Buffer, Error, Result};
 use logkit::Owner;
 use runtime::sync::Permit;
@@ -156,7 +157,7 @@ impl<'a> TableWriter<'a> {
         data.append_zeroes(data.missing());
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
-        let item = Item::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
+        let item = KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
         let alone = self.core.space_for_tables(self.kept, self.class, blocks).await?;
         self.core.append_alone(&alone, self.class, vec![item]).await?;
         self.next_block += blocks;
@@ -486,7 +487,7 @@ impl Core {
         let mut retention = Retention::new(
             snapshots,
             tombstones.iter().cloned(),
-            crate::batch::now(),
+            crate::entry::now(),
             self.settings.delete_persistence.is_some(),
         )
         .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
@@ -549,7 +550,7 @@ impl Core {
             });
             files.push(file);
         }
-        let item = Item::edit(edit, files, self.kit.layout.block_bytes());
+        let item = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
         self.append_alone(&alone, class, vec![item]).await
     }
 

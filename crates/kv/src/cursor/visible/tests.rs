@@ -1,7 +1,7 @@
 use super::*;
+use crate::cursor::merge::Merge;
 use crate::entry::RangeTombstone;
-use crate::memtable::{Memtable, MemtableCursor};
-use crate::merge::Merge;
+use crate::memory::memtable::{Memtable, MemtableCursor};
 use crate::model::{KEYS, Watched, Write, complete, count_turns, divide, history, insert, key, state};
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -1,13 +1,14 @@
 //! Executes the resets that [`erasure`](crate::erasure) schedules: zones with stale data are sealed, emptied,
 //! covered by a checkpoint, and reset.
 
-use crate::core::{Core, Levels};
+use crate::core::Core;
 use crate::entry::Timestamp;
-use crate::extents::Extent;
-use crate::item::Item;
-use crate::memtable::Memtable;
+use crate::log_entry::KvEntry;
+use crate::memory::memtable::Memtable;
 use crate::policy::placement::LOG;
-use crate::tables::{Table, TableFile};
+use crate::tree::extents::Extent;
+use crate::tree::levels::Levels;
+use crate::tree::tables::{Table, TableFile};
 use block::Result;
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::{Mover, Owner, checkpoint, reset};
@@ -156,7 +157,7 @@ impl Core {
 
     /// Time of the oldest outstanding deletion: a tombstone or an expired value in a buffer or a table.
     fn oldest_outstanding(&self) -> Option<Timestamp> {
-        let (now, wall) = (self.erasure.now(), crate::batch::now());
+        let (now, wall) = (self.erasure.now(), crate::entry::now());
         let of = |tombstone: Option<Timestamp>, expires: Option<Timestamp>| {
             let expired = expires.filter(|expires| *expires <= wall);
             let expired = expired.map(|expires| self.erasure.expiry(expires).unwrap_or(now));
@@ -273,7 +274,7 @@ impl Core {
             }
             let data =
                 file.read(&self.reads, u64::from(first) * block as u64, blocks as usize * block).await?;
-            let piece = Item::piece(file.clone(), first, from, data.freeze().into(), block);
+            let piece = KvEntry::piece(file.clone(), first, from, data.freeze().into(), block);
             self.append_tables(class, vec![piece]).await?;
         }
         Ok(())

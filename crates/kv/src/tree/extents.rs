@@ -1,6 +1,5 @@
 //! Extents: places of a table's blocks in zones, and reads of them.
 
-use crate::item::Place;
 use block::{Buffer, Error, Result, Zones};
 use logkit::Layout;
 use smallvec::SmallVec;
@@ -8,6 +7,25 @@ use std::cell::RefCell;
 
 /// Maximum size of a sequential read of a table, in bytes.
 const READ_AHEAD: usize = 512 << 10;
+
+/// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the zone.
+    pub zone: u32,
+    /// Number of the block in the zone.
+    pub position: u32,
+}
+
+impl Place {
+    /// Previous place of new data, which has none.
+    pub const NOWHERE: Place = Place { zone: 0, position: 0 };
+
+    /// Place `blocks` blocks later in the zone.
+    pub fn after(self, blocks: u32) -> Place {
+        Place { position: self.position + blocks, ..self }
+    }
+}
 
 /// Consecutive blocks of a table that are consecutive in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -30,8 +30,8 @@
 #[cfg(test)]
 mod tests;
 
+use crate::cursor::visible::RangeTombstones;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
-use crate::visible::RangeTombstones;
 
 /// Decides which merged entries are kept; entries are fed in order.
 #[derive(Debug)]

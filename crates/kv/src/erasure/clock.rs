@@ -18,12 +18,12 @@ pub struct DeadlineClock {
 impl DeadlineClock {
     /// Present time of the clock, in milliseconds since 1970.
     pub fn now(&self) -> Timestamp {
-        self.read(crate::batch::now(), since_boot())
+        self.read(crate::entry::now(), since_boot())
     }
 
     /// Lead over the system clock, in milliseconds.
     pub fn ahead(&self) -> u64 {
-        let wall = crate::batch::now();
+        let wall = crate::entry::now();
         self.read(wall, since_boot()).saturating_sub(wall)
     }
 

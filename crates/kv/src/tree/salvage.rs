@@ -5,8 +5,8 @@
 //! here: keys may be missing in the result, and older values or deleted keys may appear, since newer versions
 //! are unknown.
 
-use crate::manifest::TableId;
 use crate::table::Summary;
+use crate::tree::manifest::TableId;
 use block::Error;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

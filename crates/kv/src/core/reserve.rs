@@ -1,14 +1,13 @@
 //! Reserves of free zones for operations that free space, so that a full store can be emptied.
 //!
 //! In this order, each of these leaves more free zones than the one before: edits of the manifest, flushes
-//! and the purge of a table ([`reclaim`](crate::reclaim)), deletes, compactions, and all other writes. So a
+//! and the purge of a table ([`reclaim`](crate::core::reclaim)), deletes, compactions, and all other writes. So a
 //! store that refuses puts still accepts deletes, can write them as tables, and can drop the deleted data.
 //! Each step has zones for all shards.
 //!
 //! A compaction claims the zones that it may fill before it begins, so that concurrent compactions of several
 //! shards don't exhaust the zones together.
 
-use crate::batch::Batch;
 use crate::core::Core;
 use block::{Error, Result};
 use logkit::Owner;
@@ -68,7 +67,7 @@ impl Core {
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
     pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
-        let zone = u64::from(self.kit.layout.data_blocks(crate::item::MAX_META))
+        let zone = u64::from(self.kit.layout.data_blocks(crate::log_entry::MAX_META))
             * self.kit.layout.block_size.bytes();
         let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
         let claimed = &self.checkpoint_size.claimed;
@@ -153,14 +152,5 @@ impl Core {
                 outcome => return outcome,
             }
         }
-    }
-}
-
-impl Batch {
-    /// Whether all writes of the batch are deletes.
-    pub(crate) fn only_deletes(&self) -> bool {
-        let mut has_puts = false;
-        self.for_each(|write| has_puts |= matches!(write, crate::batch::Write::Put { .. }));
-        !has_puts
     }
 }

@@ -9,10 +9,10 @@
 //! step.
 
 use crate::core::Core;
-use crate::jobs::Reclaimed;
-use crate::manifest::TableId;
+use crate::core::jobs::Reclaimed;
 use crate::policy::shape::{merge, rewrite};
 use crate::policy::{Job, TableView, Tree};
+use crate::tree::manifest::TableId;
 use block::{Error, Result};
 use std::rc::Rc;
 

@@ -13,8 +13,8 @@ mod skip_list;
 mod tests;
 
 use crate::cursor::Cursor;
+use crate::cursor::visible::RangeTombstones;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
-use crate::visible::RangeTombstones;
 use block::Result;
 use skip_list::{Position, RecordKind, SkipList, StoredValue};
 use std::cell::{Cell, RefCell};

@@ -1,9 +1,10 @@
 //! Iterators over the keys of a snapshot.
 
+use crate::core::Snapshot;
 use crate::entry::Timestamp;
-use crate::pairs::{Pair, Pairs};
-use crate::reads::Scan;
-use crate::store::{Snapshot, Store};
+use crate::scan::Scan;
+use crate::scan::{Pair, Pairs};
+use crate::store::Store;
 use block::Result;
 
 /// Number of pairs that an iterator fetches at a time.

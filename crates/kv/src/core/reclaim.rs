@@ -8,16 +8,17 @@
 //!
 //! Only tables are considered to hide entries: writes that are only in the log may be lost.
 
-use crate::core::{Core, Levels, TABLE_CLASS};
+use crate::core::jobs::{Clip, Output, TableWriter};
+use crate::core::{Core, TABLE_CLASS};
 use crate::cursor::Cursor;
+use crate::cursor::merge::Merge;
+use crate::cursor::retention::Retention;
 use crate::entry::{Entry, RangeTombstone, Sequence, order};
-use crate::jobs::{Clip, Output, TableWriter};
-use crate::level_cursor::AnyCursor;
-use crate::manifest::{Edit, TableId};
-use crate::merge::Merge;
-use crate::retention::Retention;
 use crate::table::TableCursor;
-use crate::tables::Table;
+use crate::tree::level_cursor::AnyCursor;
+use crate::tree::levels::Levels;
+use crate::tree::manifest::{Edit, TableId};
+use crate::tree::tables::Table;
 use block::{Error, Result};
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -154,7 +155,7 @@ impl Core {
         let mut retention = Retention::new(
             self.snapshot_sequences(),
             ranges,
-            crate::batch::now(),
+            crate::entry::now(),
             self.settings.delete_persistence.is_some(),
         )
         .counting(self.erasure.counts_operations().then(|| self.erasure.now()));

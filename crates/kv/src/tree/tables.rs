@@ -2,11 +2,11 @@
 
 use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
-use crate::extents::{Extent, ReadAhead, place, read_runs, runs};
-use crate::item::Place;
-use crate::manifest::{TableId, TableMeta};
-use crate::salvage::Lost;
 use crate::table::{Block, BlockHandle, BlockSource, Reader, Summary, TableCursor};
+use crate::tree::extents::Place;
+use crate::tree::extents::{Extent, ReadAhead, place, read_runs, runs};
+use crate::tree::manifest::{TableId, TableMeta};
+use crate::tree::salvage::Lost;
 use block::{Buffer, Error, Result};
 use logkit::Kit;
 use logkit::readers::ShardReads;
@@ -144,6 +144,12 @@ impl Drop for TableFile {
         zones.into_iter().for_each(|zone| self.erasure.stale(zone, self.due.get()));
         self.kit.events.cleaner.notify_all();
     }
+}
+
+/// Salt of the checksums of a table: its number modulo 2²⁴, and its shard. A block of one table fails the
+/// checksum in another.
+pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
+    (table as u32) << 8 | u32::from(shard)
 }
 
 /// Key of a block in the cache: the table, and the offset of the block.

@@ -6,12 +6,12 @@
 //! shards. A snapshot of all shards is taken between two such batches.
 
 use crate::batch::Batch;
+use crate::core::snapshot::Snapshot;
 use crate::core::{Core, WRITE_CLASS};
 use crate::entry::Sequence;
-use crate::item::{Item, Part, encode_parts};
-use crate::manifest::write_stream;
+use crate::log_entry::{KvEntry, Part, encode_parts};
 use crate::settings::Acknowledge;
-use crate::store::Snapshot;
+use crate::tree::manifest::write_stream;
 use block::Result;
 use logkit::lane;
 use runtime::Home;
@@ -159,7 +159,7 @@ impl Core {
         }
         let request = self.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        let item = Item::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
+        let item = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
         self.requests.wait(request).await

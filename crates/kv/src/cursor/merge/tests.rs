@@ -1,6 +1,6 @@
 use super::*;
 use crate::entry::Value;
-use crate::memtable::Memtable;
+use crate::memory::memtable::Memtable;
 use crate::model::{Entries, Said, Watched, complete, key, move_both, movement, said};
 use block::Error;
 use proptest::prelude::*;

@@ -3,8 +3,8 @@
 //! A zone of the write-ahead log counts as live, and isn't cleaned, as long as a buffer has writes in it that
 //! aren't in a table.
 
-use crate::item::Flushed;
-use crate::memtable::Memtable;
+use crate::entry::Sequence;
+use crate::memory::memtable::Memtable;
 use logkit::ZonePool;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,6 +12,15 @@ use std::sync::Arc;
 
 /// Number of blocks that count as live in each zone with writes of a buffer.
 const LIVE: u32 = 1;
+
+/// Position in a shard's log up to which writes are in tables.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Last record of the stream of users whose writes are in tables.
+    pub record: u64,
+    /// Sequence of the last write up to that record.
+    pub sequence: Sequence,
+}
 
 /// Writes that aren't in a table yet.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 //! of tables, also those that the cleaner moves, and edits of the manifest. Short writes and edits are in the
 //! meta of their record, others in its data.
 
-use crate::entry::Sequence;
-use crate::manifest::{Edit, TableId};
-use crate::tables::TableFile;
+use crate::tree::extents::Place;
+use crate::tree::manifest::{Edit, TableId};
+use crate::tree::tables::TableFile;
 use block::{Buffer, Data, Error, Payload, Result};
 use logkit::leb128::{Numbers, put, put_string};
 use logkit::scan::Found;
@@ -19,25 +19,6 @@ use zones::bytes::Reader;
 
 /// Maximum bytes of writes or of an edit in the meta of a record.
 const MAX_INLINE: usize = 3 << 10;
-
-/// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the zone.
-    pub zone: u32,
-    /// Number of the block in the zone.
-    pub position: u32,
-}
-
-impl Place {
-    /// Previous place of new data, which has none.
-    pub const NOWHERE: Place = Place { zone: 0, position: 0 };
-
-    /// Place `blocks` blocks later in the zone.
-    pub fn after(self, blocks: u32) -> Place {
-        Place { position: self.position + blocks, ..self }
-    }
-}
 
 /// Writes for one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +105,7 @@ impl Body {
 
 /// Entry that a shard appends to its log.
 #[derive(Debug)]
-pub struct Item {
+pub struct KvEntry {
     /// Origin of the item.
     pub origin: Origin,
     /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one item share the body.
@@ -146,19 +127,19 @@ fn padded(bytes: &[u8], block: usize) -> Data {
     buffer.freeze()
 }
 
-impl Item {
+impl KvEntry {
     fn with_body(origin: Origin, body: Vec<u8>, block: usize) -> Self {
         let data = match body.len() <= MAX_INLINE {
             true => Payload::default(),
             false => padded(&body, block).into(),
         };
-        Item { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
+        KvEntry { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
     }
 
     /// Returns the item, marked as consisting only of deletes if `frees`.
     #[must_use]
     pub fn freeing(self, frees: bool) -> Self {
-        Item { frees, ..self }
+        KvEntry { frees, ..self }
     }
 
     /// Returns an item of clients' writes, encoded by [`encode_parts`].
@@ -169,12 +150,12 @@ impl Item {
         is_applied: bool,
         block: usize,
     ) -> Self {
-        Item::with_body(Origin::Writes { others, requests, is_applied }, body, block)
+        KvEntry::with_body(Origin::Writes { others, requests, is_applied }, body, block)
     }
 
     /// Returns an item of this shard's part of writes that another shard appended.
     pub fn shared(body: Vec<u8>) -> Self {
-        Item {
+        KvEntry {
             origin: Origin::Shared,
             body: Body::new(body),
             offset: 0,
@@ -187,13 +168,13 @@ impl Item {
     /// Returns an item of a piece of a table, in whole blocks.
     pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
         let origin = Origin::Piece { table, first, from };
-        Item { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
+        KvEntry { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
 
     /// Returns an item of an edit of the manifest.
     pub fn edit(edit: Edit, added: Vec<Rc<TableFile>>, block: usize) -> Self {
         let body = edit.encode();
-        Item::with_body(Origin::Edit(Box::new((edit, added))), body, block)
+        KvEntry::with_body(Origin::Edit(Box::new((edit, added))), body, block)
     }
 
     /// Whether this is the last part of its body.
@@ -208,7 +189,7 @@ impl Item {
     }
 
     /// Splits off the first `blocks` blocks.
-    pub fn cut(&mut self, blocks: u32) -> Item {
+    pub fn cut(&mut self, blocks: u32) -> KvEntry {
         let at = (blocks * self.block) as usize;
         let first = self.data.slice(0..at);
         self.data = self.data.slice(at..self.data.len());
@@ -230,7 +211,7 @@ impl Item {
             Origin::Shared => Origin::Shared,
         };
         let (body, offset) = (self.body.clone(), self.offset);
-        let part = Item { origin, body, offset, data: first, block: self.block, frees: self.frees };
+        let part = KvEntry { origin, body, offset, data: first, block: self.block, frees: self.frees };
         self.offset += at as u32;
         part
     }
@@ -256,7 +237,7 @@ const BODY_META: usize = 1 + 1 + 4 + 4;
 /// Maximum length of the meta of an item with one block of data.
 pub const MAX_META: usize = PIECE_META;
 
-impl Entry for Item {
+impl Entry for KvEntry {
     fn blocks(&self) -> u32 {
         (self.data.len() / self.block.max(1) as usize) as u32
     }
@@ -406,15 +387,6 @@ impl Recorded {
     }
 }
 
-/// Position in a shard's log up to which writes are in tables.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Flushed {
-    /// Last record of the stream of users whose writes are in tables.
-    pub record: u64,
-    /// Sequence of the last write up to that record.
-    pub sequence: Sequence,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -422,7 +394,7 @@ mod tests {
     #[test]
     fn all_pieces_of_writes_that_are_cut_are_parts() {
         let body = encode_parts([Part { shard: 0, bytes: &[7; 20_000] }].into_iter());
-        let mut rest = Item::writes(body, SmallVec::new(), SmallVec::new(), false, 4096);
+        let mut rest = KvEntry::writes(body, SmallVec::new(), SmallVec::new(), false, 4096);
         assert!(!rest.is_part() && rest.is_last_part(), "a whole item");
         for _ in 0..2 {
             let piece = rest.cut(2);

@@ -2,9 +2,9 @@
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence};
-use crate::memtable::MemtableCursor;
+use crate::memory::memtable::MemtableCursor;
 use crate::table::{BlockSource, Reader, TableCursor};
-use crate::tables::{CachedReader, Sequential, Table};
+use crate::tree::tables::{CachedReader, Sequential, Table};
 use block::Result;
 use std::ops::Deref;
 use std::rc::Rc;

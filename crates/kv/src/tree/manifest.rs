@@ -6,10 +6,12 @@
 
 use crate::entry::Timestamp;
 use crate::erasure::Stale;
-use crate::extents::Extent;
-use crate::item::{Flushed, Place};
-use crate::reset_history::ResetHistory;
+use crate::erasure::reset_history::ResetHistory;
+use crate::memory::buffer::Flushed;
+use crate::policy::MAX_LEVELS;
 use crate::table::Summary;
+use crate::tree::extents::Extent;
+use crate::tree::extents::Place;
 use block::{Error, Result};
 use logkit::{Sequences, StreamId};
 use zones::bytes::{Reader, Writer};
@@ -21,8 +23,6 @@ pub type TableId = u64;
 const VERSION: u32 = 4;
 /// Oldest readable version: it has no clock, no deadlines of zones, and no history of resets.
 const OLDEST_VERSION: u32 = 2;
-/// Maximum number of levels of a tree.
-pub const MAX_LEVELS: usize = 8;
 /// Maximum number of shards of a store: a record is a member of the streams of all of them.
 pub const MAX_SHARDS: u16 = logkit::record::MAX_LINKS as u16;
 

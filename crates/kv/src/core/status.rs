@@ -1,13 +1,12 @@
-//! Status of a store for operators: counters of its shards, and its tables.
+//! Status of a shard for operators: its counters and its tables.
 
-use crate::buffer::WriteBuffer;
 use crate::core::Core;
 use crate::entry::Timestamp;
+use crate::memory::buffer::WriteBuffer;
 use crate::settings::DeletePersistence;
-use crate::store::Store;
 use crate::table::Summary;
-use crate::tables::Table;
-use block::{Result, Status};
+use crate::tree::tables::Table;
+use block::Status;
 use logkit::Owner;
 use serde_json::json;
 use std::rc::Rc;
@@ -32,72 +31,8 @@ pub struct TableFacts {
     pub oldest_tombstone: Option<Timestamp>,
 }
 
-/// Names of the shards' numbers that are summed for the store.
-const SUMMED: &[&str] = &[
-    "tables",
-    "table_bytes",
-    "entries",
-    "tombstones",
-    "buffer_bytes",
-    "client_bytes",
-    "flushed_bytes",
-    "compacted_bytes",
-    "written_bytes",
-    "moved_bytes",
-    "compactions",
-    "stalls",
-    "slowed_writes",
-    "cache_bytes",
-    "cache_hits",
-    "cache_misses",
-    "snapshots",
-];
-
-impl Store {
-    /// Returns the tables of all shards.
-    ///
-    /// # Errors
-    /// [`Error::Closed`](block::Error::Closed).
-    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
-        let mut tables = Vec::new();
-        for home in self.homes.iter() {
-            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
-        }
-        Ok(tables)
-    }
-
-    /// Returns numbers for operators.
-    ///
-    /// # Errors
-    /// [`Error::Closed`](block::Error::Closed).
-    pub async fn status(&self) -> Result<Status> {
-        let mut shards = Vec::new();
-        for home in self.homes.iter() {
-            shards.push(home.with(|core: Rc<Core>| async move { Ok(core.status()) }).await?);
-        }
-        let mut status = Status::new();
-        status.insert("shards".into(), json!(self.homes.len()));
-        let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
-        for name in SUMMED {
-            status.insert((*name).into(), json!(sum(name)));
-        }
-        let overdue = sum("tombstones_overdue");
-        let home =
-            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
-        status.extend(home);
-        let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
-        status.insert("levels".into(), levels.collect());
-        if shards.iter().any(|shard| shard.contains_key("lost")) {
-            let lines = shards.iter().filter_map(|shard| shard.get("lost")?.as_array()).flatten().cloned();
-            status.insert("lost".into(), lines.collect());
-            status.insert("lost_count".into(), json!(sum("lost_count")));
-        }
-        Ok(status)
-    }
-}
-
 impl Core {
-    fn table_facts(&self) -> Vec<TableFacts> {
+    pub(crate) fn table_facts(&self) -> Vec<TableFacts> {
         let facts = |table: &Rc<Table>| {
             let summary = &table.meta.summary;
             TableFacts {
@@ -114,7 +49,7 @@ impl Core {
     }
 
     /// Returns the numbers of this shard.
-    fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let levels = self.levels.borrow().clone();
         let sum = |of: fn(&Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
         let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
@@ -179,7 +114,7 @@ impl Core {
     }
 
     /// Returns the numbers of the log and of persistent deletes.
-    fn home_status(&self, tombstones: u64) -> Status {
+    pub(crate) fn home_status(&self, tombstones: u64) -> Status {
         let counters = &self.kit().counters;
         let block = self.kit().layout.block_size.bytes();
         let mut status = Status::new();

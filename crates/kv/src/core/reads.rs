@@ -1,48 +1,19 @@
 //! Reads of a shard: single keys, and scans of snapshots.
 
-use crate::core::{Core, Levels};
+use crate::core::Core;
 use crate::cursor::Cursor;
+use crate::cursor::merge::Merge;
+use crate::cursor::visible::{RangeTombstones, Undeleted, View, Visible};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
-use crate::level_cursor::{AnyCursor, LevelCursor};
-use crate::memtable::Memtable;
-use crate::merge::Merge;
-use crate::pairs::{Pair, Pairs};
+use crate::memory::memtable::Memtable;
+use crate::scan::{Pair, Pairs};
+use crate::scan::{Scan, Stored};
 use crate::table::key_hash;
-use crate::tables::Table;
-use crate::visible::{RangeTombstones, Undeleted, View, Visible};
+use crate::tree::level_cursor::{AnyCursor, LevelCursor};
+use crate::tree::levels::Levels;
+use crate::tree::tables::Table;
 use block::Result;
 use std::rc::Rc;
-
-/// A value with its expiry.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Stored {
-    /// The value.
-    pub value: Vec<u8>,
-    /// Time at which the key expires; `None` if it never does.
-    pub expires: Option<Timestamp>,
-}
-
-/// Parameters of a scan.
-#[derive(Debug, Clone)]
-pub struct Scan {
-    /// First key.
-    pub from: Vec<u8>,
-    /// First key after the range; `None` is unbounded.
-    pub to: Option<Vec<u8>>,
-    /// Whether the scan runs from the last key of the range downwards.
-    pub is_backward: bool,
-    /// Maximum number of pairs.
-    pub most: usize,
-    /// Bytes of pairs after which the scan ends; the pair that reaches them is included.
-    pub most_bytes: usize,
-}
-
-impl Scan {
-    /// Returns a scan of at most `most` pairs at or after the key `from`.
-    pub fn from(from: Vec<u8>, most: usize) -> Self {
-        Scan { from, to: None, is_backward: false, most, most_bytes: usize::MAX }
-    }
-}
 
 /// Value of an entry; `None` for a tombstone or a value that has expired at `now`.
 fn stored(entry: &Entry<'_>, now: Timestamp) -> Option<Stored> {
@@ -91,7 +62,7 @@ impl Core {
     /// Value of a key at a snapshot; `None` for the latest one.
     pub(crate) async fn get(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
         let snapshot = snapshot.unwrap_or(Sequence::MAX);
-        let now = crate::batch::now();
+        let now = crate::entry::now();
         let mut ranges = Vec::new();
         let active = self.active.borrow().clone();
         if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut ranges) {
@@ -153,7 +124,7 @@ impl Core {
             ranges.push(Rc::new(RangeTombstones::from_iter(found.iter().cloned())));
         }
         push_cursors(&levels, is_in, &mut cursors);
-        let view = View { snapshot, now: crate::batch::now(), ranges };
+        let view = View { snapshot, now: crate::entry::now(), ranges };
         let (from, to) = (std::mem::take(&mut scan.from), scan.to.take());
         if view.ranges.is_empty() {
             let cursors = cursors.into_iter().map(|(cursor, _)| cursor).collect();

@@ -1,6 +1,37 @@
-//! Keys with their values, as scans return them, in one allocation.
+//! Scans: parameters, and their results in one allocation; values of single keys.
 
 use crate::entry::Timestamp;
+
+/// A value with its expiry.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stored {
+    /// The value.
+    pub value: Vec<u8>,
+    /// Time at which the key expires; `None` if it never does.
+    pub expires: Option<Timestamp>,
+}
+
+/// Parameters of a scan.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    /// First key.
+    pub from: Vec<u8>,
+    /// First key after the range; `None` is unbounded.
+    pub to: Option<Vec<u8>>,
+    /// Whether the scan runs from the last key of the range downwards.
+    pub is_backward: bool,
+    /// Maximum number of pairs.
+    pub most: usize,
+    /// Bytes of pairs after which the scan ends; the pair that reaches them is included.
+    pub most_bytes: usize,
+}
+
+impl Scan {
+    /// Returns a scan of at most `most` pairs at or after the key `from`.
+    pub fn from(from: Vec<u8>, most: usize) -> Self {
+        Scan { from, to: None, is_backward: false, most, most_bytes: usize::MAX }
+    }
+}
 
 /// A key with its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::erasure::Stale;
-use crate::manifest::{State, cover};
+use crate::tree::manifest::{State, cover};
 use block::{Error, Result};
 use logkit::Sequences;
 use logkit::checkpoint::{self, Cut};
