@@ -4,7 +4,7 @@
 //! memory is available for new writes.
 
 use crate::core::open_zones::{self, OpenZones};
-use crate::core::{CheckpointSize, Core, kit_settings};
+use crate::core::{Core, SharedSpace, kit_settings};
 use crate::erasure::{Erasure, Found as FoundPromise};
 use crate::replay::{OWNER, RecoveredShard, Replayed, replay_all};
 use crate::settings::Settings;
@@ -129,7 +129,7 @@ async fn start(
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
     let own = |shard: u16| [write_stream(shard), table_stream(shard)];
-    let checkpoint_size = CheckpointSize::new(shards);
+    let checkpoint_size = SharedSpace::new(shards);
     let core = {
         let kit = |policy: Box<dyn Policy>| {
             let settings = kit_settings(settings, &layout, (0, shards), open_zones);
@@ -163,8 +163,8 @@ async fn start(
     for home in &homes {
         let homes = homes.clone();
         let begin = |core: Rc<Core>| async move {
-            core.set_homes(homes);
-            if core.lost.is_none() {
+            core.peers.set_homes(homes);
+            if core.tables.lost().is_none() {
                 lane::start(&core);
                 core.start_tasks();
             }
@@ -172,7 +172,7 @@ async fn start(
         };
         home.with(begin).await?;
     }
-    if core.lost.is_none() {
+    if core.tables.lost().is_none() {
         core.note_directory();
         logkit::cleaner::start(&core);
     }

@@ -21,7 +21,7 @@ use crate::settings::{Acknowledge, Settings};
 use crate::tree::salvage;
 use block::{Error, Result, ZonesPart};
 use logkit::recovery::Goal;
-use logkit::{Mover, Owner};
+use logkit::Owner;
 use runtime::Home;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -422,7 +422,7 @@ impl Store {
             core.wake();
             core.kit().tasks.ended().await;
             // Other shards may wait for permits of these zones.
-            let _alone = core.mover.acquire(1).await;
+            let _alone = core.table_zones.alone().await;
             core.close_zones().await;
             Ok(())
         };
@@ -431,21 +431,18 @@ impl Store {
         }
         for home in self.homes.iter() {
             let seal = |core: Rc<Core>| async move {
-                let mut zones = core.zones.replace(Mover::new(0));
-                zones.close(&*core).await;
+                core.end_zones().await;
                 Ok(())
             };
             closed = closed.and(home.with(seal).await);
         }
-        let is_clean = |core: Rc<Core>| async move {
-            Ok(core.active.borrow().is_empty() && core.frozen.borrow().is_empty())
-        };
+        let is_clean = |core: Rc<Core>| async move { Ok(core.buffers.is_empty()) };
         let mut clean = true;
         for home in self.homes.iter() {
             clean &= home.with(is_clean).await.unwrap_or(false);
         }
         let last = move |core: Rc<Core>| async move {
-            match core.lost.is_some() {
+            match core.tables.lost().is_some() {
                 true => Ok(()),
                 false => core.take_checkpoint(clean).await,
             }

@@ -7,61 +7,17 @@ use block::{Error, Result};
 use logkit::Sequences;
 use logkit::checkpoint::{self, Cut};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// Estimated size of a checkpoint, shared by all shards, so that each keeps the same number of zones free for
-/// it.
-#[derive(Debug)]
-pub(crate) struct CheckpointSize {
-    /// Bytes of the manifest of each shard.
-    manifests: Box<[AtomicU64]>,
-    /// Number of blocks of the last checkpoint.
-    directory: AtomicU64,
-    /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
-    pub claimed: AtomicU32,
-    /// Shards that found nothing to reclaim since their last write, one bit per shard.
-    pub exhausted: AtomicU32,
-}
-
-impl CheckpointSize {
-    /// Returns the size for a store of `shards` shards without tables.
-    pub fn new(shards: u16) -> Arc<Self> {
-        let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(CheckpointSize {
-            manifests,
-            directory: AtomicU64::new(0),
-            claimed: AtomicU32::new(0),
-            exhausted: AtomicU32::new(0),
-        })
-    }
-
-    /// Sets the size of a shard's manifest in bytes.
-    pub fn set_manifest(&self, shard: u16, bytes: u64) {
-        self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes of all manifests.
-    pub fn manifest_bytes(&self) -> u64 {
-        self.manifests.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Number of blocks of the last checkpoint.
-    pub fn directory_blocks(&self) -> u64 {
-        self.directory.load(Ordering::Relaxed)
-    }
-}
 
 impl Core {
     /// Notes the size of the last checkpoint. Runs on the home.
     pub(crate) fn note_directory(&self) {
         let blocks = self.kit.checkpoints.directory_blocks(&self.kit);
-        self.checkpoint_size.directory.store(blocks, Ordering::Relaxed);
+        self.peers.space.set_directory(blocks);
     }
 
     /// Writes a checkpoint. Runs on the home. With `clean`, all buffers are in tables.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
-        let homes = self.homes.borrow().clone();
+        let homes = self.peers.homes();
         let write = async || {
             let mut cut = Cut { covered: Sequences::default(), clock: self.kit.clock() };
             let (clock, resets) = (self.erasure.clock().now(), self.erasure.resets());

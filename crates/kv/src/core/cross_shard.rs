@@ -8,7 +8,6 @@
 use crate::batch::Batch;
 use crate::core::snapshot::Snapshot;
 use crate::core::{Core, WRITE_CLASS};
-use crate::entry::Sequence;
 use crate::log_entry::{KvEntry, Part, encode_parts};
 use crate::settings::Acknowledge;
 use crate::tree::manifest::write_stream;
@@ -19,9 +18,6 @@ use runtime::sync::oneshot;
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Maximum number of concurrent batches for several shards; a snapshot takes all permits.
-pub(crate) const MAX_CROSS_SHARD: usize = 64;
 
 /// Condition under which a batch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +32,7 @@ pub(crate) enum BatchCondition {
 pub(crate) type Parts = Vec<(u16, Batch)>;
 
 impl Core {
-    /// Enters the gate for a batch of several shards, until [`leave`](Self::leave). Returns whether the
+    /// Enters the gate for a batch of several shards, until [`leave`](super::gate::KeyGate::leave). Returns whether the
     /// batch's condition is met.
     async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Stalls before it enters: a batch in the gate delays other writes.
@@ -45,7 +41,7 @@ impl Core {
             BatchCondition::Always => self.gate.enter(&batch).await,
             BatchCondition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,
         };
-        self.entered.borrow_mut().insert(number, entered);
+        self.gate.hold(number, entered);
         self.settle().await?;
         match condition {
             BatchCondition::Always => Ok(true),
@@ -81,10 +77,6 @@ impl Core {
         Ok(are_absent)
     }
 
-    fn leave(&self, number: u64) {
-        self.entered.borrow_mut().remove(&number);
-    }
-
     /// Writes a batch of several shards; returns whether its condition was met. Runs on the home, and
     /// completes even if the caller is dropped.
     pub(crate) async fn write_cross_shard(
@@ -92,11 +84,11 @@ impl Core {
         parts: Parts,
         condition: BatchCondition,
     ) -> Result<bool> {
-        let permit = self.cross_shard.acquire(1).await;
+        let (permit, number) = self.gate.begin_batch().await;
         let (sender, mut receiver) = oneshot();
         let core = self.clone();
         let task = async move {
-            let outcome = core.write_cross_shard_entered(parts, condition).await;
+            let outcome = core.write_cross_shard_entered(number, parts, condition).await;
             drop(permit);
             // A dropped caller needs no result.
             let _gone = sender.send(outcome);
@@ -107,15 +99,15 @@ impl Core {
 
     async fn write_cross_shard_entered(
         self: &Rc<Self>,
+        number: u64,
         parts: Parts,
         condition: BatchCondition,
     ) -> Result<bool> {
-        let number = self.next_cross_shard.replace(self.next_cross_shard.get() + 1);
         let mut outcome = Ok(true);
         for (shard, batch) in &parts {
             let batch = batch.clone();
             let enter = move |core: Rc<Core>| core.enter(number, batch, condition);
-            outcome = self.at(*shard).with(enter).await;
+            outcome = self.peers.at(*shard).with(enter).await;
             if outcome != Ok(true) {
                 break;
             }
@@ -128,11 +120,11 @@ impl Core {
         for (shard, _) in &parts {
             let leave = move |core: Rc<Core>| async move {
                 // The record may not have been committed on that shard yet.
-                lane::commit(&*core, write_stream(core.shard));
-                core.leave(number);
+                lane::commit(&*core, write_stream(core.peers.shard));
+                core.gate.leave(number);
                 Ok(())
             };
-            let left = self.at(*shard).with(leave).await;
+            let left = self.peers.at(*shard).with(leave).await;
             outcome = outcome.and_then(|is_met| left.map(|()| is_met));
         }
         outcome
@@ -142,8 +134,11 @@ impl Core {
         self.check_open()?;
         self.submit();
         let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
-        let others =
-            parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
+        let others = parts
+            .iter()
+            .map(|(shard, _)| *shard)
+            .filter(|shard| *shard != self.peers.shard)
+            .map(write_stream);
         let others: SmallVec<[_; 1]> = others.collect();
         let body = encode_parts(all);
         // The batch must fit into one record.
@@ -157,12 +152,12 @@ impl Core {
                 body.len()
             )));
         }
-        let request = self.requests.begin(1, None);
+        let request = self.commit.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
         let item = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
-        self.requests.wait(request).await
+        self.commit.requests.wait(request).await
     }
 
     /// Takes a snapshot of all shards. Runs on the home, and completes even if the caller is dropped; the
@@ -170,37 +165,18 @@ impl Core {
     pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
         let task = async move {
             // Excludes batches of several shards meanwhile.
-            let _alone = self.cross_shard.acquire(MAX_CROSS_SHARD).await;
+            let _alone = self.gate.exclude_batches().await;
             let mut snapshot = Snapshot::of(homes.clone());
             for home in homes.iter() {
-                snapshot.add(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);
+                let hold = |core: Rc<Core>| async move {
+                    let sequence = core.buffers.sequence();
+                    core.tables.snapshots.hold(sequence);
+                    Ok(sequence)
+                };
+                snapshot.add(home.with(hold).await?);
             }
             Ok(snapshot)
         };
         runtime::spawn(task).await
-    }
-
-    /// Keeps the present versions, until [`release_snapshot`](Self::release_snapshot). Returns the sequence
-    /// of the snapshot.
-    async fn hold_snapshot(&self) -> Result<Sequence> {
-        let sequence = self.sequence.get();
-        *self.snapshots.borrow_mut().entry(sequence).or_insert(0) += 1;
-        Ok(sequence)
-    }
-
-    /// Ends a snapshot of this shard.
-    pub(crate) fn release_snapshot(&self, sequence: Sequence) {
-        let mut snapshots = self.snapshots.borrow_mut();
-        if let Some(count) = snapshots.get_mut(&sequence) {
-            *count -= 1;
-            if *count == 0 {
-                snapshots.remove(&sequence);
-            }
-        }
-        drop(snapshots);
-        // Versions that only this snapshot saw may be dropped now.
-        self.purged.set((0, None));
-        self.may_be_reclaimed();
-        self.changed.notify_all();
     }
 }

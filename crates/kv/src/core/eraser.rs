@@ -11,7 +11,7 @@ use crate::tree::levels::Levels;
 use crate::tree::tables::{Table, TableFile};
 use block::Result;
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
-use logkit::{Mover, Owner, checkpoint, reset};
+use logkit::{Owner, checkpoint, reset};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Core {
             // Closing the store ends the wait, and so does a shard that has used half of its grant of
             // operations.
             let wait = if is_renewing { SHORTEST } else { pause };
-            let _elapsed = runtime::timeout(wait, self.stopping.notified()).await;
+            let _elapsed = runtime::timeout(wait, self.events.stopping.notified()).await;
             if !breaks && let Err(error) = self.erase_due(limit).await {
                 tracing::warn!("erasing zones: {error}");
             }
@@ -66,7 +66,7 @@ impl Core {
 
     /// Grants further operations once nothing is due within the next step, or after `patience`.
     async fn grant_operations(self: &Rc<Self>, limit: Duration, patience: Duration) -> Result<()> {
-        let homes = self.homes.borrow().clone();
+        let homes = self.peers.homes();
         let begin = runtime::now();
         while begin.elapsed() < patience && !self.kit.is_closing() && self.kit.failure().is_none() {
             let mut oldest: Option<Timestamp> = None;
@@ -87,7 +87,7 @@ impl Core {
         self.erasure.grant();
         for home in homes {
             let wake = |core: Rc<Core>| async move {
-                core.changed.notify_all();
+                core.events.changed.notify_all();
                 Ok(())
             };
             home.with(wake).await?;
@@ -98,9 +98,9 @@ impl Core {
     /// Requests the next grant from the home once half of the present one is used.
     pub(crate) fn ask_for_operations(&self) {
         if self.erasure.must_ask() {
-            let home = self.at(0);
+            let home = self.peers.at(0);
             let wake = |core: Rc<Core>| async move {
-                core.stopping.notify_all();
+                core.events.stopping.notify_all();
                 Ok(())
             };
             // This fails only if the store has failed; writers get that error.
@@ -117,7 +117,7 @@ impl Core {
     }
 
     async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
-        let homes = self.homes.borrow().clone();
+        let homes = self.peers.homes();
         let deletes = self.erasure.deletes();
         let mut oldest: Option<Timestamp> = None;
         for home in &homes {
@@ -164,9 +164,9 @@ impl Core {
             tombstone.map(|deleted| self.erasure.known(deleted)).into_iter().chain(expired).min()
         };
         let of_buffer = |memtable: &Memtable| of(memtable.oldest_tombstone(), memtable.earliest_expiry());
-        let active = of_buffer(&self.active.borrow().memtable);
-        let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
-        let levels = self.levels.borrow();
+        let active = of_buffer(&self.buffers.active().memtable);
+        let frozen = self.buffers.frozen().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
+        let levels = self.tables.levels();
         let summaries = levels.all().map(|table| &table.meta.summary);
         let tables =
             summaries.filter_map(|summary| of(summary.oldest_tombstone, summary.earliest_expiry)).min();
@@ -177,8 +177,8 @@ impl Core {
     /// ([`erasure`](crate::erasure)). The tables are still in the tree.
     pub(crate) fn set_dues<'a>(&self, levels: &Levels, tables: impl Iterator<Item = &'a Rc<Table>>) {
         let of_buffer = |memtable: &Memtable| self.oldest_in(memtable);
-        let active = of_buffer(&self.active.borrow().memtable);
-        let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
+        let active = of_buffer(&self.buffers.active().memtable);
+        let frozen = self.buffers.frozen().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
         let latest = [active, frozen].into_iter().flatten().fold(self.erasure.now(), Timestamp::min);
         for table in tables {
             let overlapping = levels.all().filter(|other| other.overlaps(table));
@@ -195,8 +195,8 @@ impl Core {
 
     /// Time of the oldest deletion with a tombstone, in a buffer or a table, that no snapshot keeps.
     fn oldest_deletion(&self) -> Option<Timestamp> {
-        let active = self.oldest_in(&self.active.borrow().memtable);
-        let frozen = self.frozen.borrow().iter().filter_map(|buffer| self.oldest_in(&buffer.memtable)).min();
+        let active = self.oldest_in(&self.buffers.active().memtable);
+        let frozen = self.buffers.frozen().iter().filter_map(|buffer| self.oldest_in(&buffer.memtable)).min();
         let tables = self.with_tree(|tree| {
             let free = tree.levels.iter().flatten().filter(|table| !table.is_held);
             free.filter_map(|table| table.oldest_tombstone).min()
@@ -206,7 +206,7 @@ impl Core {
 
     /// Freezes the active buffer if its oldest deletion has exceeded its share of the limit.
     fn freeze_old(&self, limit: Duration) {
-        let oldest = self.oldest_in(&self.active.borrow().memtable);
+        let oldest = self.oldest_in(&self.buffers.active().memtable);
         let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
         if oldest.is_some_and(|oldest| oldest.saturating_add(most) <= self.erasure.now()) {
             self.freeze();
@@ -228,7 +228,7 @@ impl Core {
 
     /// Moves this shard's live data out of zones, and seals zones that are open.
     async fn empty(self: &Rc<Self>, zones: &[(u32, u8)]) -> Result<()> {
-        let is_in_log = zones.iter().any(|(zone, class)| *class == LOG && self.active.borrow().is_in(*zone));
+        let is_in_log = zones.iter().any(|(zone, class)| *class == LOG && self.buffers.active().is_in(*zone));
         if is_in_log {
             self.freeze();
         }
@@ -236,18 +236,9 @@ impl Core {
         if zones.iter().any(|(zone, class)| *class == LOG && is_open(*zone)) {
             self.kit.seal_lanes();
         }
-        {
-            let _alone = self.mover.acquire(1).await;
-            let mut open = self.zones.replace(Mover::new(0));
-            for (zone, _) in zones {
-                open.seal(&**self, *zone).await;
-            }
-            self.zones.replace(open);
-        }
+        self.seal_zones(zones.iter().map(|(zone, _)| *zone)).await;
         for (zone, class) in zones.iter().filter(|(_, class)| *class != LOG && *class != CHECKPOINT_CLASS) {
-            let files: Vec<Rc<TableFile>> =
-                self.files.borrow().values().filter_map(|file| file.upgrade()).collect();
-            for file in files {
+            for file in self.tables.files() {
                 let mut extents: Vec<Extent> = Vec::new();
                 file.in_zone(*zone, |extent| extents.push(extent));
                 for extent in extents {
@@ -272,8 +263,9 @@ impl Core {
             if !is_there {
                 continue;
             }
-            let data =
-                file.read(&self.reads, u64::from(first) * block as u64, blocks as usize * block).await?;
+            let data = file
+                .read(self.tables.reads(), u64::from(first) * block as u64, blocks as usize * block)
+                .await?;
             let piece = KvEntry::piece(file.clone(), first, from, data.freeze().into(), block);
             self.append_tables(class, vec![piece]).await?;
         }

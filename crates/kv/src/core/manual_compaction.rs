@@ -9,7 +9,7 @@
 //! step.
 
 use crate::core::Core;
-use crate::core::jobs::Reclaimed;
+use crate::core::compactions::Reclaimed;
 use crate::policy::shape::{merge, rewrite};
 use crate::policy::{Job, TableView, Tree};
 use crate::tree::manifest::TableId;
@@ -72,7 +72,7 @@ impl Core {
         let mut pass = Pass { end, ..Pass::default() };
         loop {
             // The policy may run a job between two steps.
-            let _alone = self.compacting.acquire(1).await;
+            let _alone = self.compactions.alone().await;
             self.compact_level0().await?;
             let before = pass.clone();
             let Some(job) = self.with_tree(|tree| next(tree, last, &mut pass)) else { break };
@@ -89,7 +89,7 @@ impl Core {
             tree.level(last).iter().filter(|table| is_due(table)).map(|table| table.id).collect::<Vec<_>>()
         });
         for id in deletes {
-            let _alone = self.compacting.acquire(1).await;
+            let _alone = self.compactions.alone().await;
             self.compact_level0().await?;
             let find = |tree: &Tree<'_>| tree.level(last).iter().position(|table| table.id == id);
             // The table may have been compacted meanwhile.

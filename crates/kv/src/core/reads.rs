@@ -6,8 +6,7 @@ use crate::cursor::merge::Merge;
 use crate::cursor::visible::{RangeTombstones, Undeleted, View, Visible};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memory::memtable::Memtable;
-use crate::scan::{Pair, Pairs};
-use crate::scan::{Scan, Stored};
+use crate::scan::{Pair, Pairs, Scan, Stored};
 use crate::table::key_hash;
 use crate::tree::level_cursor::{AnyCursor, LevelCursor};
 use crate::tree::levels::Levels;
@@ -34,8 +33,8 @@ fn newest_range(ranges: &[RangeTombstone], key: &[u8], snapshot: Sequence) -> Se
 impl Core {
     /// Memtables of the buffers, newest first.
     fn memtables(&self) -> Vec<Rc<Memtable>> {
-        let frozen = self.frozen.borrow();
-        let active = self.active.borrow().memtable.clone();
+        let frozen = self.buffers.frozen();
+        let active = self.buffers.active().memtable.clone();
         std::iter::once(active).chain(frozen.iter().rev().map(|buffer| buffer.memtable.clone())).collect()
     }
 
@@ -64,17 +63,17 @@ impl Core {
         let snapshot = snapshot.unwrap_or(Sequence::MAX);
         let now = crate::entry::now();
         let mut ranges = Vec::new();
-        let active = self.active.borrow().clone();
+        let active = self.buffers.active().clone();
         if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut ranges) {
             return Ok(found);
         }
         // No await until the levels are cloned: buffers and tables are of the same moment.
-        for buffer in self.frozen.borrow().iter().rev() {
+        for buffer in self.buffers.frozen().iter().rev() {
             if let Some(found) = Self::find_in(&buffer.memtable, key, snapshot, now, &mut ranges) {
                 return Ok(found);
             }
         }
-        let levels = self.levels.borrow().clone();
+        let levels = self.tables.levels().clone();
         let hash = key_hash(key);
         // Newest range tombstone that covers the key, in the tables so far.
         let mut deleted = 0;
@@ -104,8 +103,8 @@ impl Core {
 
     /// Next pairs of a scan, and whether the range has more; `snapshot` `None` reads the latest state.
     pub(crate) async fn scan(&self, mut scan: Scan, snapshot: Option<Sequence>) -> Result<(Pairs, bool)> {
-        let snapshot = snapshot.unwrap_or(self.sequence.get());
-        let levels = self.levels.borrow().clone();
+        let snapshot = snapshot.unwrap_or(self.buffers.sequence());
+        let levels = self.tables.levels().clone();
         let memtables = self.memtables();
         let mut ranges: Vec<Rc<RangeTombstones>> = memtables
             .iter()

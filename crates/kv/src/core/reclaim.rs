@@ -8,7 +8,7 @@
 //!
 //! Only tables are considered to hide entries: writes that are only in the log may be lost.
 
-use crate::core::jobs::{Clip, Output, TableWriter};
+use super::table_writer::{Clip, Output, TableWriter};
 use crate::core::{Core, TABLE_CLASS};
 use crate::cursor::Cursor;
 use crate::cursor::merge::Merge;
@@ -55,7 +55,7 @@ impl Core {
     pub(crate) async fn drop_covered(self: &Rc<Self>) -> Result<bool> {
         let mut has_dropped = false;
         loop {
-            let levels = self.levels.borrow().clone();
+            let levels = self.tables.levels().clone();
             let mut removed = Vec::new();
             for table in levels.0.iter().rev().flatten() {
                 if self.is_covered(&levels, table).await? {
@@ -82,7 +82,7 @@ impl Core {
         }
         for other in above(levels, table).filter(|other| other.meta.summary.range_tombstones > 0) {
             for range in other.reader().range_tombstones().await?.iter() {
-                let is_seen = self.snapshots.borrow().range(..range.sequence).next().is_some();
+                let is_seen = self.tables.snapshots.has_before(range.sequence);
                 if covers(range, table) && range.sequence > summary.largest_sequence && !is_seen {
                     return Ok(true);
                 }
@@ -100,7 +100,7 @@ impl Core {
         // Numbers instead of tables: a held tree would keep the zones of purged tables from being reset until
         // the last purge.
         let ids: Vec<TableId> = {
-            let levels = self.levels.borrow();
+            let levels = self.tables.levels();
             levels.0.iter().skip(1).rev().flatten().map(|table| table.meta.id).collect()
         };
         for id in ids {
@@ -110,7 +110,7 @@ impl Core {
             if self.kit.is_closing() {
                 return Err(Error::closed("the store is being closed"));
             }
-            let found = self.levels.borrow().all().find(|table| table.meta.id == id).cloned();
+            let found = self.tables.levels().all().find(|table| table.meta.id == id).cloned();
             let Some(table) = found else { continue };
             let entries = table.meta.summary.entries;
             let kept = self.unhidden(&table, None).await?;
@@ -128,7 +128,7 @@ impl Core {
         let class = self.class_of(level, self.erasure.oldest_delete(&table.meta.summary));
         let mut writer = TableWriter::new(self, level, class, self.kept_by_flushes());
         self.unhidden(table, Some(&mut writer)).await?;
-        let held_by = self.snapshot_sequences().last().copied();
+        let held_by = self.tables.snapshots.sequences().last().copied();
         let output = writer.end(held_by).await?;
         let edit = Edit { removed: vec![table.meta.id], ..Edit::default() };
         self.append_edit(edit, output, level, class).await
@@ -140,11 +140,11 @@ impl Core {
         table: &Rc<Table>,
         mut writer: Option<&mut TableWriter<'_>>,
     ) -> Result<u64> {
-        let levels = self.levels.borrow().clone();
+        let levels = self.tables.levels().clone();
         let (summary, level) = (&table.meta.summary, usize::from(table.meta.level));
         let own_ranges: Vec<RangeTombstone> = table.reader().range_tombstones().await?.to_vec();
         let mut ranges = own_ranges.clone();
-        let mut cursors = vec![AnyCursor::WholeTable(Box::new(table.sequential(&self.reads)))];
+        let mut cursors = vec![AnyCursor::WholeTable(Box::new(table.sequential(self.tables.reads())))];
         for other in above(&levels, table) {
             cursors.push(AnyCursor::Table(Box::new(other.cursor())));
             ranges.extend(other.reader().range_tombstones().await?.iter().cloned());
@@ -153,7 +153,7 @@ impl Core {
             levels.0.iter().skip(level + 1).flatten().filter(|other| other.overlaps(table)).collect();
         let is_bottom = |key: &[u8]| !below.iter().any(|other| other.may_have(key));
         let mut retention = Retention::new(
-            self.snapshot_sequences(),
+            self.tables.snapshots.sequences(),
             ranges,
             crate::entry::now(),
             self.settings.delete_persistence.is_some(),
@@ -162,7 +162,7 @@ impl Core {
         let kept_ranges =
             own_ranges.into_iter().filter(|range| retention.keeps_range(range, below.is_empty()));
         let mut clip = Clip::new(kept_ranges.collect());
-        let mut own = table.sequential(&self.reads);
+        let mut own = table.sequential(self.tables.reads());
         own.seek_first().await?;
         let mut cursor = Merge::new(cursors);
         cursor.seek(&summary.smallest, Sequence::MAX).await?;

@@ -36,13 +36,13 @@ pub(crate) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.core.checkpoint_size.claimed.fetch_sub(self.zones, Ordering::AcqRel);
+        self.core.peers.space.claimed.fetch_sub(self.zones, Ordering::AcqRel);
     }
 }
 
 impl Core {
     fn kept(&self, steps: u32) -> u32 {
-        self.checkpoint_zones() + steps * u32::from(self.shards)
+        self.checkpoint_zones() + steps * u32::from(self.peers.shards)
     }
 
     /// Number of free zones that flushes and purges leave.
@@ -62,7 +62,7 @@ impl Core {
 
     /// Whether so few zones are free that puts wait, or will wait soon.
     pub(crate) fn is_low(&self) -> bool {
-        self.kit.pool.free() <= self.kept_zones() + u32::from(self.shards)
+        self.kit.pool.free() <= self.kept_zones() + u32::from(self.peers.shards)
     }
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
@@ -70,7 +70,7 @@ impl Core {
         let zone = u64::from(self.kit.layout.data_blocks(crate::log_entry::MAX_META))
             * self.kit.layout.block_size.bytes();
         let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
-        let claimed = &self.checkpoint_size.claimed;
+        let claimed = &self.peers.space.claimed;
         let before = claimed.fetch_add(zones, Ordering::AcqRel);
         let claim = Claim { core: self.clone(), zones };
         (self.kit.pool.free() >= self.kept_by_compactions().saturating_add(before).saturating_add(zones))
@@ -79,24 +79,24 @@ impl Core {
 
     /// Notes that this shard has nothing to reclaim until its next write.
     pub(crate) fn note_exhausted(&self) {
-        let has_buffers = !self.active.borrow().is_empty() || !self.frozen.borrow().is_empty();
-        if !has_buffers || self.flush_error.borrow().is_some() {
-            self.checkpoint_size.exhausted.fetch_or(1 << self.shard, Ordering::AcqRel);
+        let has_buffers = !self.buffers.active().is_empty() || !self.buffers.frozen().is_empty();
+        if !has_buffers || self.buffers.error().is_some() {
+            self.peers.space.exhausted.fetch_or(1 << self.peers.shard, Ordering::AcqRel);
         }
     }
 
     /// Notes that this shard may have space to reclaim.
     pub(crate) fn may_be_reclaimed(&self) {
-        let bit = 1 << self.shard;
-        if self.checkpoint_size.exhausted.load(Ordering::Acquire) & bit != 0 {
-            self.checkpoint_size.exhausted.fetch_and(!bit, Ordering::AcqRel);
+        let bit = 1 << self.peers.shard;
+        if self.peers.space.exhausted.load(Ordering::Acquire) & bit != 0 {
+            self.peers.space.exhausted.fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
     /// Whether no shard has anything to reclaim.
     fn is_exhausted(&self) -> bool {
-        let all = (1_u64 << self.shards) - 1;
-        u64::from(self.checkpoint_size.exhausted.load(Ordering::Acquire)) & all == all
+        let all = (1_u64 << self.peers.shards) - 1;
+        u64::from(self.peers.space.exhausted.load(Ordering::Acquire)) & all == all
     }
 
     /// Waits until more zones are free than puts must leave.

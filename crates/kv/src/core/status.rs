@@ -36,7 +36,7 @@ impl Core {
         let facts = |table: &Rc<Table>| {
             let summary = &table.meta.summary;
             TableFacts {
-                shard: self.shard,
+                shard: self.peers.shard,
                 level: table.meta.level,
                 bytes: summary.length,
                 entries: summary.entries,
@@ -45,16 +45,14 @@ impl Core {
                 oldest_tombstone: summary.oldest_tombstone,
             }
         };
-        self.levels.borrow().all().map(facts).collect()
+        self.tables.levels().all().map(facts).collect()
     }
 
     /// Returns the numbers of this shard.
     pub(crate) fn status(&self) -> Status {
-        let levels = self.levels.borrow().clone();
+        let levels = self.tables.levels().clone();
         let sum = |of: fn(&Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
-        let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
-            + self.active.borrow().memtable.bytes();
-        let (cache_bytes, hits, misses) = self.cache.statistics();
+        let (cache_bytes, hits, misses) = self.tables.cache_statistics();
         let work = &self.work;
         let mut status = Status::new();
         let numbers = [
@@ -62,7 +60,7 @@ impl Core {
             ("table_bytes", sum(|summary| summary.length)),
             ("entries", sum(|summary| summary.entries)),
             ("tombstones", sum(|summary| summary.tombstones + summary.range_tombstones)),
-            ("buffer_bytes", buffers as u64),
+            ("buffer_bytes", self.buffers.bytes() as u64),
             ("client_bytes", work.client_bytes.get()),
             ("flushed_bytes", work.flushed_bytes.get()),
             ("compacted_bytes", work.compacted_bytes.get()),
@@ -75,14 +73,14 @@ impl Core {
             ("cache_hits", hits),
             ("cache_misses", misses),
             ("tombstones_overdue", self.tombstones_overdue()),
-            ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
+            ("snapshots", self.tables.snapshots.count()),
         ];
         status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
         let levels = levels.0.iter().map(|level| {
             json!({"tables": level.len(), "bytes": level.iter().map(|table| table.meta.summary.length).sum::<u64>()})
         });
         status.insert("levels".into(), levels.collect());
-        if let Some(lost) = &self.lost {
+        if let Some(lost) = self.tables.lost() {
             status.insert("lost".into(), json!(lost.lines()));
             status.insert("lost_count".into(), json!(lost.count()));
         }
@@ -99,7 +97,7 @@ impl Core {
             let expired = expires.and_then(|expires| self.erasure.expiry(expires));
             tombstones * u64::from(is_late) + u64::from(expired.is_some_and(|expired| expired < late))
         };
-        let levels = self.levels.borrow().clone();
+        let levels = self.tables.levels().clone();
         let of_table = |summary: &Summary| {
             let tombstones = summary.tombstones + summary.range_tombstones;
             overdue(summary.oldest_tombstone, tombstones, summary.earliest_expiry)
@@ -109,8 +107,8 @@ impl Core {
             overdue(memtable.oldest_tombstone(), memtable.tombstones() as u64, memtable.earliest_expiry())
         };
         levels.all().map(|table| of_table(&table.meta.summary)).sum::<u64>()
-            + self.frozen.borrow().iter().map(|buffer| of_buffer(buffer)).sum::<u64>()
-            + of_buffer(&self.active.borrow())
+            + self.buffers.frozen().iter().map(|buffer| of_buffer(buffer)).sum::<u64>()
+            + of_buffer(&self.buffers.active())
     }
 
     /// Returns the numbers of the log and of persistent deletes.
@@ -172,7 +170,7 @@ impl Core {
         if let Some(error) = self.background_error() {
             return error.to_string();
         }
-        if !self.snapshots.borrow().is_empty() {
+        if !self.tables.snapshots.is_empty() {
             return "a snapshot or an iterator is older than the deadline".to_owned();
         }
         if self.kit().pool.damaged() > 0 {

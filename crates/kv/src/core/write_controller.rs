@@ -16,7 +16,8 @@
 //!
 //! Elsewhere: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
 
-use crate::core::{Core, MAX_FROZEN, add};
+use super::buffers::MAX_FROZEN;
+use super::{Core, add};
 use crate::settings::Settings;
 use block::Result;
 use runtime::Instant;
@@ -111,10 +112,6 @@ impl WriteController {
 }
 
 impl Core {
-    fn level0(&self) -> usize {
-        self.levels.borrow().0.first().map_or(0, Vec::len)
-    }
-
     /// Delays a write of `bytes` bytes. Then waits while [`MAX_FROZEN`] buffers are frozen, level 0 has
     /// `stop_tables` tables, or the eraser grants no operation. Puts also wait for free zones. Deletes don't
     /// wait for a compaction that has no space in a full store. Returns the error of a background job if
@@ -123,9 +120,9 @@ impl Core {
         if !frees {
             self.admit_puts().await?;
         }
-        let tables = self.level0() + self.frozen.borrow().len();
-        if self.controller.slows(tables) && !(frees && self.is_low()) {
-            let delay = self.controller.admit(tables, bytes as u64, runtime::now());
+        let tables = self.tables.level0() + self.buffers.frozen().len();
+        if self.compactions.controller.slows(tables) && !(frees && self.is_low()) {
+            let delay = self.compactions.controller.admit(tables, bytes as u64, runtime::now());
             if !delay.is_zero() {
                 add(&self.work.slowed, 1);
                 runtime::sleep(delay).await;
@@ -134,8 +131,8 @@ impl Core {
         let mut has_counted = false;
         loop {
             self.ask_for_operations();
-            let is_behind = self.frozen.borrow().len() >= MAX_FROZEN
-                || self.controller.stops(self.level0()) && !(frees && self.is_low())
+            let is_behind = self.buffers.frozen().len() >= MAX_FROZEN
+                || self.compactions.controller.stops(self.tables.level0()) && !(frees && self.is_low())
                 || !self.erasure.may_write();
             if !is_behind {
                 return Ok(());
@@ -147,7 +144,7 @@ impl Core {
             if !std::mem::replace(&mut has_counted, true) {
                 add(&self.work.stalls, 1);
             }
-            self.changed.notified().await;
+            self.events.changed.notified().await;
         }
     }
 }
