@@ -2,10 +2,11 @@
 
 use crate::scan_cursors::ScanCursors;
 use crate::transaction::Transaction;
+use doors::acceptor::Clients;
 use resp::Protocol;
 use runtime::Instant;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Version of redis that the commands correspond to, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
@@ -20,30 +21,24 @@ pub struct Facts {
     pub addresses: Vec<String>,
     /// Port of the first TCP address; 0 without one.
     pub port: u16,
-    /// Maximum number of connected clients.
-    pub max_connections: usize,
+    /// Connected clients.
+    pub clients: Arc<Clients>,
     started: Instant,
-    /// Number of connected clients.
-    pub connections: AtomicUsize,
     accepted: AtomicU64,
-    /// Number of clients that were disconnected at once because of the limit.
-    pub refused: AtomicU64,
     commands: AtomicU64,
     buffered: AtomicUsize,
 }
 
 impl Facts {
     /// Returns the state of a server that starts now.
-    pub fn new(addresses: Vec<String>, port: u16, max_connections: usize) -> Self {
+    pub fn new(addresses: Vec<String>, port: u16, clients: Arc<Clients>) -> Self {
         Facts {
             cursors: Mutex::new(ScanCursors::new(runtime::random_u64())),
             addresses,
             port,
-            max_connections,
+            clients,
             started: runtime::now(),
-            connections: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             buffered: AtomicUsize::new(0),
         }

@@ -14,15 +14,14 @@
 use crate::connection::{End, serve};
 use crate::facts::Facts;
 use block::{Error, Result, Status};
+use doors::acceptor::{ClientPermit, Clients, Connections, accept};
 use kv::Store;
-use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown, Stream};
-use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{PerShard, ShardIndex};
+use runtime::PerShard;
+use runtime::net::{Access, Address, Listener, RemoteStream, Stream};
+use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -104,43 +103,21 @@ struct Watch {
 struct ShardPart {
     /// `None` once the server has stopped.
     store: RefCell<Option<Store>>,
-    connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
-    next_connection: Cell<u64>,
-    /// Notified when a connection has ended.
-    ended: Notify,
+    connections: Connections<Watch>,
 }
 
 impl ShardPart {
     fn new(store: Store) -> Self {
-        ShardPart {
-            store: RefCell::new(Some(store)),
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
-            ended: Notify::new(),
-        }
-    }
-
-    async fn all_ended(&self) {
-        while !self.connections.borrow().is_empty() {
-            self.ended.notified().await;
-        }
+        ShardPart { store: RefCell::new(Some(store)), connections: Connections::default() }
     }
 
     /// Ends the connections of this shard and drops its handle.
     async fn close(&self) {
-        let watches = || self.connections.borrow().values().cloned().collect::<Vec<_>>();
-        for watch in watches() {
-            watch.stopping.set(true);
-            // The stream may be closed already.
-            let _ = watch.stream.shutdown(Shutdown::Read).await;
-        }
-        if runtime::timeout(STOP_LIMIT, self.all_ended()).await.is_err() {
-            for watch in watches() {
-                let _ = watch.stream.shutdown(Shutdown::Both).await;
-            }
+        let stop = |watch: &Watch| watch.stopping.set(true);
+        if !self.connections.close(STOP_LIMIT, |watch| &watch.stream, stop).await {
             // A connection may wait for the store, for example for a compaction; closing the store ends the
             // wait.
-            let _still = runtime::timeout(STOP_LIMIT, self.all_ended()).await;
+            let _still = runtime::timeout(STOP_LIMIT, self.connections.all_ended()).await;
         }
         drop(self.store.take());
     }
@@ -195,7 +172,11 @@ impl Server {
         let accepting = listeners.into_iter().map(|listener| {
             let (shared, stop, failures) = (shared.clone(), stop.token(), failures.clone());
             runtime::spawn(async move {
-                accept(&shared, &listener, stop).await;
+                // As in redis; a client that doesn't read the error sees the end of the connection.
+                let refuse = |stream: &Stream| _ = stream.try_send(b"-ERR max number of clients reached\r\n");
+                let clients = shared.facts.clients.clone();
+                let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
+                accept((&listener, &stop), &clients, refuse, serve).await;
                 if let Err(error) = listener.close().await {
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 }
@@ -228,7 +209,7 @@ impl Server {
             Address::Unix(_) => None,
         });
         let names = addresses.iter().map(Address::to_string).collect();
-        let facts = Arc::new(Facts::new(names, port.unwrap_or(0), self.config.max_connections));
+        let facts = Arc::new(Facts::new(names, port.unwrap_or(0), Clients::new(self.config.max_connections)));
         let shared = Arc::new(Shared { facts, parts: PerShard::new() });
         let opening = shared.parts.open(move || {
             let store = store.clone();
@@ -266,9 +247,9 @@ impl Server {
         status.insert("max_connections".into(), json!(self.config.max_connections));
         if let Some(running) = &*self.running() {
             let facts = &running.shared.facts;
-            status.insert("connections".into(), json!(facts.connections.load(Ordering::Relaxed)));
+            status.insert("connections".into(), json!(facts.clients.connected()));
             status.insert("accepted_connections".into(), json!(facts.accepted()));
-            status.insert("refused_connections".into(), json!(facts.refused.load(Ordering::Relaxed)));
+            status.insert("refused_connections".into(), json!(facts.clients.refused()));
             status.insert("commands".into(), json!(facts.commands()));
             status.insert("buffer_bytes".into(), json!(facts.buffered()));
         }
@@ -276,81 +257,25 @@ impl Server {
     }
 }
 
-/// Accepts connections until the stop signal.
-async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: StopToken) {
-    let mut count = 0;
-    while let Some(stream) = listener.accept_until(&stop).await {
-        let shard = ShardIndex(count % runtime::shard_count());
-        if hand_over(shared, stream, shard) {
-            count += 1;
-        }
-    }
-}
-
-/// Hands a connection to a shard, unless the limit is reached. Returns whether it was accepted.
-fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
-    let facts = &shared.facts;
-    // Only tasks of this shard add connections, so the check and the increment can't race.
-    if facts.connections.load(Ordering::Relaxed) >= facts.max_connections {
-        facts.refused.fetch_add(1, Ordering::Relaxed);
-        // As in redis; a client that doesn't read the error sees the end of the connection.
-        let _ = stream.try_send(b"-ERR max number of clients reached\r\n");
-        tracing::warn!(
-            "redis door: a client was refused: the limit of {} connections is reached",
-            facts.max_connections
-        );
-        return false;
-    }
-    let remote = match stream.into_remote() {
-        Ok(remote) => remote,
-        Err(error) => {
-            tracing::warn!("{error}");
-            return false;
-        }
-    };
-    let permit = ConnectionPermit::take(shared.clone());
-    runtime::spawn_on(shard, move || run_connection(remote, permit)).detach();
-    true
-}
-
-/// Counts a connection against `max_connections`.
-struct ConnectionPermit(Arc<Shared>);
-
-impl ConnectionPermit {
-    fn take(shared: Arc<Shared>) -> Self {
-        shared.facts.connections.fetch_add(1, Ordering::Relaxed);
-        ConnectionPermit(shared)
-    }
-}
-
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        self.0.facts.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Serves a connection on its shard; the shard lists it until it ends.
-async fn run_connection(remote: RemoteStream, permit: ConnectionPermit) {
-    let Some(part) = permit.0.parts.here() else { return };
+async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: ClientPermit) {
+    let Some(part) = shared.parts.here() else { return };
     let Some(store) = part.store.borrow().clone() else { return };
-    let number = part.next_connection.get();
-    part.next_connection.set(number + 1);
     let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
-    part.connections.borrow_mut().insert(number, watch.clone());
-    let end = serve(&watch.stream, store, permit.0.facts.clone(), watch.stopping.clone()).await;
+    let number = part.connections.add(&watch);
+    let end = serve(&watch.stream, store, shared.facts.clone(), watch.stopping.clone()).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
         End::Silent | End::Violation(_) | End::Http => tracing::warn!("redis door: {end}"),
     }
-    let listed = part.connections.borrow_mut().remove(&number);
-    drop((listed, watch, permit));
-    part.ended.notify_all();
+    part.connections.remove(number, (watch, permit));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runtime::ShardIndex;
 
     #[test]
     fn connections_are_on_all_shards() {
@@ -372,7 +297,7 @@ mod tests {
             let shared = server.running().as_ref().unwrap().shared.clone();
             for shard in 0..2 {
                 let shared = shared.clone();
-                let count = async move || shared.parts.here().unwrap().connections.borrow().len();
+                let count = async move || shared.parts.here().unwrap().connections.count();
                 assert_eq!(runtime::spawn_on(ShardIndex(shard), count).await, Ok(2));
             }
             drop(shared);

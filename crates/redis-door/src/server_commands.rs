@@ -10,7 +10,6 @@ use resp::{Arguments, integer};
 use resp::{Protocol, Replies};
 use std::borrow::Cow;
 use std::fmt::Write;
-use std::sync::atomic::Ordering;
 
 /// Maximum length of the name of a connection or of a client's library, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
@@ -258,7 +257,7 @@ pub fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
         // Every write is logged before its reply.
         ("appendonly", "yes".into()),
         ("databases", "1".into()),
-        ("maxclients", facts.max_connections.to_string()),
+        ("maxclients", facts.clients.max.to_string()),
         ("maxmemory", "0".into()),
         ("maxmemory-policy", "noeviction".into()),
         ("port", facts.port.to_string()),
@@ -332,8 +331,8 @@ pub fn info(wanted: Sections, facts: &Facts, status: &Status, replies: &mut Repl
         ("siltstone_version", env!("CARGO_PKG_VERSION").into()),
     ];
     let clients = [
-        ("connected_clients", facts.connections.load(Ordering::Relaxed).to_string()),
-        ("maxclients", facts.max_connections.to_string()),
+        ("connected_clients", facts.clients.connected().to_string()),
+        ("maxclients", facts.clients.max.to_string()),
         ("blocked_clients", "0".into()),
     ];
     let memory = [("client_buffer_bytes", facts.buffered().to_string()), ("maxmemory", "0".into())];
@@ -341,7 +340,7 @@ pub fn info(wanted: Sections, facts: &Facts, status: &Status, replies: &mut Repl
     let stats = [
         ("total_connections_received", facts.accepted().to_string()),
         ("total_commands_processed", facts.commands().to_string()),
-        ("rejected_connections", facts.refused.load(Ordering::Relaxed).to_string()),
+        ("rejected_connections", facts.clients.refused().to_string()),
     ];
     let replication = [("role", "master".into()), ("connected_slaves", "0".to_owned())];
     let sections: [(&str, &[(&str, String)]); 6] = [
