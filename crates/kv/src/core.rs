@@ -4,8 +4,11 @@
 //! buffer is frozen, and written as a table of level 0; compaction merges tables of one level with those of
 //! the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Elsewhere: the log kit's interface for owners (`owner`), flushes and compactions (`jobs`), reads
-//! (`reads`), recovery (`recovery`), and clients (`store`).
+//! Parts, each with private state: `commit` (group commit), `gate` (order of writes of a key), `buffers`,
+//! `tables`, `table_zones` (appends to tables), `compactions`, `peers` (the other shards). `owner` is the log
+//! kit's interface for owners.
+//!
+//! Elsewhere: opening (`recovery`), and clients (`store`).
 
 mod buffers;
 mod checkpoint;
@@ -64,6 +67,7 @@ use write_controller::WriteController;
 
 /// Interval of checks whether the log has failed.
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
+
 /// Counters for the status.
 #[derive(Debug, Default)]
 pub struct Work {
@@ -230,14 +234,18 @@ impl Core {
         crate::table::Options { salt: salt_of(id, self.peers.shard), ..self.settings.table }
     }
 
+    /// Refuses jobs if the log has failed or the store is being closed.
+    fn check_running(&self) -> Result<()> {
+        match self.kit.failure() {
+            Some(error) => Err(error),
+            None if self.kit.is_closing() => Err(Error::closed("the store is closed")),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses writes if the store has failed or is being closed.
     pub(crate) fn check_open(&self) -> Result<()> {
-        if let Some(error) = self.kit.failure() {
-            return Err(error);
-        }
-        if self.kit.is_closing() {
-            return Err(Error::closed("the store is closed"));
-        }
+        self.check_running()?;
         if self.tables.lost().is_some() {
             return Err(salvage::refusal());
         }

@@ -13,16 +13,17 @@ const PIECE: usize = 16 << 10;
 const LONG: usize = 8 << 10;
 
 /// Version of the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
     /// RESP 2.
+    #[default]
     Resp2,
     /// RESP 3.
     Resp3,
 }
 
 /// Replies that aren't sent yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Replies {
     /// Version of the protocol that replies are written in.
     pub protocol: Protocol,
@@ -34,7 +35,7 @@ pub struct Replies {
 impl Replies {
     /// Returns an empty list of replies, with protocol RESP 2.
     pub fn new() -> Self {
-        Replies { protocol: Protocol::Resp2, sealed: Payload::new(), tail: None }
+        Replies::default()
     }
 
     /// Number of bytes.
@@ -218,12 +219,6 @@ impl Replies {
         self.put(b"txt:");
         self.put(text.as_bytes());
         self.put(b"\r\n");
-    }
-}
-
-impl Default for Replies {
-    fn default() -> Self {
-        Replies::new()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::uncommitted::Uncommitted;
 use super::{Core, add, zone_bytes};
 use crate::batch::Write;
-use crate::entry::{Entry, RangeTombstone, Sequence, Value};
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::erasure::Erasure;
 use crate::log_entry::Body;
 use crate::memory::buffer::{Flushed, WriteBuffer};
@@ -71,6 +71,12 @@ impl Buffers {
     pub fn bytes(&self) -> usize {
         let frozen: usize = self.frozen().iter().map(|buffer| buffer.memtable.bytes()).sum();
         self.active().memtable.bytes() + frozen
+    }
+
+    /// Oldest of the times that `of` returns for the memtables.
+    pub fn oldest(&self, of: impl Fn(&Memtable) -> Option<Timestamp>) -> Option<Timestamp> {
+        let active = of(&self.active().memtable);
+        self.frozen().iter().filter_map(|buffer| of(&buffer.memtable)).chain(active).min()
     }
 
     /// Sequence of the newest write.

@@ -292,21 +292,13 @@ impl Core {
 
     /// Completes the requests and jobs that wait for an item.
     pub(super) fn end(&self, item: &KvEntry, outcome: &Result<()>) {
-        match &item.origin {
-            Origin::Writes { requests, others, is_applied } => {
-                if *is_applied {
-                    self.buffers.early_committed();
-                }
-                requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
-                if others.is_empty() {
-                    self.submitted_ended(item.body.bytes.len() as u64);
-                }
-            }
-            Origin::Edit(_)
-            | Origin::EditPart
-            | Origin::Piece { .. }
-            | Origin::Shared
-            | Origin::WritesPart { .. } => {}
+        let Origin::Writes { requests, others, is_applied } = &item.origin else { return };
+        if *is_applied {
+            self.buffers.early_committed();
+        }
+        requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
+        if others.is_empty() {
+            self.submitted_ended(item.body.bytes.len() as u64);
         }
     }
 

@@ -163,23 +163,20 @@ impl Core {
             let expired = expired.map(|expires| self.erasure.expiry(expires).unwrap_or(now));
             tombstone.map(|deleted| self.erasure.known(deleted)).into_iter().chain(expired).min()
         };
-        let of_buffer = |memtable: &Memtable| of(memtable.oldest_tombstone(), memtable.earliest_expiry());
-        let active = of_buffer(&self.buffers.active().memtable);
-        let frozen = self.buffers.frozen().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
+        let buffers =
+            self.buffers.oldest(|memtable| of(memtable.oldest_tombstone(), memtable.earliest_expiry()));
         let levels = self.tables.levels();
         let summaries = levels.all().map(|table| &table.meta.summary);
         let tables =
             summaries.filter_map(|summary| of(summary.oldest_tombstone, summary.earliest_expiry)).min();
-        [active, frozen, tables].into_iter().flatten().min()
+        buffers.into_iter().chain(tables).min()
     }
 
     /// Sets the due times of zones in which blocks of these tables become stale now
     /// ([`erasure`](crate::erasure)). The tables are still in the tree.
     pub(crate) fn set_dues<'a>(&self, levels: &Levels, tables: impl Iterator<Item = &'a Rc<Table>>) {
-        let of_buffer = |memtable: &Memtable| self.oldest_in(memtable);
-        let active = of_buffer(&self.buffers.active().memtable);
-        let frozen = self.buffers.frozen().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
-        let latest = [active, frozen].into_iter().flatten().fold(self.erasure.now(), Timestamp::min);
+        let buffers = self.buffers.oldest(|memtable| self.oldest_in(memtable));
+        let latest = buffers.into_iter().fold(self.erasure.now(), Timestamp::min);
         for table in tables {
             let overlapping = levels.all().filter(|other| other.overlaps(table));
             let deletes = overlapping.filter_map(|other| self.erasure.oldest_delete(&other.meta.summary));
@@ -195,13 +192,12 @@ impl Core {
 
     /// Time of the oldest deletion with a tombstone, in a buffer or a table, that no snapshot keeps.
     fn oldest_deletion(&self) -> Option<Timestamp> {
-        let active = self.oldest_in(&self.buffers.active().memtable);
-        let frozen = self.buffers.frozen().iter().filter_map(|buffer| self.oldest_in(&buffer.memtable)).min();
+        let buffers = self.buffers.oldest(|memtable| self.oldest_in(memtable));
         let tables = self.with_tree(|tree| {
             let free = tree.levels.iter().flatten().filter(|table| !table.is_held);
             free.filter_map(|table| table.oldest_tombstone).min()
         });
-        [active, frozen, tables].into_iter().flatten().min()
+        buffers.into_iter().chain(tables).min()
     }
 
     /// Freezes the active buffer if its oldest deletion has exceeded its share of the limit.

@@ -13,7 +13,7 @@ use crate::core::compactions::Reclaimed;
 use crate::policy::shape::{merge, rewrite};
 use crate::policy::{Job, TableView, Tree};
 use crate::tree::manifest::TableId;
-use block::{Error, Result};
+use block::Result;
 use std::rc::Rc;
 
 /// Progress of a manual compaction.
@@ -60,7 +60,7 @@ impl Core {
     /// Merges all buffers and tables of this shard down to the last level.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`] if the store is closed meanwhile.
+    /// [`NoSpace`](block::Error::NoSpace); the failure of the log; [`Closed`](block::Error::Closed) if the store is closed meanwhile.
     pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
         self.check_open()?;
         self.settle().await?;
@@ -103,7 +103,7 @@ impl Core {
 
     /// Merges level 0 if that is due; the caller holds the permit to compact.
     async fn compact_level0(self: &Rc<Self>) -> Result<()> {
-        self.check_compacts()?;
+        self.check_running()?;
         let job = self.with_tree(|tree| level0(tree, self.settings.level0_tables));
         // Without space, the policy reclaims some.
         match job.and_then(|job| self.fit(job)) {
@@ -122,14 +122,6 @@ impl Core {
             None => self.compact(&job).await?,
         }
         Ok(true)
-    }
-
-    fn check_compacts(&self) -> Result<()> {
-        match self.kit.failure() {
-            Some(error) => Err(error),
-            None if self.kit.is_closing() => Err(Error::closed("the store is closed")),
-            None => Ok(()),
-        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::tree::level_cursor::AnyCursor;
 use crate::tree::levels::Levels;
 use crate::tree::manifest::{Edit, TableId};
 use crate::tree::tables::Table;
-use block::{Error, Result};
+use block::Result;
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -104,12 +104,7 @@ impl Core {
             levels.0.iter().skip(1).rev().flatten().map(|table| table.meta.id).collect()
         };
         for id in ids {
-            if let Some(error) = self.kit.failure() {
-                return Err(error);
-            }
-            if self.kit.is_closing() {
-                return Err(Error::closed("the store is being closed"));
-            }
+            self.check_running()?;
             let found = self.tables.levels().all().find(|table| table.meta.id == id).cloned();
             let Some(table) = found else { continue };
             let entries = table.meta.summary.entries;

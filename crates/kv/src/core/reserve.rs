@@ -1,8 +1,8 @@
 //! Reserves of free zones for operations that free space, so that a full store can be emptied.
 //!
 //! In this order, each of these leaves more free zones than the one before: edits of the manifest, flushes
-//! and the purge of a table ([`reclaim`](crate::core::reclaim)), deletes, compactions, and all other writes. So a
-//! store that refuses puts still accepts deletes, can write them as tables, and can drop the deleted data.
+//! and the purge of a table (`reclaim`), deletes, compactions, and all other writes. So a store that refuses
+//! puts still accepts deletes, can write them as tables, and can drop the deleted data.
 //! Each step has zones for all shards.
 //!
 //! A compaction claims the zones that it may fill before it begins, so that concurrent compactions of several

@@ -8,7 +8,7 @@ use crate::log_entry::KvEntry;
 use crate::policy::{Lifetimes, NewTable, Placement};
 use crate::tree::extents::Place;
 use crate::tree::manifest::TableId;
-use block::{Data, Error, Result};
+use block::{Data, Result};
 use logkit::Mover;
 use runtime::sync::{Permit, Semaphore};
 use std::cell::RefCell;
@@ -60,12 +60,7 @@ impl Core {
         let class = self.table_zones.open_zones.class(class);
         loop {
             let alone = self.table_zones.alone().await;
-            if let Some(error) = self.kit.failure() {
-                return Err(error);
-            }
-            if self.kit.is_closing() {
-                return Err(Error::closed("the store is being closed"));
-            }
+            self.check_running()?;
             if self.kit.pool.free() > kept
                 || self.table_zones.zones.borrow().has_room(&self.kit.layout, class, blocks)
             {

@@ -14,7 +14,7 @@
 //!   ended. This happens only if writers have more bytes in flight than are admitted in `MAX_DELAY`, or
 //!   if one compaction takes longer than all the steps.
 //!
-//! Elsewhere: full stores (`reserve`), the order of compactions (`jobs`, `manual_compaction`).
+//! Elsewhere: full stores (`reserve`), the order of compactions (`compactions`, `manual_compaction`).
 
 use super::buffers::MAX_FROZEN;
 use super::{Core, add};
