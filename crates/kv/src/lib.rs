@@ -5,18 +5,18 @@
 //! divided among shards by their hash; each shard has its own tree.
 //!
 //! Modules, each of which imports only those before it:
-//! - `entry`: versions of keys; `cursor`: positions in ordered entries, their merge, visibility and retention;
-//!   `batch`: writes that take effect atomically; `scan`: parameters and results of scans.
+//! - `entry`: versions of keys; `cursor`: positions in ordered entries, their merge, visibility and
+//!   retention; `batch`: writes that take effect atomically; `scan`: parameters and results of scans.
 //! - `table`: the format of sorted tables; `policy`: compaction and placement of tables; `settings`.
-//! - `memory`: the newest entries; `erasure`: zones that must be reset in time; `tree`: tables in zones, their
-//!   levels and manifest.
+//! - `memory`: the newest entries; `erasure`: zones that must be reset in time; `tree`: tables in zones,
+//!   their levels and manifest.
 //! - `log_entry`: entries of the log; `replay`: the state that the log has; [`check`]: detection of damage;
 //!   [`audit`](mod@audit): search of the cells of a drive for deleted keys.
 //! - `core`: a shard, the owner of the log; `recovery`: formatting and opening; `store`: [`Store`], the
 //!   interface for programs.
 //!
-//! Elsewhere: the kind of stacks, and redis clients (`redis-door`); group commit, zones, cleaning and recovery
-//! of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
+//! Elsewhere: the kind of stacks, and redis clients (`redis-door`); group commit, zones, cleaning and
+//! recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod audit;

@@ -32,8 +32,8 @@ pub(crate) enum BatchCondition {
 pub(crate) type Parts = Vec<(u16, Batch)>;
 
 impl Core {
-    /// Enters the gate for a batch of several shards, until [`leave`](super::gate::KeyGate::leave). Returns whether the
-    /// batch's condition is met.
+    /// Enters the gate for a batch of several shards, until [`leave`](super::gate::KeyGate::leave). Returns
+    /// whether the batch's condition is met.
     async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Stalls before it enters: a batch in the gate delays other writes.
         self.stall(batch.only_deletes(), batch.bytes().len()).await?;

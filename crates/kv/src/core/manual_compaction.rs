@@ -60,7 +60,8 @@ impl Core {
     /// Merges all buffers and tables of this shard down to the last level.
     ///
     /// # Errors
-    /// [`NoSpace`](block::Error::NoSpace); the failure of the log; [`Closed`](block::Error::Closed) if the store is closed meanwhile.
+    /// [`NoSpace`](block::Error::NoSpace); the failure of the log; [`Closed`](block::Error::Closed) if the
+    /// store is closed meanwhile.
     pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
         self.check_open()?;
         self.settle().await?;

@@ -1,5 +1,5 @@
-//! Zones of the tables of a shard: appends of pieces and edits to the open zone of a class, and the classes of
-//! new tables.
+//! Zones of the tables of a shard: appends of pieces and edits to the open zone of a class, and the classes
+//! of new tables.
 
 use super::Core;
 use super::open_zones::OpenZones;
