@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (u8, &[u8])| kv::fuzzing::redis_requests(usize::from(input.0), input.1));
+fuzz_target!(|input: (u8, &[u8])| redis_door::fuzzing::redis_requests(usize::from(input.0), input.1));

@@ -9,9 +9,9 @@
 //! A compressed block of which a part was overwritten can't be decoded; the length of such parts is reported.
 
 use crate::batch::Write;
-use crate::item::{Recorded, decode_parts};
-use crate::manifest::{Edit, shard_of};
+use crate::log_entry::{Recorded, decode_parts};
 use crate::table::carve;
+use crate::tree::manifest::{Edit, shard_of};
 use block::Result;
 use logkit::record::{Kind, Parsed};
 use logkit::scan::{Found, Kept};
@@ -161,7 +161,7 @@ impl Audit<'_> {
         let Some((first, _)) = run.first() else { return };
         let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
         let (zone, offset) = (first.zone, first.offset);
-        let salt = crate::core::salt_of(table, shard);
+        let salt = crate::tree::tables::salt_of(table, shard);
         let mut keys: Vec<Vec<u8>> = Vec::new();
         let mut blocks = 0;
         let unknown = carve::blocks(&bytes, u64::from(first.first) * BLOCK as u64, salt, |block| {

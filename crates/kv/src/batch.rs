@@ -1,6 +1,6 @@
 //! Batches of writes that take effect atomically, and their encoding in the write-ahead log.
 
-use crate::entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
+use crate::entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
 use block::{Error, Result};
 use logkit::leb128::{Numbers, put, put_string};
 
@@ -171,6 +171,13 @@ impl Batch {
         }
     }
 
+    /// Whether all writes of the batch are deletes.
+    pub(crate) fn only_deletes(&self) -> bool {
+        let mut has_puts = false;
+        self.for_each(|write| has_puts |= matches!(write, Write::Put { .. }));
+        !has_puts
+    }
+
     /// Keys of the writes of single keys.
     pub(crate) fn keys(&self) -> Vec<&[u8]> {
         let mut keys = Vec::with_capacity(self.writes as usize);
@@ -226,11 +233,6 @@ impl Batch {
     pub fn for_each<'a>(&'a self, visit: impl FnMut(Write<'a>)) {
         Write::decode_all(&self.bytes, visit).expect("a batch encodes its own writes");
     }
-}
-
-/// The present time.
-pub fn now() -> Timestamp {
-    runtime::wall_clock().as_millis() as Timestamp
 }
 
 #[cfg(test)]

@@ -5,12 +5,11 @@
 //!
 //! Elsewhere: the check inside a table (`table::verify`), and repair.
 
-use crate::core::RecoveredShard;
 use crate::entry::Sequence;
-use crate::extents::{Extent, ReadAhead, read_runs, runs};
-use crate::manifest::{TableId, TableMeta};
-use crate::recovery::{Replayed, replay_all};
+use crate::replay::{RecoveredShard, Replayed, replay_all};
 use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
+use crate::tree::extents::{Extent, ReadAhead, read_runs, runs};
+use crate::tree::manifest::{TableId, TableMeta};
 use block::{Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
 use logkit::recovery::Goal;

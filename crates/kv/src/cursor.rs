@@ -1,4 +1,11 @@
 //! Cursors: positions in ordered entries.
+//!
+//! `merge`: several cursors as one; `visible`: entries that a snapshot sees; `retention`: entries that a
+//! compaction keeps.
+
+pub mod merge;
+pub mod retention;
+pub mod visible;
 
 use crate::entry::{Entry, Sequence};
 use block::Result;

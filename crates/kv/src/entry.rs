@@ -15,6 +15,11 @@ pub type Sequence = u64;
 /// Time in milliseconds since the Unix epoch.
 pub type Timestamp = u64;
 
+/// The present time.
+pub fn now() -> Timestamp {
+    runtime::wall_clock().as_millis() as Timestamp
+}
+
 /// Content of an entry: a value or a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {

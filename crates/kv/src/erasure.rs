@@ -28,14 +28,17 @@
 //!
 //! The state is shared by all shards; the home executes it (`eraser`).
 
-use crate::clock::DeadlineClock;
+pub mod clock;
+pub mod reset_history;
+
 use crate::entry::Timestamp;
 use crate::policy::CompactionParameters;
-use crate::reset_history::ResetHistory;
 use crate::settings::DeletePersistence;
 use crate::table::Summary;
 use block::EraseGuarantee;
+use clock::DeadlineClock;
 use logkit::ZonePool;
+use reset_history::ResetHistory;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

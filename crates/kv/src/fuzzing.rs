@@ -1,10 +1,7 @@
-//! Entry points for fuzz targets and property tests: parsers of untrusted bytes, with their common
-//! invariants.
+//! Entry point for a fuzz target and property tests: blocks of untrusted bytes, with their invariants.
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence, Value, order};
-use crate::redis::command::{Request, parse};
-use crate::redis::resp::{Parser, Step};
 use crate::table::{Block, BlockHandle, BlockSource, Builder, Options, Reader, Summary, key_hash};
 use block::Result;
 use crc_fast::{CrcAlgorithm, checksum};
@@ -33,7 +30,7 @@ impl BlockSource for &Hostile {
 /// memory, and walks that end and are in order.
 ///
 /// # Panics
-/// If an invariant is violated; this holds for all functions of this module.
+/// If an invariant is violated.
 pub fn table_block(code: u8, contents: &[u8], key: &[u8], sequence: Sequence) {
     // With a salt and an offset of 0 the checksum depends only on the bytes.
     let mut stored = [contents, &[code]].concat();
@@ -75,36 +72,4 @@ async fn walk(hostile: &Hostile, summary: &Summary, key: &[u8], sequence: Sequen
         cursor.next().await?;
     }
     Ok(())
-}
-
-/// Parses arbitrary bytes, in pieces of `piece` bytes, as requests of a redis client. Invariants: no panic,
-/// each step consumes only bytes that arrived, and each command is a request or is refused with one line.
-pub fn redis_requests(piece: usize, bytes: &[u8]) {
-    let mut parser = Parser::default();
-    let (mut begin, mut end) = (0, 0);
-    loop {
-        match parser.next(&bytes[begin..end]) {
-            Ok(Step::Incomplete) if end == bytes.len() => return,
-            Ok(Step::Incomplete) => end = (end + piece.max(1)).min(bytes.len()),
-            Ok(Step::Empty(count)) => {
-                assert!(count > 0 && begin + count <= end);
-                begin += count;
-            }
-            Ok(Step::Command(count)) => {
-                assert!(count > 0 && begin + count <= end);
-                match parse(parser.arguments(&bytes[begin..end]), || 1_700_000_000_000) {
-                    Ok(Request::Scan { pattern: Some(pattern), .. } | Request::Keys { pattern }) => {
-                        pattern.matches(&bytes[..bytes.len().min(1000)]);
-                    }
-                    Ok(_) => {}
-                    Err(failure) => assert!(failure.0.len() < 1000 + bytes.len()),
-                }
-                begin += count;
-            }
-            Err(error) => {
-                assert!(!error.text().is_empty());
-                return;
-            }
-        }
-    }
 }

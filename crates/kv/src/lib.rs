@@ -4,90 +4,51 @@
 //! merges level by level (O'Neil, Cheng, Gawlick, O'Neil, "The Log-Structured Merge-Tree", 1996). Keys are
 //! divided among shards by their hash; each shard has its own tree.
 //!
-//! Without I/O:
-//! - `entry`: versions of keys; `cursor`: positions in ordered entries; `batch`: writes that take effect
-//!   atomically.
-//! - `memtable`: the newest entries, in memory; `table`: the format of sorted tables.
-//! - `merge`: several cursors as one; `visible`: entries that a snapshot sees; `retention`: entries that a
-//!   compaction keeps.
-//! - `policy`: compaction and placement of tables; `cleaning`: choice of victims.
-//! - `manifest`: the tables of a tree; `item`: entries of the log.
+//! Modules, each of which imports only those before it:
+//! - `entry`: versions of keys; `cursor`: positions in ordered entries, their merge, visibility and
+//!   retention; `batch`: writes that take effect atomically; `scan`: parameters and results of scans.
+//! - `table`: the format of sorted tables; `policy`: compaction and placement of tables; `settings`.
+//! - `memory`: the newest entries; `erasure`: zones that must be reset in time; `tree`: tables in zones,
+//!   their levels and manifest.
+//! - `log_entry`: entries of the log; `replay`: the state that the log has; [`check`]: detection of damage;
+//!   [`audit`](mod@audit): search of the cells of a drive for deleted keys.
+//! - `core`: a shard, the owner of the log; `recovery`: formatting and opening; `store`: [`Store`], the
+//!   interface for programs.
 //!
-//! A shard:
-//! - `core`: the owner of the log; `buffer`: write buffers; `tables`: tables in zones, and the block cache;
-//!   `extents`: places of their blocks; `gate`: mutual exclusion of writes of a key; `write_controller`:
-//!   throttling of writes.
-//! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans;
-//!   `pairs`: results of scans; `level_cursor`: cursors of levels; `cross_shard`: batches and snapshots of
-//!   several shards; `status`: numbers for operators.
-//! - `recovery`, `checkpoint`: formatting and opening; [`check`]: detection of damage; `salvage`: losses of a
-//!   damaged store. `erasure`, `eraser`: persistent deletes, timed by `clock`; `reset_history`: guarantees of
-//!   earlier resets.
-//!
-//! [`Store`] is the interface for programs, [`redis`] serves it to redis clients, and [`kind`] makes it a
-//! part of stacks. [`audit`](mod@audit) searches the cells of a drive for deleted keys. `fuzzing` has the
-//! entry points of fuzz targets.
-//!
-//! Elsewhere: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`);
-//! emulated flash (`zns`).
+//! Elsewhere: the kind of stacks, and redis clients (`redis-door`); group commit, zones, cleaning and
+//! recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod audit;
 mod batch;
-mod buffer;
 pub mod check;
-mod checkpoint;
-mod cleaning;
-mod clock;
 mod core;
-mod cross_shard;
 mod cursor;
 mod entry;
-mod eraser;
 mod erasure;
-mod extents;
 #[doc(hidden)]
 pub mod fuzzing;
-mod gate;
-mod item;
-mod iterator;
-mod jobs;
-pub mod kind;
-mod level_cursor;
-mod manifest;
-mod manual_compaction;
-mod memtable;
-mod merge;
+mod log_entry;
+mod memory;
 #[cfg(test)]
 mod model;
-mod open_zones;
-mod pairs;
 mod policy;
-mod reads;
-mod reclaim;
 mod recovery;
-pub mod redis;
-mod reserve;
-mod reset_history;
-mod retention;
-mod salvage;
+mod replay;
+mod scan;
 mod settings;
-mod status;
 mod store;
 mod table;
-mod tables;
-mod visible;
-mod write_controller;
+mod tree;
 
-pub use batch::{Batch, Write, now};
-pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
-pub use iterator::Iterator;
-pub use kind::KIND;
-pub use manifest::MAX_SHARDS;
-pub use pairs::{Pair, Pairs};
-pub use reads::{Scan, Stored};
-pub use recovery::fewest_zones;
-pub use settings::{Acknowledge, Broken, DeletePersistence, Settings};
-pub use status::TableFacts;
-pub use store::{Snapshot, Store, Update, shard_of_key};
-pub use table::{Compression, Options as TableOptions};
+pub use batch::{Batch, Write};
+pub use core::{Snapshot, TableFacts};
+pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
+pub use logkit::recovery::Goal;
+pub use policy::{COMPACTIONS, PLACEMENTS};
+pub use recovery::{check_zones, default_shards, fewest_zones};
+pub use scan::{Pair, Pairs, Scan, Stored};
+pub use settings::{Acknowledge, Broken, DeletePersistence, Settings, default_policies};
+pub use store::{Iterator, Store, Update, shard_of_key};
+pub use table::{Compression, Options as TableOptions, key_hash};
+pub use tree::manifest::MAX_SHARDS;

@@ -2,7 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
-use crate::memtable::Memtable;
+use crate::memory::memtable::Memtable;
 use block::{Error, Result};
 use proptest::prelude::*;
 use std::cell::Cell;

@@ -40,12 +40,11 @@ mod simulation;
 
 pub use fade::Fade;
 pub use lifetimes::Lifetimes;
-pub use placement::{NewTable, Placement, placement};
+pub use placement::{NewTable, PLACEMENTS, Placement, placement};
 pub use saturation::Saturation;
 pub use zap::Zap;
 
 use crate::entry::Timestamp;
-use crate::manifest::MAX_LEVELS;
 use block::{Error, Result};
 use shape::Shape;
 use std::ops::Range;
@@ -53,6 +52,9 @@ use std::time::Duration;
 
 /// Names of all compaction policies, as accepted by [`compaction`].
 pub const COMPACTIONS: [&str; 3] = [saturation::NAME, fade::NAME, zap::NAME];
+
+/// Maximum number of levels of a tree.
+pub const MAX_LEVELS: usize = 8;
 
 /// Description of a table for policies.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,6 +102,7 @@ pub struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     /// Returns a tree of these levels, on a drive with space.
+    #[cfg(test)]
     pub fn of(levels: Vec<Vec<TableView<'a>>>) -> Self {
         Tree { levels, is_short: false }
     }

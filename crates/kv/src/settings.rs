@@ -1,8 +1,7 @@
 //! Settings of an open store; they aren't stored on the medium.
 
-use crate::policy::{Compaction, CompactionParameters, Placement, saturation};
+use crate::policy::{Compaction, CompactionParameters, Placement, placement, saturation, zap};
 use crate::table;
-use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::recovery::Goal;
 use std::time::Duration;
@@ -107,6 +106,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let (compaction, placement) = default_policies(false);
         Settings {
             shards: None,
             acknowledge: Acknowledge::default(),
@@ -114,8 +114,8 @@ impl Default for Settings {
             cache_bytes: 64 << 20,
             table_bytes: 32 << 20,
             table: table::Options::default(),
-            compaction: "saturation".to_owned(),
-            placement: "lifetime".to_owned(),
+            compaction: compaction.to_owned(),
+            placement: placement.to_owned(),
             level0_tables: 4,
             stop_tables: 20,
             level_bytes: 256 << 20,
@@ -129,12 +129,28 @@ impl Default for Settings {
     }
 }
 
+/// Names of the default compaction and placement policies, with or without persistent deletes.
+pub fn default_policies(has_persistence: bool) -> (&'static str, &'static str) {
+    match has_persistence {
+        true => (zap::NAME, placement::ZAP),
+        false => (saturation::NAME, placement::LIFETIME),
+    }
+}
+
 impl Settings {
+    /// Checks the compaction policy and its parameters.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an unknown name or parameters out of range.
+    pub fn check(&self) -> Result<()> {
+        self.compaction(1, u64::MAX).map(drop)
+    }
+
     /// Returns the compaction policy for one of `shards` shards on a drive of `drive_bytes` bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name, and for `saturation` with `delete_persistence`.
-    pub fn compaction(&self, shards: u16, drive_bytes: u64) -> Result<Box<dyn Compaction>> {
+    pub(crate) fn compaction(&self, shards: u16, drive_bytes: u64) -> Result<Box<dyn Compaction>> {
         if self.delete_persistence.is_some() && self.compaction == saturation::NAME {
             return Err(Error::invalid(
                 "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence",
@@ -150,17 +166,11 @@ impl Settings {
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
     }
 
-    /// Returns the write controller of one of `shards` shards.
-    pub(crate) fn write_controller(&self, shards: u16) -> WriteController {
-        let rate = (self.compaction_rate / u64::from(shards)).max(1);
-        WriteController::new(self.level0_tables, self.stop_tables, rate)
-    }
-
     /// Returns the placement policy.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name.
-    pub fn placement(&self) -> Result<Box<dyn Placement>> {
+    pub(crate) fn placement(&self) -> Result<Box<dyn Placement>> {
         crate::policy::placement(&self.placement)
     }
 

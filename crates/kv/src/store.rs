@@ -3,19 +3,25 @@
 //! A [`Store`] can be cloned and used on every shard of the runtime. Each key belongs to one shard of the
 //! store, by its hash; operations are executed there.
 
-use crate::batch::{Batch, Write, now};
+mod iterator;
+mod status;
+
+pub use iterator::Iterator;
+
+use crate::batch::{Batch, Write};
 use crate::core::Core;
-use crate::cross_shard::{BatchCondition, Parts};
+use crate::core::Snapshot;
+use crate::core::{BatchCondition, Parts};
+use crate::entry::now;
 use crate::entry::{Sequence, Timestamp};
-use crate::iterator::Iterator;
-use crate::pairs::{Pair, Pairs};
-use crate::reads::{Scan, Stored};
 use crate::recovery;
-use crate::salvage;
+use crate::scan::{Pair, Pairs};
+use crate::scan::{Scan, Stored};
 use crate::settings::{Acknowledge, Settings};
+use crate::tree::salvage;
 use block::{Error, Result, ZonesPart};
+use logkit::Owner;
 use logkit::recovery::Goal;
-use logkit::{Mover, Owner};
 use runtime::Home;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,42 +74,6 @@ pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
     // After one more multiplication the high bits of FNV-1a depend on all bytes.
     let mixed = (hash ^ hash >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
     ((mixed * shards as u64) >> 32) as u16
-}
-
-/// A consistent view of all shards. It must be dropped on a shard of the runtime: otherwise it is held until
-/// the store is closed.
-#[derive(Debug)]
-pub struct Snapshot {
-    homes: Arc<[Home<Core>]>,
-    sequences: Vec<Sequence>,
-}
-
-impl Snapshot {
-    /// Returns a snapshot without sequences of shards.
-    pub(crate) fn of(homes: Arc<[Home<Core>]>) -> Self {
-        Snapshot { homes, sequences: Vec::new() }
-    }
-
-    /// Adds the sequence of the next shard.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
-        self.sequences.push(sequence);
-    }
-}
-
-impl Drop for Snapshot {
-    fn drop(&mut self) {
-        if !runtime::is_on_shard() {
-            return;
-        }
-        for (home, sequence) in self.homes.iter().cloned().zip(self.sequences.iter().copied()) {
-            let release = move |core: Rc<Core>| async move {
-                core.release_snapshot(sequence);
-                Ok(())
-            };
-            // A closed store has no snapshots.
-            runtime::spawn(async move { home.with(release).await.ok() }).detach();
-        }
-    }
 }
 
 impl Store {
@@ -165,7 +135,7 @@ impl Store {
     /// # Errors
     /// As [`get`](Self::get).
     pub async fn get_in(&self, snapshot: &Snapshot, key: &[u8]) -> Result<Option<Stored>> {
-        let sequence = snapshot.sequences[usize::from(shard_of_key(key, self.homes.len()))];
+        let sequence = snapshot.sequence(usize::from(shard_of_key(key, self.homes.len())));
         self.get_at(key, Some(sequence)).await
     }
 
@@ -354,7 +324,7 @@ impl Store {
     pub async fn scan(&self, snapshot: Option<&Snapshot>, scan: Scan) -> Result<(Pairs, bool)> {
         let asked = self.homes.iter().enumerate().map(|(shard, home)| {
             let mut scan = scan.clone();
-            let sequence = snapshot.map(|snapshot| snapshot.sequences[shard]);
+            let sequence = snapshot.map(|snapshot| snapshot.sequence(shard));
             scan.most_bytes = scan.most_bytes.min(SCAN_BYTES);
             async move {
                 match home.is_here() {
@@ -469,7 +439,7 @@ impl Store {
             core.wake();
             core.kit().tasks.ended().await;
             // Other shards may wait for permits of these zones.
-            let _alone = core.mover.acquire(1).await;
+            let _alone = core.table_zones.alone().await;
             core.close_zones().await;
             Ok(())
         };
@@ -478,21 +448,18 @@ impl Store {
         }
         for home in self.homes.iter() {
             let seal = |core: Rc<Core>| async move {
-                let mut zones = core.zones.replace(Mover::new(0));
-                zones.close(&*core).await;
+                core.end_zones().await;
                 Ok(())
             };
             closed = closed.and(home.with(seal).await);
         }
-        let is_clean = |core: Rc<Core>| async move {
-            Ok(core.active.borrow().is_empty() && core.frozen.borrow().is_empty())
-        };
+        let is_clean = |core: Rc<Core>| async move { Ok(core.buffers.is_empty()) };
         let mut clean = true;
         for home in self.homes.iter() {
             clean &= home.with(is_clean).await.unwrap_or(false);
         }
         let last = move |core: Rc<Core>| async move {
-            match core.lost.is_some() {
+            match core.tables.lost().is_some() {
                 true => Ok(()),
                 false => core.take_checkpoint(clean).await,
             }

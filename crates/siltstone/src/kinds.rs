@@ -34,7 +34,7 @@ pub fn registry() -> Registry {
         &doors::vhost_user::door::KIND,
         &doors::ublk::door::KIND,
         &fs::KIND,
-        &kv::KIND,
+        &redis_door::KIND,
     ])
 }
 
@@ -79,11 +79,11 @@ mod tests {
             "disks",
             "doors",
             "fs",
-            "kv",
             "layers",
             "log",
             "memory-node",
             "redis-device",
+            "redis-door",
             "remote",
             "zones",
             "zns",

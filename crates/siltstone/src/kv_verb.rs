@@ -49,11 +49,11 @@ pub fn kv(verb: KvVerb) -> Result<(), Failure> {
 
 fn serve(arguments: &KvServe) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
-    if !stack.parts().any(|part| part.kind().name == kv::KIND.name) {
+    if !stack.parts().any(|part| part.kind().name == redis_door::KIND.name) {
         return Err(Failure::Usage(format!(
             "{}: this stack has no part of kind \"{}\"; expected one; siltstone serve serves other stacks",
             arguments.stack,
-            kv::KIND.name
+            redis_door::KIND.name
         )));
     }
     serve_verb::serve(&Serve {
@@ -219,7 +219,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
             other => other,
         })?;
         let checked = async {
-            let zones = kv::kind::zones_to_read(&of_part).await?.open().await?;
+            let zones = redis_door::storage::zones_to_read(&of_part).await?.open().await?;
             let reading = Reading::new();
             kv::check::check(&*zones, kv::check::MAX_PROBLEMS, &|done, all| reading.at(done, all)).await
         };
@@ -291,7 +291,7 @@ fn backup(arguments: &KvBackup) -> Result<(), Failure> {
         from.with(async move |source: &mut Reached| {
             let (built, of_part) = empty.plan.build_below_door(&empty.part).await?;
             let copied = async {
-                let store = kv::kind::open(&of_part).await?;
+                let store = redis_door::storage::open(&of_part).await?;
                 let copied = async {
                     source.take_snapshot().await?;
                     copy(source, &store).await
@@ -326,7 +326,7 @@ async fn check_empty(destination: &Planned) -> Result<(), Failure> {
         Err(Error::NotFound(_)) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    let found = kv::kind::contents(&of_part).await;
+    let found = redis_door::storage::contents(&of_part).await;
     drop(of_part);
     let closed = built.close().await;
     match found? {

@@ -17,17 +17,17 @@ use super::connection::{End, Offered, Watch, serve};
 use super::negotiation::ExportDescription;
 use super::protocol::MAX_STRING;
 use super::source::ExportSource;
+use crate::acceptor::{ClientPermit, Clients, Connections, accept};
 use crate::served::export::Export;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::PerShard;
 use runtime::ShardIndex;
-use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown, Stream};
-use runtime::sync::{Notify, StopSource, StopToken};
+use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown};
+use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -94,15 +94,13 @@ struct Running {
 struct Shared {
     address: Address,
     access: Access,
-    max_connections: usize,
+    clients: Arc<Clients>,
     descriptions: Vec<ExportDescription>,
     devices: Vec<Arc<dyn DevicePart>>,
     read_only: Vec<bool>,
     /// Created at the first start, when the number of shards is known.
     exports: OnceLock<Vec<Export>>,
     budget: Arc<Budget>,
-    connections: AtomicUsize,
-    refused: AtomicU64,
     cut_off: AtomicU64,
     on_end: OnceLock<EndObserver>,
     source: OnceLock<Arc<dyn ExportSource>>,
@@ -127,10 +125,7 @@ struct ShardPart {
     shared: Arc<Shared>,
     /// Empty once the server has stopped, so that remaining users of this state keep no device open.
     devices: RefCell<Vec<Rc<dyn Device>>>,
-    connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
-    next_connection: Cell<u64>,
-    /// Notified when a connection has ended.
-    ended: Notify,
+    connections: Connections<Watch>,
     watching: Cell<bool>,
 }
 
@@ -164,14 +159,12 @@ impl Server {
         let shared = Shared {
             address: config.address,
             access: config.access,
-            max_connections: config.max_connections,
+            clients: Clients::new(config.max_connections),
             descriptions,
             read_only: config.exports.iter().map(|export| export.read_only).collect(),
             devices: config.exports.into_iter().map(|export| export.device).collect(),
             exports: OnceLock::new(),
             budget: Arc::new(Budget::new(BUFFER_BYTES)),
-            connections: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
             on_end: OnceLock::new(),
             source: OnceLock::new(),
@@ -206,7 +199,9 @@ impl Server {
             let listener = Listener::replace_stale(&shared.address, shared.access).await?;
             let address = listener.local_address().clone();
             runtime::spawn(async move {
-                accept(shared, &listener, token).await;
+                let clients = shared.clients.clone();
+                let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
+                accept((&listener, &token), &clients, |_| {}, serve).await;
                 if let Err(error) = listener.close().await {
                     let _ = failure.set(error);
                 }
@@ -252,7 +247,7 @@ impl Server {
 
     /// Number of connected clients.
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Relaxed)
+        self.shared.clients.connected()
     }
 
     /// Calls `observer` at the end of each connection, on the connection's shard, before its requests in
@@ -274,8 +269,8 @@ impl Server {
         let mut status = Status::new();
         status.insert("address".into(), json!(self.address().to_string()));
         status.insert("connections".into(), json!(self.connections()));
-        status.insert("max_connections".into(), json!(shared.max_connections));
-        status.insert("refused_connections".into(), json!(shared.refused.load(Ordering::Relaxed)));
+        status.insert("max_connections".into(), json!(shared.clients.max));
+        status.insert("refused_connections".into(), json!(shared.clients.refused()));
         status.insert("cut_off_connections".into(), json!(shared.cut_off.load(Ordering::Relaxed)));
         status.insert("buffer_bytes".into(), json!(shared.budget.taken()));
         status.insert("max_buffer_bytes".into(), json!(shared.budget.bytes()));
@@ -307,99 +302,26 @@ async fn open_part(shared: Arc<Shared>) -> Result<ShardPart> {
     Ok(ShardPart {
         shared,
         devices: RefCell::new(devices),
-        connections: RefCell::default(),
-        next_connection: Cell::new(0),
-        ended: Notify::new(),
+        connections: Connections::default(),
         watching: Cell::new(false),
     })
 }
 
 /// Ends the connections of this shard and drops its handles.
 async fn close_part(part: &ShardPart) {
-    let watches = |part: &ShardPart| part.connections.borrow().values().cloned().collect::<Vec<_>>();
-    for watch in watches(part) {
-        watch.stop();
-        // The stream may be closed already.
-        let _ = watch.stream.shutdown(Shutdown::Read).await;
-    }
-    if runtime::timeout(STOP_LIMIT, part.all_ended()).await.is_err() {
-        for watch in watches(part) {
-            let _ = watch.stream.shutdown(Shutdown::Both).await;
-        }
-        part.all_ended().await;
+    if !part.connections.close(STOP_LIMIT, |watch| &watch.stream, Watch::stop).await {
+        part.connections.all_ended().await;
     }
     // The task that checks deadlines looks at this part once more before it ends. The devices below may then
     // be closed.
     drop(part.devices.take());
 }
 
-impl ShardPart {
-    async fn all_ended(&self) {
-        while !self.connections.borrow().is_empty() {
-            self.ended.notified().await;
-        }
-    }
-}
-
-/// Accepts connections until the stop signal.
-async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
-    let mut count = 0;
-    while let Some(stream) = listener.accept_until(&stop).await {
-        let shard = ShardIndex(count % runtime::shard_count());
-        if hand_over(&shared, stream, shard) {
-            count += 1;
-        }
-    }
-}
-
-/// Hands a connection to a shard, unless the limit is reached.
-fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
-    // Only this task adds connections, so the check can't race.
-    if shared.connections.load(Ordering::Relaxed) >= shared.max_connections {
-        shared.refused.fetch_add(1, Ordering::Relaxed);
-        let most = shared.max_connections;
-        tracing::warn!(
-            "a client of {} was refused: the limit of {most} connections is reached",
-            shared.address
-        );
-        return false;
-    }
-    let remote = match stream.into_remote() {
-        Ok(remote) => remote,
-        Err(error) => {
-            tracing::warn!("{error}");
-            return false;
-        }
-    };
-    let place = ConnectionSlot::take(shared.clone());
-    runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
-    true
-}
-
-/// Counts a connection against `max_connections`.
-struct ConnectionSlot(Arc<Shared>);
-
-impl ConnectionSlot {
-    fn take(shared: Arc<Shared>) -> ConnectionSlot {
-        shared.connections.fetch_add(1, Ordering::Relaxed);
-        ConnectionSlot(shared)
-    }
-}
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Serves a connection on its shard; it is in the shard's list until it ends.
-async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
-    let Some(part) = place.0.parts.here() else { return };
-    let number = part.next_connection.get();
-    part.next_connection.set(number + 1);
-    let shared = part.shared.clone();
+async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: ClientPermit) {
+    let Some(part) = shared.parts.here() else { return };
     let watch = Rc::new(Watch::new(remote.into_stream(), Box::new(move |end| shared.tell_end(end))));
-    part.connections.borrow_mut().insert(number, watch.clone());
+    let number = part.connections.add(&watch);
     if !part.watching.replace(true) {
         runtime::spawn(keep_watch(part.clone())).detach();
     }
@@ -423,24 +345,21 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
         }
     }
     watch.tell_end(&end);
-    let listed = part.connections.borrow_mut().remove(&number);
     drop(served);
-    drop((listed, watch, place, devices));
-    part.ended.notify_all();
+    part.connections.remove(number, (watch, permit, devices));
 }
 
 /// Disconnects the connections of this shard whose deadline has passed, or whose client receives nothing or
 /// is too slow while another connection waits for memory. Ends with the last connection.
 async fn keep_watch(part: Rc<ShardPart>) {
     let mut looked = runtime::now();
-    while !part.connections.borrow().is_empty() {
+    while part.connections.count() > 0 {
         runtime::sleep(WATCH_INTERVAL).await;
         let now = runtime::now();
         // Time in which this shard didn't run doesn't count against clients.
         let passed = (now - std::mem::replace(&mut looked, now)).min(2 * WATCH_INTERVAL);
         let waiting = part.shared.budget.waiting();
-        let watches: Vec<_> = part.connections.borrow().values().cloned().collect();
-        for watch in watches {
+        for watch in part.connections.all() {
             watch.check_send(now);
             if watch.is_late(now, passed, waiting) && !watch.expired.replace(true) {
                 // The stream may be closed already.

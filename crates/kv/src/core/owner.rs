@@ -4,16 +4,17 @@
 //! The cleaner runs on the home. It requests the live blocks of tables from each shard, and each shard
 //! appends the moves of its own blocks.
 
-use super::{Core, Incomplete, add};
-use crate::item::{Flushed, Item, Origin, Part, Place, Recorded, decode_parts, encode_parts};
-use crate::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
+use super::{Core, add};
+use crate::core::table_zones::Move;
+use crate::log_entry::{KvEntry, Origin, Part, Recorded, decode_parts, encode_parts};
+use crate::memory::buffer::Flushed;
 use crate::settings::Broken;
-use crate::tables::{Table, TableFile};
+use crate::tree::extents::Place;
+use crate::tree::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
+use crate::tree::tables::{Table, TableFile};
 use block::{Data, EraseGuarantee, Error, Result};
 use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
 use runtime::Home;
-use runtime::sync::Permit;
-use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,75 +26,10 @@ pub struct Name {
     block: u32,
 }
 
-/// A piece to be moved: table, first block, place and data.
-type Move = (TableId, u32, Place, Data);
-
 impl Core {
-    /// Completes the requests and jobs that wait for an item.
-    fn end(&self, item: &Item, outcome: &Result<()>) {
-        match &item.origin {
-            Origin::Writes { requests, others, is_applied } => {
-                if *is_applied {
-                    self.early_committed();
-                }
-                requests.iter().for_each(|request| self.requests.item_ended(*request, outcome));
-                if others.is_empty() {
-                    self.submitted_ended(item.body.bytes.len() as u64);
-                }
-            }
-            Origin::Edit(_)
-            | Origin::EditPart
-            | Origin::Piece { .. }
-            | Origin::Shared
-            | Origin::WritesPart { .. } => {}
-        }
-    }
-
-    /// Applies writes when the last part of their item commits.
-    fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
-        self.may_be_reclaimed();
-        let buffer = self.active.borrow().clone();
-        if buffer.note_zone(zone) {
-            self.has_new_zone.set(true);
-        }
-        if item.is_part() {
-            self.note_part(item, zone);
-        }
-        if !item.is_last_part() || item.body.is_refused.get() {
-            return Ok(());
-        }
-        if !matches!(item.origin, Origin::Writes { is_applied: true, .. }) {
-            decode_parts(&item.body.bytes, |part| match part.shard == self.shard {
-                true => self.apply(part.bytes),
-                false => Ok(()),
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Notes a committed part of an item in several records: its first record is needed until the last one
-    /// has committed.
-    fn note_part(&self, item: &Item, zone: u32) {
-        let mut incomplete = self.incomplete.borrow_mut();
-        if item.is_last_part() {
-            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &item.body)) {
-                done.zones.into_iter().for_each(|zone| _ = self.active.borrow().note_zone(zone));
-            }
-            return;
-        }
-        let record = self.appender.committed(write_stream(self.shard));
-        match &mut *incomplete {
-            Some(known) if Rc::ptr_eq(&known.body, &item.body) => known.zones.push(zone),
-            other => {
-                *other =
-                    Some(Incomplete { body: item.body.clone(), record, zones: SmallVec::from_slice(&[zone]) })
-            }
-        }
-    }
-
     /// Applies an edit of the manifest.
     fn commit_edit(&self, edit: &Edit, added: &[Rc<TableFile>]) {
-        let mut tables: Vec<Rc<Table>> = self.levels.borrow().all().cloned().collect();
+        let mut tables: Vec<Rc<Table>> = self.tables.levels().all().cloned().collect();
         let mut moved: Vec<Rc<Table>> = Vec::new();
         tables.retain(|table| {
             let is_removed = edit.removed.contains(&table.meta.id);
@@ -107,27 +43,20 @@ impl Core {
             let file = known
                 .or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
             let file = file.expect("an edit adds tables that were written, or are in another level");
-            tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads, None));
+            tables.push(self.tables.table(meta.clone(), file));
         }
         let is_kept = |id: TableId| edit.added.iter().any(|added| added.id == id);
         let died = || moved.iter().filter(|table| !is_kept(table.meta.id));
         if self.erasure.limit().is_some() {
-            self.set_dues(&self.levels.borrow(), died());
+            self.set_dues(&self.tables.levels(), died());
         }
         self.set_levels(tables);
         if let Some(flushed) = edit.flushed {
-            self.flushed.set(flushed);
-            let is_of = |last: Flushed| last.sequence <= flushed.sequence && last.record <= flushed.record;
-            let mut frozen = self.frozen.borrow_mut();
-            while frozen.first().is_some_and(|buffer| is_of(buffer.last())) {
-                frozen.remove(0).release(self.kit.clock());
-            }
+            self.buffers.release(flushed, self.kit.clock());
         }
         let now = self.erasure.now();
-        let mut lifetimes = self.lifetimes.borrow_mut();
-        died().for_each(|table| lifetimes.died(table.meta.level.into(), table.meta.created, now));
-        drop(lifetimes);
-        self.changed.notify_all();
+        died().for_each(|table| self.table_zones.died(table.meta.level, table.meta.created, now));
+        self.events.changed.notify_all();
         self.kit.events.cleaner.notify_all();
     }
 
@@ -135,75 +64,41 @@ impl Core {
     fn live_here(&self, zone: u32, mut pieces: Vec<Piece<Name>>) -> Vec<Piece<Name>> {
         let mut live = Vec::new();
         for piece in pieces.drain(..) {
-            if let Some(file) = self.file(piece.name.table) {
+            if let Some(file) = self.tables.file(piece.name.table) {
                 live_parts(&file, zone, &piece, |from, blocks| live.push(piece.part(from, blocks)));
             }
         }
         live
     }
 
-    /// Appends moves of blocks of this shard's tables.
-    pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
-        let block = self.kit.layout.block_bytes();
-        let items = moves.into_iter().filter_map(|(table, first, from, data)| {
-            Some(Item::piece(self.file(table)?, first, from, data.into(), block))
-        });
-        let items: Vec<Item> = items.collect();
-        self.append_tables(class, items).await
-    }
-
-    /// Appends items of tables; one task appends at a time.
-    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
-        let alone = self.mover.acquire(1).await;
-        self.append_alone(&alone, class, items).await
-    }
-
-    /// Appends items of tables; the caller holds the permit to append.
-    pub(crate) async fn append_alone(
-        self: &Rc<Self>,
-        _alone: &Permit,
-        class: u8,
-        items: Vec<Item>,
-    ) -> Result<()> {
-        // The zone may have a class of another placement policy, with which the store was open before.
-        let class = self.open_zones.class(class.min(self.placement.classes() - 1));
-        let mut zones = self.zones.replace(Mover::new(0));
-        let outcome = zones.append(self, class, items).await;
-        zones.answer(&**self).await;
-        self.zones.replace(zones);
-        outcome
-    }
-
     /// Returns this shard's state for a checkpoint, taken without an await.
     pub(crate) fn cut(&self) -> Cut {
-        let tables = self.levels.borrow().all().map(|table| table.present_meta()).collect();
+        let tables = self.tables.levels().all().map(|table| table.present_meta()).collect();
         let flushed = match self.settings.breaks(Broken::CoversBuffers) {
             true => Flushed {
-                record: self.appender.committed(write_stream(self.shard)),
-                sequence: self.sequence.get(),
+                record: self.commit.appender.committed(write_stream(self.peers.shard)),
+                sequence: self.buffers.sequence(),
             },
             // Includes records without writes after the last flush.
             false if self.is_all_in_tables() => {
-                let record = self.appender.committed(write_stream(self.shard));
-                Flushed { record, sequence: self.sequence.get() }
+                let record = self.commit.appender.committed(write_stream(self.peers.shard));
+                Flushed { record, sequence: self.buffers.sequence() }
             }
-            false => self.flushed.get(),
+            false => self.buffers.flushed(),
         };
-        let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
-        Cut { manifest, tables: self.appender.committed(table_stream(self.shard)) }
+        let manifest = crate::tree::manifest::Manifest { tables, flushed, next_table: self.tables.next() };
+        Cut { manifest, tables: self.commit.appender.committed(table_stream(self.peers.shard)) }
     }
 
     /// Whether all committed or acknowledged writes are in tables.
     fn is_all_in_tables(&self) -> bool {
-        self.active.borrow().is_empty()
-            && self.frozen.borrow().is_empty()
-            && self.incomplete.borrow().is_none()
+        self.buffers.is_empty() && self.commit.is_complete()
     }
 }
 
 /// State of a shard for a checkpoint.
 pub(crate) struct Cut {
-    pub manifest: crate::manifest::Manifest,
+    pub manifest: crate::tree::manifest::Manifest,
     /// Last record of the stream of tables whose effect the manifest includes.
     pub tables: u64,
 }
@@ -220,7 +115,7 @@ fn live_parts(file: &TableFile, zone: u32, piece: &Piece<Name>, mut visit: impl 
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = KvEntry;
     type Name = Name;
 
     #[inline]
@@ -229,11 +124,11 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
-        &self.appender
+    fn appender(&self) -> &Appender<KvEntry> {
+        &self.commit.appender
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+    fn commit(&self, items: &[KvEntry], zone: u32, position: u32) {
         let mut place = Place { zone, position };
         let mut user_blocks = 0;
         for item in items {
@@ -253,7 +148,7 @@ impl Owner for Core {
                 Origin::Piece { table, first, from } => {
                     let moved = *from != Place::NOWHERE;
                     if moved && self.erasure.limit().is_some() {
-                        let levels = self.levels.borrow();
+                        let levels = self.tables.levels();
                         self.set_dues(&levels, levels.all().filter(|live| live.meta.id == table.id));
                     }
                     table.written(*first, blocks, *from, place);
@@ -272,7 +167,7 @@ impl Owner for Core {
         }
         if items.iter().any(|item| matches!(item.origin, Origin::Writes { .. } | Origin::Shared)) {
             self.freeze_if_full();
-            if self.has_new_zone.take() {
+            if self.buffers.take_new_zone() {
                 self.freeze_if_wasteful();
             }
         }
@@ -283,28 +178,30 @@ impl Owner for Core {
         }
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
+    fn refuse(&self, item: &KvEntry, error: &Error) {
         item.body.is_refused.set(true);
         if item.is_part() {
             // The rest of the item isn't written, so replay never finds it complete.
-            drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &item.body)));
+            self.commit.forget_parts(item);
         }
         self.end(item, &Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
+    fn answer(&self, item: &mut KvEntry, error: &Error) {
         if let Origin::Writes { requests, .. } = &mut item.origin {
             let outcome = Err(error.clone());
-            requests.drain(..).for_each(|request| self.requests.item_ended(request, &outcome));
+            requests.drain(..).for_each(|request| self.commit.requests.item_ended(request, &outcome));
         }
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, item: &mut KvEntry, blocks: u32) -> KvEntry {
         item.cut(blocks)
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
-        for (stream, _) in joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.shard)) {
+    fn share(&self, joint: &Arc<Joint>, items: &[KvEntry], zone: u32, position: u32) {
+        for (stream, _) in
+            joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.peers.shard))
+        {
             let shard = shard_of(*stream);
             let mut body = None;
             for item in items {
@@ -317,9 +214,9 @@ impl Owner for Core {
                 debug_assert!(found.is_ok(), "it was encoded here");
             }
             let joint = joint.clone();
-            let (here, there) = (self.at(self.shard), self.at(shard));
+            let (here, there) = (self.peers.at(self.peers.shard), self.peers.at(shard));
             let deliver = move |core: Rc<Core>| async move {
-                let items = body.into_iter().map(Item::shared).collect();
+                let items = body.into_iter().map(KvEntry::shared).collect();
                 lane::joint_written(&*core, joint, items, zone, position);
                 Ok(())
             };
@@ -337,7 +234,7 @@ impl Owner for Core {
         }
     }
 
-    fn before_append(&self, zone: u32, generation: u64, items: &[Item]) {
+    fn before_append(&self, zone: u32, generation: u64, items: &[KvEntry]) {
         let has_edit = items.iter().any(|item| matches!(item.origin, Origin::Edit(_) | Origin::EditPart));
         self.note_append(zone, generation, has_edit);
     }
@@ -347,9 +244,7 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.kit.layout.blocks_in(self.checkpoint_size.manifest_bytes())
-            + self.checkpoint_size.directory_blocks()
-            + 2
+        self.kit.layout.blocks_in(self.peers.space.manifest_bytes()) + self.peers.space.directory_blocks() + 2
     }
 
     fn checkpoint_zones(&self) -> u32 {
@@ -366,7 +261,7 @@ impl Owner for Core {
     }
 
     async fn flush_all(&self) -> Result<()> {
-        let homes = self.homes.borrow().clone();
+        let homes = self.peers.homes();
         for home in homes {
             home.with(|core: Rc<Core>| async move { core.kit.flush().await }).await?;
         }
@@ -374,18 +269,18 @@ impl Owner for Core {
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
-        self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+        self.peers.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
     }
 
     /// A task that appends holds the permit, also between two appends: it may have looked for space in an
     /// open zone.
     async fn seal_idle_movers(&self) {
-        let _alone = self.mover.acquire(1).await;
+        let _alone = self.table_zones.alone().await;
         self.close_zones().await;
     }
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
-        let mut pieces: Vec<Vec<Piece<Name>>> = vec![Vec::new(); usize::from(self.shards)];
+        let mut pieces: Vec<Vec<Piece<Name>>> = vec![Vec::new(); usize::from(self.peers.shards)];
         for (number, record) in victim.records().iter().enumerate() {
             let shard = shard_of(record.header.stream);
             let mut at = 0;
@@ -406,17 +301,17 @@ impl Owner for Core {
         let (zone, mut live) = (victim.zone(), Vec::new());
         for (shard, pieces) in (0..).zip(pieces).filter(|(_, pieces)| !pieces.is_empty()) {
             let find = move |core: Rc<Core>| async move { Ok(core.live_here(zone, pieces)) };
-            live.extend(self.at(shard).with(find).await?);
+            live.extend(self.peers.at(shard).with(find).await?);
         }
         Ok(live)
     }
 
     /// Blocks of other shards count as live: a move of a block that has died meanwhile has no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
-        if piece.name.shard != self.shard {
+        if piece.name.shard != self.peers.shard {
             return visit(0, piece.count);
         }
-        if let Some(file) = self.file(piece.name.table) {
+        if let Some(file) = self.tables.file(piece.name.table) {
             live_parts(&file, victim.zone(), piece, visit);
         }
     }
@@ -429,7 +324,7 @@ impl Owner for Core {
         pieces: Vec<(Piece<Name>, Data)>,
         _mover: &mut Mover,
     ) -> Result<()> {
-        let mut moves: Vec<Vec<Move>> = (0..self.shards).map(|_| Vec::new()).collect();
+        let mut moves: Vec<Vec<Move>> = (0..self.peers.shards).map(|_| Vec::new()).collect();
         let mut blocks = 0;
         for (piece, data) in pieces {
             let from = Place { zone: victim.zone(), position: piece.position };
@@ -442,7 +337,7 @@ impl Owner for Core {
         self.kit.pace.moved(blocks);
         let class = victim.class();
         for (shard, moves) in (0..).zip(moves).filter(|(_, moves)| !moves.is_empty()) {
-            let home: Home<Core> = self.at(shard);
+            let home: Home<Core> = self.peers.at(shard);
             home.with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
         }
         Ok(())

@@ -6,57 +6,50 @@
 //! frozen, its uncommitted writes are copied to the next one, with the same sequences, and the flush of the
 //! frozen buffer omits them.
 
-use super::Core;
 use crate::batch::Write;
-use crate::buffer::WriteBuffer;
 use crate::entry::Sequence;
-use crate::item::{Body, decode_parts};
+use crate::log_entry::{Body, decode_parts};
+use crate::memory::buffer::WriteBuffer;
 use block::Result;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// Uncommitted writes of a shard.
 #[derive(Debug, Default)]
-pub(crate) struct Uncommitted {
+pub(super) struct Uncommitted {
     /// Items in flight in the order of the log, each with the number of its writes.
-    items: VecDeque<(Rc<Body>, u64)>,
+    items: RefCell<VecDeque<(Rc<Body>, u64)>>,
     /// Number of writes that are queued for the next item.
-    pending: u64,
+    pending: Cell<u64>,
 }
 
-impl Core {
-    /// Applies writes before they are in an item.
-    pub(super) fn apply_early(&self, writes: &[u8]) -> Result<()> {
-        let before = self.sequence.get();
-        self.apply(writes)?;
-        self.uncommitted.borrow_mut().pending += self.sequence.get() - before;
-        Ok(())
+impl Uncommitted {
+    /// Adds queued writes.
+    pub fn add(&self, writes: u64) {
+        self.pending.set(self.pending.get() + writes);
     }
 
     /// Notes that the queued writes were submitted in an item.
-    pub(super) fn early_submitted(&self, body: &Rc<Body>) {
-        let mut uncommitted = self.uncommitted.borrow_mut();
-        let writes = std::mem::take(&mut uncommitted.pending);
-        uncommitted.items.push_back((body.clone(), writes));
+    pub fn submitted(&self, body: &Rc<Body>) {
+        self.items.borrow_mut().push_back((body.clone(), self.pending.take()));
     }
 
     /// Notes that the first item has committed.
-    pub(super) fn early_committed(&self) {
-        self.uncommitted.borrow_mut().items.pop_front();
+    pub fn committed(&self) {
+        self.items.borrow_mut().pop_front();
     }
 
-    /// Sequence of the newest write whose record has committed.
-    pub(super) fn committed_sequence(&self) -> Sequence {
-        let uncommitted = self.uncommitted.borrow();
-        let writes = uncommitted.pending + uncommitted.items.iter().map(|(_, writes)| writes).sum::<u64>();
-        self.sequence.get() - writes
+    /// Sequence of the newest write whose record has committed; `newest` is that of the newest write.
+    pub fn before(&self, newest: Sequence) -> Sequence {
+        newest - self.pending.get() - self.items.borrow().iter().map(|(_, writes)| writes).sum::<u64>()
     }
 
-    /// Copies the uncommitted writes of a buffer to the next one.
-    pub(super) fn carry_over(&self, full: &WriteBuffer, next: &WriteBuffer) {
-        let first = self.committed_sequence();
+    /// Copies the uncommitted writes of a full buffer to the next one. `pending` has the queued writes.
+    pub fn carry_over(&self, (full, next): (&WriteBuffer, &WriteBuffer), pending: &[u8], newest: Sequence) {
+        let first = self.before(newest);
         let mut sequence = first;
-        let mut copy = |writes: &[u8]| {
+        let mut copy = |writes: &[u8]| -> Result<()> {
             Write::decode_all(writes, |write| {
                 sequence += 1;
                 if let Write::Put { key, .. } | Write::Delete { key, .. } = write {
@@ -64,14 +57,13 @@ impl Core {
                 }
             })
         };
-        let uncommitted = self.uncommitted.borrow();
-        for (body, _) in &uncommitted.items {
+        for (body, _) in &*self.items.borrow() {
             decode_parts(&body.bytes, |part| copy(part.bytes)).expect("an item of this shard");
         }
-        if uncommitted.pending > 0 {
-            copy(&self.pending.borrow().bytes).expect("writes of this shard");
+        if self.pending.get() > 0 {
+            copy(pending).expect("writes of this shard");
         }
-        debug_assert_eq!(sequence, self.sequence.get(), "of all uncommitted writes");
+        debug_assert_eq!(sequence, newest, "of all uncommitted writes");
         for range in full.memtable.range_tombstones().iter().filter(|range| range.sequence > first) {
             next.memtable.insert_range_tombstone(range.clone());
         }

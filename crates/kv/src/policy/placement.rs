@@ -16,7 +16,7 @@ use crate::entry::Timestamp;
 use block::{Error, Result};
 
 /// Names of all placement policies, as accepted by [`placement`].
-pub const NAMES: [&str; 2] = [LIFETIME, ZAP];
+pub const PLACEMENTS: [&str; 2] = [LIFETIME, ZAP];
 
 /// Name of placement by level.
 pub const LIFETIME: &str = "lifetime";
@@ -65,7 +65,7 @@ pub fn placement(name: &str) -> Result<Box<dyn Placement>> {
         LIFETIME => Box::new(ByLevel),
         ZAP => Box::new(ByDeadline),
         _ => {
-            let names = NAMES.join(", ");
+            let names = PLACEMENTS.join(", ");
             return Err(Error::invalid(format!(
                 "placement policy \"{name}\" is unknown; expected one of {names}"
             )));
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn policies_are_made_by_name_and_others_refused_with_the_known_names() {
-        for name in NAMES {
+        for name in PLACEMENTS {
             assert!(placement(name).unwrap().classes() <= 6, "at most five classes of tables");
         }
         let error = placement("hot").unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The key-value store through its interface for programs, in simulated runs, and its redis door.
+//! The key-value store through its interface for programs, in simulated runs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,10 +11,8 @@ mod damage;
 mod erasure;
 mod full;
 mod geometry;
-mod kind;
 mod model;
 mod persistence;
 mod quiet;
-mod redis;
 mod slow_zones;
 mod stalls;

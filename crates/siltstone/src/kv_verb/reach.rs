@@ -7,8 +7,8 @@ use crate::lifted;
 use crate::load;
 use crate::output::say;
 use block::{Error, Result, Status};
-use kv::redis::client::Client;
 use kv::{Batch, Pair, Pairs, Scan, Snapshot, Store, Stored, Update, Write};
+use redis_door::client::Client;
 use runtime::Config;
 use runtime::net::Address;
 use stack::{Part, Plan, Stack, Value};
@@ -143,9 +143,9 @@ pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
 
 /// Returns the part of kind kv of a stack.
 fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result<&'a Part, Failure> {
-    let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == kv::KIND.name).collect();
+    let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == redis_door::KIND.name).collect();
     let (kind, names) =
-        (kv::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
+        (redis_door::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
     let wrong = |what: String| Err(Failure::Usage(format!("{argument}: {what}")));
     match (wanted, parts.as_slice()) {
         (_, []) => wrong(format!("this stack has no part of kind \"{kind}\"; expected one")),
@@ -193,7 +193,7 @@ impl Planned {
         let part = part_of(stack, &store.stack, store.part.as_deref())?;
         let listen = match part.value("listen") {
             Some(Value::Text(text)) => {
-                Some(kv::kind::parse_listen(text, |path: &Path| stack.absolute(path))?)
+                Some(redis_door::kind::parse_listen(text, |path: &Path| stack.absolute(path))?)
             }
             _ => None,
         };
@@ -225,7 +225,7 @@ impl Planned {
             Err(error) => return Err(error.in_context(&self.argument).into()),
         };
         say("not served: opened for this request, and closed again");
-        let worked = match kv::kind::open(&arguments).await {
+        let worked = match redis_door::storage::open(&arguments).await {
             Ok(store) => {
                 let mut reached = Reached::Own(Box::new(store.clone()), None);
                 let worked = work(&mut reached).await;

@@ -1,0 +1,343 @@
+//! Commit of the writes of a shard: queued writes become items of the log, which take effect when their
+//! records commit.
+
+use super::{Core, WRITE_CLASS, add, zones_of_buffered};
+use crate::batch::Batch;
+use crate::log_entry::{Body, KvEntry, Origin, Part, decode_parts, encode_parts};
+use crate::settings::Acknowledge;
+use crate::tree::manifest::write_stream;
+use block::{Error, Result};
+use logkit::{Appender, Owner, flusher, lane};
+use runtime::sync::Notify;
+use runtime::{RequestKey, Requests};
+use smallvec::SmallVec;
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Maximum bytes of writes that are acknowledged or queued before they are in a record.
+const MAX_PENDING: usize = 4 << 20;
+/// Bytes of acknowledged writes, and longest delay, after which these are put into a record: the headers of
+/// smaller records would be larger than the writes.
+const BUFFERED_BYTES: usize = 256 << 10;
+const BUFFERED_TIME: Duration = Duration::from_millis(10);
+/// Writes queued for the next record.
+#[derive(Debug, Default)]
+struct Pending {
+    /// Encoded writes.
+    bytes: Vec<u8>,
+    /// Requests to complete.
+    requests: SmallVec<[RequestKey; 8]>,
+    /// Whether all of the writes are in the memtable and were acknowledged.
+    is_applied: bool,
+    /// Whether all of the writes are deletes.
+    frees: bool,
+    /// Time of the first acknowledged write.
+    since: Option<runtime::Instant>,
+}
+
+/// An item in several records, the last of which hasn't committed.
+struct Incomplete {
+    body: Rc<Body>,
+    /// Number of the item's first record.
+    record: u64,
+    /// Zones of the item's parts.
+    zones: SmallVec<[u32; 2]>,
+}
+
+/// Commit of the writes of a shard.
+pub(crate) struct Commit {
+    pub appender: Appender<KvEntry>,
+    /// Requests that wait for their items.
+    pub requests: Requests,
+    pending: RefCell<Pending>,
+    has_pending: Notify,
+    /// Item whose last part hasn't committed.
+    incomplete: RefCell<Option<Incomplete>>,
+    /// Bytes of the items of writes in flight.
+    unwritten: Cell<u64>,
+    /// Numbers of items of writes that were submitted, and that have ended.
+    submitted: Cell<u64>,
+    ended: Cell<u64>,
+}
+
+impl Commit {
+    /// Returns the state without writes.
+    pub fn new(appender: Appender<KvEntry>) -> Self {
+        Commit {
+            appender,
+            requests: Requests::default(),
+            pending: RefCell::default(),
+            has_pending: Notify::new(),
+            incomplete: RefCell::default(),
+            unwritten: Cell::new(0),
+            submitted: Cell::new(0),
+            ended: Cell::new(0),
+        }
+    }
+
+    /// Encoded writes that are queued for the next item.
+    pub fn pending(&self) -> Ref<'_, Vec<u8>> {
+        Ref::map(self.pending.borrow(), |pending| &pending.bytes)
+    }
+
+    /// Number of items of writes in flight.
+    fn in_flight(&self) -> u64 {
+        self.submitted.get() - self.ended.get()
+    }
+
+    /// Wakes the task that submits items.
+    pub fn wake(&self) {
+        self.has_pending.notify_one();
+    }
+
+    /// Whether no item is committed in part.
+    pub fn is_complete(&self) -> bool {
+        self.incomplete.borrow().is_none()
+    }
+
+    /// Last committed record of the shard's writes that replay doesn't need for an item that is committed in
+    /// part: such an item is replayed as a whole.
+    pub fn last_complete_record(&self, shard: u16) -> u64 {
+        let incomplete = self.incomplete.borrow().as_ref().map(|incomplete| incomplete.record - 1);
+        incomplete.unwrap_or_else(|| self.appender.committed(write_stream(shard)))
+    }
+
+    /// Visits the zones of the item that is committed in part.
+    pub fn for_each_incomplete_zone(&self, visit: impl FnMut(u32)) {
+        let incomplete = self.incomplete.borrow();
+        incomplete.iter().flat_map(|incomplete| incomplete.zones.iter().copied()).for_each(visit);
+    }
+
+    /// Forgets the committed parts of an item, of which another part was refused.
+    pub fn forget_parts(&self, item: &KvEntry) {
+        drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &item.body)));
+    }
+
+    /// Adds writes to those queued for the next record.
+    fn add(&self, bytes: &[u8], frees: bool, is_applied: bool, request: Option<RequestKey>) {
+        let mut pending = self.pending.borrow_mut();
+        pending.frees = frees && (pending.bytes.is_empty() || pending.frees);
+        pending.is_applied = is_applied;
+        pending.bytes.extend_from_slice(bytes);
+        pending.requests.extend(request);
+        let is_due = pending.bytes.len() >= BUFFERED_BYTES;
+        let is_told = is_applied && pending.since.is_some() && !is_due;
+        if is_applied {
+            pending.since.get_or_insert_with(runtime::now);
+        }
+        drop(pending);
+        if !is_told {
+            self.has_pending.notify_one();
+        }
+    }
+}
+
+impl Core {
+    /// Writes to this shard; all writes of the batch take effect atomically. Returns when they have reached
+    /// the state `acknowledge`.
+    pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        self.check_open()?;
+        let held = self.gate.enter(&batch).await;
+        let written = self.write_entered(batch, acknowledge).await;
+        drop(held);
+        written?;
+        match acknowledge {
+            Acknowledge::Flushed => flusher::flush(&**self).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes to this shard without a flush; the caller has entered the gate.
+    pub(crate) async fn write_entered(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let frees = batch.only_deletes();
+        self.until_there_is_space(frees, async || self.write_once(&batch, frees, acknowledge).await).await
+    }
+
+    async fn write_once(&self, batch: &Batch, frees: bool, acknowledge: Acknowledge) -> Result<()> {
+        self.stall(frees, batch.bytes().len()).await?;
+        while self.commit.pending.borrow().bytes.len() >= MAX_PENDING {
+            self.check_open()?;
+            self.events.changed.notified().await;
+        }
+        self.check_open()?;
+        // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
+        // key, and replay has them in this order.
+        let is_alone = self.commit.requests.is_empty() && !self.gate.has_batches();
+        let is_buffered = acknowledge == Acknowledge::Buffered && is_alone && self.has_zones();
+        if is_buffered {
+            self.kit.check_known_space(self.kept_zones())?;
+            self.apply_early(batch.bytes())?;
+        }
+        let is_other_kind = |pending: &Pending| {
+            !pending.bytes.is_empty()
+                && (pending.is_applied != is_buffered || pending.frees != frees && self.is_low())
+        };
+        // An item has either acknowledged or waiting writes, and no puts together with deletes if only
+        // deletes may take the last zones.
+        if is_other_kind(&self.commit.pending.borrow()) {
+            self.submit();
+        }
+        let request = (!is_buffered).then(|| self.commit.requests.begin(1, None));
+        self.commit.add(batch.bytes(), frees, is_buffered, request);
+        match request {
+            Some(request) => self.commit.requests.wait(request).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses queued writes, unless they were acknowledged, when earlier records find no space on the device
+    /// below.
+    pub(super) fn refuse_pending(&self, error: &Error) {
+        if !self.commit.pending.borrow().is_applied {
+            let Pending { requests, .. } = self.commit.pending.take();
+            let outcome = Err(error.clone());
+            requests.into_iter().for_each(|request| self.commit.requests.item_ended(request, &outcome));
+        }
+        self.events.changed.notify_all();
+    }
+
+    /// Submits the queued writes as one item.
+    pub(crate) fn submit(&self) {
+        let Pending { mut bytes, requests, is_applied, frees, .. } = self.commit.pending.take();
+        if bytes.is_empty() {
+            return;
+        }
+        let body = encode_parts([Part { shard: self.peers.shard, bytes: &bytes }].into_iter());
+        add(&self.commit.submitted, 1);
+        add(&self.commit.unwritten, body.len() as u64);
+        let item =
+            KvEntry::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
+                .freeing(frees);
+        // The allocation is reused.
+        bytes.clear();
+        self.commit.pending.borrow_mut().bytes = bytes;
+        if is_applied {
+            self.buffers.early_submitted(&item.body);
+        }
+        lane::push(self, WRITE_CLASS, item);
+        self.kit.events.work.notify_one();
+    }
+
+    /// Notes the end of an item of writes.
+    pub(crate) fn submitted_ended(&self, bytes: u64) {
+        self.commit.unwritten.set(self.commit.unwritten.get().saturating_sub(bytes));
+        add(&self.commit.ended, 1);
+        self.commit.has_pending.notify_one();
+        self.events.changed.notify_all();
+    }
+
+    /// Time until the queued writes are put into an item; `None` if that is now.
+    fn wait_of_pending(&self) -> Option<Duration> {
+        let pending = self.commit.pending.borrow();
+        let since =
+            pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
+        BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
+    }
+
+    /// Makes items of queued writes: group commit, with two items in flight.
+    pub(crate) async fn run_commits(self: Rc<Self>) {
+        loop {
+            let has_bytes = !self.commit.pending.borrow().bytes.is_empty();
+            if has_bytes && self.commit.in_flight() < 2 && self.kit.failure().is_none() {
+                match self.wait_of_pending() {
+                    // Further writes end the wait early.
+                    Some(wait) => drop(runtime::timeout(wait, self.commit.has_pending.notified()).await),
+                    None => self.submit(),
+                }
+                continue;
+            }
+            if self.kit.failure().is_some() {
+                let Pending { requests, .. } = self.commit.pending.take();
+                let error = self.kit.failure().unwrap_or_else(|| Error::closed("the store is closed"));
+                requests
+                    .into_iter()
+                    .for_each(|request| self.commit.requests.item_ended(request, &Err(error.clone())));
+                self.events.changed.notify_all();
+                return;
+            }
+            if self.kit.is_closing() && !has_bytes && self.commit.in_flight() == 0 {
+                return;
+            }
+            self.commit.has_pending.notified().await;
+            // Writes that other clients submit in the same turn join the item.
+            runtime::yield_now().await;
+        }
+    }
+
+    /// Waits until every write that is acknowledged or queued at the call has taken effect. Items end in the
+    /// order of their submission.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        self.submit();
+        let last = self.commit.submitted.get();
+        while self.commit.ended.get() < last {
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            self.kit.space.check()?;
+            self.events.changed.notified().await;
+        }
+        // The log has failed if it refuses acknowledged writes.
+        self.kit.failure().map_or(Ok(()), Err)
+    }
+
+    /// Whether enough zones are free for all acknowledged and earlier writes that aren't in records yet: the
+    /// log can't refuse these.
+    fn has_zones(&self) -> bool {
+        // Flushes take zones before they free those of the log.
+        let buffers = self.buffers.bytes() as u64;
+        let bytes = self.commit.unwritten.get() + self.commit.pending().len() as u64 + buffers;
+        self.kit.pool.free() > self.kept_zones() + zones_of_buffered(&self.kit.layout, bytes)
+    }
+
+    /// Completes the requests and jobs that wait for an item.
+    pub(super) fn end(&self, item: &KvEntry, outcome: &Result<()>) {
+        let Origin::Writes { requests, others, is_applied } = &item.origin else { return };
+        if *is_applied {
+            self.buffers.early_committed();
+        }
+        requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
+        if others.is_empty() {
+            self.submitted_ended(item.body.bytes.len() as u64);
+        }
+    }
+
+    /// Applies writes when the last part of their item commits.
+    pub(super) fn commit_writes(&self, item: &KvEntry, zone: u32) -> Result<()> {
+        self.may_be_reclaimed();
+        self.buffers.note_zone(zone);
+        if item.is_part() {
+            self.note_part(item, zone);
+        }
+        if !item.is_last_part() || item.body.is_refused.get() {
+            return Ok(());
+        }
+        if !matches!(item.origin, Origin::Writes { is_applied: true, .. }) {
+            decode_parts(&item.body.bytes, |part| match part.shard == self.peers.shard {
+                true => self.apply(part.bytes),
+                false => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Notes a committed part of an item in several records: its first record is needed until the last one
+    /// has committed.
+    fn note_part(&self, item: &KvEntry, zone: u32) {
+        let mut incomplete = self.commit.incomplete.borrow_mut();
+        if item.is_last_part() {
+            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &item.body)) {
+                done.zones.into_iter().for_each(|zone| _ = self.buffers.active().note_zone(zone));
+            }
+            return;
+        }
+        let record = self.commit.appender.committed(write_stream(self.peers.shard));
+        match &mut *incomplete {
+            Some(known) if Rc::ptr_eq(&known.body, &item.body) => known.zones.push(zone),
+            other => {
+                *other =
+                    Some(Incomplete { body: item.body.clone(), record, zones: SmallVec::from_slice(&[zone]) })
+            }
+        }
+    }
+}

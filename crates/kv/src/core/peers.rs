@@ -1,0 +1,86 @@
+//! The shards of a store: their homes, and the free space that they need together.
+
+use super::Core;
+use runtime::Home;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Free space that all shards need, so that each keeps the same number of zones free.
+#[derive(Debug)]
+pub(crate) struct SharedSpace {
+    /// Bytes of the manifest of each shard.
+    manifests: Box<[AtomicU64]>,
+    /// Number of blocks of the last checkpoint.
+    directory: AtomicU64,
+    /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
+    pub claimed: AtomicU32,
+    /// Shards that found nothing to reclaim since their last write, one bit per shard.
+    pub exhausted: AtomicU32,
+}
+
+impl SharedSpace {
+    /// Returns the size for a store of `shards` shards without tables.
+    pub fn new(shards: u16) -> Arc<Self> {
+        let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(SharedSpace {
+            manifests,
+            directory: AtomicU64::new(0),
+            claimed: AtomicU32::new(0),
+            exhausted: AtomicU32::new(0),
+        })
+    }
+
+    /// Sets the size of a shard's manifest in bytes.
+    pub fn set_manifest(&self, shard: u16, bytes: u64) {
+        self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of all manifests.
+    pub fn manifest_bytes(&self) -> u64 {
+        self.manifests.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Notes the number of blocks of the last checkpoint.
+    pub fn set_directory(&self, blocks: u64) {
+        self.directory.store(blocks, Ordering::Relaxed);
+    }
+
+    /// Number of blocks of the last checkpoint.
+    pub fn directory_blocks(&self) -> u64 {
+        self.directory.load(Ordering::Relaxed)
+    }
+}
+
+/// A shard among the shards of its store.
+pub(crate) struct Peers {
+    /// Number of the shard.
+    pub shard: u16,
+    /// Number of shards of the store.
+    pub shards: u16,
+    /// Free space that all shards need.
+    pub space: Arc<SharedSpace>,
+    homes: RefCell<Vec<Home<Core>>>,
+}
+
+impl Peers {
+    /// Returns one of `shards` shards, which doesn't know the homes of the others yet.
+    pub fn new((shard, shards): (u16, u16), space: &Arc<SharedSpace>) -> Self {
+        Peers { shard, shards, space: space.clone(), homes: RefCell::default() }
+    }
+
+    /// Sets the homes of all shards.
+    pub fn set_homes(&self, homes: Vec<Home<Core>>) {
+        self.homes.replace(homes);
+    }
+
+    /// Homes of all shards.
+    pub fn homes(&self) -> Vec<Home<Core>> {
+        self.homes.borrow().clone()
+    }
+
+    /// Home of a shard, which may be this one.
+    pub fn at(&self, shard: u16) -> Home<Core> {
+        self.homes.borrow()[usize::from(shard)].clone()
+    }
+}

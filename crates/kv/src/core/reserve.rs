@@ -1,0 +1,156 @@
+//! Reserves of free zones for operations that free space, so that a full store can be emptied.
+//!
+//! In this order, each of these leaves more free zones than the one before: edits of the manifest, flushes
+//! and the purge of a table (`reclaim`), deletes, compactions, and all other writes. So a store that refuses
+//! puts still accepts deletes, can write them as tables, and can drop the deleted data.
+//! Each step has zones for all shards.
+//!
+//! A compaction claims the zones that it may fill before it begins, so that concurrent compactions of several
+//! shards don't exhaust the zones together.
+
+use crate::core::Core;
+use block::{Error, Result};
+use logkit::Owner;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Longest wait of a put in a full store while space is reclaimed.
+const PUT_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait of a delete in a full store for zones of the log.
+const DELETE_PATIENCE: Duration = Duration::from_secs(30);
+/// Interval of checks of a full store.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Number of free zones reserved for the cleaner and the operations before puts, in addition to those of a
+/// checkpoint.
+pub(crate) fn cleaner_reserve(shards: u16) -> u32 {
+    1 + 4 * u32::from(shards)
+}
+
+/// Zones that a job has claimed; released on drop.
+pub(crate) struct Claim {
+    core: Rc<Core>,
+    zones: u32,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.core.peers.space.claimed.fetch_sub(self.zones, Ordering::AcqRel);
+    }
+}
+
+impl Core {
+    fn kept(&self, steps: u32) -> u32 {
+        self.checkpoint_zones() + steps * u32::from(self.peers.shards)
+    }
+
+    /// Number of free zones that flushes and purges leave.
+    pub(crate) fn kept_by_flushes(&self) -> u32 {
+        self.kept(1)
+    }
+
+    /// Number of free zones that deletes leave.
+    pub(crate) fn kept_by_deletes(&self) -> u32 {
+        self.kept(2)
+    }
+
+    /// Number of free zones that compactions leave.
+    pub(crate) fn kept_by_compactions(&self) -> u32 {
+        self.kept(3)
+    }
+
+    /// Whether so few zones are free that puts wait, or will wait soon.
+    pub(crate) fn is_low(&self) -> bool {
+        self.kit.pool.free() <= self.kept_zones() + u32::from(self.peers.shards)
+    }
+
+    /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
+    pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
+        let zone = u64::from(self.kit.layout.data_blocks(crate::log_entry::MAX_META))
+            * self.kit.layout.block_size.bytes();
+        let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
+        let claimed = &self.peers.space.claimed;
+        let before = claimed.fetch_add(zones, Ordering::AcqRel);
+        let claim = Claim { core: self.clone(), zones };
+        (self.kit.pool.free() >= self.kept_by_compactions().saturating_add(before).saturating_add(zones))
+            .then_some(claim)
+    }
+
+    /// Notes that this shard has nothing to reclaim until its next write.
+    pub(crate) fn note_exhausted(&self) {
+        let has_buffers = !self.buffers.active().is_empty() || !self.buffers.frozen().is_empty();
+        if !has_buffers || self.buffers.error().is_some() {
+            self.peers.space.exhausted.fetch_or(1 << self.peers.shard, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes that this shard may have space to reclaim.
+    pub(crate) fn may_be_reclaimed(&self) {
+        let bit = 1 << self.peers.shard;
+        if self.peers.space.exhausted.load(Ordering::Acquire) & bit != 0 {
+            self.peers.space.exhausted.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether no shard has anything to reclaim.
+    fn is_exhausted(&self) -> bool {
+        let all = (1_u64 << self.peers.shards) - 1;
+        u64::from(self.peers.space.exhausted.load(Ordering::Acquire)) & all == all
+    }
+
+    /// Waits until more zones are free than puts must leave.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if none can be freed.
+    pub(crate) async fn admit_puts(&self) -> Result<()> {
+        let begin = runtime::now();
+        while self.kit.pool.free() <= self.kept_zones() {
+            self.check_open()?;
+            let is_over = begin.elapsed() >= PUT_PATIENCE;
+            match self.kit.stuck() {
+                Some(error) if is_over || self.is_exhausted() => return Err(error),
+                None if is_over => {
+                    return Err(Error::no_space("the store has no free zone for puts; delete some keys"));
+                }
+                _ => {}
+            }
+            if self.kit.is_stuck() {
+                // The cleaner has no work here, and waking it would only wake this loop again.
+                runtime::sleep(LOOK).await;
+                continue;
+            }
+            let freed = self.kit.events.freed.notified();
+            self.kit.events.cleaner.notify_all();
+            let _woken = runtime::timeout(LOOK, freed).await;
+        }
+        Ok(())
+    }
+
+    /// Retries `write` while the log has no free zone, as long as space is reclaimed. A flush of earlier
+    /// deletes frees zones for later ones.
+    ///
+    /// # Errors
+    /// Errors of `write`; [`Error::NoSpace`] if nothing can be reclaimed in time.
+    pub(crate) async fn until_there_is_space<T>(
+        self: &Rc<Self>,
+        frees: bool,
+        write: impl AsyncFn() -> Result<T>,
+    ) -> Result<T> {
+        let begin = runtime::now();
+        let patience = if frees { DELETE_PATIENCE } else { PUT_PATIENCE };
+        loop {
+            match write().await {
+                Err(Error::NoSpace(_)) if begin.elapsed() < patience && (frees || !self.is_exhausted()) => {
+                    self.check_open()?;
+                    if frees {
+                        self.freeze();
+                    }
+                    self.kit.look_again();
+                    runtime::sleep(LOOK).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}

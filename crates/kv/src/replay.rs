@@ -1,0 +1,238 @@
+//! Replay of the log over the newest checkpoint: the manifests of all shards, and the writes that aren't in
+//! tables. Writes nothing.
+
+use crate::erasure::Found as FoundPromise;
+use crate::log_entry::{Recorded, decode_parts};
+use crate::tree::extents::{Extent, Place, place};
+use crate::tree::manifest::{Edit, Manifest, State, table_stream, write_stream};
+use block::{Error, Result, Zones};
+use logkit::recovery::{self, Goal, Opening};
+use logkit::scan::{self, Found};
+use logkit::{Layout, StreamId};
+use smallvec::SmallVec;
+
+/// Name of the owner in a root.
+pub const OWNER: [u8; 8] = *b"kv      ";
+/// State of a shard from the medium, or of a new shard.
+pub struct RecoveredShard {
+    /// Manifest of the shard.
+    pub manifest: Manifest,
+    /// Writes after those in tables, in the order of the log.
+    pub writes: Vec<ReplayedWrites>,
+    /// Unreadable parts of the shard, with [`Goal::Salvage`].
+    pub lost: Vec<String>,
+}
+
+/// An item of writes from the log.
+pub struct ReplayedWrites {
+    /// Encoded writes of this shard.
+    pub bytes: Vec<u8>,
+    /// Zones of the item's records.
+    pub zones: SmallVec<[u32; 2]>,
+    /// Number of the item's first record.
+    pub first: u64,
+    /// Number of the item's last record.
+    pub record: u64,
+}
+
+/// State of the store after replay.
+pub(crate) struct Replayed {
+    /// State of each shard.
+    pub shards: Vec<RecoveredShard>,
+    /// Recovered state of persistent deletes.
+    pub promise: FoundPromise,
+    /// Clock of the log after the last record.
+    pub clock: u64,
+}
+
+/// Finds the store on these zones and replays its records. Writes nothing.
+///
+/// # Errors
+/// As [`open`](crate::recovery::open).
+pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening<Found>, Replayed)> {
+    let mut opening: Opening<Found> = recovery::open(zones, OWNER, goal).await?;
+    let State { shards, stale, clock: shown, resets } = State::decode(&opening.own)?;
+    recovery::check_streams(&opening.root, 2 * shards.len())?;
+    let mut found: Vec<RecoveredShard> = Vec::new();
+    let mut clock = opening.root.clock;
+    for (shard, manifest) in (0..).zip(shards) {
+        found.push(replay(zones, &mut opening, (shard, manifest), &mut clock, goal).await?);
+    }
+    if let Some(first) = found.first_mut() {
+        first.lost.splice(0..0, std::mem::take(&mut opening.lost));
+    }
+    let operations = found.iter().map(|shard: &RecoveredShard| shard.manifest.flushed.sequence).sum();
+    let promise = FoundPromise { operations, stale, unlisted: Vec::new(), clock: shown, resets };
+    Ok((opening, Replayed { shards: found, promise, clock }))
+}
+
+/// Bytes that are divided among several records, until they are complete.
+#[derive(Default)]
+struct Assembly {
+    bytes: Vec<u8>,
+    length: usize,
+    zones: SmallVec<[u32; 2]>,
+    /// Number of the record with the first part.
+    first: u64,
+    /// Zone and block of a damaged block in one of the parts.
+    damaged: Option<(u32, u32)>,
+}
+
+impl Assembly {
+    /// Adds a part; returns the complete bytes with their zones once the last part is added.
+    fn add(
+        &mut self,
+        part: &[u8],
+        offset: u32,
+        length: u32,
+        (zone, record): (u32, u64),
+        damaged: Option<(u32, u32)>,
+    ) -> Option<Assembly> {
+        if offset == 0 && part.len() >= length as usize {
+            // A record of another shard may be between two parts.
+            let (bytes, zones) = (part[..length as usize].to_vec(), SmallVec::from_slice(&[zone]));
+            return Some(Assembly { bytes, length: length as usize, zones, first: record, damaged });
+        }
+        if offset == 0 {
+            *self = Assembly { length: length as usize, first: record, ..Assembly::default() };
+        }
+        if offset as usize != self.bytes.len() || length as usize != self.length {
+            // Earlier parts were refused, so this part has no effect.
+            *self = Assembly::default();
+            return None;
+        }
+        let missing = self.length - self.bytes.len();
+        self.bytes.extend_from_slice(&part[..part.len().min(missing)]);
+        self.damaged = self.damaged.or(damaged);
+        if !self.zones.contains(&zone) {
+            self.zones.push(zone);
+        }
+        (self.bytes.len() == self.length).then(|| std::mem::take(self))
+    }
+}
+
+/// First damaged block in a range of a zone.
+fn damaged_in(damaged: &[(u32, u32)], zone: u32, position: u32, blocks: u32) -> Option<(u32, u32)> {
+    let first = damaged[damaged.partition_point(|at| *at < (zone, position))..].first().copied();
+    first.filter(|at| *at < (zone, position + blocks))
+}
+
+/// Error for a durable record with damaged contents. Without the error, reads would return older values or
+/// deleted keys.
+fn gone(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Error {
+    Error::corrupt(format!(
+        "block {position} of zone {zone} is damaged: it has a part of record {number} of shard {shard}, with {what}; restore the store \
+         from a backup, or copy what can be read with the key salvage"
+    ))
+}
+
+/// Replays the records of a shard over its manifest.
+async fn replay(
+    zones: &dyn Zones,
+    opening: &mut Opening<Found>,
+    (shard, mut manifest): (u16, Manifest),
+    clock: &mut u64,
+    goal: Goal,
+) -> Result<RecoveredShard> {
+    let mut lost: Vec<String> = Vec::new();
+    let (users, tables) = (write_stream(shard), table_stream(shard));
+    let covered = &opening.root.covered;
+    let is_own = |record: &&Found| {
+        let is_after = |stream: StreamId| {
+            recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream))
+        };
+        record.header.stream == tables && is_after(tables) || is_after(users)
+    };
+    let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
+    recovery::sort_for_replay(&mut records, users);
+    let mut writes: Vec<ReplayedWrites> = Vec::new();
+    let mut lost_writes: Vec<(u64, (u32, u32))> = Vec::new();
+    let (mut written, mut edited) = (Assembly::default(), Assembly::default());
+    for record in &records {
+        let (zone, mut position) = (record.header.zone, record.header.position + 1);
+        for item in goal.tolerate(Recorded::decode_all(record), &mut lost)?.unwrap_or_default() {
+            let blocks = item.blocks();
+            *clock += u64::from(blocks);
+            match item {
+                Recorded::Piece { table, first, blocks, from } => {
+                    let run = Extent { first, blocks, place: Place { zone, position } };
+                    manifest.next_table = manifest.next_table.max(table + 1);
+                    // An edit refers to pieces that were written before it.
+                    if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
+                        place(&mut known.extents, run, from, |_, _| {});
+                    }
+                }
+                Recorded::Body { is_edit, length, offset, inline, blocks } => {
+                    let part = match inline {
+                        Some(inline) => Ok(inline),
+                        None => scan::read(zones, &opening.layout, zone, position, blocks).await,
+                    };
+                    let mut damaged = damaged_in(&opening.damaged, zone, position, blocks);
+                    let part = goal.tolerate(part, &mut lost)?.unwrap_or_else(|| {
+                        damaged = damaged.or(Some((zone, position)));
+                        vec![0; length as usize]
+                    });
+                    let assembly = if is_edit { &mut edited } else { &mut written };
+                    let number = recovery::number_in(record, if is_edit { tables } else { users });
+                    let number =
+                        number.ok_or_else(|| Error::corrupt("an item in a record of another stream"))?;
+                    match assembly.add(&part, offset, length, (zone, number), damaged) {
+                        Some(Assembly { damaged: Some(at), .. }) if is_edit => {
+                            goal.tolerate(
+                                Err::<(), _>(gone(shard, number, "the list of tables", at)),
+                                &mut lost,
+                            )?;
+                        }
+                        // Writes of the damaged record may be in tables already.
+                        Some(Assembly { damaged: Some(at), .. }) => lost_writes.push((number, at)),
+                        Some(whole) if is_edit => {
+                            if let Some(edit) = goal.tolerate(Edit::decode(&whole.bytes), &mut lost)? {
+                                manifest.apply(edit);
+                            }
+                        }
+                        Some(Assembly { bytes, zones, first, .. }) => {
+                            let decoded = decode_parts(&bytes, |part| {
+                                if part.shard == shard {
+                                    let (bytes, zones) = (part.bytes.to_vec(), zones.clone());
+                                    writes.push(ReplayedWrites { bytes, zones, first, record: number });
+                                }
+                                Ok(())
+                            });
+                            goal.tolerate(decoded, &mut lost)?;
+                        }
+                        None => {}
+                    }
+                }
+            }
+            position += blocks;
+        }
+    }
+    for (number, at) in lost_writes.iter().filter(|(number, _)| *number > manifest.flushed.record) {
+        let is_gone = gone(shard, *number, "writes, whose keys are unknown", *at);
+        goal.tolerate(Err::<(), _>(is_gone), &mut lost)?;
+    }
+    let mut accounts = opening.pool.accounts();
+    let mut tables = std::mem::take(&mut manifest.tables);
+    for table in tables.drain(..) {
+        let checked =
+            table.extents.iter().try_for_each(|extent| check_extent(shard, extent, &opening.layout));
+        if goal.tolerate(checked, &mut lost)?.is_some() {
+            table.extents.iter().for_each(|extent| accounts.add_live(extent.place.zone, extent.blocks));
+            manifest.tables.push(table);
+        }
+    }
+    drop(accounts);
+    writes.retain(|replayed| replayed.record > manifest.flushed.record);
+    Ok(RecoveredShard { manifest, writes, lost })
+}
+
+/// Refuses blocks of a table outside the zones.
+fn check_extent(shard: u16, extent: &Extent, layout: &Layout) -> Result<()> {
+    let end = extent.place.position.checked_add(extent.blocks);
+    match extent.place.zone < layout.zones && end.is_some_and(|end| end <= layout.zone_blocks) {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "the manifest of shard {shard} names blocks outside the zones: {extent:?}"
+        ))),
+    }
+}

@@ -1,0 +1,71 @@
+//! Status of a store for operators: the sums of its shards, and its tables.
+
+use super::Store;
+use crate::core::{Core, TableFacts};
+use block::{Result, Status};
+use serde_json::json;
+use std::rc::Rc;
+
+/// Names of the shards' numbers that are summed for the store.
+const SUMMED: &[&str] = &[
+    "tables",
+    "table_bytes",
+    "entries",
+    "tombstones",
+    "buffer_bytes",
+    "client_bytes",
+    "flushed_bytes",
+    "compacted_bytes",
+    "written_bytes",
+    "moved_bytes",
+    "compactions",
+    "stalls",
+    "slowed_writes",
+    "cache_bytes",
+    "cache_hits",
+    "cache_misses",
+    "snapshots",
+];
+
+impl Store {
+    /// Returns the tables of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](block::Error::Closed).
+    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
+        let mut tables = Vec::new();
+        for home in self.homes.iter() {
+            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
+        }
+        Ok(tables)
+    }
+
+    /// Returns numbers for operators.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](block::Error::Closed).
+    pub async fn status(&self) -> Result<Status> {
+        let mut shards = Vec::new();
+        for home in self.homes.iter() {
+            shards.push(home.with(|core: Rc<Core>| async move { Ok(core.status()) }).await?);
+        }
+        let mut status = Status::new();
+        status.insert("shards".into(), json!(self.homes.len()));
+        let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
+        for name in SUMMED {
+            status.insert((*name).into(), json!(sum(name)));
+        }
+        let overdue = sum("tombstones_overdue");
+        let home =
+            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
+        status.extend(home);
+        let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
+        status.insert("levels".into(), levels.collect());
+        if shards.iter().any(|shard| shard.contains_key("lost")) {
+            let lines = shards.iter().filter_map(|shard| shard.get("lost")?.as_array()).flatten().cloned();
+            status.insert("lost".into(), lines.collect());
+            status.insert("lost_count".into(), json!(sum("lost_count")));
+        }
+        Ok(status)
+    }
+}

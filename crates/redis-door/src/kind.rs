@@ -1,0 +1,220 @@
+//! Kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an
+//! address.
+//!
+//! Elsewhere: the storage of the store (`storage`), the server (`server`).
+
+use crate::server::{Server, ServerConfig, check_address};
+use crate::storage::{open, refuse, settings, settings_of_new, zones_to_be};
+use block::{Call, Part, Result, Status};
+use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
+use runtime::net::Address;
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// `kv(zns-emulator(drive.zns), listen=unix:kv.sock)`.
+pub const KIND: Kind = Kind {
+    name: "kv",
+    contract: Contract::Door,
+    summary: "a key-value store, served to redis clients",
+    keys: &[
+        Key::required(
+            "on",
+            ValueKind::DeviceOrZones,
+            "the storage of the store: a device, which it divides into zones, or zones, which it uses as they are",
+        )
+        .positional()
+        .holds_contents(),
+        Key::optional(
+            "listen",
+            ValueKind::Text,
+            "address for redis clients: unix:PATH or IP:PORT; default: none, and siltstone kv opens the store itself",
+        ),
+        Key::optional(
+            "allow_remote",
+            ValueKind::Bool,
+            "permit an address that other machines can reach, without authentication",
+        )
+        .or("false"),
+        Key::optional(
+            "shards",
+            ValueKind::Integer { min: 1, max: MAX_SHARDS as u64 },
+            "number of shards of a new store, by hash of the key; default: those of the stack, limited by the numbers of zones and of open zones",
+        ),
+        Key::optional(
+            "acknowledge",
+            ValueKind::Choice(&["buffered", "written", "flushed"]),
+            "answer a write when it is in memory, in the log, or durable (redis: appendfsync always)",
+        )
+        .or("written"),
+        Key::optional(
+            "buffer",
+            ValueKind::Size,
+            "memory of the write buffers of all shards; default: 64MiB, at most 1/32 of the zones",
+        )
+        .known_as(&["write_buffer_size", "memtable"]),
+        Key::optional("cache", ValueKind::Size, "memory of the block cache").or("64MiB").known_as(&["block_cache"]),
+        Key::optional(
+            "table_size",
+            ValueKind::Size,
+            "size at which a table is completed; default: 32MiB, at most half a zone and 1/64 of all zones",
+        )
+        .known_as(&["target_file_size_base"]),
+        Key::optional("level_size", ValueKind::Size, "size of level 1; default: 256MiB, at most 1/16 of the zones")
+            .known_as(&["max_bytes_for_level_base"]),
+        Key::optional("multiplier", ValueKind::Integer { min: 2, max: 100 }, "ratio of the sizes of a level and the one before")
+            .or("10")
+            .known_as(&["max_bytes_for_level_multiplier"]),
+        Key::optional("compression", ValueKind::Choice(&["none", "lz4"]), "compression of blocks of new tables").or("lz4"),
+        Key::optional(
+            "compaction",
+            ValueKind::Choice(&COMPACTIONS),
+            "policy that chooses the tables to compact; default: saturation, with delete_persistence: zap",
+        ),
+        Key::optional(
+            "placement",
+            ValueKind::Choice(&PLACEMENTS),
+            "policy that chooses zones for tables; default: lifetime, with delete_persistence: zap",
+        ),
+        Key::optional(
+            "delete_persistence",
+            ValueKind::DurationOrCount,
+            "time, such as 10m, or number of writes, within which every copy of a deleted or expired key is erased from the zones; default: no promise",
+        ),
+        Key::optional(
+            "erase",
+            ValueKind::Choice(&["none", "deallocated", "erased", "key"]),
+            "guarantee of a reset, with delete_persistence; default: the strongest that the zones give",
+        ),
+        Key::optional(
+            "zone_size",
+            ValueKind::Size,
+            "the size of a zone, for a store on a device; default: 1/256 of a new one, 128KiB to 64MiB",
+        ),
+        Key::optional(
+            "salvage",
+            ValueKind::Bool,
+            "open a damaged store to copy what can be read: nothing is written to its storage, and writes are refused",
+        )
+        .or("false"),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "kv(zns-emulator(zones=32, zone_size=4MiB), listen=\"unix:kv.sock\")",
+    plan,
+    build: |arguments| Call::new(async move { build(&arguments).await }),
+};
+
+/// Parses the address of the key `listen`; `absolute` resolves the path of a unix socket.
+///
+/// # Errors
+/// [`Error::Invalid`] for any other text; errors of `absolute`.
+pub fn parse_listen(text: &str, absolute: impl Fn(&Path) -> Result<PathBuf>) -> Result<Address> {
+    let Some(path) = text.strip_prefix("unix:") else { return text.parse() };
+    format!("unix:{}", absolute(Path::new(path))?.display()).parse()
+}
+
+/// Address for redis clients; `None` if there is no key `listen`.
+fn listen(arguments: &Arguments) -> Result<Option<Address>> {
+    let Some(text) = arguments.optional_text("listen")? else { return Ok(None) };
+    let address = parse_listen(&text, |path| arguments.absolute(path));
+    address.map(Some).map_err(|error| arguments.refuse("listen", error.detail().to_owned()))
+}
+
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    let is_on_zones = arguments.contract("on")? == Some(Contract::Zones);
+    if is_on_zones && arguments.given("zone_size") {
+        let text = "the store is on zones, which have a size; expected no zone_size; leave the key out";
+        return refuse(arguments, "zone_size", text.to_owned());
+    }
+    match listen(arguments)? {
+        Some(address) => check_address(&address, arguments.boolean("allow_remote")?)
+            .map_err(|error| arguments.refuse("listen", error.detail().to_owned()))?,
+        None if arguments.given("allow_remote") => {
+            return refuse(
+                arguments,
+                "allow_remote",
+                "allow_remote without listen; expected both".to_owned(),
+            );
+        }
+        None => {}
+    }
+    match zones_to_be(arguments)? {
+        Some(geometry) if arguments.format() => drop(settings_of_new(arguments, &geometry)?),
+        geometry => drop(settings(arguments, geometry.as_ref())?),
+    }
+    Ok(Shape::default())
+}
+
+async fn build(arguments: &Arguments) -> Result<Built> {
+    let server = match listen(arguments)? {
+        Some(address) => {
+            let allow_remote = arguments.boolean("allow_remote")?;
+            Some(Server::new(ServerConfig { allow_remote, ..ServerConfig::new(address) })?)
+        }
+        None => None,
+    };
+    Ok(Built::Door(Arc::new(KvDoor { store: open(arguments).await?, server })))
+}
+
+/// The store and its server.
+struct KvDoor {
+    store: Store,
+    server: Option<Server>,
+}
+
+impl Part for KvDoor {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        Call::new(async move {
+            let mut status = Status::new();
+            if let Some(server) = &self.server {
+                status.insert("clients".into(), json!(server.status()));
+            }
+            match self.store.status().await {
+                Ok(of_store) => status.extend(of_store),
+                Err(error) => {
+                    status.insert("error".into(), json!(error.to_string()));
+                }
+            }
+            status
+        })
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.store.close())
+    }
+}
+
+impl Door for KvDoor {
+    fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            match &self.server {
+                Some(server) => server.start(&self.store).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn stop(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            match &self.server {
+                Some(server) => server.stop().await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        // In the form that libraries of redis use.
+        let shown = |address: Address| match address {
+            Address::Unix(path) => format!("unix://{}", path.display()),
+            Address::Tcp(tcp) => format!("redis://{tcp}"),
+        };
+        self.server.iter().flat_map(Server::addresses).map(shown).collect()
+    }
+}
