@@ -7,20 +7,21 @@
 
 mod items;
 mod places;
+pub mod scrub;
 #[cfg(test)]
 mod tests;
 
+use crate::core::cores::core_of;
 use crate::core::{Core, STREAMS, Settings};
-use crate::cores::core_of;
-use crate::data::sums_in;
-use crate::extents::{Extent, Place};
-use crate::forest::Forest;
-use crate::inode::InodeNumber;
+use crate::data::checksums::sums_in;
+use crate::metadata::extents::{Extent, Place};
+use crate::metadata::forest::Forest;
+use crate::metadata::inode::InodeNumber;
+use crate::metadata::versions::SnapshotInfo;
+use crate::metadata::versions::SnapshotNumber;
 use crate::metadata::{Inodes, Metadata};
-use crate::path_of::{self, Whole};
+use crate::names::path_of::{self, Whole};
 use crate::recovery::{self, Recovered};
-use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::SnapshotNumber;
 use crate::tree::{Key, Released};
 use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;

@@ -8,34 +8,43 @@
 //!
 //! In other modules: operations on several cores (`joint`), and the callbacks of the log kit (`owner`).
 
+pub(crate) mod checkpoint;
+pub(crate) mod cores;
+mod data;
+pub(crate) mod entry;
+pub mod geometry;
+mod holders;
+pub(crate) mod inodes;
+mod names;
 mod owner;
+mod tickets;
+mod turns;
 
 pub(crate) use owner::Accounting;
 
-use crate::change::{Change, Changes, KEEP_TIMES};
-use crate::checkpoint::FrozenTrees;
 use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
-use crate::cores::{Cores, Totals};
-use crate::extents::Place;
+use crate::core::checkpoint::FrozenTrees;
+use crate::core::cores::{Cores, Totals};
+use crate::core::entry::{Item, Origin};
+use crate::core::tickets::Tickets;
+use crate::data::checksums::Sums;
+use crate::data::node::{Node, Nodes};
 use crate::format::{BLOCK, MAX_CORES};
-use crate::gate::Gate;
-use crate::geometry;
-use crate::inode::{InodeNumber, Time};
-use crate::item::{Item, Lost, Origin};
-use crate::locks::Locks;
 use crate::metadata::Metadata;
-use crate::node::{Node, Nodes};
-use crate::salvage::LostParts;
-use crate::snapshot_list::SnapshotList;
-use crate::sums::Sums;
-use crate::tickets::Tickets;
+use crate::metadata::change::{Change, Changes, KEEP_TIMES};
+use crate::metadata::extents::{Lost, Place};
+use crate::metadata::inode::{InodeNumber, Time};
+use crate::names::locks::Locks;
+use crate::snapshots::gate::Gate;
+use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
 use block::{Error, Payload, Result};
 use logkit::cleaning::{Arrival, Policy};
 use logkit::layout::ROOT_ZONES;
 use logkit::readers::ShardReads;
 use logkit::recovery::Goal;
+use logkit::recovery::LostParts;
 use logkit::{Appender, Kit, Mover, Owner, StreamId, flusher, lane, mover};
 use runtime::Requests;
 use runtime::range_lock::RangeGuard;
@@ -111,7 +120,7 @@ pub struct Settings {
     /// Most bytes of requests in flight on a core where [classes](crate::classes) compete; each request
     /// counts [16 KiB](crate::classes::REQUEST_COST) in addition to its bytes.
     pub io_depth: u64,
-    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on
+    /// Number of names above which the names of a directory are divided among [stripes](crate::metadata::stripes) on
     /// all cores; values above 64 are compared with an estimate. `None` for 16384 on several cores, and for
     /// no limit on one core.
     pub stripe_above: Option<u64>,

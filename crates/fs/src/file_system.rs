@@ -6,22 +6,23 @@
 //! should [open the directory](FileSystem::directory).
 
 use crate::check::Report;
+use crate::check::scrub::Scrubbed;
 use crate::classes::{Class, ClassStatistics};
+use crate::core::cores::Cores;
+use crate::core::inodes::{BETWEEN_ATTEMPTS, Statistics};
 use crate::core::{Core, Settings};
-use crate::cores::Cores;
-use crate::directory::Entry;
 use crate::file::File;
 use crate::format::Properties;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT};
-use crate::namespace::{self, New, Renaming};
-use crate::operations::{BETWEEN_ATTEMPTS, Statistics};
-use crate::path::{self, Walk};
+use crate::metadata::directory::Entry;
+use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT};
+use crate::metadata::stripes::Holder;
+use crate::names::namespace::{self, New, Renaming};
+use crate::names::path::{self, Walk};
 use crate::recovery;
-use crate::salvage;
-use crate::scrub::Scrubbed;
-use crate::stripes::Holder;
+use crate::recovery::salvage;
 use block::{Error, Result, ZonesPart};
 use logkit::recovery::Goal;
+use logkit::recovery::LostParts;
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
 use std::rc::Rc;
@@ -100,7 +101,7 @@ impl FileSystem {
         let cores = recovery::open(&zones, settings).await?;
         let files = Self::start(zones, cores).await?;
         if settings.goal == Goal::Salvage {
-            files.name_lost().await?;
+            salvage::name_lost(&files.cores).await?;
         }
         Ok(files)
     }
@@ -159,6 +160,26 @@ impl FileSystem {
     /// Returns the file system with zones that stay open when it is closed.
     pub fn on_lent_zones(self) -> Self {
         FileSystem { owns_zones: false, ..self }
+    }
+
+    /// Whether the file system is open for salvage.
+    ///
+    /// # Errors
+    /// [`block::Error::Closed`].
+    pub async fn is_salvaged(&self) -> Result<bool> {
+        self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
+    }
+
+    /// Losses of a file system that is open for salvage.
+    ///
+    /// # Errors
+    /// [`block::Error::Closed`].
+    pub async fn lost(&self) -> Result<LostParts> {
+        let mut all = LostParts::default();
+        for core in self.cores.all() {
+            all.append(core.with(|core: Rc<Core>| async move { Ok(core.lost.borrow().clone()) }).await?);
+        }
+        Ok(all)
     }
 
     /// Home: the core that runs the cleaner and checkpoints.
@@ -524,7 +545,7 @@ impl FileSystem {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`crate::namespace::rename`]; errors of resolving the paths.
+    /// As [`crate::names::namespace::rename`]; errors of resolving the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
         let sides = [split(old), split(new)];
         let mut directories = [ROOT; 2];

@@ -2,15 +2,27 @@
 //!
 //! Only [`Metadata::apply`] changes the trees, both for new operations and for replay.
 
-use crate::change::{Attributes, Change, KEEP_TIMES, Value};
-use crate::extents::{self, Blocks, Extent, Place, visit_missing};
-use crate::forest::{Forest, Shard};
-use crate::inode::{Inode, InodeNumber, ROOT, Time, kind};
-use crate::shared;
-use crate::snapshots::{Moved, Snapshots, move_in};
+pub mod attributes;
+pub mod change;
+pub mod directory;
+pub(crate) mod extents;
+pub(crate) mod forest;
+pub mod inode;
+pub mod shared;
+pub mod stripes;
+pub mod versions;
+
+use crate::metadata::change::{Attributes, Change, KEEP_TIMES, Value};
+use crate::metadata::extents::{Blocks, Extent, Place, visit_missing};
+use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::inode::{Inode, InodeNumber, ROOT, Time, kind};
+use crate::metadata::versions::{Moved, Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};
 use smallvec::SmallVec;
+
+/// Block size of the log, in bytes.
+pub const BLOCK: u64 = 4096;
 
 /// Most items of a removed inode that are removed at a time.
 const REMOVED_AT_ONCE: usize = 8;

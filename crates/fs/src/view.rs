@@ -1,17 +1,17 @@
 //! Snapshots for programs: taking, deleting and reading.
 
-use crate::attributes;
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::Core;
-use crate::directory::Entry;
 use crate::file_system::{FileSystem, split};
-use crate::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::Metadata;
-use crate::namespace;
-use crate::path::Walk;
-use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::SnapshotNumber;
+use crate::metadata::attributes;
+use crate::metadata::directory::Entry;
+use crate::metadata::inode::{FileType, Inode, InodeNumber};
+use crate::metadata::versions::SnapshotInfo;
+use crate::metadata::versions::SnapshotNumber;
+use crate::names::namespace;
+use crate::names::path::Walk;
 use block::{Error, Payload, Result};
 use std::rc::Rc;
 

@@ -5,10 +5,10 @@
 //! of its own blocks.
 
 use super::{Core, REMOVAL_RESERVE};
-use crate::change::{Change, Changes, Recorded};
-use crate::extents::{Blocks, Place};
-use crate::inode::InodeNumber;
-use crate::item::{Item, Origin};
+use crate::core::entry::{Item, Origin};
+use crate::metadata::change::{Change, Changes, Recorded};
+use crate::metadata::extents::{Blocks, Place};
+use crate::metadata::inode::InodeNumber;
 use block::{Data, Error, Result};
 use logkit::pool::{Accounts, Usage};
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
@@ -368,7 +368,8 @@ mod tests {
                 let moved = move |core: Rc<Core>| async move {
                     // Of a block that is elsewhere: it takes no effect.
                     let from = Place { zone: 63, position: 1 };
-                    let change = Change::Move { inode: crate::inode::ROOT, block: 0, blocks: 1, from };
+                    let change =
+                        Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
                     core.clone().move_here(0, vec![(change, data())]).await?;
                     core.kit.budget().lose();
                     Ok(())

@@ -3,10 +3,10 @@
 
 use super::actions::os;
 use super::kind::status;
+use crate::check::scrub::Scrubbed;
 use crate::core::Core;
 use crate::file_system::FileSystem;
-use crate::inode::{InodeNumber, ROOT};
-use crate::scrub::Scrubbed;
+use crate::metadata::inode::{InodeNumber, ROOT};
 use block::{Error, Result};
 use serde_json::{Value, json};
 use std::rc::Rc;
@@ -42,7 +42,7 @@ impl Control {
                 libc::ENODATA,
                 format!(
                     "attribute \"{}\" is unknown; expected siltstone.status, siltstone.scrub or siltstone.defrag",
-                    crate::directory::show(name)
+                    crate::metadata::directory::show(name)
                 ),
             )),
         }
