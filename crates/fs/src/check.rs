@@ -419,7 +419,7 @@ impl Core {
             metadata.preallocated += contents.preallocated;
             pages.extend(contents.pages);
             for (shard, inodes) in
-                (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, self.totals.cores()) == core)
+                (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, self.totals().cores()) == core)
             {
                 metadata.set_inodes(shard, inodes);
             }

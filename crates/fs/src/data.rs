@@ -5,3 +5,4 @@ pub mod clones;
 pub(crate) mod cut;
 pub mod defrag;
 pub(crate) mod node;
+pub(crate) mod reader;

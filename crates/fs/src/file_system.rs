@@ -126,7 +126,7 @@ impl FileSystem {
         files
             .home()
             .with(|core: Rc<Core>| async move {
-                if !core.is_salvaged {
+                if !core.admission.is_salvaged() {
                     cleaner::start(&core);
                 }
                 Ok(())
@@ -134,7 +134,7 @@ impl FileSystem {
             .await?;
         files
             .each(|core| async move {
-                if !core.is_salvaged {
+                if !core.admission.is_salvaged() {
                     core.remove_orphans();
                 }
                 core.open_striped()
@@ -167,7 +167,7 @@ impl FileSystem {
     /// # Errors
     /// [`block::Error::Closed`].
     pub async fn is_salvaged(&self) -> Result<bool> {
-        self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
+        self.with(|core: Rc<Core>| async move { Ok(core.admission.is_salvaged()) }).await
     }
 
     /// Losses of a file system that is open for salvage.
@@ -177,7 +177,7 @@ impl FileSystem {
     pub async fn lost(&self) -> Result<LostParts> {
         let mut all = LostParts::default();
         for core in self.cores.all() {
-            all.append(core.with(|core: Rc<Core>| async move { Ok(core.lost.borrow().clone()) }).await?);
+            all.append(core.with(|core: Rc<Core>| async move { Ok(core.opened.lost.borrow().clone()) }).await?);
         }
         Ok(all)
     }
@@ -217,14 +217,14 @@ impl FileSystem {
         for core in self.cores.all() {
             closed = closed.and(
                 core.with(|core: Rc<Core>| async move {
-                    core.close_mover().await;
+                    core.moves.close(&*core).await;
                     Ok(())
                 })
                 .await,
             );
         }
         let last = |core: Rc<Core>| async move {
-            match core.is_salvaged {
+            match core.admission.is_salvaged() {
                 true => Ok(()),
                 false => core.take_checkpoint(true).await,
             }
@@ -626,12 +626,12 @@ impl FileSystem {
     pub async fn class(&self, name: &str, shares: u32) -> Result<Class> {
         let (name, cores): (Arc<str>, _) = (name.into(), self.cores.clone());
         self.with(move |home| async move {
-            let _one = home.classes.changing.acquire(1).await;
-            let number = home.classes.number_for(&name, shares)?;
+            let _one = home.admission.classes.changing.acquire(1).await;
+            let number = home.admission.classes.number_for(&name, shares)?;
             for core in cores.all() {
                 let name = name.clone();
                 let set = move |core: Rc<Core>| async move {
-                    core.classes.set(number, &name, shares);
+                    core.admission.classes.set(number, &name, shares);
                     Ok(())
                 };
                 core.with(set).await?;
@@ -648,7 +648,7 @@ impl FileSystem {
     pub async fn classes(&self) -> Result<Vec<ClassStatistics>> {
         let mut all: Vec<ClassStatistics> = Vec::new();
         for core in self.cores.all() {
-            let of_core = core.with(|core: Rc<Core>| async move { Ok(core.classes.statistics()) }).await?;
+            let of_core = core.with(|core: Rc<Core>| async move { Ok(core.admission.classes.statistics()) }).await?;
             for (number, class) in of_core.into_iter().enumerate() {
                 match all.get_mut(number) {
                     Some(sum) => sum.add(&class),
@@ -666,7 +666,7 @@ impl FileSystem {
     pub async fn properties(&self) -> Result<Properties> {
         self.with(|core| async move {
             let shards = core.metadata.borrow().items.shards();
-            Ok(Properties { block_size: core.block_size, shards })
+            Ok(Properties { block_size: core.block_size(), shards })
         })
         .await
     }

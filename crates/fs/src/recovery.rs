@@ -6,10 +6,7 @@ pub(crate) mod salvage;
 use crate::core::checkpoint::unseal;
 use crate::core::cores::{Cores, Totals, core_of};
 use crate::core::geometry::{check_new, too_few};
-use crate::core::{
-    Accounting, Broken, Core, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
-    user_stream,
-};
+use crate::core::{Accounting, Broken, Core, Opened, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones, user_stream};
 use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
 use crate::metadata::change::{Change, Recorded};
 use crate::metadata::extents::{Blocks, Extent, GONE};
@@ -85,8 +82,8 @@ pub async fn format(
     }
     let cores = start((zones, handle), parts, loaded, properties, settings).await?;
     let first = |core: Rc<Core>| async move {
-        match core.capacity() {
-            0 => Err(too_few(&core.kit.layout, core.least_zones())),
+        match core.admission.capacity() {
+            0 => Err(too_few(&core.kit.layout, core.admission.least_zones())),
             _ => core.write_checkpoint(false).await,
         }
     };
@@ -140,7 +137,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let is_salvage = settings.goal == Goal::Salvage;
     let first = move |core: Rc<Core>| async move {
         core.snapshot_list.set(infos.into_iter(), next_snapshot);
-        core.lost.borrow_mut().extend(lost);
+        core.opened.lost.borrow_mut().extend(lost);
         if is_salvage {
             return Ok(());
         }
@@ -205,16 +202,16 @@ async fn start(
             let (metadata, released, lost) = state;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
+            let (block_size, replayed) = (properties.block_size, loaded.replayed);
+            let opened = Opened { block_size, replayed, lost: RefCell::new(lost) };
             let core = Core::new(
                 (index, totals),
                 kit,
                 policy(&settings, &layout)?,
                 (metadata, released),
                 &settings,
-                properties.block_size,
+                opened,
             );
-            core.lost.borrow_mut().append(lost);
-            core.replayed.set(loaded.replayed);
             Ok::<_, Error>(Home::here(core))
         };
         let own = [user_stream(index), cleaner_stream(index)];
@@ -247,7 +244,7 @@ async fn start(
     for home in cores.all() {
         let all = cores.clone();
         home.with(move |core: Rc<Core>| async move {
-            core.set_cores(all);
+            core.peers.set(all);
             Ok(())
         })
         .await?;

@@ -264,9 +264,9 @@ impl Core {
             self.check_alive()?;
             // The turn is taken before zones are kept from being reset: writes that wait for zones hold
             // turns.
-            let _turn = self.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
+            let _turn = self.admission.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
             // No zone with these pages is reset until they are read. Writers may wait for that.
-            let _reading = self.reads.begin();
+            let _reading = self.reader.reads.begin();
             let mut places = Vec::with_capacity(PAGES_AT_ONCE);
             from = self.places_from(version, shard, &first, &mut places);
             for place in places {

@@ -12,19 +12,20 @@
 use crate::core::cores::core_of;
 use crate::core::{Broken, Core, cleaner_stream, user_stream};
 use crate::format::{ShardState, SnapshotState, State};
-use crate::metadata::Inodes;
+use crate::metadata::{Inodes, Metadata};
 use crate::metadata::extents::Blocks;
 use crate::metadata::extents::Lost;
 use crate::metadata::forest::Shard;
 use crate::metadata::versions::SnapshotInfo;
 use crate::metadata::versions::SnapshotNumber;
-use crate::tree::{PAGE, Page, Place, Stored, Tree, Unstored};
+use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
 use block::{Buffer, Error, Result};
-use logkit::Owner;
+use logkit::{Kit, Owner};
 use logkit::StreamId;
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -133,6 +134,152 @@ impl StoredTrees {
     }
 }
 
+/// Trees that a checkpoint is writing, and places that die with it.
+pub(crate) struct Checkpointer {
+    /// Places of pages that the next checkpoint no longer uses.
+    released: Released,
+    /// Blocks that only deleted snapshots had: they die when the next checkpoint is durable.
+    dropped: RefCell<Lost>,
+    /// Checkpoint that is being written.
+    frozen: RefCell<Option<FrozenTrees>>,
+}
+
+impl Checkpointer {
+    /// Returns the state without a checkpoint in progress; `released` gets the places that trees release.
+    pub fn new(released: Released) -> Self {
+        Checkpointer { released, dropped: RefCell::default(), frozen: RefCell::default() }
+    }
+
+    /// Adds dying blocks that only deleted snapshots had.
+    pub fn drop_blocks(&self, zone: u32, count: u32) {
+        self.dropped.borrow_mut().dead(zone, count);
+    }
+
+    /// Clones the trees of the core for a checkpoint.
+    ///
+    /// # Errors
+    /// ESTALE for a deleted snapshot.
+    fn freeze(
+        &self,
+        metadata: &Metadata,
+        is_own: impl Fn(Shard) -> bool,
+        emptiest: &[u32],
+        numbers: &[SnapshotNumber],
+    ) -> Result<()> {
+        if !emptiest.is_empty() {
+            let is_wanted = |place: Place| emptiest.contains(&place.zone);
+            metadata.items.withdraw_places(None, is_wanted);
+            for (older, newer) in metadata.snapshots.with_newer(&metadata.items) {
+                older.withdraw_places(Some(newer), is_wanted);
+            }
+        }
+        let mut trees = Vec::new();
+        for shard in (0..metadata.items.shards()).filter(|shard| is_own(*shard)) {
+            let inodes = metadata.inodes(shard);
+            let tree = metadata.items.tree(shard).clone();
+            trees.push(FrozenTree { snapshot: None, shard, tree, inodes });
+            for number in numbers {
+                let tree = metadata.snapshots.get(*number)?.items.tree(shard).clone();
+                trees.push(FrozenTree { snapshot: Some(*number), shard, tree, inodes });
+            }
+        }
+        let dead = self.released.take();
+        let dropped = std::mem::take(&mut *self.dropped.borrow_mut());
+        let frozen =
+            FrozenTrees { trees, dead, dropped, begun: 0, cursor: None, next: None, taken: Vec::new() };
+        *self.frozen.borrow_mut() = Some(frozen);
+        Ok(())
+    }
+
+    /// Places that die when the checkpoint in progress is durable.
+    fn dead(&self) -> Vec<Place> {
+        self.frozen.borrow().as_ref().map(|frozen| frozen.dead.clone()).unwrap_or_default()
+    }
+
+    /// Ends a checkpoint. With `is_durable`, the blocks of deleted snapshots die, and the places that it no
+    /// longer uses are returned.
+    fn thaw(&self, kit: &Kit, is_durable: bool) -> Vec<Place> {
+        let Some(frozen) = self.frozen.borrow_mut().take() else { return Vec::new() };
+        for (zone, count) in &frozen.dropped.0 {
+            match is_durable {
+                true => kit.pool.accounts().remove_dying(*zone, *count, kit.clock()),
+                false => self.drop_blocks(*zone, *count),
+            }
+        }
+        match is_durable {
+            true => frozen.dead,
+            false => {
+                // The previous checkpoint still uses these pages. If the log has failed, either checkpoint may
+                // be the valid one.
+                self.released.put_back(frozen.dead);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Takes the next pages without a place, with their checksums for places that begin at `from`; `None` if
+    /// there are none.
+    async fn take_pages(&self, kit: &Kit, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
+        let mut frozen = self.frozen.borrow_mut().take()?;
+        let block = kit.layout.block_bytes();
+        let mut data = None;
+        let mut sums = Vec::new();
+        let mut last = None;
+        while let Some(next) = frozen.peek() {
+            // A page contains the places of its children, so a record has pages of only one level of a tree.
+            let is_above = last.is_some_and(|(tree, level)| tree == next.0 && level != next.1);
+            let Some((_, page)) = frozen.next.take_if(|_| !is_above && sums.len() < most) else { break };
+            last = Some(next);
+            let mut bytes = [0; PAGE];
+            page.encode(&mut bytes);
+            seal(
+                &mut bytes,
+                &kit.identity,
+                Place { position: from.position + sums.len() as u32, ..from },
+            );
+            let data = data.get_or_insert_with(|| {
+                let mut data = Buffer::new((1 + most) * block);
+                data.append_zeroes(block);
+                data
+            });
+            data.append(&bytes);
+            sums.push(sum_of(&bytes));
+            frozen.taken.push(page);
+            if sums.len().is_multiple_of(PAGES_A_TURN) {
+                runtime::yield_now().await;
+            }
+        }
+        *self.frozen.borrow_mut() = Some(frozen);
+        let mut data = data?;
+        data.shorten((1 + sums.len()) * block);
+        Some((data, sums))
+    }
+
+    /// Assigns places that begin at `from` to the pages that were taken last.
+    fn note_pages(&self, from: Place) {
+        let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
+        for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
+            page.set_place(Place { position, ..from });
+        }
+    }
+
+    /// Returns the shards of this core after all their pages have been written.
+    fn stored(&self) -> Result<StoredTrees> {
+        let frozen = self.frozen.borrow();
+        let mut written = StoredTrees::default();
+        for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
+            let tree = tree.stored().ok_or_else(|| {
+                Error::io("a checkpoint has pages without a place: a frozen tree changed while it was written; mount the file system again")
+            })?;
+            match snapshot {
+                None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),
+                Some(number) => written.snapshots.push((*number, *shard, tree)),
+            }
+        }
+        Ok(written)
+    }
+}
+
 impl Core {
     /// Writes a checkpoint of all cores; `clean` marks the last one before the file system is closed. Runs on
     /// the home.
@@ -188,7 +335,7 @@ impl Core {
     /// Refuses a checkpoint if its pages don't fit: it would use up the last zones without freeing any.
     fn check_space_for_pages(&self) -> Result<()> {
         // This includes zones that wait for a checkpoint before they are reset.
-        let (free, pages) = (u64::from(self.kit.pool.free_soon()), self.totals.sum(|used| &used.unstored));
+        let (free, pages) = (u64::from(self.kit.pool.free_soon()), self.totals().sum(|used| &used.unstored));
         // The open zone of checkpoints has some space, and the count of free zones may be older than that of
         // the pages.
         match pages <= (free + 2) * u64::from(self.kit.layout.zone_blocks) {
@@ -199,58 +346,26 @@ impl Core {
         }
     }
 
-    /// Clones the trees of this core for a checkpoint.
+    /// Freezes the trees of this core, and returns its state at this moment.
     fn freeze(&self, emptiest: &[u32], numbers: &[SnapshotNumber]) -> Result<Moment> {
         let metadata = self.metadata.borrow();
-        if !emptiest.is_empty() {
-            let is_wanted = |place: Place| emptiest.contains(&place.zone);
-            metadata.items.withdraw_places(None, is_wanted);
-            for (older, newer) in metadata.snapshots.with_newer(&metadata.items) {
-                older.withdraw_places(Some(newer), is_wanted);
-            }
-        }
-        let mut trees = Vec::new();
-        for shard in 0..metadata.items.shards() {
-            if core_of(shard, self.totals.cores()) != self.index {
-                continue;
-            }
-            let inodes = metadata.inodes(shard);
-            let tree = metadata.items.tree(shard).clone();
-            trees.push(FrozenTree { snapshot: None, shard, tree, inodes });
-            for number in numbers {
-                let tree = metadata.snapshots.get(*number)?.items.tree(shard).clone();
-                trees.push(FrozenTree { snapshot: Some(*number), shard, tree, inodes });
-            }
-        }
-        let dead = self.released.take();
+        let (index, cores) = (self.index(), self.totals().cores());
+        let is_own = |shard| core_of(shard, cores) == index;
+        self.checkpointer.freeze(&metadata, is_own, emptiest, numbers)?;
         if self.breaks(Broken::FreesPagesEarly) {
-            self.free_pages(&dead);
+            self.free_pages(&self.checkpointer.dead());
         }
-        let dropped = std::mem::take(&mut *self.dropped.borrow_mut());
-        let frozen =
-            FrozenTrees { trees, dead, dropped, begun: 0, cursor: None, next: None, taken: Vec::new() };
-        *self.frozen.borrow_mut() = Some(frozen);
-        let committed = [user_stream(self.index), cleaner_stream(self.index)]
-            .map(|stream| (stream, logkit::Owner::appender(self).committed(stream)));
+        let committed = [user_stream(index), cleaner_stream(index)]
+            .map(|stream| (stream, self.appender().committed(stream)));
         let memory = metadata.items.memory() as u64;
-        Ok(Moment { committed, shown: self.shown(), memory })
+        Ok(Moment { committed, shown: self.durability.shown(), memory })
     }
 
     /// Ends a checkpoint; with `is_durable`, places that it no longer needs die.
     fn thaw(&self, is_durable: bool) {
-        let Some(frozen) = self.frozen.borrow_mut().take() else { return };
-        for (zone, count) in &frozen.dropped.0 {
-            match is_durable {
-                true => self.kit.pool.accounts().remove_dying(*zone, *count, self.kit.clock()),
-                false => self.dropped.borrow_mut().dead(*zone, *count),
-            }
-        }
-        match is_durable {
-            true if self.breaks(Broken::FreesPagesEarly) => {}
-            true => self.free_pages(&frozen.dead),
-            // The previous checkpoint still uses these pages. If the log has failed, either checkpoint may be
-            // the valid one.
-            false => self.released.put_back(frozen.dead.clone()),
+        let dead = self.checkpointer.thaw(&self.kit, is_durable);
+        if !self.breaks(Broken::FreesPagesEarly) {
+            self.free_pages(&dead);
         }
     }
 
@@ -267,7 +382,7 @@ impl Core {
                 let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
                 let (zone, first, most) = (space.zone(), space.position(), space.blocks as usize);
                 let taken = core.with(move |core: Rc<Core>| async move {
-                    Ok(core.take_pages(Place { zone, position: first }, most).await)
+                    Ok(core.checkpointer.take_pages(&core.kit, Place { zone, position: first }, most).await)
                 });
                 let Some((data, sums)) = taken.await? else {
                     checkpoint::give_back(&**self, space);
@@ -277,79 +392,17 @@ impl Core {
                 checkpoint::append(self, space, data, &sums, &[]).await?;
                 self.kit.pool.add_live(zone, pages);
                 let note = move |core: Rc<Core>| async move {
-                    core.note_pages(Place { zone, position: first });
+                    core.checkpointer.note_pages(Place { zone, position: first });
                     Ok(())
                 };
                 core.with(note).await?;
             }
-            let stored = core.with(|core: Rc<Core>| async move { core.stored() }).await?;
+            let stored = core.with(|core: Rc<Core>| async move { core.checkpointer.stored() }).await?;
             written.shards.extend(stored.shards);
             written.snapshots.extend(stored.snapshots);
         }
         written.shards.sort_unstable_by_key(|(shard, _)| *shard);
         written.snapshots.sort_unstable_by_key(|(number, shard, _)| (*number, *shard));
-        Ok(written)
-    }
-
-    /// Takes the next pages without a place, with their checksums for places that begin at `from`; `None` if
-    /// there are none.
-    async fn take_pages(&self, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
-        let mut frozen = self.frozen.borrow_mut().take()?;
-        let block = self.kit.layout.block_bytes();
-        let mut data = None;
-        let mut sums = Vec::new();
-        let mut last = None;
-        while let Some(next) = frozen.peek() {
-            // A page contains the places of its children, so a record has pages of only one level of a tree.
-            let is_above = last.is_some_and(|(tree, level)| tree == next.0 && level != next.1);
-            let Some((_, page)) = frozen.next.take_if(|_| !is_above && sums.len() < most) else { break };
-            last = Some(next);
-            let mut bytes = [0; PAGE];
-            page.encode(&mut bytes);
-            seal(
-                &mut bytes,
-                &self.kit.identity,
-                Place { position: from.position + sums.len() as u32, ..from },
-            );
-            let data = data.get_or_insert_with(|| {
-                let mut data = Buffer::new((1 + most) * block);
-                data.append_zeroes(block);
-                data
-            });
-            data.append(&bytes);
-            sums.push(sum_of(&bytes));
-            frozen.taken.push(page);
-            if sums.len().is_multiple_of(PAGES_A_TURN) {
-                runtime::yield_now().await;
-            }
-        }
-        *self.frozen.borrow_mut() = Some(frozen);
-        let mut data = data?;
-        data.shorten((1 + sums.len()) * block);
-        Some((data, sums))
-    }
-
-    /// Assigns places that begin at `from` to the pages that were taken last.
-    fn note_pages(&self, from: Place) {
-        let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
-        for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
-            page.set_place(Place { position, ..from });
-        }
-    }
-
-    /// Returns the shards of this core after all their pages have been written.
-    fn stored(&self) -> Result<StoredTrees> {
-        let frozen = self.frozen.borrow();
-        let mut written = StoredTrees::default();
-        for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
-            let tree = tree.stored().ok_or_else(|| {
-                Error::io("a checkpoint has pages without a place: a frozen tree changed while it was written; mount the file system again")
-            })?;
-            match snapshot {
-                None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),
-                Some(number) => written.snapshots.push((*number, *shard, tree)),
-            }
-        }
         Ok(written)
     }
 

@@ -4,11 +4,14 @@
 //! A core has the shards whose numbers are congruent to its own, modulo the number of cores. The format
 //! doesn't depend on the number of cores, so a file system may be opened with any number.
 
+use crate::names::locks::Locks;
+use crate::metadata::Metadata;
 use crate::core::Core;
 use crate::metadata::forest::Shard;
 use crate::metadata::inode::InodeNumber;
 use crate::metadata::stripes::StripedDirectories;
 use runtime::Home;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,6 +68,49 @@ impl Cores {
     }
 }
 
+/// A core among the others.
+pub(crate) struct Peers {
+    index: u32,
+    /// All cores; set once, after they are created.
+    all: OnceCell<Cores>,
+    totals: Arc<Totals>,
+    /// Locks of operations on several cores.
+    pub locks: Locks,
+}
+
+impl Peers {
+    /// Returns the core with this number, before it knows the others.
+    pub fn new(index: u32, totals: Arc<Totals>) -> Self {
+        Peers { index, all: OnceCell::new(), totals, locks: Locks::default() }
+    }
+
+    /// Sets the handles of all cores; called once.
+    pub fn set(&self, cores: Cores) {
+        self.all.set(cores).ok();
+    }
+
+    /// Number of the core.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// All cores.
+    pub fn all(&self) -> &Cores {
+        self.all.get().expect("the handles of all cores are set before any operation")
+    }
+
+    /// Memory and space that all cores use.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Whether an inode belongs to this core.
+    #[inline]
+    pub fn has(&self, inode: InodeNumber) -> bool {
+        self.totals.cores() == 1 || self.all().index_of(inode) == self.index
+    }
+}
+
 /// Memory and space that a core uses.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -81,6 +127,23 @@ pub struct Used {
     pub memory: AtomicU64,
     /// Inodes.
     pub inodes: AtomicU64,
+}
+
+impl Used {
+    /// Publishes the use of a core with this metadata and `growing` blocks reserved for writes in flight.
+    pub(crate) fn publish(&self, metadata: &Metadata, growing: u64) {
+        self.preallocated.store(metadata.preallocated, Ordering::Relaxed);
+        self.growing.store(growing, Ordering::Relaxed);
+        let pages = match metadata.snapshots.is_empty() {
+            true => metadata.items.pages(),
+            // Each page that is shared with a snapshot may have to be copied.
+            false => metadata.items.family_pages() + metadata.items.pages(),
+        };
+        self.pages.store(pages as u64, Ordering::Relaxed);
+        self.unstored.store(metadata.items.unstored_pages() as u64, Ordering::Relaxed);
+        self.memory.store(metadata.items.memory() as u64, Ordering::Relaxed);
+        self.inodes.store(metadata.count(), Ordering::Relaxed);
+    }
 }
 
 /// Memory and space that all cores use. Each core writes its own part and reads all parts.

@@ -6,17 +6,15 @@
 
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::{Core, Times, now};
-use crate::data::checksums::sums_in;
 use crate::data::cut::Cut;
 use crate::data::node::{Appending, Node};
 use crate::format::BLOCK;
 use crate::metadata::Metadata;
 use crate::metadata::change::{Attributes, Change, Changes};
-use crate::metadata::extents::{Extent, GONE, end_of, extents};
+use crate::metadata::extents::{Extent, end_of, extents};
 use crate::metadata::inode::InodeNumber;
 use crate::metadata::versions::SnapshotNumber;
-use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
-use logkit::record::sum_of;
+use block::{Buffer, Data, Error, Payload, Result};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -70,7 +68,7 @@ impl Core {
     ) -> Result<u64> {
         // The turn is taken before the offset is chosen: an append of another class may overtake this one
         // without leaving a hole.
-        let _turn = self.classes.take(class, data.len() as u64).await;
+        let _turn = self.admission.classes.take(class, data.len() as u64).await;
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
             let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
@@ -103,8 +101,8 @@ impl Core {
         let whole = range.start / BLOCK * BLOCK..range.end.div_ceil(BLOCK) * BLOCK;
         let blocks = (whole.end - whole.start) / BLOCK;
         self.set_back(node, times).await?;
-        let permit = self.admit_data(class, blocks).await;
-        self.gate.pass().await;
+        let permit = self.admission.admit_data(class, blocks).await;
+        self.admission.gate.pass().await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
         self.check_open()?;
@@ -178,7 +176,7 @@ impl Core {
     /// Refuses a write that adds an extent when the memory for metadata is used up: a file system that needs
     /// more than its budget can't be opened again. A write that replaces whole extents needs no memory.
     fn check_memory_for_extent(&self, inode: InodeNumber, blocks: &Range<u64>) -> Result<()> {
-        let Err(error) = self.check_memory(32) else { return Ok(()) };
+        let Err(error) = self.admission.check_memory(32) else { return Ok(()) };
         let metadata = self.metadata.borrow();
         let mut replaced = 0;
         for extent in extents(&metadata.items, inode, blocks.clone()) {
@@ -249,7 +247,7 @@ impl Core {
         let size = self.in_version(version, |metadata| metadata.inode(inode))?.size;
         let length = length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
         // The turn is taken before zones are kept from being reset: writes that wait for zones hold turns.
-        let _turn = self.classes.take(class, length as u64).await;
+        let _turn = self.admission.classes.take(class, length as u64).await;
         self.read_version(version, inode, offset, length).await
     }
 
@@ -265,12 +263,12 @@ impl Core {
         length: usize,
     ) -> Result<Payload> {
         // No zone is reset between the lookup and the end of the reads.
-        let _reading = self.reads.begin();
+        let _reading = self.reader.reads.begin();
         let (end, parts) = self.in_version(version, |metadata| parts(metadata, inode, offset, length))?;
         if offset >= end {
             return Ok(Payload::new());
         }
-        let reads = parts.iter().map(|extent| self.read_extent(inode, extent));
+        let reads = parts.iter().map(|extent| self.reader.read_extent(inode, extent));
         let mut payload = Payload::with_capacity(2 * parts.len() + 1);
         let mut at = offset;
         let mut push = |data: Data, range: Range<u64>, at: &mut u64| {
@@ -292,62 +290,12 @@ impl Core {
         Ok(payload)
     }
 
-    /// Reads and verifies an extent.
-    async fn read_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<Data> {
-        let layout = &self.kit.layout;
-        if !extent.is_within(layout) {
-            return Err(gone(inode, extent, "the zone was reset, or there is no such zone"));
-        }
-        let buffer = Buffer::new(extent.blocks as usize * layout.block_bytes());
-        let (outcome, buffer) =
-            self.kit.zones.read(layout.address(extent.zone, extent.position), buffer).await;
-        outcome.map_err(|error| match error {
-            // The zone ends before these blocks.
-            Error::Invalid(detail) => gone(inode, extent, &detail),
-            error => error,
-        })?;
-        let sums = self.sums_of(extent.zone).await?;
-        let expected = &sums[extent.position as usize..][..extent.blocks as usize];
-        let wrong = buffer.filled().chunks_exact(layout.block_bytes()).zip(expected);
-        let wrong = wrong.map(|(block, sum)| sum_of(block) == *sum).position(|is_right| !is_right);
-        match wrong {
-            None => Ok(buffer.freeze()),
-            Some(number) => Err(Error::corrupt(format!(
-                "inode {inode}, block {}: wrong checksum in block {} of zone {}",
-                extent.block + number as u64,
-                extent.position + number as u32,
-                extent.zone
-            ))),
-        }
-    }
-
-    /// Returns the checksums of a zone.
-    async fn sums_of(&self, zone: u32) -> Result<Rc<Vec<u32>>> {
-        if let Some(sums) = self.sums.borrow_mut().get(zone) {
-            return Ok(sums);
-        }
-        let _permit = self.loading.acquire(1).await;
-        if let Some(sums) = self.sums.borrow_mut().get(zone) {
-            return Ok(sums);
-        }
-        let (zones, layout) = (&*self.kit.zones, &self.kit.layout);
-        let report = zones.report(ZoneIndex(zone), 1).await?;
-        let report = report
-            .first()
-            .ok_or_else(|| Error::io(format!("zone {zone}: missing in the report of the zones")))?;
-        let sums = Rc::new(sums_in(zones, layout, &self.kit.identity, report).await?);
-        let mut known = self.sums.borrow_mut();
-        known.insert(zone, sums.clone());
-        known.shrink(|zone| self.is_being_written(zone));
-        Ok(sums)
-    }
-
     /// Truncates a file, or punches a hole ([`Cut`]).
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, times: Times) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
         self.set_back(node, times).await?;
-        let permit = self.admit_data(None, 2).await;
-        self.gate.pass().await;
+        let permit = self.admission.admit_data(None, 2).await;
+        self.admission.gate.pass().await;
         let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;
@@ -414,16 +362,4 @@ fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) ->
         }
     }
     Ok((end, parts))
-}
-
-/// Error for blocks that aren't in their zone.
-#[cold]
-fn gone(inode: InodeNumber, extent: &Extent, detail: &str) -> Error {
-    Error::io(format!(
-        "inode {inode}, block {}: {} blocks in block {} of zone {} are gone: {detail}",
-        extent.block,
-        extent.blocks,
-        extent.position,
-        extent.zone & !GONE
-    ))
 }

@@ -210,10 +210,10 @@ impl Core {
             })?;
             // While a directory becomes striped, other cores may not have all of its stripes yet.
             let is_known = version.is_some() || striped.is_none() || self.cores().striped().has(inode);
-            if is_known || !self.locks.holds_any([inode]) {
+            if is_known || !self.peers.locks.holds_any([inode]) {
                 return Ok((own, striped.map(|striped| striped.stripes)));
             }
-            self.locks.released().await;
+            self.peers.locks.released().await;
         }
     }
 

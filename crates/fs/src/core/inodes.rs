@@ -65,8 +65,8 @@ impl Core {
             let permit = self.admit().await?;
             let decided = decide(&self.metadata.borrow());
             let Some((result, changes)) = decided? else { return Ok(None) };
-            if self.locks.holds_any(changes.iter().map(Change::inode)) {
-                let released = self.locks.released();
+            if self.peers.locks.holds_any(changes.iter().map(Change::inode)) {
+                let released = self.peers.locks.released();
                 drop(permit);
                 released.await;
                 continue;
@@ -183,8 +183,8 @@ impl Core {
                 if !is_unused(&core) {
                     break;
                 }
-                if core.locks.holds_any([inode]) {
-                    let released = core.locks.released();
+                if core.peers.locks.holds_any([inode]) {
+                    let released = core.peers.locks.released();
                     drop(permit);
                     released.await;
                     continue;
@@ -435,9 +435,9 @@ impl Core {
 
     /// Sizes and counts of the file system.
     pub fn statistics(&self) -> Statistics {
-        let (blocks, used) = (self.capacity(), self.used());
-        let inodes = self.totals.sum(|used| &used.inodes);
-        Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.replayed.get() }
+        let (blocks, used) = (self.admission.capacity(), self.admission.used());
+        let inodes = self.totals().sum(|used| &used.inodes);
+        Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.opened.replayed }
     }
 }
 

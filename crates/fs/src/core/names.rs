@@ -380,7 +380,7 @@ impl Core {
                 // operation.
                 let moves_directory =
                     [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
-                if self.totals.cores() > 1 && from.0 != to.0 && moves_directory
+                if self.totals().cores() > 1 && from.0 != to.0 && moves_directory
                     || !self.is_here(moved.inode)
                     || !replaced.is_none_or(|found| self.is_alone_here(found))
                 {

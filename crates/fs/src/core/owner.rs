@@ -4,13 +4,14 @@
 //! The cleaner runs on the home. It requests the live blocks from each core, and each core appends the moves
 //! of its own blocks.
 
-use super::{Core, REMOVAL_RESERVE};
+use super::Core;
+use super::settings::REMOVAL_RESERVE;
 use crate::core::entry::{Item, Origin};
 use crate::metadata::change::{Change, Changes, Recorded};
 use crate::metadata::extents::{Blocks, Place};
 use crate::metadata::inode::InodeNumber;
 use block::{Data, Error, Result};
-use logkit::pool::{Accounts, Usage};
+use logkit::pool::Accounts;
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ impl Owner for Core {
 
     #[inline]
     fn appender(&self) -> &Appender<Item> {
-        &self.appender
+        self.durability.appender()
     }
 
     fn commit(&self, items: &[Item], zone: u32, position: u32) {
@@ -105,9 +106,7 @@ impl Owner for Core {
     }
 
     fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
-        let mut known = self.sums.borrow_mut();
-        known.note(zone, position, sums);
-        known.shrink(|zone| self.is_being_written(zone));
+        self.reader.note_sums(zone, position, sums);
     }
 
     fn refuse(&self, item: &Item, error: &Error) {
@@ -120,12 +119,12 @@ impl Owner for Core {
         // The write may still take effect, so its range stays locked until then; its capacity is released.
         match &mut item.origin {
             Origin::Write { request, growth, held, .. } => {
-                self.growing.set(self.growing.get() - u64::from(*growth));
-                self.requests.item_ended(*request, &Err(error.clone()));
+                self.admission.release(*growth);
+                self.durability.requests().item_ended(*request, &Err(error.clone()));
                 item.origin = Origin::Answered { held: held.take() };
             }
             Origin::Joint { request, .. } => {
-                self.requests.item_ended(*request, &Err(error.clone()));
+                self.durability.requests().item_ended(*request, &Err(error.clone()));
                 item.origin = Origin::Shared;
             }
             _ => {}
@@ -134,7 +133,7 @@ impl Owner for Core {
 
     fn cut(&self, item: &mut Item, blocks: u32) -> Item {
         if let Origin::Write { request, .. } = item.origin {
-            self.requests.item_was_cut(request);
+            self.durability.requests().item_was_cut(request);
         }
         item.cut(blocks, self.kit.layout.block_bytes())
     }
@@ -155,13 +154,11 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit) + 2
+        self.admission.checkpoint_cost()
     }
 
     fn checkpoint_zones(&self) -> u32 {
-        let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
-        let cost = self.checkpoint_cost();
-        (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+        self.admission.checkpoint_zones()
     }
 
     fn zones_left_by_cleaner(&self) -> u32 {
@@ -209,7 +206,7 @@ impl Owner for Core {
         mut pieces: Vec<(Piece<Name>, Data)>,
         mover: &mut Mover,
     ) -> Result<()> {
-        let class = self.class_of_moves(class);
+        let class = self.moves.class_for(class);
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
         // Blocks that are contiguous in a file become contiguous in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
@@ -221,12 +218,14 @@ impl Owner for Core {
             moves[self.cores().index_of(inode) as usize].push((change, data));
         }
         for (index, moves) in (0..).zip(moves) {
-            if index == self.index {
+            if index == self.index() {
                 mover.append(self, class, moves.into_iter().map(item_of_move)).await?;
             } else if !moves.is_empty() {
                 self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
                 let core = &self.cores().all()[index as usize];
-                let work = core.with(move |core: Rc<Core>| core.move_here(class, moves));
+                let work = core.with(move |core: Rc<Core>| async move {
+                    core.moves.append(&core, class, moves.into_iter().map(item_of_move)).await
+                });
                 mover.meanwhile(&**self, work).await?;
             }
         }
@@ -234,10 +233,7 @@ impl Owner for Core {
     }
 
     async fn seal_idle_movers(&self) {
-        let idle = self.mover.borrow_mut().as_mut().map(Mover::take_open);
-        if let Some(mut idle) = idle {
-            idle.close(self).await;
-        }
+        self.moves.seal_idle(self).await;
     }
 
     async fn read_to_move<R>(&self, bytes: u64, read: impl Future<Output = R>) -> R {
@@ -295,38 +291,6 @@ impl Core {
         Ok(live)
     }
 
-    /// Class for moves for which the policy chose `chosen`.
-    fn class_of_moves(&self, chosen: u8) -> u8 {
-        match self.is_limited {
-            true => {
-                let class = self.move_class.get().unwrap_or(chosen);
-                self.move_class.set(Some(class));
-                class
-            }
-            false => chosen,
-        }
-    }
-
-    /// Moves blocks of this core for the home's cleaner.
-    async fn move_here(self: Rc<Self>, class: u8, moves: Vec<CleanerMove>) -> Result<()> {
-        let taken = self.mover.borrow_mut().take();
-        let Some(mut mover) = taken else {
-            return Err(Error::closed("the file system is being closed; open it again"));
-        };
-        let outcome = mover.append(&self, class, moves.into_iter().map(item_of_move)).await;
-        mover.answer(&*self).await;
-        *self.mover.borrow_mut() = Some(mover);
-        outcome
-    }
-
-    /// Seals the zones to which the cleaner has moved blocks of this core.
-    pub(crate) async fn close_mover(&self) {
-        let mover = self.mover.borrow_mut().take();
-        if let Some(mut mover) = mover {
-            mover.close(self).await;
-        }
-    }
-
     /// Makes the appends of this core durable.
     async fn flush_own(&self) -> Result<()> {
         let flushed = self.kit.flush().await;
@@ -337,10 +301,6 @@ impl Core {
         flushed
     }
 
-    /// Whether a zone is still written: its checksums can't be read from it yet.
-    pub(crate) fn is_being_written(&self, zone: u32) -> bool {
-        self.kit.pool.get(zone).usage == Usage::Open
-    }
 }
 
 #[cfg(test)]
@@ -370,7 +330,7 @@ mod tests {
                     let from = Place { zone: 63, position: 1 };
                     let change =
                         Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
-                    core.clone().move_here(0, vec![(change, data())]).await?;
+                    core.moves.append(&core, 0, std::iter::once(item_of_move((change, data())))).await?;
                     core.kit.budget().lose();
                     Ok(())
                 };

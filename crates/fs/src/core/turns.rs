@@ -15,9 +15,9 @@ impl Core {
     /// # Errors
     /// As [`sync`](Self::sync).
     pub async fn sync_in(&self, class: ClassNumber, ticket: u64) -> Result<()> {
-        let _turn = match self.durable.get() >= ticket {
+        let _turn = match self.durability.is_durable(ticket) {
             true => None,
-            false => Some(self.classes.take(class, 0).await),
+            false => Some(self.admission.classes.take(class, 0).await),
         };
         self.sync(ticket).await
     }
@@ -26,12 +26,12 @@ impl Core {
     /// the order of its class. Writes that hold turns may wait for zones, so the cleaner must not wait for
     /// these writes.
     pub(crate) async fn turn_of_cleaner(&self, bytes: u64) -> Turn {
-        let mut turn = pin!(self.classes.take(BACKGROUND, bytes));
+        let mut turn = pin!(self.admission.classes.take(BACKGROUND, bytes));
         loop {
             // A writer that begins to wait for a zone notifies the cleaner.
             let mut changed = pin!(self.kit.events.cleaner.notified());
             if self.kit.pool.free() < watermarks(self).0 && !self.breaks(Broken::CleanerWaits) {
-                return self.classes.take_now(BACKGROUND, bytes);
+                return self.admission.classes.take_now(BACKGROUND, bytes);
             }
             let first = poll_fn(|context| match turn.as_mut().poll(context) {
                 Poll::Ready(turn) => Poll::Ready(Some(turn)),

@@ -198,7 +198,7 @@ impl Core {
     /// number of bytes.
     async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
         self.set_back(node, times).await?;
-        self.gate.pass().await;
+        self.admission.gate.pass().await;
         let _held = self.lock_both(node, &rest).await;
         let mut done = 0;
         while done < rest.length {

@@ -104,7 +104,7 @@ impl Core {
     /// Rewrites a run of blocks without holes. Returns the number of blocks.
     async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
         let blocks = run.end - run.start;
-        let permit = self.admit_data(Some(BACKGROUND), blocks).await;
+        let permit = self.admission.admit_data(Some(BACKGROUND), blocks).await;
         let held = node.lock.ask(run.clone()).await;
         self.check_open()?;
         // The run may have changed before the lock was granted.

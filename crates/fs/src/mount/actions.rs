@@ -77,7 +77,7 @@ pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<Cached
 }
 
 fn cached(core: &Core, inode: InodeNumber, found: &Inode) -> CachedAttributes {
-    (convert::attributes(inode, found, core.block_size), convert::cached_for(found, core.is_short()))
+    (convert::attributes(inode, found, core.block_size()), convert::cached_for(found, core.is_short()))
 }
 
 fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {

@@ -91,7 +91,7 @@ impl WithSnapshots {
 
     /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<fuse::Attributes> {
-        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
+        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size())) };
         let (root, block_size) = self.cores().of(ROOT).with(read).await?;
         let inode = crate::metadata::inode::Inode {
             mode: FileType::Directory as u32 | 0o755,
@@ -124,7 +124,7 @@ impl WithSnapshots {
     }
 
     async fn entry(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<Entry> {
-        let block_size = |core: &Core, _: &Metadata| Ok(core.block_size);
+        let block_size = |core: &Core, _: &Metadata| Ok(core.block_size());
         let block_size = self.read_at((number, inode), block_size).await?;
         let found = self.cores().attributes_in(Some(number), inode).await?;
         let node = self.slots().node(number, inode)?;

@@ -134,7 +134,7 @@ impl Core {
             Ok(permit) => permit,
             Err(error) => return answer(Err(error)),
         };
-        let inside = self.gate.enter().await;
+        let inside = self.admission.gate.enter().await;
         let mut view =
             View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
         let above = wanted.above.clone();
@@ -176,14 +176,14 @@ impl Core {
             // The record may take effect once there is space, so the inodes stay locked until then.
             Err(error @ Error::NoSpace(_)) => {
                 answer(Err(error));
-                self.gate.look_again();
+                self.admission.gate.look_again();
                 self.ended(ticket).await;
                 None
             }
             outcome => Some((answer, outcome)),
         };
         // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
-        locked.sort_by_key(|(core, _)| *core == self.index);
+        locked.sort_by_key(|(core, _)| *core == self.index());
         for (core, inodes) in locked {
             let end = move |core: Rc<Core>| async move {
                 core.end_joint(&inodes);
@@ -220,9 +220,9 @@ impl Core {
     async fn lock_and_read(self: Rc<Self>, wanted: Wanted) -> Result<Gathered> {
         self.check_open()?;
         if !wanted.inodes.is_empty() {
-            self.locks.lock(&wanted.inodes).await;
-            if let Err(error) = self.written(self.issued()).await {
-                self.locks.unlock(&wanted.inodes);
+            self.peers.locks.lock(&wanted.inodes).await;
+            if let Err(error) = self.written(self.durability.issued()).await {
+                self.peers.locks.unlock(&wanted.inodes);
                 return Err(error);
             }
         }
@@ -265,7 +265,7 @@ impl Core {
                         let read = move |core: Rc<Core>| async move {
                             // An earlier move has been decided, and may not have taken effect on that core
                             // yet.
-                            lane::commit(&*core, user_stream(core.index));
+                            lane::commit(&*core, user_stream(core.index()));
                             core.inode(at)
                         };
                         let inode = self.cores().of(at).with(read).await?;
@@ -291,7 +291,7 @@ impl Core {
         let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
         for core in changes.iter().map(|change| self.cores().index_of(change.inode())) {
             let stream = user_stream(core);
-            if core != self.index && !joins.contains(&stream) {
+            if core != self.index() && !joins.contains(&stream) {
                 joins.push(stream);
             }
         }
@@ -302,9 +302,9 @@ impl Core {
         if let Err(error) = self.check_open() {
             return (Err(error), 0);
         }
-        let request = self.requests.begin(1, None);
+        let request = self.durability.requests().begin(1, None);
         let ticket = self.queue(changes, Payload::default(), Origin::Joint { request, joins });
-        (self.requests.wait(request).await, ticket)
+        (self.durability.requests().wait(request).await, ticket)
     }
 
     async fn append_apart(self: &Rc<Self>, changes: Changes) -> Result<()> {
@@ -326,9 +326,10 @@ impl Core {
                 items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
             let (joint, is_refused) = (joint.clone(), items.is_empty());
             let (here, there) =
-                (self.cores().all()[self.index as usize].clone(), self.cores().all()[index as usize].clone());
+                (self.cores().all()[self.index() as usize].clone(), self.cores().all()[index as usize].clone());
             let deliver = move |core: Rc<Core>| async move {
-                let item = (!is_refused).then(|| core.shared_item(changes));
+                let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
+                let item = (!is_refused).then(|| number(changes));
                 lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
                 Ok(())
             };
@@ -349,14 +350,14 @@ impl Core {
     /// Unlocks inodes after an operation on them and inodes of other cores.
     fn end_joint(self: &Rc<Self>, inodes: &[InodeNumber]) {
         // The operation may not have committed here yet.
-        lane::commit(&**self, user_stream(self.index));
-        self.note(inodes, self.issued());
+        lane::commit(&**self, user_stream(self.index()));
+        self.note(inodes, self.durability.issued());
         for inode in inodes.iter().filter(|inode| **inode != MOVES) {
             if let Err(error) = self.publish_stripes(*inode) {
                 logkit::Owner::fail(&**self, &error);
             }
         }
-        self.locks.unlock(inodes);
+        self.peers.locks.unlock(inodes);
         inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| self.remove_unused(*inode));
     }
 }

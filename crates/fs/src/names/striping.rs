@@ -15,7 +15,7 @@ use crate::core::inodes::BETWEEN_ATTEMPTS;
 use crate::core::{Broken, Core};
 use crate::metadata::change::{Change, Changes, Value};
 use crate::metadata::directory::{self, decode};
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{FileType, Inode, InodeNumber, kind};
 use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::metadata::{Metadata, orphan};
@@ -23,7 +23,7 @@ use crate::names::joint::{View, Wanted};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Names that are copied to a stripe at a time.
@@ -33,6 +33,37 @@ const COPIED_TOGETHER: usize = 8;
 /// Leftovers that are removed at a time.
 const REMOVED_AT_ONCE: usize = 64;
 
+/// Default number of names above which a directory becomes striped, with several cores.
+const STRIPE_ABOVE: u64 = 16_384;
+
+/// Decides when a core makes a directory striped.
+#[derive(Debug)]
+pub(crate) struct Striping {
+    /// Number of names above which a directory is made striped.
+    above: u64,
+    /// Whether a directory of this core is being made striped; at most one at a time.
+    is_busy: Cell<bool>,
+}
+
+impl Striping {
+    /// Returns the state without work; `above` is [`Settings::stripe_above`](crate::Settings::stripe_above).
+    pub fn new(above: Option<u64>, cores: u32) -> Self {
+        let usual = if cores > 1 { STRIPE_ABOVE } else { u64::MAX };
+        Striping { above: above.unwrap_or(usual), is_busy: Cell::new(false) }
+    }
+
+    /// Whether the holder of the new name `name` is to be made striped now.
+    #[inline]
+    fn wants(&self, metadata: &RefCell<Metadata>, holder: Holder, name: &[u8]) -> bool {
+        let is_candidate = holder.inode == holder.directory && !self.is_busy.get();
+        is_candidate && self.is_large(&metadata.borrow().items, holder.directory, name)
+    }
+
+    fn is_large(&self, items: &Forest, directory: InodeNumber, name: &[u8]) -> bool {
+        self.above < u64::MAX && items.shards() > 1 && stripes::is_large(items, directory, name, self.above)
+    }
+}
+
 /// A name of a directory to copy: offset and value.
 type Copied = (u64, Value);
 
@@ -40,29 +71,21 @@ impl Core {
     /// Starts making a directory striped if it has many names; called when the name `name` was added.
     #[inline]
     pub(crate) fn note_name(self: &Rc<Self>, holder: Holder, name: &[u8]) {
-        let is_candidate = holder.inode == holder.directory && !self.is_striping.get();
-        if is_candidate && self.is_large(holder.directory, name) {
+        if self.striping.wants(&self.metadata, holder, name) {
             self.begin_striping(holder.directory);
         }
     }
 
-    fn is_large(&self, directory: InodeNumber, name: &[u8]) -> bool {
-        let metadata = self.metadata.borrow();
-        self.stripe_above < u64::MAX
-            && metadata.items.shards() > 1
-            && stripes::is_large(&metadata.items, directory, name, self.stripe_above)
-    }
-
     #[cold]
     fn begin_striping(self: &Rc<Self>, directory: InodeNumber) {
-        self.is_striping.set(true);
+        self.striping.is_busy.set(true);
         let core = self.clone();
         let striping = async move {
             match core.stripe(directory).await {
                 Ok(()) => core.remove_leftovers(directory),
                 Err(error) => tracing::debug!("directory {directory} isn't striped for now: {error}"),
             }
-            core.is_striping.set(false);
+            core.striping.is_busy.set(false);
         };
         self.kit.tasks.spawn(striping).detach();
     }
@@ -199,7 +222,7 @@ impl Core {
         match self.breaks(Broken::StripesEarly) {
             true => Ok(()),
             // Ensures that the record that makes the directory striped has a later number, also on this core.
-            false => self.written(self.issued()).await.map(drop),
+            false => self.written(self.durability.issued()).await.map(drop),
         }
     }
 
@@ -232,8 +255,8 @@ impl Core {
                     }
                     Err(_) => break,
                 };
-                if core.locks.holds_any([directory]) {
-                    let released = core.locks.released();
+                if core.peers.locks.holds_any([directory]) {
+                    let released = core.peers.locks.released();
                     drop(permit);
                     released.await;
                     continue;
@@ -268,4 +291,27 @@ fn next_leftovers(metadata: &Metadata, directory: InodeNumber) -> Result<Changes
     }
     let value = Striped { has_leftovers: false, ..striped }.encode();
     Ok(smallvec![Change::Put { key: stripes::key(directory), value }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Released;
+
+    #[test]
+    fn one_directory_at_a_time_is_made_striped_and_no_stripe_is() {
+        let metadata = RefCell::new(Metadata::empty(Forest::new(4, &Released::new())));
+        let name = |number: u8| [b'a' + number];
+        for number in 0..3 {
+            let key = directory::first_key(7, &name(number));
+            metadata.borrow_mut().put(&key, &directory::encode(9, 8, &name(number)));
+        }
+        let (own, stripe) = (Holder { directory: 7, inode: 7 }, Holder { directory: 3, inode: 7 });
+        let wants = |striping: &Striping, holder| striping.wants(&metadata, holder, &name(2));
+        let striping = Striping::new(Some(2), 2);
+        assert!(wants(&striping, own) && !wants(&striping, stripe));
+        striping.is_busy.set(true);
+        assert!(!wants(&striping, own), "another one is being made striped");
+        assert!(!wants(&Striping::new(Some(3), 2), own) && !wants(&Striping::new(None, 1), own));
+    }
 }

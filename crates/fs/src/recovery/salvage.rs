@@ -339,7 +339,7 @@ pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
         for (inode, file_type) in unnamed {
             let name = format!("#{inode}");
             put_name(&mut metadata, directory, name.as_bytes(), (inode, file_type))?;
-            core.lost.borrow_mut().note(format!("the name of inode {inode}: it is {path}/{name}"));
+            core.opened.lost.borrow_mut().note(format!("the name of inode {inode}: it is {path}/{name}"));
         }
         Ok(())
     };

@@ -15,7 +15,6 @@ use crate::core::cores::core_of;
 use crate::core::{Broken, Core, now};
 use crate::metadata::Metadata;
 use crate::metadata::directory::show;
-use crate::metadata::extents::Blocks;
 use crate::metadata::forest::Shard;
 use crate::metadata::versions::{
     MAX_NUMBER, MAX_SNAPSHOTS, Snapshot, SnapshotInfo, SnapshotNumber, check_name,
@@ -168,7 +167,7 @@ impl Core {
             let info = core.snapshot_list.new_snapshot(&name)?;
             // All pages may have to be copied and written.
             let copied = match core.metadata.borrow().snapshots.is_empty() {
-                true => 3 * core.totals.sum(|used| &used.pages),
+                true => 3 * core.totals().sum(|used| &used.pages),
                 false => 1,
             };
             core.check_space(copied)?;
@@ -224,7 +223,7 @@ impl Core {
         for core in self.cores().all() {
             let shut = |core: Rc<Core>| async move {
                 // An operation that was answered with ENOSPC may wait for space forever.
-                core.gate.shut(|| core.kit.space.check()).await
+                core.admission.gate.shut(|| core.kit.space.check()).await
             };
             outcome = outcome.and(core.with(shut).await);
         }
@@ -235,7 +234,7 @@ impl Core {
         let mut outcome = Ok(());
         for core in self.cores().all() {
             let open = |core: Rc<Core>| async move {
-                core.gate.open();
+                core.admission.gate.open();
                 Ok(())
             };
             outcome = core.with(open).await.and(outcome);
@@ -310,7 +309,7 @@ impl Core {
     /// Removes the trees of a snapshot, shard by shard.
     async fn drop_version(&self, number: SnapshotNumber) -> Result<()> {
         let shards = self.metadata.borrow().items.shards();
-        for shard in (0..shards).filter(|shard| core_of(*shard, self.totals.cores()) == self.index) {
+        for shard in (0..shards).filter(|shard| core_of(*shard, self.totals().cores()) == self.index()) {
             self.drop_shard(number, shard)?;
             runtime::yield_now().await;
         }
@@ -327,10 +326,10 @@ impl Core {
             snapshots.remove_shard(number, shard, items)
         };
         let lost = removed.inspect_err(|error| logkit::Owner::fail(self, error))?;
-        let (mut accounts, mut dropped) = (self.kit.pool.accounts(), self.dropped.borrow_mut());
+        let mut accounts = self.kit.pool.accounts();
         for (zone, count) in lost.0 {
             accounts.begin_dying(zone, count);
-            dropped.dead(zone, count);
+            self.checkpointer.drop_blocks(zone, count);
         }
         Ok(())
     }
