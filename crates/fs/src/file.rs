@@ -6,8 +6,8 @@
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::{Core, Times};
-use crate::data::clones::{Cloned, Copied};
-use crate::data::defrag::Fragments;
+use crate::data::clones::{self, Cloned, Copied};
+use crate::data::defrag::{self, Fragments};
 use crate::data::node::Node;
 use crate::metadata::change::Attributes;
 use crate::metadata::inode::{Inode, InodeNumber};
@@ -178,7 +178,7 @@ impl File {
             if !core.cores().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
             }
-            core.copy_range(&node, copied, u64::MAX, Times::Present).await
+            clones::copy_range(&core, &node, copied, u64::MAX, Times::Present).await
         })
         .await
     }
@@ -206,7 +206,7 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at) and [`read_at`](Self::read_at).
     pub async fn defragment(&self) -> Result<Fragments> {
-        self.with(|core, node| async move { core.defragment(&node).await }).await
+        self.with(|core, node| async move { defrag::defragment(&core, &node).await }).await
     }
 
     /// Attributes of the file.

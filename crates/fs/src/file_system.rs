@@ -5,8 +5,8 @@
 //! Resolving a path begins at the core of the root, so programs that create many files in one directory
 //! should [open the directory](FileSystem::directory).
 
-use crate::check::Report;
-use crate::check::scrub::Scrubbed;
+use crate::check::scrub::{self, Scrubbed};
+use crate::check::{self, Report};
 use crate::classes::{Class, ClassStatistics};
 use crate::core::cores::Cores;
 use crate::core::inodes::{BETWEEN_ATTEMPTS, Statistics};
@@ -18,8 +18,10 @@ use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::metadata::stripes::Holder;
 use crate::names::namespace::{self, New, Renaming};
 use crate::names::path::{self, Walk};
+use crate::names::striping;
 use crate::recovery;
 use crate::recovery::salvage;
+use crate::snapshots::taking;
 use block::{Error, Result, ZonesPart};
 use logkit::recovery::Goal;
 use logkit::recovery::LostParts;
@@ -137,7 +139,7 @@ impl FileSystem {
                 if !core.admission.is_salvaged() {
                     core.remove_orphans();
                 }
-                core.open_striped()
+                striping::open_striped(&core)
             })
             .await?;
         Ok(files)
@@ -177,7 +179,9 @@ impl FileSystem {
     pub async fn lost(&self) -> Result<LostParts> {
         let mut all = LostParts::default();
         for core in self.cores.all() {
-            all.append(core.with(|core: Rc<Core>| async move { Ok(core.opened.lost.borrow().clone()) }).await?);
+            all.append(
+                core.with(|core: Rc<Core>| async move { Ok(core.opened.lost.borrow().clone()) }).await?,
+            );
         }
         Ok(all)
     }
@@ -305,12 +309,12 @@ impl FileSystem {
             let check = async |core: &Rc<Core>| {
                 let mut snapshots = Vec::new();
                 for info in core.snapshot_list.there() {
-                    let parts = core.all_contents(Some(info.number)).await?;
+                    let parts = check::all_contents(core, Some(info.number)).await?;
                     snapshots.push((info, parts));
                 }
-                core.check(core.all_contents(None).await?, snapshots)
+                check::check_contents(core, check::all_contents(core, None).await?, snapshots)
             };
-            core.at_one_moment(check).await
+            taking::at_one_moment(&core, check).await
         })
         .await
     }
@@ -605,7 +609,7 @@ impl FileSystem {
     pub async fn scrub(&self, progress: &Arc<AtomicU64>) -> Result<Scrubbed> {
         let scrub = |core: &Home<Core>| {
             let (core, progress) = (core.clone(), progress.clone());
-            async move { core.with(move |core| async move { core.scrub(&progress).await }).await }
+            async move { core.with(move |core| async move { scrub::scrub(&core, &progress).await }).await }
         };
         let mut found = Scrubbed::default();
         for of_core in runtime::join_all(self.cores.all().iter().map(scrub)).await {
@@ -648,7 +652,8 @@ impl FileSystem {
     pub async fn classes(&self) -> Result<Vec<ClassStatistics>> {
         let mut all: Vec<ClassStatistics> = Vec::new();
         for core in self.cores.all() {
-            let of_core = core.with(|core: Rc<Core>| async move { Ok(core.admission.classes.statistics()) }).await?;
+            let of_core =
+                core.with(|core: Rc<Core>| async move { Ok(core.admission.classes.statistics()) }).await?;
             for (number, class) in of_core.into_iter().enumerate() {
                 match all.get_mut(number) {
                     Some(sum) => sum.add(&class),

@@ -6,7 +6,10 @@ pub(crate) mod salvage;
 use crate::core::checkpoint::unseal;
 use crate::core::cores::{Cores, Totals, core_of};
 use crate::core::geometry::{check_new, too_few};
-use crate::core::{Accounting, Broken, Core, Opened, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones, user_stream};
+use crate::core::{
+    Accounting, Broken, Core, Opened, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
+    user_stream,
+};
 use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
 use crate::metadata::change::{Change, Recorded};
 use crate::metadata::extents::{Blocks, Extent, GONE};

@@ -1,4 +1,5 @@
 //! Snapshots of an open file system: their list, and the gates that are shut while one is taken.
 
 pub(crate) mod gate;
-pub mod list;
+pub(crate) mod list;
+pub(crate) mod taking;

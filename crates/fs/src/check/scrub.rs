@@ -99,214 +99,212 @@ impl Scrubbed {
     }
 }
 
-impl Core {
-    /// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
-    ///
-    /// # Errors
-    /// [`Error::Closed`] if the file system is being closed. Damage is part of the result, not an error.
-    pub async fn scrub(self: &Rc<Self>, progress: &AtomicU64) -> Result<Scrubbed> {
-        let mut found = Findings::default();
-        let shards = self.metadata.borrow().items.shards();
-        for shard in 0..shards {
-            self.scrub_pages(None, shard, &mut found).await?;
-            let mut from = Some(Key::MIN);
-            while let Some(first) = from {
-                let extents;
-                (extents, from) = self.extents_from(shard, &first, &mut found);
-                for (inode, extent) in extents {
-                    self.check_alive()?;
-                    self.scrub_extent(None, inode, &extent, progress, &mut found).await;
-                }
-                // There may be many items without data.
-                runtime::yield_now().await;
+/// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
+///
+/// # Errors
+/// [`Error::Closed`] if the file system is being closed. Damage is part of the result, not an error.
+pub async fn scrub(core: &Rc<Core>, progress: &AtomicU64) -> Result<Scrubbed> {
+    let mut found = Findings::default();
+    let shards = core.metadata.borrow().items.shards();
+    for shard in 0..shards {
+        scrub_pages(core, None, shard, &mut found).await?;
+        let mut from = Some(Key::MIN);
+        while let Some(first) = from {
+            let extents;
+            (extents, from) = extents_from(core, shard, &first, &mut found);
+            for (inode, extent) in extents {
+                core.check_alive()?;
+                scrub_extent(core, None, inode, &extent, progress, &mut found).await;
             }
-            let snapshots: Vec<SnapshotNumber> =
-                self.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
-            for number in snapshots {
-                self.scrub_snapshot(number, shard, progress, &mut found).await?;
-            }
+            // There may be many items without data.
+            runtime::yield_now().await;
         }
-        self.name_files(&mut found).await?;
-        Ok(found.scrubbed)
+        let snapshots: Vec<SnapshotNumber> =
+            core.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
+        for number in snapshots {
+            scrub_snapshot(core, number, shard, progress, &mut found).await?;
+        }
     }
+    name_files(core, &mut found).await?;
+    Ok(found.scrubbed)
+}
 
-    /// Adds the paths of files to the descriptions of damage, if names refer to the files.
-    async fn name_files(&self, found: &mut Findings) -> Result<()> {
-        let versions: BTreeSet<_> = found.files.iter().map(|it| it.version).collect();
-        for version in versions {
-            let of_version = || found.files.iter().filter(|it| it.version == version);
-            let inodes = of_version().map(|it| it.inode).collect();
-            // A snapshot may have been deleted meanwhile.
-            let Ok(paths) = path_of::paths_of(&Opened(self, version), &inodes).await else {
-                self.check_alive()?;
-                continue;
-            };
-            let of = match version {
-                None => String::new(),
-                Some(number) => self.show_snapshot(number).await?,
-            };
-            for file in of_version() {
-                if let Some(path) = paths.get(&file.inode) {
-                    found.scrubbed.damage[file.described] =
-                        format!("{of}file \"{path}\" (inode {}): {}", file.inode, file.rest);
-                }
+/// Adds the paths of files to the descriptions of damage, if names refer to the files.
+async fn name_files(core: &Core, found: &mut Findings) -> Result<()> {
+    let versions: BTreeSet<_> = found.files.iter().map(|it| it.version).collect();
+    for version in versions {
+        let of_version = || found.files.iter().filter(|it| it.version == version);
+        let inodes = of_version().map(|it| it.inode).collect();
+        // A snapshot may have been deleted meanwhile.
+        let Ok(paths) = path_of::paths_of(&Opened(core, version), &inodes).await else {
+            core.check_alive()?;
+            continue;
+        };
+        let of = match version {
+            None => String::new(),
+            Some(number) => show_snapshot(core, number).await?,
+        };
+        for file in of_version() {
+            if let Some(path) = paths.get(&file.inode) {
+                found.scrubbed.damage[file.described] =
+                    format!("{of}file \"{path}\" (inode {}): {}", file.inode, file.rest);
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Text for a snapshot in a message, before a file of it; its number if it has been deleted.
-    async fn show_snapshot(&self, number: SnapshotNumber) -> Result<String> {
-        let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
-        let there = self.cores().first().with(list).await?;
-        let name = there.into_iter().find(|it| it.number == number).map(|it| it.name);
-        Ok(format!("snapshot \"{}\": ", name.unwrap_or_else(|| number.to_string())))
+/// Text for a snapshot in a message, before a file of it; its number if it has been deleted.
+async fn show_snapshot(core: &Core, number: SnapshotNumber) -> Result<String> {
+    let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
+    let there = core.cores().first().with(list).await?;
+    let name = there.into_iter().find(|it| it.number == number).map(|it| it.name);
+    Ok(format!("snapshot \"{}\": ", name.unwrap_or_else(|| number.to_string())))
+}
+
+/// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. The
+/// snapshot may be deleted meanwhile.
+async fn scrub_snapshot(
+    core: &Core,
+    number: SnapshotNumber,
+    shard: u32,
+    progress: &AtomicU64,
+    found: &mut Findings,
+) -> Result<()> {
+    scrub_pages(core, Some(number), shard, found).await?;
+    let Some(extents) = own_of(core, number, shard, found) else { return Ok(()) };
+    for (inode, extent) in extents {
+        core.check_alive()?;
+        scrub_extent(core, Some(number), inode, &extent, progress, found).await;
     }
+    Ok(())
+}
 
-    /// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. The
-    /// snapshot may be deleted meanwhile.
-    async fn scrub_snapshot(
-        &self,
-        number: SnapshotNumber,
-        shard: u32,
-        progress: &AtomicU64,
-        found: &mut Findings,
-    ) -> Result<()> {
-        self.scrub_pages(Some(number), shard, found).await?;
-        let Some(extents) = self.own_of(number, shard, found) else { return Ok(()) };
-        for (inode, extent) in extents {
-            self.check_alive()?;
-            self.scrub_extent(Some(number), inode, &extent, progress, found).await;
-        }
-        Ok(())
+/// Returns extents of a snapshot that the next newer version doesn't have, with their inodes; `None` if
+/// the snapshot was deleted.
+fn own_of(
+    core: &Core,
+    number: SnapshotNumber,
+    shard: u32,
+    found: &mut Findings,
+) -> Option<Vec<(InodeNumber, Extent)>> {
+    let mut extents = Vec::new();
+    let metadata = core.metadata.borrow();
+    let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
+    let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
+        shared::visit_owned(items, inode, extent, |inode, extent| extents.push((inode, extent)))
+    });
+    if let Err(error) = visited {
+        found.note(&error);
     }
+    Some(extents)
+}
 
-    /// Returns extents of a snapshot that the next newer version doesn't have, with their inodes; `None` if
-    /// the snapshot was deleted.
-    fn own_of(
-        &self,
-        number: SnapshotNumber,
-        shard: u32,
-        found: &mut Findings,
-    ) -> Option<Vec<(InodeNumber, Extent)>> {
-        let mut extents = Vec::new();
-        let metadata = self.metadata.borrow();
-        let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
-        let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
-            shared::visit_owned(items, inode, extent, |inode, extent| extents.push((inode, extent)))
-        });
-        if let Err(error) = visited {
+/// Returns the next extents with data of a shard, and the key at which to continue; `None` at the end.
+fn extents_from(
+    core: &Core,
+    shard: u32,
+    from: &Key,
+    found: &mut Findings,
+) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
+    let metadata = core.metadata.borrow();
+    let (mut extents, mut next) = (Vec::new(), None);
+    for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
+        next = key.next();
+        let owned = match own_blocks(&key, value) {
+            Ok(Some((inode, extent))) => {
+                let push = |inode, extent| extents.push((inode, extent));
+                shared::visit_owned(&metadata.items, inode, extent, push)
+            }
+            other => other.map(drop),
+        };
+        if let Err(error) = owned {
             found.note(&error);
         }
-        Some(extents)
     }
+    (extents, next)
+}
 
-    /// Returns the next extents with data of a shard, and the key at which to continue; `None` at the end.
-    fn extents_from(
-        &self,
-        shard: u32,
-        from: &Key,
-        found: &mut Findings,
-    ) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
-        let metadata = self.metadata.borrow();
-        let (mut extents, mut next) = (Vec::new(), None);
-        for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
-            next = key.next();
-            let owned = match own_blocks(&key, value) {
-                Ok(Some((inode, extent))) => {
-                    let push = |inode, extent| extents.push((inode, extent));
-                    shared::visit_owned(&metadata.items, inode, extent, push)
-                }
-                other => other.map(drop),
-            };
-            if let Err(error) = owned {
+/// Reads the present contents of a file in the blocks of an extent.
+async fn scrub_extent(
+    core: &Core,
+    version: Option<SnapshotNumber>,
+    inode: InodeNumber,
+    extent: &Extent,
+    progress: &AtomicU64,
+    found: &mut Findings,
+) {
+    let mut block = extent.block;
+    while block < extent.end() {
+        let count = (extent.end() - block).min(BLOCKS_AT_ONCE.into());
+        let length = (count * BLOCK) as usize;
+        match core.read_in(BACKGROUND, version, inode, block * BLOCK, length).await {
+            Ok(_) => {}
+            // The file was removed meanwhile.
+            Err(_) if core.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
+            Err(error) => found.note_file(version, inode, block, &error),
+        }
+        found.scrubbed.blocks += count;
+        progress.fetch_add(count, Ordering::Relaxed);
+        block += count;
+    }
+}
+
+/// Reads the pages of a tree on the medium; for a snapshot, those that the next newer version doesn't
+/// have. The snapshot may be deleted meanwhile.
+async fn scrub_pages(
+    core: &Core,
+    version: Option<SnapshotNumber>,
+    shard: u32,
+    found: &mut Findings,
+) -> Result<()> {
+    let mut from = Some(Key::MIN);
+    while let Some(first) = from {
+        core.check_alive()?;
+        // The turn is taken before zones are kept from being reset: writes that wait for zones hold
+        // turns.
+        let _turn = core.admission.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
+        // No zone with these pages is reset until they are read. Writers may wait for that.
+        let _reading = core.reader.reads.begin();
+        let mut places = Vec::with_capacity(PAGES_AT_ONCE);
+        from = places_from(core, version, shard, &first, &mut places);
+        for place in places {
+            found.scrubbed.pages += 1;
+            if let Err(error) = scrub_page(core, place).await {
                 found.note(&error);
             }
         }
-        (extents, next)
     }
+    Ok(())
+}
 
-    /// Reads the present contents of a file in the blocks of an extent.
-    async fn scrub_extent(
-        &self,
-        version: Option<SnapshotNumber>,
-        inode: InodeNumber,
-        extent: &Extent,
-        progress: &AtomicU64,
-        found: &mut Findings,
-    ) {
-        let mut block = extent.block;
-        while block < extent.end() {
-            let count = (extent.end() - block).min(BLOCKS_AT_ONCE.into());
-            let length = (count * BLOCK) as usize;
-            match self.read_in(BACKGROUND, version, inode, block * BLOCK, length).await {
-                Ok(_) => {}
-                // The file was removed meanwhile.
-                Err(_) if self.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
-                Err(error) => found.note_file(version, inode, block, &error),
-            }
-            found.scrubbed.blocks += count;
-            progress.fetch_add(count, Ordering::Relaxed);
-            block += count;
+/// Finds the next pages of a tree to read. Returns the key at which to continue; `None` at the end.
+fn places_from(
+    core: &Core,
+    version: Option<SnapshotNumber>,
+    shard: u32,
+    from: &Key,
+    places: &mut Vec<Place>,
+) -> Option<Key> {
+    let metadata = core.metadata.borrow();
+    let (items, newer) = match version {
+        None => (&metadata.items, None),
+        Some(number) => {
+            let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
+            (items, Some(newer.tree(shard)))
         }
-    }
+    };
+    items.tree(shard).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
+}
 
-    /// Reads the pages of a tree on the medium; for a snapshot, those that the next newer version doesn't
-    /// have. The snapshot may be deleted meanwhile.
-    async fn scrub_pages(
-        &self,
-        version: Option<SnapshotNumber>,
-        shard: u32,
-        found: &mut Findings,
-    ) -> Result<()> {
-        let mut from = Some(Key::MIN);
-        while let Some(first) = from {
-            self.check_alive()?;
-            // The turn is taken before zones are kept from being reset: writes that wait for zones hold
-            // turns.
-            let _turn = self.admission.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
-            // No zone with these pages is reset until they are read. Writers may wait for that.
-            let _reading = self.reader.reads.begin();
-            let mut places = Vec::with_capacity(PAGES_AT_ONCE);
-            from = self.places_from(version, shard, &first, &mut places);
-            for place in places {
-                found.scrubbed.pages += 1;
-                if let Err(error) = self.scrub_page(place).await {
-                    found.note(&error);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds the next pages of a tree to read. Returns the key at which to continue; `None` at the end.
-    fn places_from(
-        &self,
-        version: Option<SnapshotNumber>,
-        shard: u32,
-        from: &Key,
-        places: &mut Vec<Place>,
-    ) -> Option<Key> {
-        let metadata = self.metadata.borrow();
-        let (items, newer) = match version {
-            None => (&metadata.items, None),
-            Some(number) => {
-                let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
-                (items, Some(newer.tree(shard)))
-            }
-        };
-        items.tree(shard).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
-    }
-
-    async fn scrub_page(&self, place: Place) -> Result<()> {
-        let layout = &self.kit.layout;
-        let address = layout.address(place.zone, place.position);
-        let (outcome, mut buffer) = self.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;
-        outcome?;
-        let page: &mut [u8; PAGE] = buffer
-            .filled_mut()
-            .try_into()
-            .map_err(|_| Error::io(format!("tree page \"{place}\": read in part")))?;
-        unseal(page, &self.kit.identity, place)
-    }
+async fn scrub_page(core: &Core, place: Place) -> Result<()> {
+    let layout = &core.kit.layout;
+    let address = layout.address(place.zone, place.position);
+    let (outcome, mut buffer) = core.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;
+    outcome?;
+    let page: &mut [u8; PAGE] = buffer
+        .filled_mut()
+        .try_into()
+        .map_err(|_| Error::io(format!("tree page \"{place}\": read in part")))?;
+    unseal(page, &core.kit.identity, place)
 }

@@ -12,19 +12,19 @@
 use crate::core::cores::core_of;
 use crate::core::{Broken, Core, cleaner_stream, user_stream};
 use crate::format::{ShardState, SnapshotState, State};
-use crate::metadata::{Inodes, Metadata};
 use crate::metadata::extents::Blocks;
 use crate::metadata::extents::Lost;
 use crate::metadata::forest::Shard;
 use crate::metadata::versions::SnapshotInfo;
 use crate::metadata::versions::SnapshotNumber;
+use crate::metadata::{Inodes, Metadata};
 use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
 use block::{Buffer, Error, Result};
-use logkit::{Kit, Owner};
 use logkit::StreamId;
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
+use logkit::{Kit, Owner};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -232,11 +232,7 @@ impl Checkpointer {
             last = Some(next);
             let mut bytes = [0; PAGE];
             page.encode(&mut bytes);
-            seal(
-                &mut bytes,
-                &kit.identity,
-                Place { position: from.position + sums.len() as u32, ..from },
-            );
+            seal(&mut bytes, &kit.identity, Place { position: from.position + sums.len() as u32, ..from });
             let data = data.get_or_insert_with(|| {
                 let mut data = Buffer::new((1 + most) * block);
                 data.append_zeroes(block);

@@ -4,12 +4,12 @@
 //! A core has the shards whose numbers are congruent to its own, modulo the number of cores. The format
 //! doesn't depend on the number of cores, so a file system may be opened with any number.
 
-use crate::names::locks::Locks;
-use crate::metadata::Metadata;
 use crate::core::Core;
+use crate::metadata::Metadata;
 use crate::metadata::forest::Shard;
 use crate::metadata::inode::InodeNumber;
 use crate::metadata::stripes::StripedDirectories;
+use crate::names::locks::Locks;
 use runtime::Home;
 use std::cell::OnceCell;
 use std::sync::Arc;

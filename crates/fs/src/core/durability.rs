@@ -3,8 +3,8 @@
 
 use crate::core::entry::{Item, Origin};
 use crate::core::tickets::Tickets;
-use block::{Payload, Result};
 use crate::metadata::change::Changes;
+use block::{Payload, Result};
 use logkit::{Appender, Kit};
 use runtime::Requests;
 use std::cell::{Cell, RefCell};

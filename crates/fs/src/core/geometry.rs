@@ -6,7 +6,7 @@
 //! zones that it holds at a time, and a zone is opened as soon as the previous one is finished.
 
 use crate::core::entry::ATOMIC_BLOCKS;
-use crate::core::{Settings, reserved_zones};
+use crate::core::settings::{Settings, reserved_zones};
 use crate::format::{BLOCK, MAX_CORES};
 use crate::metadata::change::Change;
 use block::{BlockSize, Error, Result, ZoneGeometry};

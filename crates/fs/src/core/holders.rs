@@ -226,4 +226,20 @@ impl Core {
         self.cores().striped().set(directory, striped.map(|striped| striped.stripes));
         Ok(())
     }
+
+    /// Runs `work` with the metadata of a snapshot; `None` for the present version.
+    ///
+    /// # Errors
+    /// ESTALE for a deleted snapshot; errors of `work`.
+    pub(crate) fn in_version<R>(
+        &self,
+        version: Option<SnapshotNumber>,
+        work: impl FnOnce(&Metadata) -> Result<R>,
+    ) -> Result<R> {
+        let metadata = self.metadata.borrow();
+        match version {
+            None => work(&metadata),
+            Some(number) => work(metadata.snapshots.get(number)?),
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::metadata::extents::{end_of, seek};
 use crate::metadata::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::stripes::{self, Stripes};
 use crate::metadata::{Metadata, orphan};
-use crate::names::joint::{View, Wanted};
+use crate::names::joint::{self, View, Wanted};
 use crate::names::namespace::{self, New};
 use block::{Error, Result};
 use smallvec::smallvec;
@@ -285,7 +285,7 @@ impl Core {
             let there = all.iter().filter(|inode| view.metadata.inode(**inode).is_ok());
             Ok(Some(((), there.map(|inode| Change::set(*inode, attributes)).collect())))
         };
-        self.jointly(Wanted { inodes, ..Wanted::default() }, decide).await.map(drop)
+        joint::jointly(self, Wanted { inodes, ..Wanted::default() }, decide).await.map(drop)
     }
 
     pub(crate) fn check_regular(&self, inode: InodeNumber) -> Result<Inode> {

@@ -12,8 +12,9 @@ use crate::metadata::directory::{self, Entry, Found};
 use crate::metadata::forest::Shard;
 use crate::metadata::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::stripes::Holder;
-use crate::names::joint::{View, Wanted};
+use crate::names::joint::{self, View, Wanted};
 use crate::names::namespace::{self, New, Renaming};
+use crate::names::striping;
 use block::Result;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -115,7 +116,7 @@ impl Core {
         let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
         if !self.is_here(shard.into()) {
             let made = self.create_elsewhere(directory, name, new, shard).await?;
-            self.note_name(holder, name);
+            striping::note_name(self, holder, name);
             return Ok(made);
         }
         let decide = |metadata: &Metadata| {
@@ -127,7 +128,7 @@ impl Core {
         };
         let Some((inode, ticket)) = self.change_here(decide).await? else { return Ok(None) };
         self.note(&[inode, directory], ticket);
-        self.note_name(holder, name);
+        striping::note_name(self, holder, name);
         Ok(Some(inode))
     }
 
@@ -161,7 +162,7 @@ impl Core {
         // A new file isn't in use.
         if found.2 {
             self.note(&[directory], ticket);
-            self.note_name(holder, name);
+            striping::note_name(self, holder, name);
         }
         Ok(Some(found))
     }
@@ -185,7 +186,7 @@ impl Core {
             let changes = namespace::create(&view.metadata, view.number, directory, &name, &new, now())?;
             Ok(Some((view.number, changes)))
         };
-        self.jointly(wanted, decide).await
+        joint::jointly(self, wanted, decide).await
     }
 
     /// Creates another name of a file.
@@ -220,8 +221,8 @@ impl Core {
                 let changes = namespace::link(&view.metadata, inode, directory, &own_name, is_open, now())?;
                 Ok(Some(((), changes)))
             };
-            let done = self.jointly(wanted, decide).await?;
-            self.note_name(holder, name);
+            let done = joint::jointly(self, wanted, decide).await?;
+            striping::note_name(self, holder, name);
             return Ok(done);
         }
         let is_open = |inode| self.nodes.is_open(inode);
@@ -233,7 +234,7 @@ impl Core {
         };
         let Some(((), ticket)) = self.change_here(decide).await? else { return Ok(None) };
         self.note(&[inode, directory], ticket);
-        self.note_name(holder, name);
+        striping::note_name(self, holder, name);
         Ok(Some(()))
     }
 
@@ -318,7 +319,7 @@ impl Core {
                 }
                 Ok(Some(((), removing.decide(&view.metadata, directory, (&name, found), |_, _| true)?)))
             };
-            if self.jointly(wanted, decide).await?.is_some() {
+            if joint::jointly(self, wanted, decide).await?.is_some() {
                 return Ok(Some(()));
             }
         }
@@ -398,7 +399,7 @@ impl Core {
                 if let Some(replaced) = replaced {
                     self.remove_unused(replaced);
                 }
-                self.note_name(new, new_name);
+                striping::note_name(self, new, new_name);
                 return Ok(Some(()));
             }
             if !is_held.get() {
@@ -467,10 +468,10 @@ impl Core {
             let sides = ((from, old_name.as_slice()), (to, new_name.as_slice()));
             Ok(Some(((), namespace::rename(metadata, sides.0, sides.1, renaming, |_, _| true, now())?)))
         };
-        let is_done = self.jointly(wanted, decide).await?.is_some();
+        let is_done = joint::jointly(self, wanted, decide).await?.is_some();
         if is_done && new.inode == new.directory {
             let note = move |core: Rc<Core>| async move {
-                core.note_name(new, &added);
+                striping::note_name(&core, new, &added);
                 Ok(())
             };
             self.cores().of(to).with(note).await?;

@@ -10,6 +10,7 @@ use crate::core::entry::{Item, Origin};
 use crate::metadata::change::{Change, Changes, Recorded};
 use crate::metadata::extents::{Blocks, Place};
 use crate::metadata::inode::InodeNumber;
+use crate::names::joint;
 use block::{Data, Error, Result};
 use logkit::pool::Accounts;
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
@@ -146,7 +147,7 @@ impl Owner for Core {
     }
 
     fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
-        self.pass_on(joint, items, zone, position);
+        joint::pass_on(self, joint, items, zone, position);
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
@@ -300,7 +301,6 @@ impl Core {
         }
         flushed
     }
-
 }
 
 #[cfg(test)]

@@ -75,165 +75,162 @@ impl Copied {
     }
 }
 
-impl Core {
-    /// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the
-    /// source, or after `most_copied` bytes that couldn't be shared.
-    ///
-    /// # Errors
-    /// EISDIR; [`Error::Invalid`] for overlapping ranges of one file, and for other than regular files;
-    /// EFBIG, [`Error::NoSpace`]; errors of [`read`](Self::read). If an error occurs after some bytes, the
-    /// number of these bytes is returned instead.
-    pub(crate) async fn copy_range(
-        self: &Rc<Self>,
-        node: &Rc<Node>,
-        copied: Copied,
-        most_copied: u64,
-        times: Times,
-    ) -> Result<Cloned> {
-        let source = self.cores().of(copied.from);
-        let from = copied.from;
-        let regular = move |core: Rc<Core>| async move { core.check_regular(from).map(|inode| inode.size) };
-        let size = source.with(regular).await?;
-        self.check_regular(node.inode)?;
-        let length = copied.length.min(size.saturating_sub(copied.from_offset));
-        let all = Copied { length, ..copied };
-        end_of(all.to_offset, length)?;
-        let is_apart = all.from_offset + length <= all.to_offset || all.to_offset + length <= all.from_offset;
-        if from == node.inode && !is_apart {
-            return Err(Error::invalid(format!(
-                "inode {from}: copy of {length} bytes from byte {} to byte {}: the ranges overlap; expected disjoint ranges within one file",
-                all.from_offset, all.to_offset
-            )));
-        }
-        let mut done = Cloned::default();
-        while done.bytes < length && done.bytes - done.shared < most_copied {
-            match self.copy_step(node, all.after(done.bytes), times).await {
-                Ok(Cloned { bytes: 0, .. }) => break,
-                Ok(step) => {
-                    done.bytes += step.bytes;
-                    done.shared += step.shared;
-                }
-                Err(_) if done.bytes > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
+/// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the
+/// source, or after `most_copied` bytes that couldn't be shared.
+///
+/// # Errors
+/// EISDIR; [`Error::Invalid`] for overlapping ranges of one file, and for other than regular files;
+/// EFBIG, [`Error::NoSpace`]; errors of [`read`](Core::read). If an error occurs after some bytes, the
+/// number of these bytes is returned instead.
+pub(crate) async fn copy_range(
+    here: &Rc<Core>,
+    node: &Rc<Node>,
+    copied: Copied,
+    most_copied: u64,
+    times: Times,
+) -> Result<Cloned> {
+    let source = here.cores().of(copied.from);
+    let from = copied.from;
+    let regular = move |core: Rc<Core>| async move { core.check_regular(from).map(|inode| inode.size) };
+    let size = source.with(regular).await?;
+    here.check_regular(node.inode)?;
+    let length = copied.length.min(size.saturating_sub(copied.from_offset));
+    let all = Copied { length, ..copied };
+    end_of(all.to_offset, length)?;
+    let is_apart = all.from_offset + length <= all.to_offset || all.to_offset + length <= all.from_offset;
+    if from == node.inode && !is_apart {
+        return Err(Error::invalid(format!(
+            "inode {from}: copy of {length} bytes from byte {} to byte {}: the ranges overlap; expected disjoint ranges within one file",
+            all.from_offset, all.to_offset
+        )));
     }
-
-    /// Shares as much of the rest as possible, or else copies a part of it.
-    async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
-        let shard_of = |inode| self.metadata.borrow().items.shard_of(inode);
-        let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
-        let until_block = match may_share {
-            true => rest.from_offset.next_multiple_of(BLOCK) - rest.from_offset,
-            false => 0,
-        };
-        if may_share && until_block == 0 {
-            let shared = self.share_blocks(node, rest, times).await?;
-            if shared > 0 {
-                return Ok(Cloned { bytes: shared, shared });
+    let mut done = Cloned::default();
+    while done.bytes < length && done.bytes - done.shared < most_copied {
+        match copy_step(here, node, all.after(done.bytes), times).await {
+            Ok(Cloned { bytes: 0, .. }) => break,
+            Ok(step) => {
+                done.bytes += step.bytes;
+                done.shared += step.shared;
             }
+            Err(_) if done.bytes > 0 => break,
+            Err(error) => return Err(error),
         }
-        let piece = match may_share {
-            // After this part, both ranges continue at a block boundary.
-            true if until_block > 0 => rest.length.min(until_block),
-            // A partial block, or blocks with the greatest number of owners.
-            true => rest.length.min(self.unshareable(rest)?),
-            false => rest.length.min(COPIED_AT_ONCE),
-        };
-        let Copied { class, from, from_offset: offset, .. } = rest;
-        let read = move |core: Rc<Core>| async move {
-            core.read_in(class, None, from, offset, piece as usize).await
-        };
-        let data = self.cores().of(from).with(read).await?;
-        let bytes = data.len() as u64;
-        match times {
-            Times::Kept => self.write_back(node, rest.to_offset, data).await?,
-            Times::Present => self.write(class, node, rest.to_offset, data).await?,
-        }
-        Ok(Cloned { bytes, shared: 0 })
     }
+    Ok(done)
+}
 
-    /// Returns the number of bytes before the next block that may be shared: at least one block, at most
-    /// [`COPIED_AT_ONCE`].
-    fn unshareable(&self, rest: Copied) -> Result<u64> {
-        let metadata = self.metadata.borrow();
-        let (from, _) = rest.blocks();
-        let range = from.start..from.end.min(from.start + COPIED_AT_ONCE / BLOCK);
-        let mut end = range.start;
-        for extent in extents(&metadata.items, rest.from, range.clone()) {
-            let part = extent?.part(&range);
-            if part.block == end {
-                end += u64::from(unshareable(&metadata.items, rest.from, &part)?);
+/// Shares as much of the rest as possible, or else copies a part of it.
+async fn copy_step(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
+    let shard_of = |inode| here.metadata.borrow().items.shard_of(inode);
+    let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
+    let until_block = match may_share {
+        true => rest.from_offset.next_multiple_of(BLOCK) - rest.from_offset,
+        false => 0,
+    };
+    if may_share && until_block == 0 {
+        let shared = share_blocks(here, node, rest, times).await?;
+        if shared > 0 {
+            return Ok(Cloned { bytes: shared, shared });
+        }
+    }
+    let piece = match may_share {
+        // After this part, both ranges continue at a block boundary.
+        true if until_block > 0 => rest.length.min(until_block),
+        // A partial block, or blocks with the greatest number of owners.
+        true => rest.length.min(unshareable_bytes(here, rest)?),
+        false => rest.length.min(COPIED_AT_ONCE),
+    };
+    let Copied { class, from, from_offset: offset, .. } = rest;
+    let read =
+        move |core: Rc<Core>| async move { core.read_in(class, None, from, offset, piece as usize).await };
+    let data = here.cores().of(from).with(read).await?;
+    let bytes = data.len() as u64;
+    match times {
+        Times::Kept => here.write_back(node, rest.to_offset, data).await?,
+        Times::Present => here.write(class, node, rest.to_offset, data).await?,
+    }
+    Ok(Cloned { bytes, shared: 0 })
+}
+
+/// Returns the number of bytes before the next block that may be shared: at least one block, at most
+/// [`COPIED_AT_ONCE`].
+fn unshareable_bytes(here: &Core, rest: Copied) -> Result<u64> {
+    let metadata = here.metadata.borrow();
+    let (from, _) = rest.blocks();
+    let range = from.start..from.end.min(from.start + COPIED_AT_ONCE / BLOCK);
+    let mut end = range.start;
+    for extent in extents(&metadata.items, rest.from, range.clone()) {
+        let part = extent?.part(&range);
+        if part.block == end {
+            end += u64::from(unshareable(&metadata.items, rest.from, &part)?);
+        }
+        if end < part.end() {
+            break;
+        }
+    }
+    Ok((end - range.start).max(1) * BLOCK)
+}
+
+/// Locks the blocks of both files, in the same order for all callers. Also holds the source's node: a
+/// file that isn't in use would get another lock.
+async fn lock_both(
+    here: &Core,
+    node: &Rc<Node>,
+    copied: &Copied,
+) -> (RangeGuard, Option<RangeGuard>, Rc<Node>) {
+    let (from, to) = copied.blocks();
+    let source = here.node(copied.from);
+    if copied.from == node.inode {
+        // One lock covers both ranges: with two, requests could deadlock on each other's second lock.
+        let all = from.start.min(to.start)..from.end.max(to.end);
+        return (node.lock.ask(all).await, None, source);
+    }
+    let (first, second) = match copied.from < node.inode {
+        true => (source.lock.ask(from).await, node.lock.ask(to).await),
+        false => (node.lock.ask(to).await, source.lock.ask(from).await),
+    };
+    (first, Some(second), source)
+}
+
+/// Shares blocks from the beginning of a range up to the first block that can't be shared. Returns the
+/// number of bytes.
+async fn share_blocks(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
+    here.set_back(node, times).await?;
+    here.admission.gate.pass().await;
+    let _held = lock_both(here, node, &rest).await;
+    let mut done = 0;
+    while done < rest.length {
+        let decide = |metadata: &Metadata| {
+            let piece = Piece::next(metadata, node.inode, rest.after(done))?;
+            if piece.blocks == 0 {
+                return Ok((0, Changes::new()));
             }
-            if end < part.end() {
-                break;
-            }
-        }
-        Ok((end - range.start).max(1) * BLOCK)
-    }
-
-    /// Locks the blocks of both files, in the same order for all callers. Also holds the source's node: a
-    /// file that isn't in use would get another lock.
-    async fn lock_both(
-        &self,
-        node: &Rc<Node>,
-        copied: &Copied,
-    ) -> (RangeGuard, Option<RangeGuard>, Rc<Node>) {
-        let (from, to) = copied.blocks();
-        let source = self.node(copied.from);
-        if copied.from == node.inode {
-            // One lock covers both ranges: with two, requests could deadlock on each other's second lock.
-            let all = from.start.min(to.start)..from.end.max(to.end);
-            return (node.lock.ask(all).await, None, source);
-        }
-        let (first, second) = match copied.from < node.inode {
-            true => (source.lock.ask(from).await, node.lock.ask(to).await),
-            false => (node.lock.ask(to).await, source.lock.ask(from).await),
-        };
-        (first, Some(second), source)
-    }
-
-    /// Shares blocks from the beginning of a range up to the first block that can't be shared. Returns the
-    /// number of bytes.
-    async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
-        self.set_back(node, times).await?;
-        self.admission.gate.pass().await;
-        let _held = self.lock_both(node, &rest).await;
-        let mut done = 0;
-        while done < rest.length {
-            let decide = |metadata: &Metadata| {
-                let piece = Piece::next(metadata, node.inode, rest.after(done))?;
-                if piece.blocks == 0 {
-                    return Ok((0, Changes::new()));
-                }
-                self.check_space_for_item()?;
-                self.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
-                let (from, to) = rest.after(done).blocks();
-                let share = Change::Share {
-                    inode: node.inode,
-                    block: to.start,
-                    count: piece.blocks,
-                    from_inode: rest.from,
-                    from_block: from.start,
-                    size: rest.to_offset + done + piece.bytes,
-                    modified: times.of_change(),
-                };
-                Ok((piece.bytes, smallvec![share]))
+            here.check_space_for_item()?;
+            here.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
+            let (from, to) = rest.after(done).blocks();
+            let share = Change::Share {
+                inode: node.inode,
+                block: to.start,
+                count: piece.blocks,
+                from_inode: rest.from,
+                from_block: from.start,
+                size: rest.to_offset + done + piece.bytes,
+                modified: times.of_change(),
             };
-            match self.change(decide).await {
-                Ok((0, _)) => break,
-                Ok((bytes, ticket)) => {
-                    node.note(ticket);
-                    done += bytes;
-                }
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
+            Ok((piece.bytes, smallvec![share]))
+        };
+        match here.change(decide).await {
+            Ok((0, _)) => break,
+            Ok((bytes, ticket)) => {
+                node.note(ticket);
+                done += bytes;
             }
-            runtime::yield_now().await;
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
         }
-        Ok(done)
+        runtime::yield_now().await;
     }
+    Ok(done)
 }
 
 /// Blocks that are shared in one turn of the core.

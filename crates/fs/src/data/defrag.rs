@@ -53,82 +53,80 @@ fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Ve
     runs.into_iter().filter(is_worth_it).map(|(run, _)| run).collect()
 }
 
-impl Core {
-    /// Returns the ranges of a file that may be rewritten, one for each extent.
-    fn data_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-        let extents = self.extents_of(inode, range)?.into_iter().filter(|extent| !extent.is_shared);
-        Ok(extents.map(|extent| extent.block..extent.end()).collect())
-    }
+/// Returns the ranges of a file that may be rewritten, one for each extent.
+fn data_of(core: &Core, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+    let extents = extents_of(core, inode, range)?.into_iter().filter(|extent| !extent.is_shared);
+    Ok(extents.map(|extent| extent.block..extent.end()).collect())
+}
 
-    /// Returns the extents of a file with data, clipped to a range.
-    fn extents_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Extent>> {
-        let metadata = self.metadata.borrow();
-        let mut found = Vec::new();
-        for extent in extents(&metadata.items, inode, range.clone()) {
-            let extent = extent?.part(&range);
-            if !extent.is_preallocated() {
-                found.push(extent);
-            }
+/// Returns the extents of a file with data, clipped to a range.
+fn extents_of(core: &Core, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Extent>> {
+    let metadata = core.metadata.borrow();
+    let mut found = Vec::new();
+    for extent in extents(&metadata.items, inode, range.clone()) {
+        let extent = extent?.part(&range);
+        if !extent.is_preallocated() {
+            found.push(extent);
         }
-        Ok(found)
     }
+    Ok(found)
+}
 
-    /// Most blocks of one rewrite, limited by the size of a record.
-    fn longest_run(&self) -> u64 {
-        MAX_RUN.min(self.kit.settings.data_blocks.max(1).into())
-    }
+/// Most blocks of one rewrite, limited by the size of a record.
+fn longest_run(core: &Core) -> u64 {
+    MAX_RUN.min(core.kit.settings.data_blocks.max(1).into())
+}
 
-    /// Number of fragments of a file.
-    ///
-    /// # Errors
-    /// ESTALE.
-    pub fn fragments(&self, inode: InodeNumber) -> Result<u64> {
-        self.inode(inode)?;
-        Ok(self.extents_of(inode, 0..u64::MAX)?.len() as u64)
-    }
+/// Number of fragments of a file.
+///
+/// # Errors
+/// ESTALE.
+pub fn fragments(core: &Core, inode: InodeNumber) -> Result<u64> {
+    core.inode(inode)?;
+    Ok(extents_of(core, inode, 0..u64::MAX)?.len() as u64)
+}
 
-    /// Rewrites the fragmented parts of a file.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`](block::Error::NoSpace); as [`read`](Self::read).
-    pub async fn defragment(self: &Rc<Self>, node: &Rc<Node>) -> Result<Fragments> {
-        self.check_regular(node.inode)?;
-        let mut fragments = Fragments { before: self.fragments(node.inode)?, ..Fragments::default() };
-        for run in fragmented(self.data_of(node.inode, 0..u64::MAX)?, self.longest_run()) {
-            fragments.blocks += self.write_again(node, run).await?;
-        }
-        fragments.after = self.fragments(node.inode)?;
-        Ok(fragments)
+/// Rewrites the fragmented parts of a file.
+///
+/// # Errors
+/// [`Error::NoSpace`](block::Error::NoSpace); as [`read`](Core::read).
+pub async fn defragment(core: &Rc<Core>, node: &Rc<Node>) -> Result<Fragments> {
+    core.check_regular(node.inode)?;
+    let mut found = Fragments { before: fragments(core, node.inode)?, ..Fragments::default() };
+    for run in fragmented(data_of(core, node.inode, 0..u64::MAX)?, longest_run(core)) {
+        found.blocks += write_again(core, node, run).await?;
     }
+    found.after = fragments(core, node.inode)?;
+    Ok(found)
+}
 
-    /// Rewrites a run of blocks without holes. Returns the number of blocks.
-    async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
-        let blocks = run.end - run.start;
-        let permit = self.admission.admit_data(Some(BACKGROUND), blocks).await;
-        let held = node.lock.ask(run.clone()).await;
-        self.check_open()?;
-        // The run may have changed before the lock was granted.
-        if fragmented(self.data_of(node.inode, run.clone())?, self.longest_run()) != [run.clone()] {
-            return Ok(0);
-        }
-        self.check_space(blocks)?;
-        let length = (blocks * BLOCK) as usize;
-        let mut data = self.read_version(None, node.inode, run.start * BLOCK, length).await?;
-        let missing = blocks * BLOCK - data.len() as u64;
-        if missing > 0 {
-            data.push(block::Buffer::zeroed(missing as usize).freeze());
-        }
-        let change = Change::Map {
-            inode: node.inode,
-            block: run.start,
-            blocks: blocks as u32,
-            size: 0,
-            modified: KEEP_TIMES,
-        };
-        let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
-        node.note(ticket);
-        Ok(blocks)
+/// Rewrites a run of blocks without holes. Returns the number of blocks.
+async fn write_again(core: &Rc<Core>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
+    let blocks = run.end - run.start;
+    let permit = core.admission.admit_data(Some(BACKGROUND), blocks).await;
+    let held = node.lock.ask(run.clone()).await;
+    core.check_open()?;
+    // The run may have changed before the lock was granted.
+    if fragmented(data_of(core, node.inode, run.clone())?, longest_run(core)) != [run.clone()] {
+        return Ok(0);
     }
+    core.check_space(blocks)?;
+    let length = (blocks * BLOCK) as usize;
+    let mut data = core.read_version(None, node.inode, run.start * BLOCK, length).await?;
+    let missing = blocks * BLOCK - data.len() as u64;
+    if missing > 0 {
+        data.push(block::Buffer::zeroed(missing as usize).freeze());
+    }
+    let change = Change::Map {
+        inode: node.inode,
+        block: run.start,
+        blocks: blocks as u32,
+        size: 0,
+        modified: KEEP_TIMES,
+    };
+    let ticket = core.append(Changes::from_elem(change, 1), data, permit, held).await?;
+    node.note(ticket);
+    Ok(blocks)
 }
 
 #[cfg(test)]

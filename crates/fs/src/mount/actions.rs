@@ -3,7 +3,7 @@
 use super::convert::{self, CACHED};
 use crate::classes::fair_queue::DEFAULT;
 use crate::core::{Core, Times, now};
-use crate::data::clones::Copied;
+use crate::data::clones::{self, Copied};
 use crate::data::node::Node;
 use crate::metadata::attributes::Setting;
 use crate::metadata::directory::Entry as Name;
@@ -499,7 +499,7 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
     let CopyRange { from_offset, to_offset, .. } = *copy;
     let length = copy.length.min(MAX_SHARED);
     let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
-    let done = core.copy_range(&core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
+    let done = clones::copy_range(&core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
     Ok(done.bytes)
 }
 

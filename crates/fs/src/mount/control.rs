@@ -5,6 +5,7 @@ use super::actions::os;
 use super::kind::status;
 use crate::check::scrub::Scrubbed;
 use crate::core::Core;
+use crate::data::defrag;
 use crate::file_system::FileSystem;
 use crate::metadata::inode::{InodeNumber, ROOT};
 use block::{Error, Result};
@@ -98,7 +99,7 @@ impl Controlled {
                 self.scrub_status()
             }
             Control::Defrag => {
-                let count = move |core: Rc<Core>| async move { core.fragments(node) };
+                let count = move |core: Rc<Core>| async move { defrag::fragments(&core, node) };
                 json!({ "fragments": self.files.cores().of(node).with(count).await? })
             }
         };
@@ -134,7 +135,7 @@ impl Controlled {
             Control::Defrag => {
                 let defragment = move |core: Rc<Core>| async move {
                     let node = core.open(node)?;
-                    let outcome = core.defragment(&node).await;
+                    let outcome = defrag::defragment(&core, &node).await;
                     core.close(&node);
                     outcome.map(drop)
                 };

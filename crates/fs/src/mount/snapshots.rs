@@ -20,6 +20,7 @@ use crate::metadata::stripes;
 use crate::metadata::versions::SnapshotNumber;
 use crate::names::namespace;
 use crate::names::namespace::resolve;
+use crate::snapshots::taking;
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem, Opened,
@@ -162,7 +163,7 @@ impl WithSnapshots {
                 }
             }
         }
-        let create = move |core: Rc<Core>| async move { core.create_snapshot(text).await };
+        let create = move |core: Rc<Core>| async move { taking::create(&core, text).await };
         self.cores().first().with(create).await?;
         self.snapshot_entry(name).await
     }
@@ -361,7 +362,7 @@ impl FileSystem for WithSnapshots {
             Place::Present => self.0.remove_directory(context, parent, name),
             Place::Directory => Call::new(async move {
                 let name = name_of(name)?;
-                let delete = move |core: Rc<Core>| async move { core.delete_snapshot(name).await };
+                let delete = move |core: Rc<Core>| async move { taking::delete(&core, name).await };
                 self.cores().first().with(delete).await
             }),
             Place::Snapshot(..) => refused("removing a directory"),

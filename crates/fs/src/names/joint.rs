@@ -96,268 +96,264 @@ impl View {
     }
 }
 
-impl Core {
-    /// Carries out an operation on inodes of several cores. `decide` returns the changes, or `None` if the
-    /// operation now involves other inodes; then this also returns `None`.
-    ///
-    /// # Errors
-    /// Errors of `decide`; [`Error::NoSpace`]; the failure of the log.
-    pub(crate) async fn jointly<T: 'static>(
-        self: &Rc<Self>,
-        wanted: Wanted,
-        decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>> + 'static,
-    ) -> Result<Option<T>> {
-        self.check_open()?;
-        let (sender, mut receiver) = oneshot();
-        let core = self.clone();
-        let task = async move {
-            let decide = async move |view: &View| decide(view);
-            // The caller may have been dropped.
-            core.carry_out(wanted, decide, |outcome| drop(sender.send(outcome))).await;
+/// Carries out an operation on inodes of several cores. `decide` returns the changes, or `None` if the
+/// operation now involves other inodes; then this also returns `None`.
+///
+/// # Errors
+/// Errors of `decide`; [`Error::NoSpace`]; the failure of the log.
+pub(crate) async fn jointly<T: 'static>(
+    here: &Rc<Core>,
+    wanted: Wanted,
+    decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>> + 'static,
+) -> Result<Option<T>> {
+    here.check_open()?;
+    let (sender, mut receiver) = oneshot();
+    let core = here.clone();
+    let task = async move {
+        let decide = async move |view: &View| decide(view);
+        // The caller may have been dropped.
+        carry_out(&core, wanted, decide, |outcome| drop(sender.send(outcome))).await;
+    };
+    here.kit.tasks.spawn(task).detach();
+    let outcome = receiver.receive().await;
+    outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
+}
+
+/// As [`jointly`](jointly), for a caller that isn't dropped before the end. `decide` may wait; the
+/// inodes stay locked. `answer` gets the outcome: for lack of space, before this function returns,
+/// because the operation may still take effect. When this returns, the operation has taken effect or
+/// failed.
+pub(crate) async fn carry_out<T>(
+    here: &Rc<Core>,
+    wanted: Wanted,
+    decide: impl AsyncFnOnce(&View) -> Result<Option<(T, Changes)>>,
+    answer: impl FnOnce(Result<Option<T>>),
+) {
+    let permit = match here.admit().await {
+        Ok(permit) => permit,
+        Err(error) => return answer(Err(error)),
+    };
+    let inside = here.admission.gate.enter().await;
+    let mut view =
+        View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
+    let above = wanted.above.clone();
+    let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
+    let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
+    let mut outcome = Ok(());
+    for (core, part) in by_core(here, wanted) {
+        let inodes = part.inodes.clone();
+        let read = here.cores().all()[core as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
+        match read.await {
+            Ok(gathered) => {
+                locked.push((core, inodes));
+                view.add(gathered);
+            }
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+    }
+    if outcome.is_ok() {
+        outcome = read_above(here, above, &mut view).await;
+    }
+    let decided = match outcome.and_then(|()| view.has_names_of(&directories)) {
+        Ok(true) => decide(&view).await,
+        Ok(false) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let (outcome, ticket) = match decided {
+        Ok(Some((result, changes))) => {
+            let (appended, ticket) = append_jointly(here, changes).await;
+            (appended.map(|()| Some(result)), ticket)
+        }
+        Ok(None) => (Ok(None), 0),
+        Err(error) => (Err(error), 0),
+    };
+    drop(permit);
+    let answered_later = match outcome {
+        // The record may take effect once there is space, so the inodes stay locked until then.
+        Err(error @ Error::NoSpace(_)) => {
+            answer(Err(error));
+            here.admission.gate.look_again();
+            here.ended(ticket).await;
+            None
+        }
+        outcome => Some((answer, outcome)),
+    };
+    // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
+    locked.sort_by_key(|(core, _)| *core == here.index());
+    for (core, inodes) in locked {
+        let end = move |core: Rc<Core>| async move {
+            end_joint(&core, &inodes);
+            Ok(())
         };
-        self.kit.tasks.spawn(task).detach();
-        let outcome = receiver.receive().await;
-        outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
+        // An ended core has no locks.
+        here.cores().all()[core as usize].with(end).await.ok();
     }
+    drop(inside);
+    if let Some((answer, outcome)) = answered_later {
+        answer(outcome);
+    }
+}
 
-    /// As [`jointly`](Self::jointly), for a caller that isn't dropped before the end. `decide` may wait; the
-    /// inodes stay locked. `answer` gets the outcome: for lack of space, before this function returns,
-    /// because the operation may still take effect. When this returns, the operation has taken effect or
-    /// failed.
-    pub(crate) async fn carry_out<T>(
-        self: &Rc<Self>,
-        wanted: Wanted,
-        decide: impl AsyncFnOnce(&View) -> Result<Option<(T, Changes)>>,
-        answer: impl FnOnce(Result<Option<T>>),
-    ) {
-        let permit = match self.admit().await {
-            Ok(permit) => permit,
-            Err(error) => return answer(Err(error)),
-        };
-        let inside = self.admission.gate.enter().await;
-        let mut view =
-            View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
-        let above = wanted.above.clone();
-        let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
-        let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
-        let mut outcome = Ok(());
-        for (core, part) in self.by_core(wanted) {
-            let inodes = part.inodes.clone();
-            let read = self.cores().all()[core as usize].with(move |core: Rc<Core>| core.lock_and_read(part));
-            match read.await {
-                Ok(gathered) => {
-                    locked.push((core, inodes));
-                    view.add(gathered);
-                }
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+/// Splits the wanted inodes and names by core.
+fn by_core(here: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
+    let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
+    let Wanted { mut inodes, names, new, above } = wanted;
+    if !above.is_empty() {
+        inodes.push(MOVES);
+    }
+    inodes.sort_unstable();
+    inodes.dedup();
+    let of = |inode| here.cores().index_of(inode);
+    inodes.into_iter().for_each(|inode| parts.entry(of(inode)).or_default().inodes.push(inode));
+    names.into_iter().for_each(|name| parts.entry(of(name.0)).or_default().names.push(name));
+    if let Some(shard) = new {
+        parts.entry(of(shard.into())).or_default().new = Some(shard);
+    }
+    parts
+}
+
+/// Locks inodes of this core, and reads the wanted items.
+async fn lock_and_read(here: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
+    here.check_open()?;
+    if !wanted.inodes.is_empty() {
+        here.peers.locks.lock(&wanted.inodes).await;
+        if let Err(error) = here.written(here.durability.issued()).await {
+            here.peers.locks.unlock(&wanted.inodes);
+            return Err(error);
+        }
+    }
+    let mut gathered = Gathered::default();
+    if let Some(shard) = wanted.new {
+        gathered.number = here.metadata.borrow_mut().take_number(shard);
+    }
+    let metadata = here.metadata.borrow();
+    let mut keep = |(key, value): (Key, &[u8])| gathered.items.push((key, value.to_vec()));
+    for inode in &wanted.inodes {
+        let key = Inode::key(*inode);
+        metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
+        let key = stripes::key(*inode);
+        metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
+        // The first name shows whether a directory is empty.
+        let first = Key { inode: *inode, kind: kind::ENTRY, offset: 0 };
+        let name = metadata.items.range(&first).next();
+        name.filter(|(key, _)| (key.inode, key.kind) == (*inode, kind::ENTRY))
+            .into_iter()
+            .for_each(&mut keep);
+    }
+    for (directory, name) in &wanted.names {
+        directory::alike(&metadata.items, *directory, name).for_each(&mut keep);
+    }
+    gathered.open = wanted.inodes.into_iter().filter(|inode| here.nodes.is_open(*inode)).collect();
+    Ok(gathered)
+}
+
+/// Reads the inodes of all ancestors of these directories.
+async fn read_above(here: &Core, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
+    for directory in directories {
+        let (mut at, mut passed) = (directory, BTreeSet::new());
+        while at != ROOT {
+            if !passed.insert(at) {
+                return Err(Error::corrupt(format!("directory {at} is below itself")));
             }
-        }
-        if outcome.is_ok() {
-            outcome = self.read_above(above, &mut view).await;
-        }
-        let decided = match outcome.and_then(|()| view.has_names_of(&directories)) {
-            Ok(true) => decide(&view).await,
-            Ok(false) => Ok(None),
-            Err(error) => Err(error),
-        };
-        let (outcome, ticket) = match decided {
-            Ok(Some((result, changes))) => {
-                let (appended, ticket) = self.append_jointly(changes).await;
-                (appended.map(|()| Some(result)), ticket)
-            }
-            Ok(None) => (Ok(None), 0),
-            Err(error) => (Err(error), 0),
-        };
-        drop(permit);
-        let answered_later = match outcome {
-            // The record may take effect once there is space, so the inodes stay locked until then.
-            Err(error @ Error::NoSpace(_)) => {
-                answer(Err(error));
-                self.admission.gate.look_again();
-                self.ended(ticket).await;
-                None
-            }
-            outcome => Some((answer, outcome)),
-        };
-        // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
-        locked.sort_by_key(|(core, _)| *core == self.index());
-        for (core, inodes) in locked {
-            let end = move |core: Rc<Core>| async move {
-                core.end_joint(&inodes);
-                Ok(())
-            };
-            // An ended core has no locks.
-            self.cores().all()[core as usize].with(end).await.ok();
-        }
-        drop(inside);
-        if let Some((answer, outcome)) = answered_later {
-            answer(outcome);
-        }
-    }
-
-    /// Splits the wanted inodes and names by core.
-    fn by_core(&self, wanted: Wanted) -> BTreeMap<u32, Wanted> {
-        let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
-        let Wanted { mut inodes, names, new, above } = wanted;
-        if !above.is_empty() {
-            inodes.push(MOVES);
-        }
-        inodes.sort_unstable();
-        inodes.dedup();
-        let of = |inode| self.cores().index_of(inode);
-        inodes.into_iter().for_each(|inode| parts.entry(of(inode)).or_default().inodes.push(inode));
-        names.into_iter().for_each(|name| parts.entry(of(name.0)).or_default().names.push(name));
-        if let Some(shard) = new {
-            parts.entry(of(shard.into())).or_default().new = Some(shard);
-        }
-        parts
-    }
-
-    /// Locks inodes of this core, and reads the wanted items.
-    async fn lock_and_read(self: Rc<Self>, wanted: Wanted) -> Result<Gathered> {
-        self.check_open()?;
-        if !wanted.inodes.is_empty() {
-            self.peers.locks.lock(&wanted.inodes).await;
-            if let Err(error) = self.written(self.durability.issued()).await {
-                self.peers.locks.unlock(&wanted.inodes);
-                return Err(error);
-            }
-        }
-        let mut gathered = Gathered::default();
-        if let Some(shard) = wanted.new {
-            gathered.number = self.metadata.borrow_mut().take_number(shard);
-        }
-        let metadata = self.metadata.borrow();
-        let mut keep = |(key, value): (Key, &[u8])| gathered.items.push((key, value.to_vec()));
-        for inode in &wanted.inodes {
-            let key = Inode::key(*inode);
-            metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
-            let key = stripes::key(*inode);
-            metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
-            // The first name shows whether a directory is empty.
-            let first = Key { inode: *inode, kind: kind::ENTRY, offset: 0 };
-            let name = metadata.items.range(&first).next();
-            name.filter(|(key, _)| (key.inode, key.kind) == (*inode, kind::ENTRY))
-                .into_iter()
-                .for_each(&mut keep);
-        }
-        for (directory, name) in &wanted.names {
-            directory::alike(&metadata.items, *directory, name).for_each(&mut keep);
-        }
-        gathered.open = wanted.inodes.into_iter().filter(|inode| self.nodes.is_open(*inode)).collect();
-        Ok(gathered)
-    }
-
-    /// Reads the inodes of all ancestors of these directories.
-    async fn read_above(&self, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
-        for directory in directories {
-            let (mut at, mut passed) = (directory, BTreeSet::new());
-            while at != ROOT {
-                if !passed.insert(at) {
-                    return Err(Error::corrupt(format!("directory {at} is below itself")));
-                }
-                let inode = match view.metadata.inode(at) {
-                    Ok(inode) => inode,
-                    Err(_) => {
-                        let read = move |core: Rc<Core>| async move {
-                            // An earlier move has been decided, and may not have taken effect on that core
-                            // yet.
-                            lane::commit(&*core, user_stream(core.index()));
-                            core.inode(at)
-                        };
-                        let inode = self.cores().of(at).with(read).await?;
-                        view.metadata.put(&Inode::key(at), &inode.encode());
-                        inode
-                    }
-                };
-                if inode.parent == at || inode.parent == 0 {
-                    break;
-                }
-                at = inode.parent;
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends changes of inodes of several cores, and waits until they have taken effect on this core.
-    /// Returns the outcome and the number of the operation, 0 without changes.
-    async fn append_jointly(self: &Rc<Self>, changes: Changes) -> (Result<()>, u64) {
-        if changes.is_empty() {
-            return (Ok(()), 0);
-        }
-        let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
-        for core in changes.iter().map(|change| self.cores().index_of(change.inode())) {
-            let stream = user_stream(core);
-            if core != self.index() && !joins.contains(&stream) {
-                joins.push(stream);
-            }
-        }
-        if self.breaks(Broken::SplitsOperations) {
-            return (self.append_apart(changes).await, 0);
-        }
-        // Ended lanes take no items.
-        if let Err(error) = self.check_open() {
-            return (Err(error), 0);
-        }
-        let request = self.durability.requests().begin(1, None);
-        let ticket = self.queue(changes, Payload::default(), Origin::Joint { request, joins });
-        (self.durability.requests().wait(request).await, ticket)
-    }
-
-    async fn append_apart(self: &Rc<Self>, changes: Changes) -> Result<()> {
-        for change in changes {
-            let inode = change.inode();
-            let submit =
-                move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-            self.cores().of(inode).with(submit).await?;
-        }
-        Ok(())
-    }
-
-    /// Sends the changes of a joint record to the other cores that it involves.
-    pub(crate) fn pass_on(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
-        for (stream, _) in &joint.members()[1..] {
-            let index = u32::from(stream.0) / 2;
-            let is_its = |change: &&Change| self.cores().index_of(change.inode()) == index;
-            let changes: Changes =
-                items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
-            let (joint, is_refused) = (joint.clone(), items.is_empty());
-            let (here, there) =
-                (self.cores().all()[self.index() as usize].clone(), self.cores().all()[index as usize].clone());
-            let deliver = move |core: Rc<Core>| async move {
-                let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
-                let item = (!is_refused).then(|| number(changes));
-                lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
-                Ok(())
-            };
-            let task = async move {
-                if let Err(error) = there.with(deliver).await {
-                    let fail = move |core: Rc<Core>| async move {
-                        logkit::Owner::fail(&*core, &error);
-                        Ok(())
+            let inode = match view.metadata.inode(at) {
+                Ok(inode) => inode,
+                Err(_) => {
+                    let read = move |core: Rc<Core>| async move {
+                        // An earlier move has been decided, and may not have taken effect on that core
+                        // yet.
+                        lane::commit(&*core, user_stream(core.index()));
+                        core.inode(at)
                     };
-                    // If this fails, the file system has also ended here.
-                    here.with(fail).await.ok();
+                    let inode = here.cores().of(at).with(read).await?;
+                    view.metadata.put(&Inode::key(at), &inode.encode());
+                    inode
                 }
             };
-            self.kit.tasks.spawn(task).detach();
-        }
-    }
-
-    /// Unlocks inodes after an operation on them and inodes of other cores.
-    fn end_joint(self: &Rc<Self>, inodes: &[InodeNumber]) {
-        // The operation may not have committed here yet.
-        lane::commit(&**self, user_stream(self.index()));
-        self.note(inodes, self.durability.issued());
-        for inode in inodes.iter().filter(|inode| **inode != MOVES) {
-            if let Err(error) = self.publish_stripes(*inode) {
-                logkit::Owner::fail(&**self, &error);
+            if inode.parent == at || inode.parent == 0 {
+                break;
             }
+            at = inode.parent;
         }
-        self.peers.locks.unlock(inodes);
-        inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| self.remove_unused(*inode));
     }
+    Ok(())
+}
+
+/// Appends changes of inodes of several cores, and waits until they have taken effect on this core.
+/// Returns the outcome and the number of the operation, 0 without changes.
+async fn append_jointly(here: &Rc<Core>, changes: Changes) -> (Result<()>, u64) {
+    if changes.is_empty() {
+        return (Ok(()), 0);
+    }
+    let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
+    for core in changes.iter().map(|change| here.cores().index_of(change.inode())) {
+        let stream = user_stream(core);
+        if core != here.index() && !joins.contains(&stream) {
+            joins.push(stream);
+        }
+    }
+    if here.breaks(Broken::SplitsOperations) {
+        return (append_apart(here, changes).await, 0);
+    }
+    // Ended lanes take no items.
+    if let Err(error) = here.check_open() {
+        return (Err(error), 0);
+    }
+    let request = here.durability.requests().begin(1, None);
+    let ticket = here.queue(changes, Payload::default(), Origin::Joint { request, joins });
+    (here.durability.requests().wait(request).await, ticket)
+}
+
+async fn append_apart(here: &Rc<Core>, changes: Changes) -> Result<()> {
+    for change in changes {
+        let inode = change.inode();
+        let submit = move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
+        here.cores().of(inode).with(submit).await?;
+    }
+    Ok(())
+}
+
+/// Sends the changes of a joint record to the other cores that it involves.
+pub(crate) fn pass_on(here: &Core, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+    for (stream, _) in &joint.members()[1..] {
+        let index = u32::from(stream.0) / 2;
+        let is_its = |change: &&Change| here.cores().index_of(change.inode()) == index;
+        let changes: Changes = items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
+        let (joint, is_refused) = (joint.clone(), items.is_empty());
+        let (own, there) =
+            (here.cores().all()[here.index() as usize].clone(), here.cores().all()[index as usize].clone());
+        let deliver = move |core: Rc<Core>| async move {
+            let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
+            let item = (!is_refused).then(|| number(changes));
+            lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
+            Ok(())
+        };
+        let task = async move {
+            if let Err(error) = there.with(deliver).await {
+                let fail = move |core: Rc<Core>| async move {
+                    logkit::Owner::fail(&*core, &error);
+                    Ok(())
+                };
+                // If this fails, the file system has also ended here.
+                own.with(fail).await.ok();
+            }
+        };
+        here.kit.tasks.spawn(task).detach();
+    }
+}
+
+/// Unlocks inodes after an operation on them and inodes of other cores.
+fn end_joint(here: &Rc<Core>, inodes: &[InodeNumber]) {
+    // The operation may not have committed here yet.
+    lane::commit(&**here, user_stream(here.index()));
+    here.note(inodes, here.durability.issued());
+    for inode in inodes.iter().filter(|inode| **inode != MOVES) {
+        if let Err(error) = here.publish_stripes(*inode) {
+            logkit::Owner::fail(&**here, &error);
+        }
+    }
+    here.peers.locks.unlock(inodes);
+    inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| here.remove_unused(*inode));
 }

@@ -15,15 +15,15 @@ use crate::core::inodes::BETWEEN_ATTEMPTS;
 use crate::core::{Broken, Core};
 use crate::metadata::change::{Change, Changes, Value};
 use crate::metadata::directory::{self, decode};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::forest::Shard;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, kind};
 use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::metadata::{Metadata, orphan};
-use crate::names::joint::{View, Wanted};
+use crate::names::joint::{self, View, Wanted};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Names that are copied to a stripe at a time.
@@ -33,250 +33,214 @@ const COPIED_TOGETHER: usize = 8;
 /// Leftovers that are removed at a time.
 const REMOVED_AT_ONCE: usize = 64;
 
-/// Default number of names above which a directory becomes striped, with several cores.
-const STRIPE_ABOVE: u64 = 16_384;
-
-/// Decides when a core makes a directory striped.
-#[derive(Debug)]
-pub(crate) struct Striping {
-    /// Number of names above which a directory is made striped.
-    above: u64,
-    /// Whether a directory of this core is being made striped; at most one at a time.
-    is_busy: Cell<bool>,
-}
-
-impl Striping {
-    /// Returns the state without work; `above` is [`Settings::stripe_above`](crate::Settings::stripe_above).
-    pub fn new(above: Option<u64>, cores: u32) -> Self {
-        let usual = if cores > 1 { STRIPE_ABOVE } else { u64::MAX };
-        Striping { above: above.unwrap_or(usual), is_busy: Cell::new(false) }
-    }
-
-    /// Whether the holder of the new name `name` is to be made striped now.
-    #[inline]
-    fn wants(&self, metadata: &RefCell<Metadata>, holder: Holder, name: &[u8]) -> bool {
-        let is_candidate = holder.inode == holder.directory && !self.is_busy.get();
-        is_candidate && self.is_large(&metadata.borrow().items, holder.directory, name)
-    }
-
-    fn is_large(&self, items: &Forest, directory: InodeNumber, name: &[u8]) -> bool {
-        self.above < u64::MAX && items.shards() > 1 && stripes::is_large(items, directory, name, self.above)
-    }
-}
-
 /// A name of a directory to copy: offset and value.
 type Copied = (u64, Value);
 
-impl Core {
-    /// Starts making a directory striped if it has many names; called when the name `name` was added.
-    #[inline]
-    pub(crate) fn note_name(self: &Rc<Self>, holder: Holder, name: &[u8]) {
-        if self.striping.wants(&self.metadata, holder, name) {
-            self.begin_striping(holder.directory);
+/// Starts making a directory striped if it has many names; called when the name `name` was added.
+#[inline]
+pub(crate) fn note_name(here: &Rc<Core>, holder: Holder, name: &[u8]) {
+    if here.striping.wants(&here.metadata, holder, name) {
+        begin_striping(here, holder.directory);
+    }
+}
+
+#[cold]
+fn begin_striping(here: &Rc<Core>, directory: InodeNumber) {
+    here.striping.set_busy(true);
+    let core = here.clone();
+    let striping = async move {
+        match stripe(&core, directory).await {
+            Ok(()) => remove_leftovers(&core, directory),
+            Err(error) => tracing::debug!("directory {directory} isn't striped for now: {error}"),
+        }
+        core.striping.set_busy(false);
+    };
+    here.kit.tasks.spawn(striping).detach();
+}
+
+/// Makes a directory of this core striped.
+async fn stripe(here: &Rc<Core>, directory: InodeNumber) -> Result<()> {
+    here.check_space_for_item()?;
+    let own = here.inode(directory)?;
+    let (shards, first) = {
+        let metadata = here.metadata.borrow();
+        (metadata.items.shards(), metadata.items.shard_of(directory))
+    };
+    let make = |index: u32| {
+        let shard = (first + index) % shards;
+        let make = move |core: Rc<Core>| async move { make_stripe(&core, shard, directory, own.mode).await };
+        here.cores().of(shard.into()).with(make)
+    };
+    let (mut made, mut outcome) = (Vec::new(), Ok(()));
+    for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
+        match stripe {
+            Ok(stripe) => made.push(stripe),
+            Err(error) => outcome = Err(error),
         }
     }
-
-    #[cold]
-    fn begin_striping(self: &Rc<Self>, directory: InodeNumber) {
-        self.striping.is_busy.set(true);
-        let core = self.clone();
-        let striping = async move {
-            match core.stripe(directory).await {
-                Ok(()) => core.remove_leftovers(directory),
-                Err(error) => tracing::debug!("directory {directory} isn't striped for now: {error}"),
-            }
-            core.striping.is_busy.set(false);
-        };
-        self.kit.tasks.spawn(striping).detach();
+    if outcome.is_ok() {
+        outcome = fill_stripes(here, directory, Stripes::new(&made)).await;
     }
-
-    /// Makes a directory of this core striped.
-    async fn stripe(self: &Rc<Self>, directory: InodeNumber) -> Result<()> {
-        self.check_space_for_item()?;
-        let own = self.inode(directory)?;
-        let (shards, first) = {
-            let metadata = self.metadata.borrow();
-            (metadata.items.shards(), metadata.items.shard_of(directory))
-        };
-        let make = |index: u32| {
-            let shard = (first + index) % shards;
-            let make =
-                move |core: Rc<Core>| async move { core.make_stripe(shard, directory, own.mode).await };
-            self.cores().of(shard.into()).with(make)
-        };
-        let (mut made, mut outcome) = (Vec::new(), Ok(()));
-        for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
-            match stripe {
-                Ok(stripe) => made.push(stripe),
-                Err(error) => outcome = Err(error),
-            }
-        }
-        if outcome.is_ok() {
-            outcome = self.fill_stripes(directory, Stripes::new(&made)).await;
-        }
-        if outcome.is_err() {
-            for stripe in made {
-                let remove = move |core: Rc<Core>| async move {
-                    core.remove_unused(stripe);
-                    Ok(())
-                };
-                // If the core has ended, the next opening removes the stripe.
-                self.cores().of(stripe).with(remove).await.ok();
-            }
-        }
-        outcome
-    }
-
-    /// Creates an inode without names that can become a stripe of a directory.
-    async fn make_stripe(&self, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
-        self.check_space_for_item()?;
-        let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(shard);
-            let inode =
-                Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
-            let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
-            Ok((number, changes))
-        };
-        self.change(decide).await.map(|(number, _)| number)
-    }
-
-    /// Copies the names of a directory to its stripes, and makes it striped.
-    async fn fill_stripes(self: &Rc<Self>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
-        let mut inodes = stripes.all().to_vec();
-        inodes.push(directory);
-        let unlocked = match self.breaks(Broken::StripesUnlocked) {
-            true => Some(self.copy_names(directory, &stripes).await?),
-            false => None,
-        };
-        let (core, to_fill) = (self.clone(), stripes.clone());
-        let fill = async move |view: &View| {
-            // An unmount may have removed stripes before they were locked, as files without names.
-            for stripe in to_fill.all() {
-                view.metadata.inode(*stripe)?;
-            }
-            let own = view.metadata.inode(directory)?;
-            if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
-                return Err(Error::not_found(format!("directory {directory} was removed or striped")));
-            }
-            let subdirectories = match unlocked {
-                Some(subdirectories) => subdirectories,
-                None => core.copy_names(directory, &to_fill).await?,
+    if outcome.is_err() {
+        for stripe in made {
+            let remove = move |core: Rc<Core>| async move {
+                core.remove_unused(stripe);
+                Ok(())
             };
-            Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
-        };
-        let outcome = Cell::new(Ok(()));
-        let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
-        self.carry_out(Wanted { inodes, ..Wanted::default() }, fill, answer).await;
-        // The record may have taken effect after it was answered with an error for lack of space.
-        match stripes::read(&self.metadata.borrow().items, directory)? {
-            Some(striped) if striped.stripes == stripes => Ok(()),
-            _ => outcome.into_inner(),
+            // If the core has ended, the next opening removes the stripe.
+            here.cores().of(stripe).with(remove).await.ok();
         }
     }
+    outcome
+}
 
-    /// Copies the names of a directory to its stripes, and waits until they are written. Returns the number
-    /// of directories in each stripe.
-    async fn copy_names(&self, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
-        let copies = (0..stripes.all().len()).map(|index| self.copy_to(directory, stripes, index));
-        runtime::join_all(copies).await.into_iter().collect()
+/// Creates an inode without names that can become a stripe of a directory.
+async fn make_stripe(here: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
+    here.check_space_for_item()?;
+    let decide = |metadata: &Metadata| {
+        let number = metadata.next_inode(shard);
+        let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
+        let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
+        Ok((number, changes))
+    };
+    here.change(decide).await.map(|(number, _)| number)
+}
+
+/// Copies the names of a directory to its stripes, and makes it striped.
+async fn fill_stripes(here: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
+    let mut inodes = stripes.all().to_vec();
+    inodes.push(directory);
+    let unlocked = match here.breaks(Broken::StripesUnlocked) {
+        true => Some(copy_names(here, directory, &stripes).await?),
+        false => None,
+    };
+    let (core, to_fill) = (here.clone(), stripes.clone());
+    let fill = async move |view: &View| {
+        // An unmount may have removed stripes before they were locked, as files without names.
+        for stripe in to_fill.all() {
+            view.metadata.inode(*stripe)?;
+        }
+        let own = view.metadata.inode(directory)?;
+        if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
+            return Err(Error::not_found(format!("directory {directory} was removed or striped")));
+        }
+        let subdirectories = match unlocked {
+            Some(subdirectories) => subdirectories,
+            None => copy_names(&core, directory, &to_fill).await?,
+        };
+        Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
+    };
+    let outcome = Cell::new(Ok(()));
+    let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
+    joint::carry_out(here, Wanted { inodes, ..Wanted::default() }, fill, answer).await;
+    // The record may have taken effect after it was answered with an error for lack of space.
+    match stripes::read(&here.metadata.borrow().items, directory)? {
+        Some(striped) if striped.stripes == stripes => Ok(()),
+        _ => outcome.into_inner(),
     }
+}
 
-    async fn copy_to(&self, directory: InodeNumber, stripes: &Stripes, index: usize) -> Result<u32> {
-        let stripe = stripes.all()[index];
-        let (mut from, mut subdirectories) = (stripes.first_offset(index), 0);
+/// Copies the names of a directory to its stripes, and waits until they are written. Returns the number
+/// of directories in each stripe.
+async fn copy_names(here: &Core, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
+    let copies = (0..stripes.all().len()).map(|index| copy_to(here, directory, stripes, index));
+    runtime::join_all(copies).await.into_iter().collect()
+}
+
+async fn copy_to(here: &Core, directory: InodeNumber, stripes: &Stripes, index: usize) -> Result<u32> {
+    let stripe = stripes.all()[index];
+    let (mut from, mut subdirectories) = (stripes.first_offset(index), 0);
+    loop {
+        let mut names: Vec<Copied> = Vec::new();
+        {
+            let metadata = here.metadata.borrow();
+            let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
+            let own = metadata.items.range(&first).take_while(|(key, _)| {
+                (key.inode, key.kind) == (directory, kind::ENTRY) && stripes.at(key.offset) == Some(stripe)
+            });
+            for (key, value) in own.take(COPIED_AT_ONCE) {
+                let (_, code, _) = decode(value)?;
+                subdirectories += u32::from(code == FileType::Directory.code());
+                names.push((key.offset, Value::from_slice(value)));
+            }
+        }
+        let Some((last, _)) = names.last() else { return Ok(subdirectories) };
+        from = last + 1;
+        let take = move |core: Rc<Core>| async move { take_names(&core, stripe, names).await };
+        here.cores().of(stripe).with(take).await?;
+    }
+}
+
+/// Adds copies of names to a stripe of this core, and waits until they are written.
+async fn take_names(here: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
+    here.check_open()?;
+    here.check_space_for_item()?;
+    let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
+    here.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
+    for together in names.chunks(COPIED_TOGETHER) {
+        let put = |(offset, value): &Copied| {
+            let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
+            Change::Put { key, value: value.clone() }
+        };
+        here.submit(together.iter().map(put).collect(), None)?;
+    }
+    match here.breaks(Broken::StripesEarly) {
+        true => Ok(()),
+        // Ensures that the record that makes the directory striped has a later number, also on this core.
+        false => here.written(here.durability.issued()).await.map(drop),
+    }
+}
+
+/// Publishes the striped directories of this core to all cores after opening, and continues the removal
+/// of leftovers.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub(crate) fn open_striped(here: &Rc<Core>) -> Result<()> {
+    let directories = here.metadata.borrow().striped_directories();
+    for directory in directories {
+        here.publish_stripes(directory)?;
+        remove_leftovers(here, directory);
+    }
+    Ok(())
+}
+
+/// Removes the leftovers of a striped directory in the background.
+fn remove_leftovers(here: &Rc<Core>, directory: InodeNumber) {
+    let core = here.clone();
+    let removing = async move {
         loop {
-            let mut names: Vec<Copied> = Vec::new();
-            {
-                let metadata = self.metadata.borrow();
-                let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
-                let own = metadata.items.range(&first).take_while(|(key, _)| {
-                    (key.inode, key.kind) == (directory, kind::ENTRY)
-                        && stripes.at(key.offset) == Some(stripe)
-                });
-                for (key, value) in own.take(COPIED_AT_ONCE) {
-                    let (_, code, _) = decode(value)?;
-                    subdirectories += u32::from(code == FileType::Directory.code());
-                    names.push((key.offset, Value::from_slice(value)));
-                }
-            }
-            let Some((last, _)) = names.last() else { return Ok(subdirectories) };
-            from = last + 1;
-            let take = move |core: Rc<Core>| async move { core.take_names(stripe, names).await };
-            self.cores().of(stripe).with(take).await?;
-        }
-    }
-
-    /// Adds copies of names to a stripe of this core, and waits until they are written.
-    async fn take_names(&self, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
-        self.check_open()?;
-        self.check_space_for_item()?;
-        let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
-        self.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
-        for together in names.chunks(COPIED_TOGETHER) {
-            let put = |(offset, value): &Copied| {
-                let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
-                Change::Put { key, value: value.clone() }
-            };
-            self.submit(together.iter().map(put).collect(), None)?;
-        }
-        match self.breaks(Broken::StripesEarly) {
-            true => Ok(()),
-            // Ensures that the record that makes the directory striped has a later number, also on this core.
-            false => self.written(self.durability.issued()).await.map(drop),
-        }
-    }
-
-    /// Publishes the striped directories of this core to all cores after opening, and continues the removal
-    /// of leftovers.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a damaged item.
-    pub(crate) fn open_striped(self: &Rc<Self>) -> Result<()> {
-        let directories = self.metadata.borrow().striped_directories();
-        for directory in directories {
-            self.publish_stripes(directory)?;
-            self.remove_leftovers(directory);
-        }
-        Ok(())
-    }
-
-    /// Removes the leftovers of a striped directory in the background.
-    fn remove_leftovers(self: &Rc<Self>, directory: InodeNumber) {
-        let core = self.clone();
-        let removing = async move {
-            loop {
-                let permit = match core.admit().await {
-                    Ok(permit) => permit,
-                    // Retries, since otherwise the leftovers would remain until the file system is opened
-                    // again.
-                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
-                        runtime::sleep(BETWEEN_ATTEMPTS).await;
-                        continue;
-                    }
-                    Err(_) => break,
-                };
-                if core.peers.locks.holds_any([directory]) {
-                    let released = core.peers.locks.released();
-                    drop(permit);
-                    released.await;
+            let permit = match core.admit().await {
+                Ok(permit) => permit,
+                // Retries, since otherwise the leftovers would remain until the file system is opened
+                // again.
+                Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
                     continue;
                 }
-                let next = next_leftovers(&core.metadata.borrow(), directory);
-                let changes = match next {
-                    Ok(changes) => changes,
-                    Err(error) => {
-                        tracing::warn!("what directory {directory} has of its names stays: {error}");
-                        break;
-                    }
-                };
-                if changes.is_empty() || core.submit(changes, Some(permit)).is_err() {
+                Err(_) => break,
+            };
+            if core.peers.locks.holds_any([directory]) {
+                let released = core.peers.locks.released();
+                drop(permit);
+                released.await;
+                continue;
+            }
+            let next = next_leftovers(&core.metadata.borrow(), directory);
+            let changes = match next {
+                Ok(changes) => changes,
+                Err(error) => {
+                    tracing::warn!("what directory {directory} has of its names stays: {error}");
                     break;
                 }
-                runtime::yield_now().await;
+            };
+            if changes.is_empty() || core.submit(changes, Some(permit)).is_err() {
+                break;
             }
-        };
-        self.kit.tasks.spawn(removing).detach();
-    }
+            runtime::yield_now().await;
+        }
+    };
+    here.kit.tasks.spawn(removing).detach();
 }
 
 /// Returns the next changes that remove leftovers of a directory; none at the end, or if it isn't striped.
@@ -291,27 +255,4 @@ fn next_leftovers(metadata: &Metadata, directory: InodeNumber) -> Result<Changes
     }
     let value = Striped { has_leftovers: false, ..striped }.encode();
     Ok(smallvec![Change::Put { key: stripes::key(directory), value }])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tree::Released;
-
-    #[test]
-    fn one_directory_at_a_time_is_made_striped_and_no_stripe_is() {
-        let metadata = RefCell::new(Metadata::empty(Forest::new(4, &Released::new())));
-        let name = |number: u8| [b'a' + number];
-        for number in 0..3 {
-            let key = directory::first_key(7, &name(number));
-            metadata.borrow_mut().put(&key, &directory::encode(9, 8, &name(number)));
-        }
-        let (own, stripe) = (Holder { directory: 7, inode: 7 }, Holder { directory: 3, inode: 7 });
-        let wants = |striping: &Striping, holder| striping.wants(&metadata, holder, &name(2));
-        let striping = Striping::new(Some(2), 2);
-        assert!(wants(&striping, own) && !wants(&striping, stripe));
-        striping.is_busy.set(true);
-        assert!(!wants(&striping, own), "another one is being made striped");
-        assert!(!wants(&Striping::new(Some(3), 2), own) && !wants(&Striping::new(None, 1), own));
-    }
 }
