@@ -6,11 +6,12 @@
 //! record is written. All operations are numbered and written in the order of their numbers, so a sync waits
 //! until a number is durable.
 //!
-//! Its parts have private state: `admission` refuses and delays operations, `durability` numbers them and knows how
-//! far they are written, `checkpoint` freezes trees, `moves` has the zones of the cleaner's moves.
+//! Its parts have private state: `admission` refuses and delays operations, `durability` numbers them and
+//! knows how far they are written, `checkpoint` freezes trees, `moves` has the zones of the cleaner's
+//! moves.
 //!
-//! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the log kit
-//! in `owner`. In other modules: operations on several cores ([`crate::names`]).
+//! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
+//! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
 
 mod admission;
 pub(crate) mod checkpoint;
@@ -39,7 +40,7 @@ use crate::core::admission::{Admission, Admitted};
 use crate::core::checkpoint::Checkpointer;
 use crate::core::cores::{Cores, Peers, Totals};
 use crate::core::durability::Durability;
-use crate::core::entry::{Item, Origin};
+use crate::core::entry::{FsEntry, Origin};
 use crate::core::moves::Moves;
 use crate::data::node::{Node, Nodes};
 use crate::data::reader::Reader;
@@ -342,7 +343,7 @@ impl Core {
     }
 
     /// Completes an item that has taken effect, or failed.
-    fn end(&self, item: &Item, outcome: &Result<()>) {
+    fn end(&self, item: &FsEntry, outcome: &Result<()>) {
         if let Origin::Write { growth, .. } = item.origin {
             self.admission.release(growth);
         }

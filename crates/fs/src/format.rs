@@ -1,9 +1,9 @@
 //! Structures on the medium other than records and pages: the properties of a file system, in every root, and
 //! its state at a checkpoint, in the directory of the log.
 
-pub use crate::metadata::BLOCK;
 use crate::metadata::Inodes;
 use crate::metadata::forest::Shard;
+pub use crate::metadata::inode::BLOCK;
 use crate::metadata::inode::Time;
 use crate::metadata::versions::{MAX_NUMBER, SnapshotInfo, SnapshotNumber, check_name};
 use crate::tree::{Place, Stored};

@@ -1,12 +1,13 @@
 //! The log-structured file system: files and directories on zones. For programs that link it, all calls are
 //! asynchronous and don't block the shard.
 //!
-//! All metadata is in memory, in a [`tree`] of items. Every [change](metadata::change) of it is in a record of the
-//! log, and a checkpoint writes the changed pages of the tree. Data is never overwritten in place.
+//! All metadata is in memory, in a [`tree`] of items. Every [change](metadata::change) of it is in a
+//! record of the log, and a checkpoint writes the changed pages of the tree. Data is never overwritten in
+//! place.
 //!
 //! Groups of modules:
-//! - [`tree`], [`metadata`]: trees and their items, changes and their effect, without I/O; [`format`](mod@format): the
-//!   state on the medium.
+//! - [`tree`], [`metadata`]: trees and their items, changes and their effect, without I/O;
+//!   [`format`](mod@format): the state on the medium.
 //! - [`core`](mod@core): a core, the owner of the log, with the operations of clients.
 //! - [`names`]: decisions on names, operations on several cores, striped directories, paths.
 //! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.

@@ -209,8 +209,8 @@ impl Checkpointer {
         match is_durable {
             true => frozen.dead,
             false => {
-                // The previous checkpoint still uses these pages. If the log has failed, either checkpoint may
-                // be the valid one.
+                // The previous checkpoint still uses these pages. If the log has failed, either
+                // checkpoint may be the valid one.
                 self.released.put_back(frozen.dead);
                 Vec::new()
             }

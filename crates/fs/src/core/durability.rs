@@ -1,7 +1,7 @@
 //! Durability of operations: their numbers, the requests that wait for them, and how far they are written and
 //! flushed.
 
-use crate::core::entry::{Item, Origin};
+use crate::core::entry::{FsEntry, Origin};
 use crate::core::tickets::Tickets;
 use crate::metadata::change::Changes;
 use block::{Payload, Result};
@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 
 /// Operations of a core, from their submission until they are durable.
 pub(crate) struct Durability {
-    appender: Appender<Item>,
+    appender: Appender<FsEntry>,
     requests: Requests,
     /// The only class of zones for users' records: records are written in the order of their numbers.
     class: u8,
@@ -24,7 +24,7 @@ pub(crate) struct Durability {
 
 impl Durability {
     /// Returns the state without operations; `class` is the class of zones for users' records.
-    pub fn new(appender: Appender<Item>, class: u8) -> Self {
+    pub fn new(appender: Appender<FsEntry>, class: u8) -> Self {
         Durability {
             appender,
             requests: Requests::default(),
@@ -37,7 +37,7 @@ impl Durability {
 
     /// Queue of items for records.
     #[inline]
-    pub fn appender(&self) -> &Appender<Item> {
+    pub fn appender(&self) -> &Appender<FsEntry> {
         &self.appender
     }
 
@@ -53,12 +53,12 @@ impl Durability {
 
     /// Returns an item with the number of a new operation. Changes that took effect on submission are counted
     /// until its record commits.
-    pub fn number(&self, changes: Changes, data: Payload, origin: Origin) -> Item {
+    pub fn number(&self, changes: Changes, data: Payload, origin: Origin) -> FsEntry {
         if let Origin::Submitted { count, .. } = &origin {
             self.shown.set(self.shown.get() + u64::from(*count));
         }
         let ticket = self.tickets.borrow_mut().issue();
-        Item { changes, data, origin, ticket }
+        FsEntry { changes, data, origin, ticket }
     }
 
     /// Number of the last operation.
@@ -87,7 +87,7 @@ impl Durability {
     }
 
     /// Ends an item that has taken effect, or failed, and completes its request.
-    pub fn end(&self, item: &Item, outcome: &Result<()>) {
+    pub fn end(&self, item: &FsEntry, outcome: &Result<()>) {
         match &item.origin {
             Origin::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
             Origin::Write { request, .. } | Origin::Joint { request, .. } => {

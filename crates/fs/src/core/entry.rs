@@ -60,7 +60,7 @@ pub enum Origin {
 
 /// Changes that take effect together, with their data.
 #[derive(Debug)]
-pub struct Item {
+pub struct FsEntry {
     /// Changes; empty for [`Origin::Submitted`].
     pub changes: Changes,
     /// Data of the changes that have blocks.
@@ -71,7 +71,7 @@ pub struct Item {
     pub ticket: u64,
 }
 
-impl Entry for Item {
+impl Entry for FsEntry {
     #[inline]
     fn blocks(&self) -> u32 {
         self.changes.iter().map(Change::blocks).sum()
@@ -127,9 +127,9 @@ impl Entry for Item {
     }
 }
 
-impl Item {
+impl FsEntry {
     /// Splits off the first `blocks` blocks of an item with one change.
-    pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> Item {
+    pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> FsEntry {
         let bytes = blocks as usize * block_bytes;
         let first = self.data.slice(0..bytes);
         self.data = self.data.slice(bytes..self.data.len());
@@ -159,6 +159,6 @@ impl Item {
             _ => Origin::Move,
         };
         // The operation has committed when its last part has, so the other parts have no number.
-        Item { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
+        FsEntry { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
     }
 }

@@ -1,4 +1,5 @@
-//! Operations on inodes. Operations on names are in [`crate::core::names`], those on data in [`crate::core::data`].
+//! Operations on inodes. Operations on names are in [`crate::core::names`], those on data in
+//! [`crate::core::data`].
 
 use crate::classes::fair_queue::DEFAULT;
 use crate::core::{Broken, Core, Times, now};
@@ -9,8 +10,8 @@ use crate::metadata::attributes;
 use crate::metadata::change::{Attributes, Change, Changes};
 use crate::metadata::directory;
 use crate::metadata::extents::extents;
-use crate::metadata::extents::{end_of, seek};
-use crate::metadata::inode::{FileType, Inode, InodeNumber};
+use crate::metadata::inode::{FileType, Inode, InodeNumber, end_of};
+use crate::metadata::seek;
 use crate::metadata::stripes::{self, Stripes};
 use crate::metadata::{Metadata, orphan};
 use crate::names::joint::{self, View, Wanted};

@@ -1,6 +1,6 @@
 //! Zones to which the cleaner moves blocks of a core.
 
-use crate::core::entry::Item;
+use crate::core::entry::FsEntry;
 use block::{Error, Result};
 use logkit::{Mover, Owner};
 use std::cell::{Cell, RefCell};
@@ -38,11 +38,11 @@ impl Moves {
     ///
     /// # Errors
     /// [`Error::Closed`]; errors of appending.
-    pub async fn append<O: Owner<Entry = Item>>(
+    pub async fn append<O: Owner<Entry = FsEntry>>(
         &self,
         core: &Rc<O>,
         class: u8,
-        items: impl Iterator<Item = Item>,
+        items: impl Iterator<Item = FsEntry>,
     ) -> Result<()> {
         let taken = self.mover.borrow_mut().take();
         let Some(mut mover) = taken else {

@@ -6,7 +6,7 @@
 
 use super::Core;
 use super::settings::REMOVAL_RESERVE;
-use crate::core::entry::{Item, Origin};
+use crate::core::entry::{FsEntry, Origin};
 use crate::metadata::change::{Change, Changes, Recorded};
 use crate::metadata::extents::{Blocks, Place};
 use crate::metadata::inode::InodeNumber;
@@ -49,7 +49,7 @@ pub struct Name {
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = FsEntry;
     type Name = Name;
 
     #[inline]
@@ -58,11 +58,11 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
+    fn appender(&self) -> &Appender<FsEntry> {
         self.durability.appender()
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+    fn commit(&self, items: &[FsEntry], zone: u32, position: u32) {
         let mut failed = Ok(());
         let mut at = Place { zone, position };
         let mut metadata = self.metadata.borrow_mut();
@@ -110,13 +110,13 @@ impl Owner for Core {
         self.reader.note_sums(zone, position, sums);
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
+    fn refuse(&self, item: &FsEntry, error: &Error) {
         self.end(item, &Err(error.clone()));
         self.publish();
         self.kit.events.committed.notify_all();
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
+    fn answer(&self, item: &mut FsEntry, error: &Error) {
         // The write may still take effect, so its range stays locked until then; its capacity is released.
         match &mut item.origin {
             Origin::Write { request, growth, held, .. } => {
@@ -132,7 +132,7 @@ impl Owner for Core {
         }
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, item: &mut FsEntry, blocks: u32) -> FsEntry {
         if let Origin::Write { request, .. } = item.origin {
             self.durability.requests().item_was_cut(request);
         }
@@ -146,7 +146,7 @@ impl Owner for Core {
         Ok(())
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+    fn share(&self, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
         joint::pass_on(self, joint, items, zone, position);
     }
 
@@ -250,8 +250,8 @@ impl Owner for Core {
 /// A move of the cleaner, with its data.
 type CleanerMove = (Change, Data);
 
-fn item_of_move((change, data): CleanerMove) -> Item {
-    Item { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
+fn item_of_move((change, data): CleanerMove) -> FsEntry {
+    FsEntry { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
 }
 
 impl Core {

@@ -2,9 +2,9 @@
 //! item is divided into parts.
 
 use crate::metadata::Metadata;
-use crate::metadata::change::{Attributes, Change, Changes, Value};
+use crate::metadata::change::{Attributes, Change, Changes};
 use crate::metadata::directory::show;
-use crate::metadata::inode::{InodeNumber, Time, kind};
+use crate::metadata::inode::{InodeNumber, Time, Value, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};

@@ -17,10 +17,10 @@
 //! ([`Change::Set`]) only while the blocks concerned (for a size) or all blocks (for times) are locked, so
 //! that no write of them is in flight.
 
-use crate::metadata::BLOCK;
 use crate::metadata::directory;
-use crate::metadata::extents::{MAX_FILE, Place};
-use crate::metadata::inode::{Inode, InodeNumber, Time, kind};
+use crate::metadata::extents::Place;
+use crate::metadata::inode::BLOCK;
+use crate::metadata::inode::{Inode, InodeNumber, MAX_FILE, Time, Value, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use logkit::leb128::{Numbers, length, put};
@@ -28,9 +28,6 @@ use smallvec::SmallVec;
 
 /// Changes of one operation. A rename has the most; creating and removing a file take three.
 pub type Changes = SmallVec<[Change; 3]>;
-
-/// Value of an item. Inodes and most names are stored inline, without an allocation.
-pub type Value = SmallVec<[u8; 40]>;
 
 /// Attributes to set; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

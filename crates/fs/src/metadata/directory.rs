@@ -3,8 +3,10 @@
 //!
 //! Names with the same hash have consecutive keys, up to [`MAX_ALIKE`].
 
-use crate::metadata::change::{Change, Changes, Value};
+use crate::metadata::change::{Change, Changes};
+
 use crate::metadata::forest::Forest;
+use crate::metadata::inode::Value;
 use crate::metadata::inode::{FileType, InodeNumber, kind};
 use crate::tree::Key;
 use block::{Error, Result};

@@ -6,21 +6,18 @@
 //! that other files may also have; [`shared`] holds their owners.
 
 use crate::metadata::forest::Forest;
-use crate::metadata::inode::{InodeNumber, kind};
+use crate::metadata::inode::{BLOCK, InodeNumber, MAX_FILE, kind};
 use crate::metadata::shared;
-use crate::metadata::{BLOCK, Metadata};
+
 use crate::tree::Key;
 pub use crate::tree::Place;
-use block::{Error, Result};
+use block::Result;
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
 use logkit::leb128::{Numbers, put};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Largest size of a file in bytes. The kernel has the same limit: it refuses larger writes at once, and
-/// would cache writes that only the file system refuses.
-pub const MAX_FILE: u64 = i64::MAX as u64;
 /// Flag in the zone number of an extent whose blocks are lost, because its zone was reset after the
 /// checkpoint that was read. No zone has such a number, so reading the extent is an error and doesn't return
 /// the data that is in the zone now.
@@ -340,55 +337,6 @@ pub fn visit_missing(
     Ok(())
 }
 
-/// Returns the end of a range.
-///
-/// # Errors
-/// EFBIG for an end beyond [`MAX_FILE`].
-pub fn end_of(offset: u64, length: u64) -> Result<u64> {
-    match offset.checked_add(length) {
-        Some(end) if end <= MAX_FILE => Ok(end),
-        _ => Err(Error::from_errno(
-            libc::EFBIG,
-            format!(
-                "range of {length} bytes from byte {offset} on ends beyond the largest size of a file; expected an end of at most {MAX_FILE}"
-            ),
-        )),
-    }
-}
-
-/// First offset of a file at or after `offset` with data (`SEEK_DATA`) or, if `data` is false, in a hole
-/// (`SEEK_HOLE`).
-///
-/// # Errors
-/// ENXIO if `offset` isn't below the size of the file, or if no data follows.
-pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
-    let size = metadata.inode(inode)?.size;
-    let none =
-        || Error::from_errno(libc::ENXIO, format!("inode {inode} ends at byte {size}, before {offset}"));
-    if offset >= size {
-        return Err(none());
-    }
-    let mut at = offset;
-    for extent in extents(&metadata.items, inode, offset / BLOCK..size.div_ceil(BLOCK)) {
-        let extent = extent?;
-        if extent.is_preallocated() {
-            continue;
-        }
-        let (from, to) = (extent.block * BLOCK, extent.end() * BLOCK);
-        if data && to > at {
-            return Ok(from.max(at));
-        }
-        if !data && from > at {
-            return Ok(at);
-        }
-        at = at.max(to);
-    }
-    match data {
-        true => Err(none()),
-        false => Ok(at.min(size)),
-    }
-}
-
 /// Blocks that files lost when an operation was submitted: zones and numbers of blocks. They die when its
 /// record is written, so that no zone is reused before.
 #[derive(Debug, Default)]
@@ -405,11 +353,27 @@ impl Blocks for Lost {
     }
 }
 
+/// Blocks that the cleaner has moved from one place to another.
+#[derive(Debug, Clone, Copy)]
+pub struct Moved {
+    /// Inode of the file.
+    pub inode: InodeNumber,
+    /// First block of the file.
+    pub block: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Old place of the first block.
+    pub from: Place,
+    /// New place of the first block.
+    pub to: Place,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metadata::Metadata;
     use crate::metadata::inode::{Inode, ROOT};
+    use crate::metadata::seek;
     use crate::tree::Released;
 
     #[test]

@@ -1,10 +1,19 @@
 //! Inodes: attributes of files, without names and data.
 
-use crate::metadata::change::Value;
-use crate::metadata::extents::MAX_FILE;
 use crate::tree::Key;
-use block::Result;
+use block::{Error, Result};
 use logkit::leb128::Numbers;
+use smallvec::SmallVec;
+
+/// Block size of the log, in bytes.
+pub const BLOCK: u64 = 4096;
+
+/// Largest size of a file in bytes. The kernel has the same limit: it refuses larger writes at once, and
+/// would cache writes that only the file system refuses.
+pub const MAX_FILE: u64 = i64::MAX as u64;
+
+/// Value of an item. Inodes and most names are stored inline, without an allocation.
+pub type Value = SmallVec<[u8; 40]>;
 
 /// Number of an inode. A number isn't reused during the lifetime of the file system.
 pub type InodeNumber = u64;
@@ -42,7 +51,8 @@ pub mod kind {
     pub const EXTENT: u8 = 5;
     /// Item of inode 0: an inode without names, which is removed when its last open file is closed.
     pub const ORPHAN: u8 = 6;
-    /// Item of the keeper of a shard ([`shared`](crate::metadata::shared)): blocks of a zone with several owners.
+    /// Item of the keeper of a shard ([`shared`](crate::metadata::shared)): blocks of a zone with several
+    /// owners.
     pub const SHARED: u8 = 7;
     /// Item of inode 0: the [stripes](crate::metadata::stripes) of a directory.
     pub const STRIPES: u8 = 8;
@@ -282,6 +292,22 @@ const fn from_signed(number: i64) -> u64 {
 /// Inverse of [`from_signed`].
 const fn to_signed(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
+/// Returns the end of a range.
+///
+/// # Errors
+/// EFBIG for an end beyond [`MAX_FILE`].
+pub fn end_of(offset: u64, length: u64) -> Result<u64> {
+    match offset.checked_add(length) {
+        Some(end) if end <= MAX_FILE => Ok(end),
+        _ => Err(Error::from_errno(
+            libc::EFBIG,
+            format!(
+                "range of {length} bytes from byte {offset} on ends beyond the largest size of a file; expected an end of at most {MAX_FILE}"
+            ),
+        )),
+    }
 }
 
 #[cfg(test)]

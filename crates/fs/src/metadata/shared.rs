@@ -19,10 +19,9 @@
 #[cfg(test)]
 mod tests;
 
-use crate::metadata::extents::{AT_ONCE, Blocks, Extent, Place, extents, replace, unmap};
+use crate::metadata::extents::{AT_ONCE, Blocks, Extent, Moved, Place, extents, replace, unmap};
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::{InodeNumber, kind};
-use crate::metadata::versions::Moved;
 use crate::tree::Key;
 use block::{Error, Result};
 use logkit::leb128::{Numbers, put};

@@ -13,9 +13,11 @@
 //! file system is open, all cores know these ([`StripedDirectories`]). Setting the mode, the owner or times
 //! of the directory also sets those of all stripes; a change of names sets the times of one stripe.
 
-use crate::metadata::change::{Change, Changes, Value};
+use crate::metadata::change::{Change, Changes};
+
 use crate::metadata::directory::{self, HASH_BITS, hash, hash_at};
 use crate::metadata::forest::Forest;
+use crate::metadata::inode::Value;
 use crate::metadata::inode::{Inode, InodeNumber, kind};
 use crate::metadata::{Metadata, orphan};
 use crate::tree::Key;

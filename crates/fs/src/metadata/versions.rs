@@ -14,7 +14,7 @@
 
 use crate::metadata::Metadata;
 use crate::metadata::directory;
-use crate::metadata::extents::{self, Blocks, Extent, Lost, Place, visit_at, visit_missing};
+use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{InodeNumber, Time, kind};
 use crate::metadata::shared::{self, Run};
@@ -61,21 +61,6 @@ pub struct Snapshots {
     pub(crate) keeps_nothing: bool,
     /// Fault for tests that must detect it: the cleaner considers only the written owners of blocks.
     pub(crate) ignores_shared: bool,
-}
-
-/// Blocks that the cleaner has moved from one place to another.
-#[derive(Debug, Clone, Copy)]
-pub struct Moved {
-    /// Inode of the file.
-    pub inode: InodeNumber,
-    /// First block of the file.
-    pub block: u64,
-    /// Number of blocks.
-    pub blocks: u32,
-    /// Old place of the first block.
-    pub from: Place,
-    /// New place of the first block.
-    pub to: Place,
 }
 
 impl Snapshots {

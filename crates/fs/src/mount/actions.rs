@@ -450,7 +450,7 @@ pub(super) async fn allocate(
     mode: i32,
 ) -> Result<()> {
     const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
-    let end = crate::metadata::extents::end_of(offset, length)?;
+    let end = crate::metadata::inode::end_of(offset, length)?;
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
     let node: Rc<Node> = core.node(inode);
     match mode & !KEEP_SIZE {

@@ -12,7 +12,7 @@
 //! The operation continues to its end even if its caller is dropped. An inode that loses its last name is
 //! kept at first, as if it were open, and is removed by its own core.
 
-use crate::core::entry::{Item, Origin};
+use crate::core::entry::{FsEntry, Origin};
 use crate::core::{Broken, Core, user_stream};
 use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
@@ -316,7 +316,7 @@ async fn append_apart(here: &Rc<Core>, changes: Changes) -> Result<()> {
 }
 
 /// Sends the changes of a joint record to the other cores that it involves.
-pub(crate) fn pass_on(here: &Core, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+pub(crate) fn pass_on(here: &Core, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
     for (stream, _) in &joint.members()[1..] {
         let index = u32::from(stream.0) / 2;
         let is_its = |change: &&Change| here.cores().index_of(change.inode()) == index;

@@ -3,9 +3,11 @@
 //!
 //! Permissions aren't checked here: for a mount, the kernel checks them.
 
-use crate::metadata::change::{Attributes, Change, Changes, Value};
+use crate::metadata::change::{Attributes, Change, Changes};
+
 use crate::metadata::directory::{self, Found, MAX_NAME, check_name, show};
 use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::inode::Value;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, kind};
 use crate::metadata::stripes;
 use crate::metadata::{Metadata, orphan};

@@ -13,10 +13,10 @@
 
 use crate::core::inodes::BETWEEN_ATTEMPTS;
 use crate::core::{Broken, Core};
-use crate::metadata::change::{Change, Changes, Value};
+use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, decode};
 use crate::metadata::forest::Shard;
-use crate::metadata::inode::{FileType, Inode, InodeNumber, kind};
+use crate::metadata::inode::{FileType, Inode, InodeNumber, Value, kind};
 use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::metadata::{Metadata, orphan};
 use crate::names::joint::{self, View, Wanted};

@@ -1,8 +1,8 @@
 //! Taking and deleting snapshots, and work at one point in time on all cores.
 //!
 //! A snapshot is taken in two steps:
-//! 1. All cores keep their trees of one point in time, while their [gates](crate::snapshots::gate) are shut, by
-//!    cloning each tree.
+//! 1. All cores keep their trees of one point in time, while their [gates](crate::snapshots::gate) are
+//!    shut, by cloning each tree.
 //! 2. A checkpoint that includes the snapshot becomes durable. Before that, the snapshot doesn't exist.
 //!
 //! It is also deleted in two steps:

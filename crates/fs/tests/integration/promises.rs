@@ -3,7 +3,8 @@
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::core::Core;
-use fs::metadata::change::{Change, Changes, Value};
+use fs::metadata::change::{Change, Changes};
+use fs::metadata::inode::Value;
 use fs::names::namespace::Renaming;
 use fs::tree::Key;
 use fs::{FileSystem, OpenOptions, Properties};
