@@ -183,7 +183,7 @@ impl Core {
         self.opened.block_size
     }
 
-    /// [`Admission::check_alive`].
+    /// Refuses reads of a file system that has failed or is closed.
     ///
     /// # Errors
     /// The failure of the log; [`Closed`](block::Error::Closed).
@@ -191,7 +191,8 @@ impl Core {
         self.admission.check_alive()
     }
 
-    /// [`Admission::check_open`].
+    /// Refuses changes if the file system has failed or is closed, or if a record waits for space of the
+    /// device.
     ///
     /// # Errors
     /// As [`check_alive`](Self::check_alive); [`ReadOnly`](block::Error::ReadOnly) for a salvage;
@@ -229,7 +230,7 @@ impl Core {
     /// Applies an operation on names or attributes, and queues it for its record. Returns its number.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a damaged item: the file system refuses all changes after that.
+    /// [`Corrupt`](block::Error::Corrupt) for a damaged item: the file system refuses all changes after that.
     pub fn submit(&self, changes: Changes, permit: Option<Permit>) -> Result<u64> {
         if changes.is_empty() {
             return Ok(self.durability.done());
@@ -278,7 +279,7 @@ impl Core {
     /// that they change.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if no zone has space for it; the failure of the log.
+    /// [`NoSpace`](block::Error::NoSpace) if no zone has space for it; the failure of the log.
     pub(crate) async fn append(
         &self,
         changes: Changes,
@@ -301,8 +302,8 @@ impl Core {
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which is permanent; errors of flushing; [`Error::NoSpace`] while a record
-    /// waits for space.
+    /// The failure of the log, which is permanent; errors of flushing; [`NoSpace`](block::Error::NoSpace)
+    /// while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
         if self.durability.is_durable(ticket) || self.breaks(Broken::NeverFlushes) {
             return Ok(());
@@ -322,8 +323,8 @@ impl Core {
     /// last such operation.
     ///
     /// # Errors
-    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written
-    /// once there is some.
+    /// The failure of the log; [`NoSpace`](block::Error::NoSpace) while a record waits for space: the
+    /// operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
         self.durability.wait_until_done(&self.kit, ticket, || self.kit.space.check()).await
     }

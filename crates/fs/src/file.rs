@@ -159,7 +159,7 @@ impl File {
 
     /// Copies a range of another file of this file system, or of this file, to an offset; ends where the
     /// source file ends. Blocks are shared instead of copied where that is possible
-    /// ([`clones`](crate::data::clones)); a change of either file later leaves the other one unchanged.
+    /// ([`clones`]); a change of either file later leaves the other one unchanged.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at) and [`write_at`](Self::write_at); after some bytes were copied, their

@@ -231,7 +231,7 @@ impl Inode {
     /// Decodes the value of an item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that aren't an inode.
+    /// [`Error::Corrupt`] for bytes that aren't an inode.
     pub fn decode(value: &[u8]) -> Result<Self> {
         let strange = |how: &str| Numbers::new(value, "an inode").strange(how);
         let mut bytes = [0; LONGEST];

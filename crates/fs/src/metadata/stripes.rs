@@ -107,7 +107,7 @@ impl Striped {
     /// Decodes the item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that aren't a valid item.
+    /// [`Corrupt`](block::Error::Corrupt) for bytes that aren't a valid item.
     pub fn decode(value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "the item of a striped directory");
         let has_leftovers = match numbers.byte()? {
@@ -131,7 +131,7 @@ impl Striped {
 /// Stripes of a directory, and whether it may have leftovers; `None` if it isn't striped.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item.
+/// [`Corrupt`](block::Error::Corrupt) for a damaged item.
 pub fn read(items: &Forest, directory: InodeNumber) -> Result<Option<Striped>> {
     items.get(&key(directory)).map(Striped::decode).transpose()
 }
@@ -139,7 +139,7 @@ pub fn read(items: &Forest, directory: InodeNumber) -> Result<Option<Striped>> {
 /// Whether a directory has no names, including those in its stripes.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item.
+/// [`Corrupt`](block::Error::Corrupt) for a damaged item.
 pub fn is_empty(items: &Forest, directory: InodeNumber) -> Result<bool> {
     Ok(match read(items, directory)? {
         None => directory::is_empty(items, directory),
@@ -151,7 +151,7 @@ pub fn is_empty(items: &Forest, directory: InodeNumber) -> Result<bool> {
 /// directory's item is removed with its inode.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item.
+/// [`Corrupt`](block::Error::Corrupt) for a damaged item.
 pub fn removal(items: &Forest, directory: InodeNumber) -> Result<Changes> {
     let striped = read(items, directory)?;
     let stripes = striped.iter().flat_map(|striped| striped.stripes.all());
