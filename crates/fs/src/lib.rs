@@ -11,7 +11,7 @@
 //! - [`core`](mod@core): a core, the owner of the log, with the operations of clients.
 //! - [`names`]: decisions on names, operations on several cores, striped directories, paths.
 //! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.
-//! - [`snapshots`]: taking and deleting them. `recovery`: creating and opening.
+//! - `snapshots`: taking and deleting them. `recovery`: creating and opening.
 //! - [`check`](mod@check): invariants, on the medium or in an open file system; verification of all data.
 //! - [`file_system`]: paths and open files for programs; [`mount`]: the file system for the kernel.
 //!
@@ -30,7 +30,7 @@ pub mod metadata;
 pub mod mount;
 pub mod names;
 mod recovery;
-pub mod snapshots;
+mod snapshots;
 pub mod tree;
 mod view;
 

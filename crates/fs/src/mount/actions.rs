@@ -499,7 +499,7 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
     let CopyRange { from_offset, to_offset, .. } = *copy;
     let length = copy.length.min(MAX_SHARED);
     let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
-    let done = clones::copy_range(&core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
+    let done = clones::copy_range(core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
     Ok(done.bytes)
 }
 
