@@ -6,10 +6,10 @@ use super::refused_reads::RefusedReads;
 use super::slots::Slots;
 use super::snapshots::WithSnapshots;
 use crate::core::Core;
-use crate::cores::Cores;
+use crate::core::cores::Cores;
 use crate::file_system::Mounting;
-use crate::inode::{FileType, ROOT};
-use crate::namespace::New;
+use crate::metadata::inode::{FileType, ROOT};
+use crate::names::namespace::New;
 use block::{Buffer, Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
 use fuse::{
@@ -299,7 +299,7 @@ impl FileSystem for Served {
                 available: found.free,
                 nodes: found.inodes.saturating_add(free_nodes),
                 free_nodes,
-                name_bytes: crate::directory::MAX_NAME as u32,
+                name_bytes: crate::metadata::directory::MAX_NAME as u32,
             })
         })
     }

@@ -8,18 +8,18 @@ use super::actions::{Listing, check_namespace, os};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
 use super::slots::{DIRECTORY, Place, Slots};
-use crate::attributes;
 use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
-use crate::cores::Cores;
-use crate::directory::{self, show};
-use crate::inode::{FileType, InodeNumber, ROOT};
-use crate::metadata::Metadata;
-use crate::names::find;
-use crate::namespace;
-use crate::operations::seek;
-use crate::snapshots::SnapshotNumber;
-use crate::stripes;
+use crate::core::cores::Cores;
+use crate::metadata::attributes;
+use crate::metadata::directory::{self, show};
+use crate::metadata::inode::{FileType, InodeNumber, ROOT};
+use crate::metadata::stripes;
+use crate::metadata::versions::SnapshotNumber;
+use crate::metadata::{Metadata, seek};
+use crate::names::namespace;
+use crate::names::namespace::resolve;
+use crate::snapshots::taking;
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem, Opened,
@@ -91,9 +91,9 @@ impl WithSnapshots {
 
     /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<fuse::Attributes> {
-        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
+        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size())) };
         let (root, block_size) = self.cores().of(ROOT).with(read).await?;
-        let inode = crate::inode::Inode {
+        let inode = crate::metadata::inode::Inode {
             mode: FileType::Directory as u32 | 0o755,
             links: 2,
             size: 0,
@@ -124,7 +124,7 @@ impl WithSnapshots {
     }
 
     async fn entry(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<Entry> {
-        let block_size = |core: &Core, _: &Metadata| Ok(core.block_size);
+        let block_size = |core: &Core, _: &Metadata| Ok(core.block_size());
         let block_size = self.read_at((number, inode), block_size).await?;
         let found = self.cores().attributes_in(Some(number), inode).await?;
         let node = self.slots().node(number, inode)?;
@@ -142,7 +142,7 @@ impl WithSnapshots {
 
     async fn lookup_in(&self, number: SnapshotNumber, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
         let holder = self.cores().holder_in(number, parent, &name).await?;
-        let look = move |_: &Core, metadata: &Metadata| find(metadata, holder, &name);
+        let look = move |_: &Core, metadata: &Metadata| resolve(metadata, holder, &name);
         match self.read_at((number, holder), look).await? {
             Some((inode, _)) => self.entry(number, inode).await.map(|entry| self.referred(entry)),
             None => Ok(Entry { name_time: CACHED, ..Entry::default() }),
@@ -162,7 +162,7 @@ impl WithSnapshots {
                 }
             }
         }
-        let create = move |core: Rc<Core>| async move { core.create_snapshot(text).await };
+        let create = move |core: Rc<Core>| async move { taking::create(&core, text).await };
         self.cores().first().with(create).await?;
         self.snapshot_entry(name).await
     }
@@ -361,7 +361,7 @@ impl FileSystem for WithSnapshots {
             Place::Present => self.0.remove_directory(context, parent, name),
             Place::Directory => Call::new(async move {
                 let name = name_of(name)?;
-                let delete = move |core: Rc<Core>| async move { core.delete_snapshot(name).await };
+                let delete = move |core: Rc<Core>| async move { taking::delete(&core, name).await };
                 self.cores().first().with(delete).await
             }),
             Place::Snapshot(..) => refused("removing a directory"),
