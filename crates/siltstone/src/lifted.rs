@@ -96,7 +96,7 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
     let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
     let names = || logs.iter().map(|part| format!("\"{}\"", part.name())).collect::<Vec<_>>().join(", ");
     let mut part = match (wanted, logs.as_slice()) {
-        (_, []) => return Err(wrong(format!("this stack has no part of kind \"{KIND}\""))),
+        (_, []) => return Err(wrong(format!("this stack has no part of kind \"{KIND}\"; expected one"))),
         (Some(name), logs) => *logs.iter().find(|part| part.name() == name).ok_or_else(|| {
             wrong(format!("--part {name}: expected a part of kind \"{KIND}\": {}", names()))
         })?,

@@ -709,6 +709,8 @@ impl Holder {
                 match self.events.next().await {
                     Event::Ended(number, status) if number == process.number => return status,
                     Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
+                    // Shortens the server's patience with its storage.
+                    Event::Signal => process.signal(Signal::TERM),
                     // The server became ready before it received the signal.
                     Event::Started(Ok(server)) if server.process.number == process.number => {
                         connection = Some(server.ready.connection);

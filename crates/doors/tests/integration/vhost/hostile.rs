@@ -24,13 +24,9 @@ async fn is_healthy(address: &Address) {
 
 /// Runs a test with a door on two shards, and checks afterwards that the door still works.
 fn against_a_door(test: impl AsyncFnOnce(&Address) + Send + 'static) {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let door = door(&address, ram(1 << 20, 4096), false);
-        door.start().await.expect("it starts");
+    with_door(2, ram(1 << 20, 4096), false, async |address| {
         test(&address).await;
         is_healthy(&address).await;
-        door.stop().await.expect("it stops");
     });
 }
 

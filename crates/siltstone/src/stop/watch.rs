@@ -1,12 +1,12 @@
-//! Watch over the requests to the storage of a file system: whether some are in flight, whether any
-//! completes, and whether the oldest ones do. The end of a server depends on it.
+//! Watch over the requests to the leaves of a stack: whether some are in flight, whether any completes, and
+//! whether the oldest ones do. The end of a server depends on it.
 //!
 //! Requests are watched at the bottom of the stack: one call of a layer above may be many requests to its
 //! devices, and a cache answers without them.
 //!
 //! # Age
-//! A request costs two changes of a counter and no look at a clock: it belongs to the generation in which it
-//! begins. There are counters for two generations, the current one and the one before. An
+//! A request costs two changes of counters of its handle, which only one shard writes, and no look at a clock:
+//! it belongs to the generation in which it begins. There are counters for two generations, the current one and the one before. An
 //! [observation](Watch::observe) starts a new generation if no request of the one before is in flight. So if
 //! observations see the same generation for a time, a request has been in flight for longer. A request that
 //! hangs stops the generations after at most one more, however many others complete.
@@ -17,9 +17,10 @@ use block::{
     ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use stack::Built;
+use std::marker::PhantomData;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Requests that have begun and completed. Clones are the same watch.
 #[derive(Debug, Clone, Default)]
@@ -29,23 +30,41 @@ pub struct Watch(Arc<Requests>);
 struct Requests {
     /// Number of the current generation.
     generation: AtomicU64,
-    /// Requests of the generations with an even number, and of those with an odd one.
-    counts: [Counts; 2],
+    users: Mutex<Users>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Users {
+    counts: Vec<Arc<Counts>>,
+    /// Completed requests of the users that have ended.
+    completed: u64,
+}
+
+/// Requests of one user, by the lowest bit of their generation. In cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counts([Count; 2]);
+
+#[derive(Debug, Default)]
+struct Count {
     begun: AtomicU64,
     /// Requests that have completed, or were cancelled.
     completed: AtomicU64,
 }
 
-impl Counts {
+impl Count {
     /// Returns how many requests have completed, and whether some are in flight.
     fn progress(&self) -> (u64, bool) {
         // In this order a request that begins meanwhile isn't taken for one that has completed.
         let completed = self.completed.load(Ordering::Acquire);
         (completed, self.begun.load(Ordering::Relaxed) != completed)
+    }
+}
+
+impl Counts {
+    #[inline]
+    fn of(&self, generation: u64) -> &Count {
+        &self.0[(generation % 2) as usize]
     }
 }
 
@@ -63,13 +82,19 @@ pub struct Progress {
 
 /// A request in flight; dropping it ends the request.
 #[derive(Debug)]
-struct Watched<'a>(&'a Counts);
+struct Watched<'a>(&'a Count);
 
 impl Drop for Watched<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.completed.fetch_add(1, Ordering::Release);
+        increment(&self.0.completed, Ordering::Release);
     }
+}
+
+/// Increments a counter that only the calling thread writes.
+#[inline]
+fn increment(counter: &AtomicU64, order: Ordering) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, order);
 }
 
 impl Watch {
@@ -82,11 +107,58 @@ impl Watch {
         }
     }
 
+    fn users(&self) -> MutexGuard<'_, Users> {
+        // Nothing panics while the lock is held.
+        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn user(&self) -> User {
+        let counts: Arc<Counts> = Arc::default();
+        self.users().counts.push(counts.clone());
+        User { watch: self.clone(), counts, thread: PhantomData }
+    }
+
+    /// Observes the requests, and starts a new generation if none of the one before is in flight. One task at
+    /// a time calls it.
+    pub fn observe(&self) -> Progress {
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        let users = self.users();
+        let of = |generation| {
+            users
+                .counts
+                .iter()
+                .map(|counts| counts.of(generation).progress())
+                .fold((0, false), |(completed, is_any), (more, is_in_flight)| {
+                    (completed + more, is_any | is_in_flight)
+                })
+        };
+        let (before, is_before_in_flight) = of(generation + 1);
+        let (current, is_current_in_flight) = of(generation);
+        let generation = generation + u64::from(!is_before_in_flight);
+        self.0.generation.store(generation, Ordering::Relaxed);
+        Progress {
+            completed: users.completed + before + current,
+            in_flight: is_before_in_flight || is_current_in_flight,
+            generation,
+        }
+    }
+}
+
+/// A handle, or a call to a part, on one thread.
+#[derive(Debug)]
+struct User {
+    watch: Watch,
+    counts: Arc<Counts>,
+    /// Isn't sent to another thread: [`increment`].
+    thread: PhantomData<Rc<()>>,
+}
+
+impl User {
     #[inline]
     fn begin(&self) -> Watched<'_> {
-        let counts = self.0.counts_of(self.0.generation.load(Ordering::Relaxed));
-        counts.begun.fetch_add(1, Ordering::Relaxed);
-        Watched(counts)
+        let count = self.counts.of(self.watch.0.generation.load(Ordering::Relaxed));
+        increment(&count.begun, Ordering::Relaxed);
+        Watched(count)
     }
 
     #[inline]
@@ -96,33 +168,29 @@ impl Watch {
             request.await
         })
     }
-
-    /// Observes the requests, and starts a new generation if none of the one before is in flight. One task at
-    /// a time calls it.
-    pub fn observe(&self) -> Progress {
-        let generation = self.0.generation.load(Ordering::Relaxed);
-        let (before, is_before_in_flight) = self.0.counts_of(generation + 1).progress();
-        let (current, is_current_in_flight) = self.0.counts_of(generation).progress();
-        let generation = generation + u64::from(!is_before_in_flight);
-        self.0.generation.store(generation, Ordering::Relaxed);
-        Progress {
-            completed: before + current,
-            in_flight: is_before_in_flight || is_current_in_flight,
-            generation,
-        }
-    }
 }
 
-impl Requests {
-    #[inline]
-    fn counts_of(&self, generation: u64) -> &Counts {
-        &self.counts[(generation % 2) as usize]
+impl Drop for User {
+    fn drop(&mut self) {
+        let mut users = self.watch.users();
+        users.completed += self.counts.0.iter().map(|count| count.progress().0).sum::<u64>();
+        users.counts.retain(|other| !Arc::ptr_eq(other, &self.counts));
     }
 }
 
 struct WatchedPart<P: ?Sized> {
     inner: Arc<P>,
     watch: Watch,
+}
+
+impl<P: ?Sized> WatchedPart<P> {
+    /// Watches a call to the part.
+    fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
+        Call::new(async move {
+            let user = self.watch.user();
+            user.watched(request).await
+        })
+    }
 }
 
 impl<P: Part + ?Sized> Part for WatchedPart<P> {
@@ -135,11 +203,11 @@ impl<P: Part + ?Sized> Part for WatchedPart<P> {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.inner.message(message)
+        self.watched(self.inner.message(message))
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.close())
+        self.watched(self.inner.close())
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
@@ -154,8 +222,8 @@ impl DevicePart for WatchedPart<dyn DevicePart> {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Rc::new(WatchedDevice { inner, watch: self.watch.clone() }) as Rc<dyn Device>)
+            let inner = self.watched(self.inner.open()).await?;
+            Ok(Rc::new(WatchedDevice { inner, user: self.watch.user() }) as Rc<dyn Device>)
         })
     }
 
@@ -187,15 +255,15 @@ impl ZonesPart for WatchedPart<dyn ZonesPart> {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Rc::new(WatchedZones { inner, watch: self.watch.clone() }) as Rc<dyn Zones>)
+            let inner = self.watched(self.inner.open()).await?;
+            Ok(Rc::new(WatchedZones { inner, user: self.watch.user() }) as Rc<dyn Zones>)
         })
     }
 }
 
 struct WatchedDevice {
     inner: Rc<dyn Device>,
-    watch: Watch,
+    user: User,
 }
 
 impl Device for WatchedDevice {
@@ -204,19 +272,19 @@ impl Device for WatchedDevice {
     }
 
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.watch.watched(self.inner.read(at, buffer))
+        self.user.watched(self.inner.read(at, buffer))
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.write(at, payload, durability))
+        self.user.watched(self.inner.write(at, payload, durability))
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.flush())
+        self.user.watched(self.inner.flush())
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.discard(range))
+        self.user.watched(self.inner.discard(range))
     }
 
     fn write_zeroes(
@@ -225,17 +293,17 @@ impl Device for WatchedDevice {
         mode: ZeroMode,
         durability: Durability,
     ) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.write_zeroes(range, mode, durability))
+        self.user.watched(self.inner.write_zeroes(range, mode, durability))
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        self.watch.watched(self.inner.extents(range))
+        self.user.watched(self.inner.extents(range))
     }
 }
 
 struct WatchedZones {
     inner: Rc<dyn Zones>,
-    watch: Watch,
+    user: User,
 }
 
 impl Zones for WatchedZones {
@@ -244,43 +312,43 @@ impl Zones for WatchedZones {
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        self.watch.watched(self.inner.append(zone, payload))
+        self.user.watched(self.inner.append(zone, payload))
     }
 
     fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.append_at(at, payload))
+        self.user.watched(self.inner.append_at(at, payload))
     }
 
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.open(zone))
+        self.user.watched(self.inner.open(zone))
     }
 
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.close(zone))
+        self.user.watched(self.inner.close(zone))
     }
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.watch.watched(self.inner.read(at, buffer))
+        self.user.watched(self.inner.read(at, buffer))
     }
 
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.watch.watched(self.inner.flush(zones))
+        self.user.watched(self.inner.flush(zones))
     }
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.finish(zone))
+        self.user.watched(self.inner.finish(zone))
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.watch.watched(self.inner.reset(zone, erase))
+        self.user.watched(self.inner.reset(zone, erase))
     }
 
     fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.reserve(zone, bytes))
+        self.user.watched(self.inner.reserve(zone, bytes))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.watch.watched(self.inner.report(first, count))
+        self.user.watched(self.inner.report(first, count))
     }
 }
 
@@ -297,34 +365,39 @@ mod tests {
     fn requests_are_in_flight_until_they_complete_or_are_cancelled() {
         let watch = Watch::default();
         assert_eq!(seen(&watch), (0, false));
-        let mut stuck = watch.watched(Call::<()>::new(std::future::pending()));
+        let (user, other) = (watch.user(), watch.user());
+        let mut stuck = user.watched(Call::<()>::new(std::future::pending()));
         assert_eq!(seen(&watch), (0, false), "it hasn't begun");
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut stuck).poll(&mut context).is_pending());
         assert_eq!(seen(&watch), (0, true));
-        let mut quick = watch.watched(Call::ready(()));
+        let mut quick = other.watched(Call::ready(()));
         assert!(std::pin::Pin::new(&mut quick).poll(&mut context).is_ready());
         drop(quick);
+        drop(other);
         assert_eq!(seen(&watch), (1, true), "another one is in flight");
         drop(stuck);
         assert_eq!(seen(&watch), (2, false));
+        drop(user);
+        assert_eq!(seen(&watch), (2, false), "a user's requests stay counted after its end");
     }
 
     /// Requests that always overlap leave some in flight at every moment.
     #[test]
     fn generations_go_on_until_a_request_hangs() {
         let watch = Watch::default();
-        let mut overlapping = watch.begin();
+        let user = watch.user();
+        let mut overlapping = user.begin();
         for generation in 1..10 {
-            let next = watch.begin();
+            let next = user.begin();
             drop(std::mem::replace(&mut overlapping, next));
             // A request that has begun in the generation before is replaced by one of this generation.
             assert_eq!(watch.observe().generation, generation);
         }
-        let hung = watch.begin();
+        let hung = user.begin();
         let stopped = watch.observe().generation;
         for completed in 10..20 {
-            let next = watch.begin();
+            let next = user.begin();
             drop(std::mem::replace(&mut overlapping, next));
             let seen = watch.observe();
             assert!(seen.generation <= stopped + 1, "{seen:?}");
