@@ -1,14 +1,12 @@
 //! The disk in a guest fulfils the whole contract of a device, on several queues and shards.
 
-use super::door;
 use super::front_end::{FrontEnd, Queue, Settings, Transfer};
-use crate::support::{SlowDisk, ram, run, socket};
-use block::{Buffer, DevicePart};
+use super::{with_disk, with_door};
+use crate::support::ram;
+use block::Buffer;
 use doors::vhost_user::config::feature;
 use doors::vhost_user::request::kind;
-use stack::Door;
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Runs the suite on a disk of a device, with these features and shards.

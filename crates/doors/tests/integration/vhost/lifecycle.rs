@@ -1,7 +1,7 @@
 //! Start and end of queues, connections and the door, and kills of a server.
 
-use super::door;
 use super::front_end::{FrontEnd, GUEST, Queue, Settings, Shared, Transfer, USER, set};
+use super::{door, with_disk, with_door};
 use crate::support::{SlowDisk, ram, run, socket};
 use block::Buffer;
 use doors::vhost_user::inflight::Inflight;
