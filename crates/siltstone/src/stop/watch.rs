@@ -5,11 +5,12 @@
 //! devices, and a cache answers without them.
 //!
 //! # Age
-//! A request costs two changes of counters of its handle, which only one shard writes, and no look at a clock:
-//! it belongs to the generation in which it begins. There are counters for two generations, the current one and the one before. An
-//! [observation](Watch::observe) starts a new generation if no request of the one before is in flight. So if
-//! observations see the same generation for a time, a request has been in flight for longer. A request that
-//! hangs stops the generations after at most one more, however many others complete.
+//! A request costs two changes of counters of its handle, which only one shard writes, and no look at a
+//! clock: it belongs to the generation in which it begins. There are counters for two generations, the
+//! current one and the one before. An [observation](Watch::observe) starts a new generation if no request of
+//! the one before is in flight. So if observations see the same generation for a time, a request has been in
+//! flight for longer. A request that hangs stops the generations after at most one more, however many others
+//! complete.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, EraseGuarantee,
