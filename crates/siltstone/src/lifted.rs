@@ -54,7 +54,9 @@ pub fn with_zones<T: Send + 'static>(
             };
             let zones = match is_zones {
                 true => built.zones(&on)?,
-                false => log::check::open_zones(built.device(&on)?).await?,
+                false => log::check::open_zones(built.device(&on)?)
+                    .await
+                    .map_err(|error| error.in_context(format!("{KIND} \"{log}\"")))?,
             };
             work(zones, home).await
         };

@@ -540,7 +540,7 @@ fn nothing_is_formatted_or_mounted_by_mistake() {
     assert!(said.contains("expected at least") && !Path::new(&missing).exists(), "{said}");
     std::fs::write(&missing, vec![7; 8 << 20]).unwrap();
     let said = refused(&["fs", "check", &missing]);
-    assert!(said.contains("it holds no file system") && !said.contains("--format"), "{said}");
+    assert!(said.contains("no file system of siltstone: ") && !said.contains("--format"), "{said}");
     std::fs::remove_file(&missing).unwrap();
     assert!(
         refused(&["fs", "format", &missing, "--size", "64MiB", "--block-size", "5000"])
