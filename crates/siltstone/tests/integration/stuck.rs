@@ -1,4 +1,5 @@
 //! Storage that stops answering: signals end the server of it in a bounded time.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use crate::common::{command, signal, wait_for};
 use std::path::Path;
