@@ -9,7 +9,7 @@
 
 pub mod numbered;
 
-use crate::foreign::{Background, Finished, is_installed, run};
+use crate::foreign::{Background, Finished, binary, is_installed, run};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -106,6 +106,37 @@ impl Guest {
     #[track_caller]
     pub fn run(self, lines: &str, options: &Options) -> Finished {
         self.start(lines, options).wait()
+    }
+
+    /// Runs lines of bash in `/run` of a guest, with the program as `$siltstone` and functions that start
+    /// servers and attach stacks.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run); if the lines fail, or the guest's kernel warns.
+    #[track_caller]
+    pub fn run_siltstone(self, lines: &str, options: &Options) {
+        let lines = format!(
+            "siltstone={}; cd /run
+             set -E; trap 'echo \"failed: $BASH_COMMAND\" >&2' ERR
+             # Serves a stack, as process $server. Its addresses and messages are in `addresses` and `said`.
+             start() {{
+                 rm -f addresses
+                 $siltstone serve \"$@\" >addresses 2>said & server=$!
+                 until [ -s addresses ]; do kill -0 $server || {{ cat said >&2; exit 1; }}; sleep 0.1; done
+             }}
+             stop() {{ kill $server; wait $server; }}
+             # Attaches a stack under a name. The link and messages are in `path` and `said`.
+             attach() {{ $siltstone attach \"$2\" --name $1 ${{@:3}} 2>said >path || {{ cat said >&2; exit 1; }}; }}
+             # A number in the record of an attachment.
+             field() {{ grep -o \"\\\"$2\\\": [0-9]*\" siltstone/$1/attachment.json | grep -o '[0-9]*'; }}
+             {lines}
+             if dmesg | grep -E 'WARNING|BUG:|blocked for more'; then exit 1; fi
+             echo done",
+            binary().display(),
+        );
+        let finished = self.run(&lines, options);
+        print!("{}{}", finished.out, finished.err);
+        finished.ok();
     }
 
     /// Starts lines of bash as root in a guest.

@@ -17,8 +17,8 @@
 //!
 //! Modules: `convert` converts attributes between both sides, `actions` has the requests that are more than
 //! one call of the core, `serve` all requests, `refused_reads` the log lines for refused reads, `snapshots`
-//! the requests in `.snapshots`, with the nodes of `slots`, [`mounted`] a mount from start to end, [`watch`]
-//! the progress of requests to the storage, [`kind`] the kind `fs` of a stack.
+//! the requests in `.snapshots`, with the nodes of `slots`, [`mounted`] a mount from start to end, [`kind`]
+//! the kind `fs` of a stack.
 
 mod actions;
 mod control;
@@ -29,6 +29,5 @@ mod refused_reads;
 mod serve;
 mod slots;
 mod snapshots;
-pub mod watch;
 
 pub use mounted::{MountConfig, Mounted};

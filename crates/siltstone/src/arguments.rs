@@ -193,6 +193,10 @@ pub struct Bench {
 Prints an address per line once clients can connect. Opening keeps all contents: a missing file is created, an
 existing one is left unchanged, unless --format is given.
 
+SIGTERM or Ctrl-C makes all acknowledged changes durable. If the storage completes no request for 10 minutes, the server ends \
+without it, with exit status 1. A second signal ends it at once; with a mount it shortens the limit to 10 s. Changes that \
+weren't durable are lost then.
+
 Operators use siltstone status STACK, siltstone message STACK PART TEXT and others meanwhile. These find the server \
 by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone, /run/siltstone-control or /tmp/siltstone-UID that only its user may \
 use.")]
@@ -456,7 +460,7 @@ pub enum SnapshotVerb {
 #[command(after_help = "Examples:
   siltstone resize stack.toml 20GiB
   siltstone resize stack.toml 20GiB --part vol                 for a stack with several log devices
-  siltstone resize stack.toml 20GiB --part disk                for a file: clients see the new size at once
+  siltstone resize stack.toml 20GiB --part disk                for a file, by its name: clients see the new size at once
 
 A cache's devices and a write cache's origin grow in another way: enlarge the file or the disk, change its size in the stack, and \
 restart it, without --format.")]
@@ -538,6 +542,11 @@ pub struct Format {
 
 /// Check, draw and convert stacks; opens nothing
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone stack check stack.toml                           find problems of a stack
+  siltstone stack show 'stats(file(disk.img, size=1GiB))'    draw a stack
+  siltstone stack show stack.toml --line                     write a stack file as one line
+  siltstone stack kinds log                                  list the keys of a kind")]
 pub enum StackVerb {
     /// Check a stack; problems have file, line and column, and what was expected
     #[command(after_help = "Examples:
@@ -588,6 +597,10 @@ pub enum StackVerb {
 
 /// Show and export recorded timelines, and create the images that a power cut could have left
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone record show run.timeline                                   list devices and operations
+  siltstone record replay run.timeline --at 120 --image cut.img        create the image after a power cut
+  siltstone record export run.timeline --iolog load.log                convert the requests to a log of fio")]
 pub enum RecordVerb {
     /// Show a recorded timeline
     #[command(after_help = "Examples:
@@ -648,6 +661,11 @@ A write with FUA is a write and a datasync.")]
 
 /// Show device profiles of the kind `model`, and fit new ones to a run of fio
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone model list                                     list the profiles
+  siltstone model show wd43purz                            print a profile as TOML
+  siltstone model job > fit.fio                            write the job that measures a device
+  siltstone model fit fit.json --name mine                 fit a profile to its report")]
 pub enum ModelVerb {
     /// List the named profiles
     #[command(after_help = "Examples:

@@ -268,7 +268,10 @@ pub fn detach(arguments: &Detach) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::World(format!("detaching {} needs root: run it with sudo", folder.name())));
     }
-    say(&format!("the holder of {} is gone; removing what it has left", folder.name()));
+    say(&format!(
+        "the holder of {} has ended; removing the node, mounts and files of the attachment",
+        folder.name()
+    ));
     let removed = runtime::run(Config::default(), move || async move { remove_lost(&folder).await })?;
     Ok(removed?)
 }
@@ -290,11 +293,9 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
         _ => format!("expected one of: {}", all.iter().map(Folder::name).collect::<Vec<_>>().join(", ")),
     };
     // Several attachments may have the node's path; one with a holder takes precedence.
-    all.iter()
-        .filter(is_it)
-        .max_by_key(|folder| folder.is_alive())
-        .cloned()
-        .ok_or_else(|| Failure::World(format!("{name}: nothing of this name is attached; {}", expected())))
+    all.iter().filter(is_it).max_by_key(|folder| folder.is_alive()).cloned().ok_or_else(|| {
+        Failure::World(format!("attachment \"{name}\": nothing of this name is attached; {}", expected()))
+    })
 }
 
 /// Removes the node, mount and folder of an attachment without a holder.

@@ -2,6 +2,7 @@
 
 use crate::arguments::Bench;
 use crate::failure::Failure;
+use crate::input;
 use crate::kinds::registry;
 use crate::output::{print, print_line, say};
 use crate::overwriting;
@@ -66,14 +67,13 @@ fn what_is(argument: &str) -> Result<ArgumentKind, Failure> {
             shell_quoted(&format!("file({})", stack::quote(argument)))
         )));
     }
-    if !is_meant_as_file && argument.contains('/') && !argument.contains('(') {
-        return Err(Failure::Usage(format!("{argument}: no such file")));
-    }
     if !is_meant_as_file {
+        input::check_stack(argument)?;
         return Ok(ArgumentKind::Stack);
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::Usage(format!("{argument}: can't read this file: {error}")))?;
+    let expected = "a plan or a stack (.toml), or a fio job file (.fio)";
+    let text =
+        std::fs::read_to_string(path).map_err(|error| input::unreadable("file", path, &error, expected))?;
     if has_ending("fio") {
         return Ok(ArgumentKind::JobFile { text });
     }

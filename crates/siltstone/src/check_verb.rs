@@ -3,7 +3,7 @@
 use crate::arguments;
 use crate::failure::Failure;
 use crate::lifted;
-use crate::output::{print, print_json};
+use crate::output::{counted, print, print_json};
 use crate::progress::Reading;
 use crate::table::plain;
 use log::check::{CheckReport, Finding, Hit};
@@ -36,15 +36,16 @@ fn page(report: &CheckReport) -> String {
     let _ = writeln!(out, "log {}: {ended}, opened {}", report.uuid, times(report.epoch));
     let _ = writeln!(
         out,
-        "read {} zones, {} records, {} blocks of data, {} pages of maps; held {} mapped blocks of {} against them",
-        checked.zones,
-        checked.records,
-        checked.data_blocks,
-        checked.pages,
-        checked.mapped_blocks,
-        match checked.versions {
-            1 => "the volume".to_owned(),
-            several => format!("the volume and {} snapshots and clones", several.saturating_sub(1)),
+        "read {}, {}, {} and {}; compared {} of {} with them",
+        counted(checked.zones, "zone", "zones"),
+        counted(checked.records, "record", "records"),
+        counted(checked.data_blocks, "block of data", "blocks of data"),
+        counted(checked.pages, "page of maps", "pages of maps"),
+        counted(checked.mapped_blocks, "mapped block", "mapped blocks"),
+        match checked.versions.saturating_sub(1) {
+            0 => "the volume".to_owned(),
+            others =>
+                format!("the volume and {}", counted(others, "snapshot or clone", "snapshots and clones")),
         }
     );
     if report.replayed > 0 || report.discarded > 0 {

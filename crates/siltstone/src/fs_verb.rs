@@ -3,20 +3,20 @@
 
 mod mounted;
 mod snapshots;
-mod stop;
 
 use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print, print_json, print_line, say};
+use crate::stop::watch::Watch;
+use crate::stop::{Further, Served, Stop};
 use crate::table;
 use block::{
-    BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
+    BlockRange, Buffer, Call, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
 use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on, zones_to_read};
 use fs::mount::mounted::STOP_LIMIT;
-use fs::mount::watch::Watch;
 use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
@@ -24,7 +24,6 @@ use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
 use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
-use stop::Stop;
 
 /// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
 /// there.
@@ -72,7 +71,21 @@ fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
     let quoted = serde_json::Value::from(path).to_string();
     let size = size.map_or_else(String::new, |size| format!("size = {size}\n"));
     let text = format!("[device.image]\nkind = \"file\"\npath = {quoted}\nblock_size = 4096\n{size}");
-    Ok(Stack::from_toml(image, &text, &registry())?)
+    Stack::from_toml(image, &text, &registry()).map_err(|problems| of_parts(image, problems))
+}
+
+/// Returns the plan of an image, or of a stack.
+fn plan_of(image: &str, stack: &Stack) -> Result<Plan, Failure> {
+    stack.check(false).map_err(|problems| of_parts(image, problems))
+}
+
+/// Returns the problems of an image. Users haven't written the stack of one that isn't a stack file.
+fn of_parts(image: &str, problems: stack::Problems) -> Failure {
+    if is_stack(image) {
+        return problems.into();
+    }
+    let details = problems.iter().map(|problem| problem.message.trim_start_matches("file \"image\": "));
+    Failure::Usage(format!("image \"{image}\": {}", details.collect::<Vec<_>>().join("; ")))
 }
 
 /// Refuses an image that doesn't exist.
@@ -146,6 +159,14 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
         }
         _ => {}
     }
+    if !is_stack
+        && arguments.size.is_none()
+        && existing.as_ref().is_some_and(|it| it.is_file() && it.len() == 0)
+    {
+        return usage(format!(
+            "image \"{image}\": 0 bytes; expected --size with the size, such as --size 8GiB"
+        ));
+    }
     let is_file = !is_stack && existing.as_ref().is_some_and(std::fs::Metadata::is_file);
     if let (true, Some(found), Some(size)) = (is_file, &existing, arguments.size)
         && found.len() > 0
@@ -158,7 +179,7 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
         ));
     }
     let stack = stack_of(&image, arguments.size)?;
-    let plan = stack.check(false)?;
+    let plan = plan_of(&image, &stack)?;
     let config = Config::default().with_shards(stack.shards());
     let (force, zone_size) = (arguments.force, arguments.zone_size);
     let shown = image.clone();
@@ -262,20 +283,27 @@ async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc
     }
 }
 
+/// Returns the error for a device without zones. Their error advises another verb after a semicolon.
+fn no_file_system(detail: &str) -> Error {
+    let found = detail.split(';').next().unwrap_or_default();
+    Error::protocol(format!("no file system of siltstone: {found}; expected the image of one"))
+}
+
 /// Opens the file system on a stack.
 async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_for(device, settings.goal).await {
             Ok(zones) => FileSystem::open(zones, settings).await,
-            // The error of the zones advises another verb.
-            Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
+            Err(Error::Protocol(detail)) => Err(no_file_system(&detail)),
             Err(error) => Err(error),
         },
         Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {
-            Error::protocol(format!("{image}: {detail}; siltstone fs format {image} makes a new file system"))
+            Error::protocol(format!(
+                "{image}: {detail}; if the contents may be lost, make one with: siltstone fs format {image} --force"
+            ))
         }
         Error::Corrupt(detail) if settings.goal == Goal::Serve => Error::corrupt(format!(
             "{image}: {detail}; siltstone fs mount {image} DIRECTORY --salvage shows what can be read"
@@ -297,7 +325,7 @@ fn absolute(image: &str) -> String {
 fn mount(arguments: &FsMount) -> Result<(), Failure> {
     check_exists(&arguments.image)?;
     let stack = stack_of(&arguments.image, None)?;
-    let plan = stack.check(false)?;
+    let plan = plan_of(&arguments.image, &stack)?;
     let shards = (arguments.shards as usize).max(if is_stack(&arguments.image) { stack.shards() } else { 1 });
     let config = Config::default().with_shards(shards).polling();
     let image = arguments.image.clone();
@@ -320,17 +348,46 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
             tell_lost(&files).await?;
             // The handler is installed before the mount is announced: a program that reads the line may send
             // a signal.
-            let stop = Stop::new(&image, &watch)?;
+            let stop = Stop::new(&image, loss(&image), Further::ShortensPatience, &watch)?;
             let served = serve(&files, &image, mount, &stop).await;
-            let closed = stop.wait(Some(&files), None, files.close()).await;
+            let closed = stop.wait(&Ending { files: &files, mounted: None }, files.close()).await;
             Ok::<_, Failure>((served.and_then(|()| Ok(closed?)), stop))
         };
         let (served, closed) = match served.await {
-            Ok((served, stop)) => (served, stop.wait(None, None, built.close()).await),
+            Ok((served, stop)) => (served, stop.wait(&(), built.close()).await),
             Err(failure) => (Err(failure), built.close().await),
         };
         served.and_then(|()| Ok(closed?))
     })?
+}
+
+/// Loss of a server that ends without its storage.
+fn loss(image: &str) -> String {
+    format!(
+        "changes that weren't durable are lost, such as data without an fsync after it; once the storage answers again, \
+         look for damage with: siltstone fs check {image}; and mount it again with: siltstone fs mount {image} DIRECTORY"
+    )
+}
+
+/// File system of a server that ends, and its mount until it is unmounted.
+struct Ending<'a> {
+    files: &'a FileSystem,
+    mounted: Option<&'a Mounted>,
+}
+
+impl Served for Ending<'_> {
+    fn is_waiting_for_space(&self) -> bool {
+        self.files.is_waiting_for_space()
+    }
+
+    fn abort(&self) -> Call<'_, Result<()>> {
+        Call::new(async {
+            match self.mounted {
+                Some(mounted) => mounted.abort().await,
+                None => Ok(()),
+            }
+        })
+    }
 }
 
 /// Lists the unreadable parts of a salvaged file system.
@@ -350,7 +407,8 @@ async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
 async fn serve(files: &FileSystem, image: &str, config: MountConfig, stop: &Stop) -> Result<(), Failure> {
     let mounted = Mounted::mount(files, config).await?;
     let outcome = until_ended(&mounted, image, stop).await;
-    let unmounted = stop.wait(Some(files), Some(&mounted), mounted.unmount(STOP_LIMIT)).await;
+    let ending = Ending { files, mounted: Some(&mounted) };
+    let unmounted = stop.wait(&ending, mounted.unmount(STOP_LIMIT)).await;
     outcome.and_then(|()| Ok(unmounted?))
 }
 
@@ -388,7 +446,7 @@ fn show(arguments: &FsStatus) -> Result<(), Failure> {
 fn check(arguments: &FsCheck) -> Result<(), Failure> {
     check_exists(&arguments.image)?;
     let stack = stack_of(&arguments.image, None)?;
-    let plan = stack.check(false)?;
+    let plan = plan_of(&arguments.image, &stack)?;
     let options = fs::check::Options { data: arguments.data, ..fs::check::Options::default() };
     let image = arguments.image.clone();
     let report = runtime::run(Config::default().with_shards(stack.shards()), move || async move {
@@ -400,12 +458,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
                     let options = zones::on_device::Options { read_only: true, ..Default::default() };
                     match zones::OnDevice::open(device, options).await {
                         Ok(zones) => zones.open().await?,
-                        // The message of the zones advises another verb.
-                        Err(Error::Protocol(_)) => {
-                            return Err(Error::protocol(
-                                "it holds no file system; expected the image of one",
-                            ));
-                        }
+                        Err(Error::Protocol(detail)) => return Err(no_file_system(&detail)),
                         Err(error) => return Err(error),
                     }
                 }
@@ -459,7 +512,7 @@ fn with_image<R: Send + 'static>(
     work: impl AsyncFnOnce(&FileSystem) -> Result<R> + Send + 'static,
 ) -> Result<R, Failure> {
     let stack = stack_of(image, None)?;
-    let plan = stack.check(false)?;
+    let plan = plan_of(image, &stack)?;
     let name = image.to_owned();
     let config = Config::default().with_shards(stack.shards());
     let result = runtime::run(config, move || async move {

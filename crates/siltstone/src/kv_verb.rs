@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::lifted;
 use crate::load;
-use crate::output::{print, print_json, print_line};
+use crate::output::{counted, print, print_json, print_line};
 use crate::overwriting;
 use crate::progress::Reading;
 use crate::serve_verb;
@@ -250,13 +250,13 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
         }))?;
     } else {
         let mut out = format!(
-            "{argument}: {}; {} tables with {} in {} blocks, {} entries ({} tombstones); {} in the log only\n",
+            "{argument}: {}; {} with {} in {}, {} ({}); {} in the log only\n",
             if report.is_clean { "closed cleanly" } else { "not closed cleanly" },
-            report.tables,
+            counted(report.tables, "table", "tables"),
             units::bytes(report.bytes as f64),
-            report.blocks,
-            report.entries,
-            report.tombstones,
+            counted(report.blocks, "block", "blocks"),
+            counted(report.entries, "entry", "entries"),
+            counted(report.tombstones, "tombstone", "tombstones"),
             units::bytes(report.log_bytes as f64)
         );
         report

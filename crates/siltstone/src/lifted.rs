@@ -54,7 +54,9 @@ pub fn with_zones<T: Send + 'static>(
             };
             let zones = match is_zones {
                 true => built.zones(&on)?,
-                false => log::check::open_zones(built.device(&on)?).await?,
+                false => log::check::open_zones(built.device(&on)?)
+                    .await
+                    .map_err(|error| error.in_context(format!("{KIND} \"{log}\"")))?,
             };
             work(zones, home).await
         };
@@ -96,7 +98,7 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
     let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
     let names = || logs.iter().map(|part| format!("\"{}\"", part.name())).collect::<Vec<_>>().join(", ");
     let mut part = match (wanted, logs.as_slice()) {
-        (_, []) => return Err(wrong(format!("this stack has no part of kind \"{KIND}\""))),
+        (_, []) => return Err(wrong(format!("this stack has no part of kind \"{KIND}\"; expected one"))),
         (Some(name), logs) => *logs.iter().find(|part| part.name() == name).ok_or_else(|| {
             wrong(format!("--part {name}: expected a part of kind \"{KIND}\": {}", names()))
         })?,

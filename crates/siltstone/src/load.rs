@@ -1,6 +1,7 @@
 //! Stacks of the command line: a file, one line, or `-` for standard input.
 
 use crate::failure::Failure;
+use crate::input;
 use stack::{Registry, Stack};
 use std::io::Read;
 
@@ -20,12 +21,7 @@ pub fn stack(argument: &str, registry: &Registry) -> Result<Stack, Failure> {
         };
         return Ok(stack);
     }
-    let looks_like_a_file = argument.contains('/') && !argument.contains('(');
-    if looks_like_a_file && !std::path::Path::new(argument).exists() {
-        return Err(Failure::Usage(format!(
-            "{argument}: no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"
-        )));
-    }
+    input::check_stack(argument)?;
     Ok(Stack::load(argument, registry)?)
 }
 

@@ -20,7 +20,7 @@ const PUBLISHED_BLOCKS: f64 = 1.92e12 / 4096.0;
 pub fn map_lookups(arguments: &MapLookups) -> Result<(), Failure> {
     let unknown = arguments.map.iter().find(|name| !NAMES.contains(&name.as_str()));
     if let Some(name) = unknown {
-        return Err(Failure::Usage(format!("map {name}: expected one of {}", NAMES.join(", "))));
+        return Err(Failure::Usage(format!("--map {name}: unknown; expected one of {}", NAMES.join(", "))));
     }
     if arguments.blocks == 0 || !arguments.blocks.is_multiple_of(PAGE_BLOCKS) {
         return Err(Failure::Usage(format!(

@@ -4,8 +4,10 @@ use crate::address::address;
 use crate::arguments::MemoryNodeServe;
 use crate::failure::Failure;
 use crate::output::print_line;
+use crate::stop::watch::Watch;
+use crate::stop::{Further, Stop};
 use memory_node::{MemoryNode, NodeConfig, check_address, default_reserve, measure};
-use runtime::{Config, StopSignals};
+use runtime::Config;
 use serde_json::json;
 
 /// Lends memory until a signal.
@@ -39,7 +41,8 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
 async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
     let node = MemoryNode::new(config, measure)?;
     // The handler is installed before the address is printed: a client may send a signal at once.
-    let signals = StopSignals::catch_first()?;
+    let loss = "the memory of all borrowers is lost".to_owned();
+    let stop = Stop::new("memory-node", loss, Further::EndsProcess, &Watch::default())?;
     node.start().await?;
     let address = node.address().to_string();
     let printed = match as_json {
@@ -48,9 +51,9 @@ async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
     };
     let ended = match printed {
         Err(failure) => Err(failure),
-        Ok(()) => signals.next().await.map_err(Failure::from),
+        Ok(()) => stop.signal().await.map_err(Failure::from),
     };
-    let stopped = node.stop().await;
+    let stopped = stop.wait(&(), node.stop()).await;
     ended?;
     Ok(stopped?)
 }

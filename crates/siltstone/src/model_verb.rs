@@ -2,6 +2,7 @@
 
 use crate::arguments::{ModelFit, ModelVerb};
 use crate::failure::Failure;
+use crate::input;
 use crate::output::{print, print_json, say};
 use layers::model::fill;
 use layers::model::fit::{self, Fitted};
@@ -36,8 +37,8 @@ pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    let bytes =
-        std::fs::read(path).map_err(|error| Failure::World(format!("{}: {error}", path.display())))?;
+    let expected = "a report of fio in JSON, or a log of fio for --fill";
+    let bytes = std::fs::read(path).map_err(|error| input::unreadable("file", path, &error, expected))?;
     // Bytes that aren't UTF-8 fail later, with the error that this isn't fio's report or log.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -60,7 +61,7 @@ fn show(name: &str) -> Result<(), Failure> {
         Some(profile) => print(&profile.to_toml(name)),
         None => {
             let names = known.keys().cloned().collect::<Vec<_>>().join(", ");
-            Err(Failure::Usage(format!("profile \"{name}\": expected one of {names}")))
+            Err(Failure::Usage(format!("profile \"{name}\": unknown; expected one of {names}")))
         }
     }
 }

@@ -38,3 +38,8 @@ pub fn say(text: &str) {
     // A measurement continues and writes its files even if standard error is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
+
+/// Formats a count and its noun, in the singular or the plural.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}

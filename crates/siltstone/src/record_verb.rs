@@ -5,6 +5,7 @@ mod export;
 
 use crate::arguments::RecordVerb;
 use crate::failure::Failure;
+use crate::input;
 use crate::output::{print, print_json, print_line};
 use layers::record::Timeline;
 use layers::record::format::{Shape, Submission};
@@ -32,7 +33,7 @@ pub fn record(verb: RecordVerb) -> Result<(), Failure> {
             let cut = at.unwrap_or(last);
             if cut > last {
                 return Err(Failure::Usage(format!(
-                    "--at {cut}: expected at most {last}, where the timeline ends"
+                    "--at {cut}: after the end of the timeline; expected 0 to {last}"
                 )));
             }
             replay(timeline, device, cut, choice, &image)
@@ -44,6 +45,12 @@ pub fn record(verb: RecordVerb) -> Result<(), Failure> {
 }
 
 fn read(file: PathBuf) -> Result<Timeline, Failure> {
+    let opened = std::fs::File::open(&file).and_then(|opened| match opened.metadata()?.is_dir() {
+        true => Err(std::io::ErrorKind::IsADirectory.into()),
+        false => Ok(()),
+    });
+    let expected = "a file that a part of kind record wrote";
+    opened.map_err(|error| input::unreadable("timeline", &file, &error, expected))?;
     Ok(runtime::run(Config::default(), move || async move { Timeline::read(&file).await })??)
 }
 

@@ -13,14 +13,16 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
 use crate::overwriting;
+use crate::stop::watch::Watch;
+use crate::stop::{Further, Stop};
 use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
+use runtime::Config;
 use runtime::net::{Access, Address};
-use runtime::{Config, StopSignals};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack};
 use std::path::{Path, PathBuf};
@@ -130,30 +132,45 @@ async fn open(
         },
         None => None,
     };
-    let (outcome, stack) = match open_stack(plan, name, doors).await {
+    let watch = Watch::default();
+    let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch).await {
         Ok((stack, attached)) => {
-            (serve_stack(&stack, attached.as_ref(), control.as_ref(), as_json).await, Some(stack))
+            let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
+            (served.outcome, served.stop, Some(stack))
         }
-        Err(error) => (Err(error), None),
+        Err(error) => (Err(error), None, None),
     };
-    // In the reverse order of opening. Closing the stack stops its own doors.
-    if let Some(control) = control {
-        control.stop().await;
-    }
-    let closed = match stack {
-        Some(stack) => stack.built.close().await,
-        None => Ok(()),
+    let served = stack.clone();
+    let ending = async move {
+        // In the reverse order of opening. Closing the stack stops its own doors.
+        let mut ended = Ok(());
+        for extra in stack.iter().flat_map(|stack| stack.extra_doors.iter().rev()) {
+            ended = ended.and(extra.door.stop().await);
+        }
+        if let Some(control) = control {
+            control.stop().await;
+        }
+        match stack {
+            Some(stack) => ended.and(stack.built.close().await),
+            None => ended,
+        }
+    };
+    let ended = match (&stop, &served) {
+        (Some(stop), Some(served)) => stop.wait(&**served, ending).await,
+        // Signals have their default effect.
+        _ => ending.await,
     };
     outcome?;
-    Ok(closed?)
+    Ok(ended?)
 }
 
 async fn open_stack(
     plan: &Plan,
     name: String,
     doors: Doors,
+    watch: &Watch,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = build_in_turn(plan, &name).await?;
+    let built = build_in_turn(plan, &name, watch).await?;
     match extra_doors(plan.stack(), &built, doors) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
@@ -168,16 +185,17 @@ async fn open_stack(
 }
 
 /// Builds a stack. Waits while another program that started at the same time has it open for a request.
-async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
+async fn build_in_turn(plan: &Plan, name: &str, watch: &Watch) -> Result<BuiltStack> {
     let (mut waiting, begun) = (false, runtime::now());
+    let over = |leaf| watch.over(leaf);
     loop {
-        let error = match plan.build().await {
+        let error = match plan.build_over(&over).await {
             Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,
             other => return other,
         };
         // The other program may have just ended.
         let Some(process) = turn::other(Wanted::Verb, name) else {
-            return if waiting { plan.build().await } else { Err(error) };
+            return if waiting { plan.build_over(&over).await } else { Err(error) };
         };
         turn::tell(&mut waiting, "a program that has the stack open", process);
         runtime::sleep(PAUSE).await;
@@ -216,37 +234,61 @@ fn extra_doors(
     Ok((doors, attached))
 }
 
+/// Result of serving; `stop` is `None` before the handler of signals is installed.
+struct Outcome {
+    outcome: Result<(), Failure>,
+    stop: Option<Stop>,
+}
+
+impl Outcome {
+    fn failed(failure: impl Into<Failure>) -> Outcome {
+        Outcome { outcome: Err(failure.into()), stop: None }
+    }
+}
+
+/// Starts all doors and serves them. The caller stops them.
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
     attached: Option<&Attached>,
     control: Option<&ControlServer>,
+    watch: &Watch,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Outcome {
+    if let Err(error) = start(stack).await {
+        return Outcome::failed(error);
+    }
+    if let Some(control) = control {
+        control.opened(stack.clone());
+    }
+    // The handler is installed before the addresses are printed.
+    match stop_of(stack, attached.is_some(), watch) {
+        Ok(stop) => Outcome {
+            outcome: until_stopped(stack, attached, control.and_then(ControlServer::path), as_json, &stop)
+                .await,
+            stop: Some(stop),
+        },
+        Err(error) => Outcome::failed(error),
+    }
+}
+
+async fn start(stack: &OperatedStack) -> Result<()> {
     stack.built.start().await?;
-    let mut outcome = Ok(());
-    let mut started = 0;
     for extra in &stack.extra_doors {
-        outcome = extra.door.start().await;
-        if outcome.is_err() {
-            break;
-        }
-        started += 1;
+        extra.door.start().await?;
     }
-    let outcome = match outcome {
-        Ok(()) => {
-            if let Some(control) = control {
-                control.opened(stack.clone());
-            }
-            until_stopped(stack, attached, control.and_then(ControlServer::path), as_json).await
-        }
-        Err(error) => Err(error.into()),
+    Ok(())
+}
+
+/// Installs the handler of signals.
+fn stop_of(stack: &OperatedStack, is_attached: bool, watch: &Watch) -> Result<Stop> {
+    let further = match is_attached || stack.doors().any(|door| door.is_mount()) {
+        true => Further::ShortensPatience,
+        false => Further::EndsProcess,
     };
-    let mut stopped = Ok(());
-    for extra in stack.extra_doors[..started].iter().rev() {
-        stopped = stopped.and(extra.door.stop().await);
-    }
-    outcome?;
-    Ok(stopped?)
+    let name = stack.server.as_ref().map_or("-", |server| &server.stack);
+    let loss = "changes that weren't durable are lost, such as writes without a flush after them; \
+                once the storage answers again, serve the stack again";
+    Stop::new(name, loss.to_owned(), further, watch)
 }
 
 /// Announces that clients are served, and waits for a signal, or for the end of the attachment's mount.
@@ -255,15 +297,10 @@ async fn until_stopped(
     attached: Option<&Attached>,
     control: Option<&Path>,
     as_json: bool,
+    stop: &Stop,
 ) -> Result<(), Failure> {
     let addresses = stack.addresses();
-    // The handler is installed before the addresses are printed. A second signal during the stop of a mount
-    // or a node would leave it without a server.
-    let signals = match attached.is_some() || stack.built.doors().any(|(_, door)| door.is_mount()) {
-        true => StopSignals::catch()?,
-        false => StopSignals::catch_first()?,
-    };
-    let mut signal = std::pin::pin!(signals.next());
+    let mut signal = std::pin::pin!(stop.signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
     if let Some(attached) = attached {
         attached.ready().await?;
@@ -295,9 +332,8 @@ async fn until_stopped(
 
 /// Waits until all doors have ended without this process, such as a mount by umount(8).
 async fn all_ended(stack: &OperatedStack) -> Result<()> {
-    let doors = stack.built.doors().map(|(_, door)| door).chain(stack.extra_doors.iter().map(|it| &it.door));
     let mut outcome = Ok(());
-    for door in doors {
+    for door in stack.doors() {
         outcome = outcome.and(door.ended().await);
     }
     outcome

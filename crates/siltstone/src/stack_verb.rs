@@ -81,9 +81,10 @@ fn explain(name: &str, as_json: bool) -> Result<(), Failure> {
     let registry = registry();
     let kind = registry.kind(name).ok_or_else(|| {
         let known = registry.kinds.iter().map(|kind| kind.name);
-        let meant = stack::did_you_mean(name, known.clone());
+        let meant = stack::did_you_mean(name, known.clone()).replacen(':', ";", 1);
+        let end = if meant.is_empty() { ";" } else { "" };
         let list = known.collect::<Vec<_>>().join(", ");
-        Failure::Usage(format!("unknown kind \"{name}\"{meant} (known: {list})"))
+        Failure::Usage(format!("kind \"{name}\": unknown{meant}{end} expected one of {list}"))
     })?;
     if as_json {
         return print_json(&kind_json(kind));

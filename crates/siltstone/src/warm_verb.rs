@@ -12,7 +12,7 @@ mod targets;
 
 use crate::arguments::{Pace, WarmVerb, Where, WhichCache};
 use crate::failure::Failure;
-use crate::output::{print, print_json, print_line, say};
+use crate::output::{counted, print, print_json, print_line, say};
 use crate::progress::Reading;
 use bench::units;
 use cache::{Doing, Outcome, with_cache};
@@ -61,13 +61,6 @@ fn save(which: WhichCache, file: &Path, most: Option<u64>, as_json: bool) -> Res
             units::bytes(bytes as f64),
             counted(hottest.len() as u64, "range", "ranges")
         )),
-    }
-}
-
-fn counted(count: u64, one: &str, several: &str) -> String {
-    match count {
-        1 => format!("1 {one}"),
-        _ => format!("{} {several}", units::count(count as f64)),
     }
 }
 
@@ -198,7 +191,7 @@ fn ended(outcome: &Outcome, left: u64) -> Result<(), Failure> {
         return Err(Failure::World(crate::table::plain(error)));
     }
     if outcome.is_stopped {
-        say(&format!("stopped, {} left: the same command goes on from here", units::bytes(left as f64)));
+        say(&format!("stopped, {} left: the same command continues from here", units::bytes(left as f64)));
         return Err(Failure::Interrupted);
     }
     Ok(())

@@ -97,11 +97,14 @@ fn path_of(drive: &ZnsDrive) -> Result<PathBuf, Failure> {
         [one] => *one,
         several => {
             let names = drives.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
+            let (count, kind) = (several.len(), zns::KIND.name);
+            let expected = match drives.len() {
+                0 => "expected one".to_owned(),
+                _ => format!("expected one; give its name with --part: {names}"),
+            };
             return Err(Failure::Usage(format!(
-                "{}: {} parts of kind \"{}\" ({names}): expected one, or its name with --part",
-                drive.drive,
-                several.len(),
-                zns::KIND.name
+                "{}: {count} parts of kind \"{kind}\"; {expected}",
+                drive.drive
             )));
         }
     };

@@ -65,6 +65,20 @@ pub trait Door: Part {
         false
     }
 
+    /// Whether the door's end waits until its storage has space.
+    fn is_waiting_for_space(&self) -> bool {
+        false
+    }
+
+    /// Removes the mount without its storage: requests of its users fail. For a server that ends although
+    /// [`stop`](Self::stop) or closing hasn't returned.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    fn abort(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+
     /// Waits until the door is ended otherwise than by [`stop`](Self::stop), as umount(8) does with a mount.
     /// Never returns for a door that can't be ended otherwise.
     ///

@@ -357,7 +357,11 @@ async fn read_superblock(file: &File) -> Result<Superblock> {
     let both = first.is_ok() && second.is_ok();
     let newest = sector::newest([first, second], |superblock| superblock.sequence);
     let mut superblock = newest.map_err(|error| {
-        error.in_context(format!("{}; --format makes a new drive, and its contents are lost", file.name()))
+        error.in_context(file.name().to_owned()).with_detail(format!(
+            "{}: {}; expected a drive; siltstone format --force makes a new one, which loses the contents",
+            file.name(),
+            error.detail()
+        ))
     })?;
     superblock.clean &= both;
     Ok(superblock)

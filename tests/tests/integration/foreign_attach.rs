@@ -1,7 +1,9 @@
 //! Attached stacks as disks of this kernel: file systems over the death of their server, swap, wrong use.
 
+use rustix::process::Signal;
 use siltstone_tests::foreign::{
-    Attached, Background, Finished, SWAP_PRIORITY, binary, can_attach, lock_swap, random_file, run, run_shell,
+    Attached, Background, Finished, SWAP_PRIORITY, Server, binary, can_attach, lock_swap, random_file, run,
+    run_shell,
 };
 use siltstone_tests::need;
 use std::path::Path;
@@ -380,6 +382,31 @@ fn signals_leave_the_holder_of_a_node_in_use() {
     .ok();
     assert_eq!(attached.listed()["state"], "attached");
     attached.detach();
+}
+
+/// The disk of the stack stops answering: a signal to the holder shortens the patience of the server, which
+/// gives up.
+#[test]
+fn a_detach_reports_a_server_that_gave_up() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let disk = Server::start(folder.path(), &format!("file({}, size=64MiB)", path(&folder, "disk")));
+    let address = disk.socket.display();
+    let stack = format!("log(nbd-client(\"unix:{address}\", block_size=4096, timeout=24h))");
+    let attached = Attached::new("gave-up", &stack, &["--format", "--via", "fuse"]);
+    let holder = attached.listed()["holder"].clone();
+    disk.process.signal(Signal::STOP);
+    let mut detaching = Background::start(&binary().display().to_string(), &["detach", attached.name()]);
+    // The request of the operator is first.
+    run_shell(&format!("sleep 2; kill -TERM {holder}")).ok();
+    assert_eq!(detaching.wait().code(), Some(1), "{}", detaching.err());
+    let said = detaching.err();
+    assert!(said.contains("detached, but its server ended with exit status: 1"), "{said}");
+    assert!(said.contains("changes that weren't durable are lost"), "{said}");
+    attached.is_detached();
 }
 
 /// The stack waits for a server that accepts the connection and never answers.

@@ -4,22 +4,28 @@
 
 use rustix::fs::SeekFrom;
 use rustix::process::Signal;
-use siltstone_tests::foreign::{Background, Mount, Server, binary, has_fuse, is_root, run, run_shell};
+use siltstone_tests::foreign::{
+    Background, Finished, Mount, Server, binary, has_fuse, is_root, run, run_shell,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// Longest wait of these tests.
 const LIMIT: Duration = Duration::from_secs(40);
 /// Files at a time: as many as a shard has workers.
 const FILES: usize = 64;
 
-fn program() -> String {
-    binary().display().to_string()
+/// Whether there is FUSE, and mounts can be aborted.
+fn can_abort() -> bool {
+    has_fuse() && is_root()
+}
+
+fn siltstone(arguments: &[&str]) -> Finished {
+    run(&binary().display().to_string(), arguments)
 }
 
 /// Aborts the mounts below a directory when it is dropped, so that no process of a test waits for them.
@@ -163,14 +169,13 @@ for i in range(0, 64 << 20, 4096): m[i] = 1
 
 #[test]
 fn a_mount_over_one_whose_server_does_not_answer_replaces_it_if_it_has_the_image() {
-    if !has_fuse() || !is_root() {
+    if !can_abort() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let _guard = Guard(folder.path().to_owned());
-    let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
-    std::fs::create_dir(&at).expect("a folder");
-    run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
+    let mount = Mount::without_image();
+    let _guard = Guard(mount.beside(""));
+    let (image, at) = (mount.image(), text(&mount.beside("mnt")));
+    siltstone(&["fs", "format", &image, "--size", "64MiB"]).ok();
     // A connection without a server to answer it, like that of a server that can't end.
     let script = format!(
         "import ctypes, os, time
@@ -183,14 +188,14 @@ time.sleep(60)"
     let mut other = Background::start("python3", &["-c", &script]);
     other.wait_until("mounted", |other| other.out().contains("mounted"));
     let mut server = Server::start_with(&["fs", "mount", &image, &at], PathBuf::new());
-    std::fs::write(Path::new(&at).join("f"), b"works").expect("it serves");
+    std::fs::write(mount.at("f"), b"works").expect("it serves");
     assert!(server.process.err().contains("aborted its connection"), "{}", server.process.err());
     run("umount", &[&at]).ok();
     assert!(server.process.wait().success(), "{}", server.process.err());
 }
 
-fn path_in(folder: &TempDir, name: &str) -> String {
-    folder.path().join(name).display().to_string()
+fn text(path: &Path) -> String {
+    path.display().to_string()
 }
 
 #[test]
@@ -200,11 +205,10 @@ fn unmount_ends_when_the_image_is_closed() {
     }
     within_limit(|mount| {
         std::fs::write(mount.at("f"), vec![7; 32 << 20]).expect("written");
-        let said = run(&program(), &["fs", "unmount", &mount.at("").display().to_string()]).ok();
+        let said = siltstone(&["fs", "unmount", &text(&mount.at(""))]).ok();
         assert!(said.contains("its server has ended"), "{said}");
         // Nothing here waits for the server.
-        let status = run(&program(), &["fs", "status", &mount.image(), "--json"]).ok();
-        assert!(status.contains("\"replayed_records\": 0"), "{status}");
+        assert_eq!(mount.status()["replayed_records"], 0);
     });
 }
 
@@ -221,25 +225,18 @@ fn more_signals_do_not_end_a_server_that_unmounts() {
             std::thread::sleep(Duration::from_millis(200));
         }
         drop(held);
-        let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let at = mount.at("").display().to_string();
-        let begun = Instant::now();
-        while mounts().contains(at.trim_end_matches('/')) {
-            assert!(begun.elapsed() < LIMIT, "the mount is left");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let status = run_until_free(&mount);
-        assert!(status.contains("\"replayed_records\": 0"), "{status}");
+        let status = once_free(&mount, "status");
+        assert_eq!(status["replayed_records"], 0);
     });
 }
 
-/// Status of an image once its server has ended.
-fn run_until_free(mount: &Mount) -> String {
+/// JSON of a verb for the image, once its server has ended.
+fn once_free(mount: &Mount, verb: &str) -> serde_json::Value {
     let begun = Instant::now();
     loop {
-        let said = run(&program(), &["fs", "status", &mount.image(), "--json"]);
+        let said = siltstone(&["fs", verb, &mount.image(), "--json"]);
         if said.code == Some(0) || begun.elapsed() > LIMIT {
-            return said.ok();
+            return serde_json::from_str(&said.ok()).expect("JSON");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -247,95 +244,97 @@ fn run_until_free(mount: &Mount) -> String {
 
 #[test]
 fn a_server_whose_only_door_was_unmounted_ends() {
-    if !has_fuse() || !is_root() {
+    if !can_abort() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let _guard = Guard(folder.path().to_owned());
-    let at = path_in(&folder, "mnt");
-    std::fs::create_dir(&at).expect("a folder");
-    let stack = format!("fs(file({}, size=64MiB), {at})", path_in(&folder, "disk"));
-    for _ in 0..2 {
-        let mut arguments = vec!["serve", &stack, "--no-control"];
-        arguments.extend((!Path::new(&at).join("f").exists()).then_some("--format"));
-        let mut server = Server::start_with(&arguments, PathBuf::new());
-        std::fs::write(Path::new(&at).join("f"), b"works").expect("it serves");
-        run("umount", &[&at]).ok();
-        assert!(server.process.wait().success(), "{}", server.process.err());
-    }
+    let disk = "[device.disk]\nkind = \"file\"\npath = \"disk\"\nsize = \"64MiB\"\n";
+    let mount = Mount::of_stack(&format!("{disk}{DOOR}"));
+    std::fs::write(mount.at("f"), b"works").expect("it serves");
+    mount.unmounted();
 }
 
-#[test]
-fn further_signals_end_a_server_whose_storage_does_not_answer() {
-    if !has_fuse() || !is_root() {
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a folder");
-    let _guard = Guard(folder.path().to_owned());
-    let at = path_in(&folder, "mnt");
-    std::fs::create_dir(&at).expect("a folder");
-    let disk = Server::start(folder.path(), &format!("file({}, size=64MiB)", path_in(&folder, "disk")));
+/// Door of a file system on `disk`.
+const DOOR: &str = "[door.files]\nkind = \"fs\"\non = \"disk\"\nmount = \"mnt\"\n";
+
+/// Ends the server of a file system by two signals, while its disk doesn't answer.
+fn two_signals_end_a_server(is_of_stack: bool) {
+    let mount = Mount::without_image();
+    let _guard = Guard(mount.beside(""));
+    let disk =
+        Server::start(&mount.beside(""), &format!("file({}, size=64MiB)", text(&mount.beside("disk"))));
     // Its own limit would end the wait.
-    let stack = path_in(&folder, "image.toml");
-    let address = format!("unix:{}", disk.socket.display());
-    let part = format!(
-        "[device.image]\nkind = \"nbd-client\"\naddress = \"{address}\"\nblock_size = 4096\ntimeout = \"24h\"\n"
+    let client = format!(
+        "[device.disk]\nkind = \"nbd-client\"\naddress = \"unix:{}\"\nblock_size = 4096\ntimeout = \"24h\"\n",
+        disk.socket.display()
     );
-    std::fs::write(&stack, part).expect("a file");
-    run(&program(), &["fs", "format", &stack]).ok();
-    let mut server = Server::start_with(&["fs", "mount", &stack, &at], PathBuf::new());
-    let durable = File::create(Path::new(&at).join("durable")).expect("a file");
+    let (stack, image, at) = (mount.beside("stack.toml"), mount.beside("image.toml"), mount.beside("mnt"));
+    std::fs::write(&stack, format!("{client}{DOOR}")).expect("a file");
+    std::fs::write(&image, client).expect("a file");
+    let (stack, image, at) = (text(&stack), text(&image), text(&at));
+    let served = match is_of_stack {
+        true => vec!["serve", &stack, "--no-control"],
+        false => vec!["fs", "mount", &image, &at],
+    };
+    siltstone(&["fs", "format", &image]).ok();
+    let mut server = Server::start_with(&served, PathBuf::new());
+    let durable = File::create(mount.at("durable")).expect("a file");
     durable.write_all_at(b"data", 0).expect("written");
     durable.sync_all().expect("durable");
     disk.process.signal(Signal::STOP);
-    let lost = File::create(Path::new(&at).join("lost")).expect("a file");
+    let lost = File::create(mount.at("lost")).expect("a file");
     // So near the end of space the write isn't cached, and waits for the disk itself.
     let syncing =
         std::thread::spawn(move || lost.write_all_at(&[7; 65536], 0).and_then(|()| lost.sync_all()));
     std::thread::sleep(Duration::from_millis(200));
     assert!(!syncing.is_finished(), "fsync has returned although the disk doesn't answer");
     let begun = Instant::now();
-    for _ in 0..3 {
+    for _ in 0..2 {
         server.process.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(200));
     }
     assert_eq!(server.process.wait().code(), Some(1), "{}", server.process.err());
     assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
     let said = server.process.err();
-    assert!(said.contains("durable are lost") && said.contains("siltstone fs check"), "{said}");
+    assert!(said.contains("changes that weren't durable are lost"), "{said}");
     assert!(syncing.join().expect("no panic").is_err(), "the data isn't durable");
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(&at), "the mount point is left");
     disk.process.signal(Signal::CONT);
-    let said = run(&program(), &["fs", "check", &stack, "--data"]).ok();
+    let said = siltstone(&["fs", "check", &image, "--data"]).ok();
     assert!(said.ends_with("no damage\n"), "{said}");
-    let mut server = Server::restart_with(&["fs", "mount", &stack, &at], PathBuf::new());
-    assert_eq!(std::fs::read(Path::new(&at).join("durable")).expect("there"), b"data");
+    let mut server = Server::restart_with(&served, PathBuf::new());
+    assert_eq!(std::fs::read(mount.at("durable")).expect("there"), b"data");
     server.process.signal(Signal::TERM);
     assert!(server.process.wait().success(), "{}", server.process.err());
 }
 
 #[test]
+fn two_signals_end_a_mount_whose_storage_does_not_answer() {
+    if can_abort() {
+        two_signals_end_a_server(false);
+    }
+}
+
+#[test]
+fn two_signals_end_a_served_stack_whose_storage_does_not_answer() {
+    if can_abort() {
+        two_signals_end_a_server(true);
+    }
+}
+
+#[test]
 fn an_aborted_mount_frees_files_that_were_removed_while_they_were_open() {
-    if !has_fuse() || !is_root() {
+    if !can_abort() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let _guard = Guard(folder.path().to_owned());
-    let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
-    std::fs::create_dir(&at).expect("a folder");
-    run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
-    let mut server = Server::start_with(&["fs", "mount", &image, &at], PathBuf::new());
-    let path = Path::new(&at).join("removed");
-    let held = File::create(&path).expect("a file");
+    let mount = Mount::formatted(&["--size", "64MiB"]);
+    let held = File::create(mount.at("removed")).expect("a file");
     held.write_all_at(&[7; 65536], 0).expect("written");
     held.sync_all().expect("durable");
-    std::fs::remove_file(&path).expect("removed");
-    run("umount", &["-f", "-l", &at]).ok();
-    server.process.wait();
+    std::fs::remove_file(mount.at("removed")).expect("removed");
+    run("umount", &["-f", "-l", &text(&mount.beside("mnt"))]).ok();
     // The check doesn't open the file system, which would remove it.
-    let checked = run(&program(), &["fs", "check", &image, "--json"]).ok();
-    let checked: serde_json::Value = serde_json::from_str(&checked).expect("JSON");
+    let checked = once_free(&mount, "check");
     assert_eq!((&checked["sound"], &checked["orphans"]), (&true.into(), &0.into()), "{checked}");
     drop(held);
 }

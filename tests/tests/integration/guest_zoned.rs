@@ -1,32 +1,18 @@
 //! Zones in a stock kernel: the ublk door serves them as a host-managed zoned block device, which the
 //! programs and file systems for such devices can use.
 
-use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
 use siltstone_tests::{need, need_guest};
 
 /// Runs a script in a guest with the shell functions that the tests share.
 fn run(modules: Vec<&'static str>, script: &str) {
-    let guest = need_guest!();
-    let options = Options { modules, processors: 2, memory: 1536, limit: 300, ..Options::default() };
-    let lines = format!(
-        "siltstone={}; cd /run
-         set -E; trap 'echo \"failed: $BASH_COMMAND\" >&2' ERR
-         # Attaches a stack under its own name.
-         attach() {{ $siltstone attach \"$2\" --name $1 ${{@:3}} 2>said >path || {{ cat said >&2; exit 1; }}; }}
-         # A number in the status of an attached stack's door.
-         door() {{ $siltstone status \"$1\" --json | jq .doors.attached.$2; }}
+    let functions = "# A number in the status of an attached stack's door.
+         door() { $siltstone status \"$1\" --json | jq .doors.attached.$2; }
          # Conditions of the zones, beginning with the first, as blkzone abbreviates them.
-         conditions() {{ blkzone report -c $2 $1 | grep -o 'zcond:[ 0-9]*([a-z]*' | grep -o '[a-z]*$' | tr '\\n' ' '; }}
-         server() {{ grep -o '\"server\": [0-9]*' siltstone/$1/attachment.json | grep -o '[0-9]*'; }}
-         {script}
-         ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
-         echo done",
-        binary().display(),
-    );
-    let finished = guest.run(&lines, &options);
-    print!("{}{}", finished.out, finished.err);
-    finished.ok();
+         conditions() { blkzone report -c $2 $1 | grep -o 'zcond:[ 0-9]*([a-z]*' | grep -o '[a-z]*$' | tr '\\n' ' '; }
+         ";
+    let options = Options { modules, processors: 2, memory: 1536, limit: 300, ..Options::default() };
+    need_guest!().run_siltstone(&(functions.to_owned() + script), &options);
 }
 
 /// An emulated drive is attached without options. blkzone sees the states, fio verifies its writes, and btrfs
@@ -110,7 +96,7 @@ fn f2fs_has_its_data_on_zones() {
 
          # The server is killed: writes fail, and zones that were open are full on the next server.
          cp first /mnt/third; sync -f /mnt; cp first /mnt/fourth
-         kill -9 $(server zns); sync -f /mnt || true; umount /mnt
+         kill -9 $(field zns server); sync -f /mnt || true; umount /mnt
          $siltstone list --json | jq -e '.[] | select(.name == \"zns\") | .state == \"failed\"' >/dev/null
          $siltstone detach zns; attach zns \"$drive\"
          grep -q 'zones are interrupted by an unclean stop' siltstone/zns/log
@@ -133,12 +119,7 @@ fn zones_of_a_file_are_served_by_one_server_after_the_other() {
     run(
         vec!["ublk_drv"],
         "node=/dev/ublkb3; mib=2048; disk='file(disk, size=64MiB)'
-         serve() {
-             rm -f addresses
-             $siltstone serve \"ublk($1, id=3) shards=2\" ${@:2} >addresses 2>said & server=$!
-             until [ -s addresses ]; do kill -0 $server || { cat said >&2; exit 1; }; sleep 0.1; done
-         }
-         stop() { kill $server; wait $server; }
+         serve() { start \"ublk($1, id=3) shards=2\" ${@:2}; }
          write() { dd if=data of=$node bs=4k oflag=direct status=none seek=$((256 * $1)) count=${2:-1}; }
          zone() { blkzone $1 -o $((4 * mib * $2)) -l $((4 * mib)) $node; }
          refused() { if \"${@:2}\" 2>refusal; then exit 1; fi; grep -q \"$1\" refusal || { cat refusal >&2; exit 1; }; }

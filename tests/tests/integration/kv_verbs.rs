@@ -112,7 +112,7 @@ fn a_store_is_used_in_the_same_way_whether_it_is_served_or_not() {
     assert!(refused.contains("stop the server of the store first"), "{refused}");
     server.stop();
     let page = store.ok("check", &[]);
-    assert!(page.contains("closed cleanly; 1 tables") && page.ends_with("no damage\n"), "{page}");
+    assert!(page.contains("closed cleanly; 1 table ") && page.ends_with("no damage\n"), "{page}");
     session(&store, false);
     let server = store.serve(&[]);
     assert_eq!(store.ok("get", &["row19"]), "19\n", "it is served again");

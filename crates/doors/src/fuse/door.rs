@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Time limit for the users of the file to close it when the door stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Name of the mount in the first column of `/proc/mounts`.
+const SOURCE: &str = "siltstone";
 
 /// Configuration of a door.
 pub struct FuseConfig {
@@ -102,7 +104,7 @@ impl FuseDoor {
         let created = runtime::blocking(move || prepare(&path)).await?;
         let options = MountOptions {
             path: config.path.clone(),
-            source: "siltstone".to_owned(),
+            source: SOURCE.to_owned(),
             read_only: file.is_read_only(),
             allow_other: config.allow_other,
         };
@@ -119,14 +121,26 @@ impl FuseDoor {
     }
 
     async fn unmount(&self) -> Result<()> {
-        let Some(running) = self.running().take() else { return Ok(()) };
-        if self.is_held {
+        let Some(running) = self.running().clone() else { return Ok(()) };
+        let stopped = if self.is_held {
             running.session.leave().await;
-            return Ok(());
-        }
-        let stopped = running.session.stop(self.config.stop_limit).await;
-        remove_mount_point(&self.config.path, running.created).await;
+            Ok(())
+        } else {
+            let stopped = running.session.stop(self.config.stop_limit).await;
+            remove_mount_point(&self.config.path, running.created).await;
+            stopped
+        };
+        self.running().take();
         stopped
+    }
+
+    /// Removes the mount, unless another process holds it.
+    async fn abort_mount(&self) -> Result<()> {
+        let Some(running) = self.running().clone().filter(|_| !self.is_held) else { return Ok(()) };
+        let path = running.session.path().to_owned();
+        let aborted = runtime::blocking(move || fuse::connection::abort_mount(&path, SOURCE)).await;
+        remove_mount_point(&self.config.path, running.created).await;
+        aborted
     }
 }
 
@@ -215,6 +229,10 @@ impl Door for FuseDoor {
 
     fn is_mount(&self) -> bool {
         true
+    }
+
+    fn abort(&self) -> Call<'_, Result<()>> {
+        Call::new(self.abort_mount())
     }
 
     fn ended(&self) -> Call<'_, Result<()>> {

@@ -287,11 +287,10 @@ impl Door for FsDoor {
 
     fn stop(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let mounted = self.mounted().take();
-            match mounted {
-                Some(mounted) => mounted.unmount(STOP_LIMIT).await,
-                None => Ok(()),
-            }
+            let Some(mounted) = self.mounted().clone() else { return Ok(()) };
+            let unmounted = mounted.unmount(STOP_LIMIT).await;
+            self.mounted().take();
+            unmounted
         })
     }
 
@@ -301,6 +300,20 @@ impl Door for FsDoor {
 
     fn is_mount(&self) -> bool {
         true
+    }
+
+    fn is_waiting_for_space(&self) -> bool {
+        self.files.is_waiting_for_space()
+    }
+
+    fn abort(&self) -> Call<'_, Result<()>> {
+        let mounted = self.mounted().clone();
+        Call::new(async move {
+            match mounted {
+                Some(mounted) => mounted.abort().await,
+                None => Ok(()),
+            }
+        })
     }
 
     fn ended(&self) -> Call<'_, Result<()>> {

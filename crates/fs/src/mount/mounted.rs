@@ -85,12 +85,8 @@ impl Mounted {
             allow_other: config.allow_other,
         };
         let files = file_system.clone();
-        // References left by a mount that was dropped without an unmount.
-        let forget = |core: Rc<Core>| async move {
-            core.nodes.end_mount();
-            Ok(())
-        };
-        files.each(forget).await?;
+        // References and open files left by a mount that was dropped without an unmount.
+        files.each(end).await?;
         let notifying = Notifying::default();
         let part = ServedPart {
             cores: files.cores().clone(),
@@ -173,10 +169,6 @@ impl Mounted {
         if mounting.is_none() {
             return stopped;
         }
-        let end = |core: Rc<Core>| async move {
-            actions::end_mount(&core);
-            Ok(())
-        };
         let ended = self.files.each(end).await;
         drop(mounting);
         match ended {
@@ -185,6 +177,12 @@ impl Mounted {
             Err(error) => stopped.and(Err(error)),
         }
     }
+}
+
+/// Ends a mount on a core.
+async fn end(core: Rc<Core>) -> Result<()> {
+    actions::end_mount(&core);
+    Ok(())
 }
 
 fn check_directory(path: &Path) -> Result<()> {

@@ -131,6 +131,7 @@ fn a_file_system_that_is_mounted_is_not_mounted_again() {
     run(Config::default(), main).unwrap();
 }
 
+/// The next mount frees what the dropped one had open.
 #[test]
 fn a_file_system_can_be_mounted_after_a_mount_that_was_dropped() {
     if !can_mount() {
@@ -149,11 +150,22 @@ fn a_file_system_can_be_mounted_after_a_mount_that_was_dropped() {
         drop(fs::Mounted::mount(&files, config.clone()).await.unwrap());
         let refused = fs::Mounted::mount(&files, config.clone()).await.map(drop);
         assert!(matches!(refused, Err(block::Error::Busy(_))), "it is still served: {refused:?}");
-        let unmounting = move || std::process::Command::new("umount").arg(path).status();
+        let before = files.statistics().await.unwrap().inodes;
+        let unmounting = move || {
+            let file = path.join("removed");
+            let held = std::fs::File::create(&file).unwrap();
+            std::fs::remove_file(file).unwrap();
+            let unmounted = std::process::Command::new("umount").args(["-f", "-l"]).arg(path).status();
+            drop(held);
+            unmounted
+        };
         assert!(runtime::blocking(unmounting).await.unwrap().success());
+        assert_eq!(files.statistics().await.unwrap().inodes, before + 1, "the connection was aborted");
         let limit = std::time::Duration::from_secs(10);
         let mounting = async || fs::Mounted::mount(&files, config.clone()).await;
         let mounted = runtime::retry_while_busy(limit, mounting).await.unwrap();
+        files.sync().await.unwrap();
+        assert_eq!(files.statistics().await.unwrap().inodes, before, "it has no name and isn't open");
         mounted.unmount(limit).await.unwrap();
         files.close().await.unwrap();
     };

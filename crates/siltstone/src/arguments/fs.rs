@@ -119,7 +119,8 @@ pub struct FsUnmount {
   siltstone fs mount bad.img /mnt --salvage  mount a damaged file system read-only; losses are listed
 
 Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
-everything else becomes durable within 5 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \
+everything else becomes durable within 5 s. If the storage completes no request for 10 minutes after Ctrl-C, the server ends without \
+it, with exit status 1; a second Ctrl-C shortens that to 10 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \
 /dev/fuse, and root or fusermount3.")]
 pub struct FsMount {
     #[arg(help = IMAGE_HELP)]

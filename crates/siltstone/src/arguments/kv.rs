@@ -14,7 +14,7 @@ const STACK_HELP: &str = "Stack with a part of kind kv: a file (kv.toml), or one
   siltstone kv put examples/kv.toml name value       set a key
   siltstone kv get examples/kv.toml name             print its value
   siltstone kv scan examples/kv.toml --prefix n      list keys and values in order
-  siltstone kv status examples/kv.toml               show sizes, write amplification, and the promise of deletes
+  siltstone kv status examples/kv.toml               show sizes, write amplification, and the age of deleted keys
   siltstone kv check examples/kv.toml                check a store that isn't served for damage
   siltstone kv backup examples/kv.toml copy.toml     copy a snapshot to another store
 
@@ -49,8 +49,8 @@ pub struct KvStore {
   siltstone kv serve kv.toml                         serve it again
   redis-cli -s kv.sock set name value
 
-The same as siltstone serve. Prints an address per line once clients can connect. A store without the key listen is open, and keeps its \
-promise of deletes, but nothing can connect to it.")]
+The same as siltstone serve. Prints an address per line once clients can connect. A store without the key listen is open, and \
+erases deleted keys in time, but no client can connect to it.")]
 pub struct KvServe {
     #[arg(help = STACK_HELP)]
     pub stack: String,
@@ -172,7 +172,7 @@ pub struct KvScan {
     pub json: bool,
 }
 
-/// Show sizes, write amplification, and the promise of deletes
+/// Show sizes, write amplification, and the age of deleted keys
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone kv status kv.toml

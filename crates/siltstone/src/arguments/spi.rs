@@ -59,9 +59,9 @@ pub enum SpiVerb {
     },
     /// Switch the supply of a served chip off or on, or set its voltage
     #[command(after_help = "Examples:
-  siltstone spi power off        leave a running program or erase half-done
+  siltstone spi power off        interrupt a running program or erase
   siltstone spi power on         start the chip
-  siltstone spi power 1800       make it brown out: below its write inhibit voltage it loses power")]
+  siltstone spi power 1800       lower the voltage: below its write inhibit voltage the chip loses power")]
     Power {
         /// Set the supply: off, on, or a voltage in millivolts
         supply: String,
@@ -71,7 +71,7 @@ pub enum SpiVerb {
     /// Drive a pin of a served chip
     #[command(after_help = "Examples:
   siltstone spi pin wp low       protect the status register, where SRP = 1
-  siltstone spi pin hold low     pause the bus, or reset the chip, whichever the pin does")]
+  siltstone spi pin hold low     pause the bus, or reset the chip, by the function of the pin")]
     Pin {
         /// Drive this pin: wp, hold or reset
         pin: String,

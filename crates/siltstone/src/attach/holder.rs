@@ -22,7 +22,7 @@ use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicate
 use super::node::{self, MAX_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
-use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DONE, LONGEST, RECEIVED, UNKNOWN};
+use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DETACHED_BUT, DONE, LONGEST, RECEIVED, UNKNOWN};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Access, Listener, SocketFolder, Stream};
@@ -183,19 +183,28 @@ pub async fn hold(
     let held = attach_and_hold(&plan, operator, attached).await;
     let removed = plan.folder.remove();
     drop(lock);
-    let stream = held?;
-    if let Some(stream) = stream {
-        answer(&stream, removed.as_ref().err().map_or(DONE, Error::detail)).await;
+    let Detached { operator, ended } = held?;
+    let outcome = ended.and(removed);
+    if let Some(stream) = operator {
+        answer(&stream, outcome.as_ref().err().map_or(DONE, Error::detail)).await;
     }
-    removed
+    outcome
 }
 
-/// Holds the node until it is detached. Returns the connection of the operator that requested it.
+/// A detached node.
+struct Detached {
+    /// Connection of the operator that requested it.
+    operator: Option<Stream>,
+    /// End of the server. After an error, changes that weren't durable may be lost.
+    ended: Result<()>,
+}
+
+/// Holds the node until it is detached.
 async fn attach_and_hold(
     plan: &Rc<Plan>,
     operator: Option<OwnedFd>,
     attached: impl FnOnce(&Record) -> Result<()>,
-) -> Result<Option<Stream>> {
+) -> Result<Detached> {
     let socket = plan.folder.socket();
     let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
@@ -320,8 +329,8 @@ async fn answer(stream: &Stream, text: &str) {
 }
 
 impl Holder {
-    /// Handles events until the node is detached. Returns the connection of the operator that requested it.
-    async fn run(&mut self, attached: impl FnOnce(&Record) -> Result<()>) -> Result<Option<Stream>> {
+    /// Handles events until the node is detached.
+    async fn run(&mut self, attached: impl FnOnce(&Record) -> Result<()>) -> Result<Detached> {
         let mut attached = Some(attached);
         let events = self.events.clone();
         loop {
@@ -338,7 +347,7 @@ impl Holder {
                 }
                 Event::OperatorEnded => {}
                 Event::Signal => match self.detach().await {
-                    Ok(()) => return Ok(None),
+                    Ok(ended) => return Ok(Detached { operator: None, ended }),
                     Err(error) => {
                         tracing::error!("{error}");
                         // Earlier signals are dropped: a later detach needs a new one.
@@ -347,7 +356,7 @@ impl Holder {
                 },
                 Event::Request(line, stream) => match self.may_detach(&line) {
                     Ok(()) => match self.detach().await {
-                        Ok(()) => return Ok(Some(stream)),
+                        Ok(ended) => return Ok(Detached { operator: Some(stream), ended }),
                         Err(error) => answer(&stream, error.detail()).await,
                     },
                     Err(error) => answer(&stream, error.detail()).await,
@@ -651,9 +660,9 @@ impl Holder {
         Ok(())
     }
 
-    /// Removes the node and ends the server.
-    async fn detach(&mut self) -> Result<()> {
-        let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
+    /// Removes the node and ends the server, whose end is returned.
+    async fn detach(&mut self) -> Result<Result<()>> {
+        let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(Ok(())) };
         let (driver, volume) = (self.plan.driver, self.plan.folder.volume());
         if !self.has_lost_node() {
             node::remove_unused(driver, &node, &volume).await?;
@@ -664,8 +673,7 @@ impl Holder {
             self.is_removed = true;
         }
         self.connection = None;
-        self.stop_server().await;
-        Ok(())
+        Ok(self.stop_server().await)
     }
 
     /// Removes everything that exists of an attachment that failed.
@@ -680,7 +688,7 @@ impl Holder {
         let starting = self.starting.take();
         if let Some(process) = starting {
             process.signal(Signal::TERM);
-            connection = connection.or(self.ended(&process).await);
+            connection = connection.or(self.ended(&process).await.0);
         }
         if let Some(server) = self.events.take_started() {
             connection = connection.or(Some(server.ready.connection));
@@ -690,25 +698,30 @@ impl Holder {
         let removed = runtime::blocking(move || driver.remove_all(connection.as_ref(), &volume));
         removed.await.unwrap_or_else(warn);
         driver.close_volume(&self.plan.folder.volume()).await.unwrap_or_else(warn);
-        self.stop_server().await;
+        self.stop_server().await.unwrap_or_else(warn);
     }
 
     /// Requests the server to end, and waits for it.
-    async fn stop_server(&mut self) {
-        let Some((process, _socket)) = self.server.take() else { return };
+    ///
+    /// # Errors
+    /// A server that failed to make all changes durable.
+    async fn stop_server(&mut self) -> Result<()> {
+        let Some((process, _socket)) = self.server.take() else { return Ok(()) };
         process.signal(Signal::TERM);
-        self.ended(&process).await;
+        self.ended(&process).await.1
     }
 
     /// Waits for the end of a process. Other events are dropped, and operators get an error. Returns the
-    /// connection of a server that became ready meanwhile.
-    async fn ended(&self, process: &Process) -> Option<Connection> {
+    /// connection of a server that became ready meanwhile, and the failure of the server.
+    async fn ended(&self, process: &Process) -> (Option<Connection>, Result<()>) {
         let mut connection = None;
         let ended = async {
             loop {
                 match self.events.next().await {
                     Event::Ended(number, status) if number == process.number => return status,
                     Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
+                    // Shortens the server's patience with its storage.
+                    Event::Signal => process.signal(Signal::TERM),
                     // The server became ready before it received the signal.
                     Event::Started(Ok(server)) if server.process.number == process.number => {
                         connection = Some(server.ready.connection);
@@ -717,14 +730,13 @@ impl Holder {
                 }
             }
         };
-        match runtime::timeout(STOP_LIMIT, ended).await {
-            Ok(status) if status.success() => {}
-            Ok(status) => tracing::error!("the server ended with {status}"),
-            Err(_) => {
-                tracing::error!("the server (process {}) doesn't end; kill it with kill -9", process.id)
-            }
-        }
-        connection
+        let failure = match runtime::timeout(STOP_LIMIT, ended).await {
+            Ok(status) if status.success() => return (connection, Ok(())),
+            Ok(status) => format!("its server ended with {status}: {}", launch::said_last(&self.plan)),
+            Err(_) => format!("its server (process {}) doesn't end; kill it with kill -9", process.id),
+        };
+        let name = self.plan.folder.name();
+        (connection, Err(Error::io(format!("attachment \"{name}\": {DETACHED_BUT} {failure}"))))
     }
 }
 

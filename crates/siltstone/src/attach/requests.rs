@@ -17,6 +17,8 @@ pub const DETACH: &str = "detach";
 pub const DETACH_ACKNOWLEDGED: &str = "detach-acknowledged";
 /// First answer to [`DETACH_ACKNOWLEDGED`], without which the holder's process is stopped or stuck.
 pub const RECEIVED: &str = "received";
+/// Part of the answer of a holder that has detached the node, although its server failed.
+pub const DETACHED_BUT: &str = "detached, but";
 /// Answer to a request that was carried out. All others are texts of errors.
 pub const DONE: &str = "done";
 /// Beginning of the answer to a request that the holder's version doesn't have. It is sent at once.
@@ -41,6 +43,7 @@ pub fn detach(folder: &Folder) -> Result<Option<()>> {
     match answer.trim_end() {
         DONE => Ok(Some(())),
         "" => Err(Error::closed(format!("the holder of {} ended before it answered", folder.name()))),
+        error if error.contains(DETACHED_BUT) => Err(Error::io(error.to_owned())),
         error => Err(Error::busy(error.to_owned())),
     }
 }

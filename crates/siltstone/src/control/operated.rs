@@ -2,7 +2,8 @@
 //! chip.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
-use block::{Call, Status};
+use crate::stop::Served;
+use block::{Call, Result, Status};
 use serde_json::{Value, json};
 use stack::{BuiltStack, Door};
 use std::sync::Arc;
@@ -19,6 +20,22 @@ pub trait Operated {
 impl Operated for OperatedStack {
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
         Call::new(self.answer(request))
+    }
+}
+
+impl Served for OperatedStack {
+    fn is_waiting_for_space(&self) -> bool {
+        self.doors().any(|door| door.is_waiting_for_space())
+    }
+
+    fn abort(&self) -> Call<'_, Result<()>> {
+        Call::new(async {
+            let mut outcome = Ok(());
+            for door in self.doors() {
+                outcome = outcome.and(door.abort().await);
+            }
+            outcome
+        })
     }
 }
 
@@ -106,7 +123,7 @@ impl OperatedStack {
     }
 
     /// Returns the doors of the stack, then the additional ones.
-    fn doors(&self) -> impl Iterator<Item = &Arc<dyn Door>> {
+    pub fn doors(&self) -> impl Iterator<Item = &Arc<dyn Door>> {
         self.built.doors().map(|(_, door)| door).chain(self.extra_doors.iter().map(|extra| &extra.door))
     }
 }

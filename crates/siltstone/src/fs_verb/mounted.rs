@@ -31,6 +31,10 @@ fn failed(path: &Path, error: impl Into<std::io::Error>) -> Failure {
         Some(libc::EBUSY) => {
             Failure::World(format!("{}: a scrub is running already; wait until it has ended", path.display()))
         }
+        Some(libc::ENOENT) => Failure::Usage(format!(
+            "mount point \"{}\": no such directory; expected one where a file system is mounted",
+            path.display()
+        )),
         _ => Failure::World(format!("{}: {error}", path.display())),
     }
 }

@@ -1,5 +1,6 @@
 //! Status of a store as text for operators.
 
+use crate::output::counted;
 use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::{Map, Value, json};
@@ -52,10 +53,6 @@ fn levels(status: &Status) -> Vec<(u64, u64)> {
         }
     }
     sums
-}
-
-fn counted(count: u64, one: &str, several: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 /// Describes the promise of deletes, and returns an alarm if it is broken.

@@ -11,9 +11,11 @@ use crate::control::protocol::{Answer, Recipient, Refusal, Request};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::output::{print_line, say};
+use crate::stop::watch::Watch;
+use crate::stop::{Further, Stop};
 use block::{Call, Error};
+use runtime::Config;
 use runtime::net::Address;
-use runtime::{Config, StopSignals};
 use serde_json::{Value, json};
 use spi::image::ImageFile;
 use spi::rules::Rules;
@@ -160,26 +162,38 @@ async fn open(setup: Setup) -> Result<(), Failure> {
         (None, false) => None,
     };
     let board = Rc::new(RefCell::new(Board::new(chip, setup.time, setup.rules, setup.traced)));
-    let outcome = match Server::start(board.clone(), &setup.addresses, setup.pty).await {
-        Ok(server) => {
-            let chip = Rc::new(OperatedChip(ServedChip::new(board, image, server)));
-            if let Some(control) = &control {
-                control.opened(chip.clone());
-            }
-            let outcome = until_stopped(&chip.0, control.as_ref(), setup.as_json).await;
-            Ok((outcome, chip))
-        }
-        Err(error) => Err(error),
+    let started = async {
+        let server = Server::start(board.clone(), &setup.addresses, setup.pty).await?;
+        // The handler is installed before a reader of the addresses can send a signal.
+        let loss = "changes of the image since its last write are lost".to_owned();
+        let stop = Stop::new("spi serve", loss, Further::EndsProcess, &Watch::default())?;
+        Ok::<_, Error>((server, stop))
     };
-    // The control server answers its requests in progress; afterwards this is the chip's only owner.
-    if let Some(control) = control {
-        control.stop().await;
+    let (server, stop) = match started.await {
+        Ok(started) => started,
+        Err(error) => {
+            if let Some(control) = control {
+                control.stop().await;
+            }
+            return Err(error.into());
+        }
+    };
+    let chip = Rc::new(OperatedChip(ServedChip::new(board, image, server)));
+    if let Some(control) = &control {
+        control.opened(chip.clone());
     }
-    let (outcome, chip) = outcome?;
-    match Rc::try_unwrap(chip) {
-        Ok(chip) => ended(outcome, chip.0.close().await),
-        Err(_) => Err(Failure::World("the chip is still in use at the end".into())),
-    }
+    let outcome = until_stopped(&chip.0, control.as_ref(), setup.as_json, &stop).await;
+    let ending = async {
+        // The control server answers its requests in progress; afterwards this is the chip's only owner.
+        if let Some(control) = control {
+            control.stop().await;
+        }
+        match Rc::try_unwrap(chip) {
+            Ok(chip) => ended(outcome, chip.0.close().await),
+            Err(_) => Err(Failure::World("the chip is still in use at the end".into())),
+        }
+    };
+    stop.wait(&(), ending).await
 }
 
 /// Reports all violations and errors; returns the last error.
@@ -201,11 +215,10 @@ async fn until_stopped(
     chip: &ServedChip,
     control: Option<&ControlServer>,
     as_json: bool,
+    stop: &Stop,
 ) -> Result<(), Failure> {
     let mut addresses: Vec<String> = chip.server().addresses().iter().map(ToString::to_string).collect();
     addresses.extend(chip.server().pty().map(|path| path.display().to_string()));
-    // The handler is installed before a reader of the addresses can send a signal.
-    let signals = StopSignals::catch_first()?;
     match as_json {
         true => {
             let control = control.and_then(ControlServer::path).map(|path| path.display().to_string());
@@ -213,7 +226,7 @@ async fn until_stopped(
         }
         false => print_line(&addresses.join("\n"))?,
     }
-    Ok(signals.next().await?)
+    Ok(stop.signal().await?)
 }
 
 /// Served chip as a recipient of operators' requests.

@@ -1,5 +1,6 @@
 //! Status of swap space as text for operators.
 
+use crate::output::counted;
 use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::Value;
@@ -11,11 +12,6 @@ fn number(value: &Value, name: &str) -> u64 {
 
 fn size(value: &Value, name: &str) -> String {
     units::bytes(number(value, name) as f64)
-}
-
-/// Formats a count and its noun, in the singular or the plural.
-fn counted(count: u64, one: &str, other: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { other })
 }
 
 fn share(part: u64, whole: u64) -> String {

@@ -18,6 +18,7 @@
 //! the line. The whole file is checked before any of it is used.
 
 use crate::failure::Failure;
+use crate::input;
 use block::Error;
 use layers::cache::Heat;
 use std::fs::File;
@@ -94,9 +95,8 @@ impl Reader {
     /// # Errors
     /// [`Failure::Usage`] for an unreadable file, and one of another format.
     pub fn open(path: &Path) -> Result<Reader, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::Usage(Error::from_io(&error, &format!("reading {}", path.display())).to_string())
-        };
+        let failed =
+            |error: std::io::Error| input::unreadable("list", path, &error, "a file of siltstone warm save");
         // Opening a pipe would block until it has a writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(Failure::Usage(format!(

@@ -75,8 +75,8 @@ fn healthy_logs_have_no_damage() {
         let ran = looks(&folder, &["check", "s.toml"]);
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
         let ended = if closes { "closed cleanly" } else { "not closed cleanly" };
-        let held = "held 3 mapped blocks of the volume";
-        let words = [ended, "opened once", held, "no damage"];
+        let compared = "compared 3 mapped blocks of the volume with them";
+        let words = [ended, "opened once", compared, "no damage"];
         assert!(words.iter().all(|words| ran.stdout.contains(words)), "{}", ran.stdout);
         assert!(!ran.stdout.contains("notes"), "{}", ran.stdout);
         let report = json(&looks(&folder, &["check", "s.toml", "--json", "--part", "vol"]));

@@ -9,6 +9,7 @@ mod operators;
 mod runs;
 mod spi;
 mod stacks;
+mod stuck;
 mod warm;
 mod wrong;
 mod zns;

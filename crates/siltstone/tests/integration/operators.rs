@@ -313,7 +313,7 @@ fn snapshots_are_for_logs() {
         (&["snapshot", "crate", "ram(1MiB)", "x"], "unrecognized subcommand 'crate'"),
         (&["snapshot", "list", "ram(1MiB)", "--jsno"], "unexpected argument '--jsno'"),
         (&["status", "raam(1MiB)"], "did you mean \"ram\"?"),
-        (&["status", "none.toml"], "can't read this stack file"),
+        (&["status", "none.toml"], "no such file; expected a stack file"),
         (&["serve", "ram(1MiB)", "--nbd", "unix:x", "--control", "c", "--no-control"], "cannot be used with"),
     ] {
         let refused = user.run(arguments);

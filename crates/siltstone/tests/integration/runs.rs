@@ -370,7 +370,7 @@ fn maps_alone_and_plans_cut_short() {
     let names: Vec<&str> = ran.stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["map", "plain", "hash", "btree"], "{}", ran.stdout);
     for (arguments, said) in [
-        (["map-lookups", "--map", "tree"], "map tree: expected one of radix"),
+        (["map-lookups", "--map", "tree"], "--map tree: unknown; expected one of radix"),
         (["map-lookups", "--blocks", "100"], "--blocks 100: expected a multiple of 1024"),
         (["map-lookups", "--blocks", "4MiB"], "expected a number of blocks, such as 4Mi"),
         (["bench", "null(size=1MiB)", "--pairs=3"], "--repetitions is for plans"),

@@ -246,7 +246,7 @@ fn what_is_stopped_goes_on_from_there() {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("the same command goes on from here"), "{said}");
+    assert!(said.contains("the same command continues from here"), "{said}");
     let first: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(first["stopped"], true);
     let then = user.json(&all);

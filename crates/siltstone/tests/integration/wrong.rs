@@ -124,19 +124,19 @@ stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the dev
         &[],
         &["stack", "show", "none.toml"],
         r#"
-none.toml: can't read this stack file: No such file or directory (os error 2)"#,
+stack "none.toml": no such file; expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
     );
     refused(
         &[],
         &["stack", "show", "no/such/stack"],
         r#"
-no/such/stack: no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
+stack "no/such/stack": no such file; expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
     );
     refused(
         &[],
         &["stack", "kinds", "fault-zone"],
         r#"
-unknown kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv)"#,
+kind "fault-zone": unknown; did you mean "fault"? expected one of file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv"#,
     );
     refused(
         &[("t.toml", TWICE)],
@@ -293,7 +293,7 @@ p.toml: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.
         &[],
         &["bench", "none.toml"],
         r#"
-none.toml: can't read this file: No such file or directory (os error 2)"#,
+file "none.toml": no such file; expected a plan or a stack (.toml), or a fio job file (.fio)"#,
     );
     let good = PLAN.replace("fiel(x.img, size=1MiB)", "ram(4MiB)").replace("ram(1MiB)", "ram(2MiB)");
     let good = good.replace("[stack.nothing]\nfile = \"none.toml\"\n", "");
@@ -390,7 +390,7 @@ stack:1:1: "top" has no key "size": kind "ram" needs it (capacity; memory is tak
         &[],
         &["bench", "some/where"],
         r#"
-some/where: no such file"#,
+stack "some/where": no such file; expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
     );
 }
 

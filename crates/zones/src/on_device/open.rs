@@ -134,7 +134,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
             second.detail()
         )),
         _ => Error::protocol(format!(
-            "the device holds {}; expected zones; if its contents may be lost, format it with --format",
+            "the device holds {}; expected zones; if its contents may be lost, run siltstone format --force",
             sector::describe(device_begins_with)
         )),
     }

@@ -1,22 +1,17 @@
 //! The disk in a guest fulfils the whole contract of a device, on several queues and shards.
 
-use super::door;
 use super::front_end::{FrontEnd, Queue, Settings, Transfer};
-use crate::support::{SlowDisk, ram, run, socket};
-use block::{Buffer, DevicePart};
+use super::{with_disk, with_door};
+use crate::support::ram;
+use block::Buffer;
 use doors::vhost_user::config::feature;
 use doors::vhost_user::request::kind;
-use stack::Door;
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Runs the suite on a disk of a device, with these features and shards.
 fn conforms(shards: usize, block: u64, features: u64) {
-    let (_folder, address) = socket();
-    run(shards, move || async move {
-        let door = door(&address, ram(4 << 20, block), false);
-        door.start().await.expect("it starts");
+    with_door(shards, ram(4 << 20, block), false, async move |address| {
         let settings = Settings { queues: shards, depth: 8, features, ..Settings::default() };
         let front_ends = RefCell::new(Vec::new());
         let make = async || {
@@ -28,7 +23,6 @@ fn conforms(shards: usize, block: u64, features: u64) {
         let options = conformance::device::Options { operations: 300, ..Default::default() };
         conformance::device::run(make, options).await.unwrap_or_else(|problem| panic!("{problem}"));
         drop(front_ends);
-        door.stop().await.expect("it stops");
     });
 }
 
@@ -50,12 +44,7 @@ fn conforms_with_parts_of_blocks() {
 
 #[test]
 fn a_flush_reaches_the_device_and_without_flushes_writes_are_durable() {
-    let (_folder, address) = socket();
-    run(1, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        let controls = disk.controls.clone();
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(1, async |address, controls| {
         for (features, flushes, durable) in [(u64::MAX, 1, 0), (!feature::FLUSH, 0, 3)] {
             let settings = Settings { features, ..Settings::default() };
             let front_end = FrontEnd::connect(&address, settings).await.expect("it is served");
@@ -72,18 +61,13 @@ fn a_flush_reaches_the_device_and_without_flushes_writes_are_durable() {
             assert_eq!(controls.flushes.load(Ordering::SeqCst) - before, flushes);
             assert_eq!(controls.durable_writes.swap(0, Ordering::SeqCst), durable);
         }
-        door.stop().await.expect("it stops");
     });
 }
 
 #[test]
 fn requests_that_cant_be_carried_out_are_answered() {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        disk.controls.broken.lock().expect("not poisoned").insert(9);
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(2, async |address, controls| {
+        controls.broken.lock().expect("not poisoned").insert(9);
         let front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         let queue = Queue::new(front_end.shared.clone(), 0).expect("a queue");
         let (data, end) = ([1; 4096], 256 * 8);
@@ -114,17 +98,12 @@ fn requests_that_cant_be_carried_out_are_answered() {
         assert_eq!(serial.filled(), b"0123456789abcdefghij");
         let mut block = Buffer::new(4096);
         assert_eq!(queue.request(kind::IN, 9 * 8, None, Transfer::In(&mut block)).await, 1);
-        door.stop().await.expect("it stops");
     });
 }
 
 #[test]
 fn a_read_only_disk_says_so_and_keeps_its_bytes() {
-    let (_folder, address) = socket();
-    run(1, move || async move {
-        let device = ram(1 << 20, 512);
-        let door = door(&address, device.clone(), true);
-        door.start().await.expect("it starts");
+    with_door(1, ram(1 << 20, 512), true, async |address| {
         let front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         assert_eq!(front_end.shared.features & (feature::RO | feature::DISCARD), feature::RO);
         let queue = Queue::new(front_end.shared.clone(), 0).expect("a queue");
@@ -133,18 +112,13 @@ fn a_read_only_disk_says_so_and_keeps_its_bytes() {
         let mut block = Buffer::new(512);
         assert_eq!(queue.request(kind::IN, 0, None, Transfer::In(&mut block)).await, 0);
         assert_eq!(block.filled(), [0; 512]);
-        door.stop().await.expect("it stops");
     });
 }
 
 /// More requests than a queue takes at a time, and more data than its memory limit: all are served.
 #[test]
 fn a_queue_at_its_limits_goes_on() {
-    let (_folder, address) = socket();
-    run(1, move || async move {
-        let device: Arc<dyn DevicePart> = ram(64 << 20, 4096);
-        let door = door(&address, device, false);
-        door.start().await.expect("it starts");
+    with_door(1, ram(64 << 20, 4096), false, async |address| {
         let settings = Settings { depth: 200, request_bytes: 512 << 10, ..Settings::default() };
         let front_end = FrontEnd::connect(&address, settings).await.expect("it is served");
         let queue = std::rc::Rc::new(Queue::new(front_end.shared.clone(), 0).expect("a queue"));
@@ -160,6 +134,5 @@ fn a_queue_at_its_limits_goes_on() {
         for task in tasks.collect::<Vec<_>>() {
             task.await;
         }
-        door.stop().await.expect("it stops");
     });
 }

@@ -1,8 +1,8 @@
 //! Front-ends and guests that break the protocol lose only their own connection, and the next one is served.
 
-use super::door;
 use super::front_end::{FrontEnd, GUEST, Layout, Queue, Settings, Shared, Transfer, USER, set};
-use crate::support::{ram, run, socket};
+use super::with_door;
+use crate::support::ram;
 use block::{Buffer, Data};
 use doors::vhost_user::protocol::{RegionDescription, flag, message, number};
 use doors::vhost_user::request::kind;
@@ -10,7 +10,6 @@ use runtime::Random;
 use runtime::event::create_event;
 use runtime::net::{Address, Stream};
 use runtime::shared_memory::SharedMemory;
-use stack::Door;
 use std::os::fd::{AsFd, OwnedFd};
 
 async fn is_healthy(address: &Address) {
@@ -24,13 +23,9 @@ async fn is_healthy(address: &Address) {
 
 /// Runs a test with a door on two shards, and checks afterwards that the door still works.
 fn against_a_door(test: impl AsyncFnOnce(&Address) + Send + 'static) {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let door = door(&address, ram(1 << 20, 4096), false);
-        door.start().await.expect("it starts");
+    with_door(2, ram(1 << 20, 4096), false, async |address| {
         test(&address).await;
         is_healthy(&address).await;
-        door.stop().await.expect("it stops");
     });
 }
 

@@ -1,7 +1,7 @@
 //! Start and end of queues, connections and the door, and kills of a server.
 
-use super::door;
 use super::front_end::{FrontEnd, GUEST, Queue, Settings, Shared, Transfer, USER, set};
+use super::{door, with_disk, with_door};
 use crate::support::{SlowDisk, ram, run, socket};
 use block::Buffer;
 use doors::vhost_user::inflight::Inflight;
@@ -49,12 +49,7 @@ fn used_heads(shared: &Shared, count: usize) -> Vec<u32> {
 /// Requests that a killed server had taken are executed by the next one: exactly those, each once.
 #[test]
 fn requests_of_a_killed_server_are_submitted_again() {
-    let (_folder, address) = socket();
-    run(1, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        let controls = disk.controls.clone();
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(1, async |address, controls| {
         let front_end = FrontEnd::negotiate(&address, Settings::default()).await.expect("it is served");
         let (shared, layout) = (front_end.shared.clone(), front_end.shared.settings.layout(0));
         drop(front_end);
@@ -84,7 +79,6 @@ fn requests_of_a_killed_server_are_submitted_again() {
         assert_eq!(front_end.stop_queue(0).await.expect("stopped"), 5);
         let mut queue = record.queue(0, layout.size as u16).expect("a queue");
         assert_eq!(queue.recover(5), Ok(vec![]), "none is in flight");
-        door.stop().await.expect("it stops");
     });
 }
 
@@ -92,12 +86,7 @@ fn requests_of_a_killed_server_are_submitted_again() {
 /// next connection continues there.
 #[test]
 fn requests_in_flight_end_before_the_next_connection() {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        let controls = disk.controls.clone();
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(2, async |address, controls| {
         controls.paused.store(true, Ordering::SeqCst);
         let front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         let (shared, layout) = (front_end.shared.clone(), front_end.shared.settings.layout(0));
@@ -125,19 +114,13 @@ fn requests_in_flight_end_before_the_next_connection() {
         let mut block = Buffer::new(4096);
         assert_eq!(queue.request(kind::IN, 16, None, Transfer::In(&mut block)).await, 0);
         assert_eq!(block.filled(), [3; 4096]);
-        door.stop().await.expect("it stops");
     });
 }
 
 /// A queue that is asked to stop answers when its requests have ended, with the index at which to continue.
 #[test]
 fn a_queue_stops_when_its_requests_have_ended() {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        let controls = disk.controls.clone();
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(2, async |address, controls| {
         controls.paused.store(true, Ordering::SeqCst);
         let front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         let (shared, layout) = (front_end.shared.clone(), front_end.shared.settings.layout(0));
@@ -157,19 +140,13 @@ fn a_queue_stops_when_its_requests_have_ended() {
         assert_eq!(shared.load(layout.used + 2), 3);
         front_end.start_queue(0, 3).await.expect("started");
         until(|| shared.load(layout.used + 2) == 4).await;
-        door.stop().await.expect("it stops");
     });
 }
 
 /// A front-end may exchange all resources while requests are in flight; none is lost or executed twice.
 #[test]
 fn a_running_queue_takes_changes() {
-    let (_folder, address) = socket();
-    run(2, move || async move {
-        let disk = SlowDisk::new(256, 4096);
-        let controls = disk.controls.clone();
-        let door = door(&address, disk, false);
-        door.start().await.expect("it starts");
+    with_disk(2, async |address, controls| {
         let settings = Settings { queues: 2, ..Settings::default() };
         let front_end = FrontEnd::connect(&address, settings).await.expect("it is served");
         let shared = front_end.shared.clone();
@@ -199,23 +176,18 @@ fn a_running_queue_takes_changes() {
         println!("{rounds} rounds of changes");
         assert_eq!(controls.begun.load(Ordering::SeqCst), 300);
         assert_eq!(front_end.stop_queue(0).await.expect("stopped"), 300);
-        door.stop().await.expect("it stops");
     });
 }
 
 #[test]
 fn a_second_front_end_waits_for_the_end_of_the_first() {
-    let (_folder, address) = socket();
-    run(1, move || async move {
-        let door = door(&address, ram(1 << 20, 512), false);
-        door.start().await.expect("it starts");
+    with_door(1, ram(1 << 20, 512), false, async |address| {
         let first = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         let mut second = std::pin::pin!(FrontEnd::connect(&address, Settings::default()));
         let early = runtime::timeout(Duration::from_millis(2), second.as_mut()).await;
         assert!(early.is_err(), "a queue has one user");
         drop(first);
         second.await.expect("it is served");
-        door.stop().await.expect("it stops");
     });
 }
 

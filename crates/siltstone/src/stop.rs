@@ -1,9 +1,9 @@
-//! The end of a file system's server: it waits for its storage as long as that completes requests.
+//! The end of a server: it waits for its storage as long as that completes requests.
+
+pub mod watch;
 
 use crate::output::say;
-use block::Result;
-use fs::mount::watch::{Progress, Watch};
-use fs::{FileSystem, Mounted};
+use block::{Call, Result};
 use runtime::StopSignals;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -12,11 +12,12 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use watch::{Progress, Watch};
 
-/// Seconds for which the storage may complete none of the requests in flight while the server ends: longer
-/// than a flush of much data to a slow device.
+/// Seconds for which the storage may complete none of its requests while the server ends: longer than a flush
+/// of much data to a slow device.
 const STOP_PATIENCE: u64 = 600;
-/// The same after a further signal.
+/// The same for requests in flight after a further signal.
 const SIGNALLED_PATIENCE: u64 = 10;
 /// Seconds without a completed request, in flight or not, after which two further signals end the server:
 /// longer than users of a mount have to close their files.
@@ -26,16 +27,46 @@ const IDLE_PATIENCE: u64 = 30;
 const OLDEST_PATIENCE: u64 = 30;
 /// A turn of the watch.
 const TURN: Duration = Duration::from_secs(1);
-/// Time limit for aborting the connection of a mount.
+/// Turns after which users are told that the server hasn't ended yet.
+const TOLD_AFTER: u64 = 10;
+/// Time limit for aborting the connections of mounts.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The end of a server. It gives up where the storage doesn't complete the requests in flight ([`Wait`]):
-/// the connection of the mount is aborted and the process ends, as its threads may wait in the kernel for
-/// ever.
-pub(super) struct Stop {
-    image: String,
+/// Effect of a second signal of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Further {
+    /// The process ends at once, also if the runtime doesn't run.
+    EndsProcess,
+    /// A mount or a node would be left without a server: the patience becomes shorter.
+    ShortensPatience,
+}
+
+/// Served parts, while their server ends.
+pub trait Served {
+    /// Whether closing waits for space.
+    fn is_waiting_for_space(&self) -> bool {
+        false
+    }
+
+    /// Aborts the connections of mounts, for a server that ends without its storage.
+    fn abort(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+}
+
+/// Nothing that needs an end of its own.
+impl Served for () {}
+
+/// The end of a server. It gives up where the storage doesn't complete the requests ([`Wait`]): the
+/// connections of mounts are aborted and the process ends, as its threads may wait in the kernel for ever.
+pub struct Stop {
+    name: String,
+    loss: String,
+    further: Further,
     watch: Watch,
     signals: Signals<Box<NextSignal>>,
+    /// Turns of all waits.
+    turns: Cell<u64>,
 }
 
 type NextSignal = dyn Fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
@@ -100,8 +131,8 @@ impl fmt::Display for Reason {
 }
 
 /// A wait, in turns of a second. Any completion of a request to the storage is progress. The server gives up:
-/// - when requests are in flight and none completes for [`STOP_PATIENCE`]; after the second signal for
-///   [`SIGNALLED_PATIENCE`].
+/// - when nothing completes for [`STOP_PATIENCE`], unless closing waits for space.
+/// - after the second signal, when requests are in flight and none completes for [`SIGNALLED_PATIENCE`].
 /// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing
 ///   completes for [`IDLE_PATIENCE`], or a request in flight is older than [`OLDEST_PATIENCE`]: requests to
 ///   other devices may complete meanwhile.
@@ -134,7 +165,9 @@ impl Wait {
         if seen.signals > 2 && self.without_space > SIGNALLED_PATIENCE {
             return Some(Reason::NoSpace(self.without_space));
         }
-        if seen.signals > 2 && self.without_progress > IDLE_PATIENCE {
+        let idle_patience = if seen.signals > 2 { IDLE_PATIENCE } else { STOP_PATIENCE };
+        let waits_for_space = seen.waits_for_space && seen.signals <= 2;
+        if !waits_for_space && self.without_progress > idle_patience {
             return Some(Reason::NoProgress(self.without_progress));
         }
         (seen.signals > 2 && self.oldest > OLDEST_PATIENCE).then_some(Reason::Oldest(self.oldest))
@@ -142,17 +175,22 @@ impl Wait {
 }
 
 impl Stop {
-    /// Installs the handler of signals.
+    /// Installs the handler of signals. `loss` is said when the server gives up: what is lost, and the
+    /// remedy.
     ///
     /// # Errors
     /// Errors of [`StopSignals::catch`].
-    pub fn new(image: &str, watch: &Watch) -> Result<Stop> {
-        let caught = Rc::new(StopSignals::catch()?);
+    pub fn new(name: &str, loss: String, further: Further, watch: &Watch) -> Result<Stop> {
+        let caught = Rc::new(match further {
+            Further::EndsProcess => StopSignals::catch_first()?,
+            Further::ShortensPatience => StopSignals::catch()?,
+        });
         let next: Box<NextSignal> = Box::new(move || {
             let caught = caught.clone();
             Box::pin(async move { caught.next().await })
         });
-        Ok(Stop { image: image.to_owned(), watch: watch.clone(), signals: Signals::new(next) })
+        let (name, watch, signals) = (name.to_owned(), watch.clone(), Signals::new(next));
+        Ok(Stop { name, loss, further, watch, signals, turns: Cell::new(0) })
     }
 
     /// Waits for a signal.
@@ -163,13 +201,8 @@ impl Stop {
         std::future::poll_fn(|context| self.signals.poll(context)).await
     }
 
-    /// Carries out a part of the end, with the file system and the mount as long as they are open.
-    pub async fn wait<T>(
-        &self,
-        files: Option<&FileSystem>,
-        mounted: Option<&Mounted>,
-        ending: impl Future<Output = T>,
-    ) -> T {
+    /// Carries out a part of the end.
+    pub async fn wait<T>(&self, served: &dyn Served, ending: impl Future<Output = T>) -> T {
         let (mut ending, mut wait) = (pin!(ending), Wait::default());
         loop {
             let mut turn = pin!(runtime::sleep(TURN));
@@ -184,34 +217,45 @@ impl Stop {
             if let Some(outcome) = ended.await {
                 return outcome;
             }
-            let requests = self.watch.observe();
-            let waits_for_space = files.is_some_and(FileSystem::is_waiting_for_space);
+            let (requests, waits_for_space) = (self.watch.observe(), served.is_waiting_for_space());
             let signals = self.signals.count.get();
             if let Some(reason) = wait.turn(Seen { requests, waits_for_space, signals }) {
-                give_up(&self.image, &reason, mounted).await;
+                self.give_up(&reason, served).await;
+            }
+            self.turns.set(self.turns.get() + 1);
+            if self.turns.get() == TOLD_AFTER && signals < 2 {
+                self.tell();
             }
         }
     }
-}
 
-/// Ends the process without its storage.
-async fn give_up(image: &str, reason: &Reason, mounted: Option<&Mounted>) -> ! {
-    if let Some(mounted) = mounted {
-        match runtime::timeout(ABORT_LIMIT, mounted.abort()).await {
+    /// Tells users that the server hasn't ended yet.
+    fn tell(&self) {
+        let further = match self.further {
+            Further::EndsProcess => "ends it at once".to_owned(),
+            Further::ShortensPatience => format!("shortens that to {SIGNALLED_PATIENCE} s"),
+        };
+        say(&format!(
+            "{}: the server has been closing its storage for {TOLD_AFTER} s; it gives up when no request completes for {STOP_PATIENCE} s; a \
+             second SIGTERM or Ctrl-C {further}: then changes that aren't durable are lost",
+            self.name
+        ));
+    }
+
+    /// Ends the process without its storage.
+    async fn give_up(&self, reason: &Reason, served: &dyn Served) -> ! {
+        match runtime::timeout(ABORT_LIMIT, served.abort()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => say(&format!("{image}: {error}")),
+            Ok(Err(error)) => say(&format!("{}: {error}", self.name)),
             Err(_) => say(&format!(
-                "{image}: aborting the connection of the mount takes longer than {ABORT_LIMIT:?}"
+                "{}: aborting the connection of the mount takes longer than {ABORT_LIMIT:?}",
+                self.name
             )),
         }
+        say(&format!("{}: {reason}; the server ends without it: {}", self.name, self.loss));
+        // An orderly end would wait for requests in flight.
+        std::process::exit(1);
     }
-    say(&format!(
-        "{image}: {reason}; the server ends without it: changes that weren't durable are lost, \
-         such as data without an fsync after it; once the storage answers again, look for damage with: siltstone fs check {image}; and \
-         mount it again with: siltstone fs mount {image} DIRECTORY"
-    ));
-    // An orderly end would wait for requests in flight.
-    std::process::exit(1);
 }
 
 #[cfg(test)]
@@ -286,7 +330,8 @@ mod tests {
         let idle =
             |signals| given_up(|turn| Seen { requests: young(turn, 0, false), signals, ..Seen::default() });
         for signals in 0..3 {
-            assert_eq!((full(signals), idle(signals)), (None, None), "after {signals} signals");
+            assert_eq!(full(signals), None, "after {signals} signals");
+            assert_eq!(idle(signals), Some((600, Reason::NoProgress(601))), "after {signals} signals");
         }
         assert_eq!(full(3), Some((10, Reason::NoSpace(11))));
         assert_eq!(idle(3), Some((30, Reason::NoProgress(31))));

@@ -1,24 +1,26 @@
-//! Watch over the requests to the storage of a file system: whether some are in flight, whether any
-//! completes, and whether the oldest ones do. The end of a server depends on it.
+//! Watch over the requests to the leaves of a stack: whether some are in flight, whether any completes, and
+//! whether the oldest ones do. The end of a server depends on it.
 //!
 //! Requests are watched at the bottom of the stack: one call of a layer above may be many requests to its
 //! devices, and a cache answers without them.
 //!
 //! # Age
-//! A request costs two changes of a counter and no look at a clock: it belongs to the generation in which it
-//! begins. There are counters for two generations, the current one and the one before. An
-//! [observation](Watch::observe) starts a new generation if no request of the one before is in flight. So if
-//! observations see the same generation for a time, a request has been in flight for longer. A request that
-//! hangs stops the generations after at most one more, however many others complete.
+//! A request costs two changes of counters of its handle, which only one shard writes, and no look at a
+//! clock: it belongs to the generation in which it begins. There are counters for two generations, the
+//! current one and the one before. An [observation](Watch::observe) starts a new generation if no request of
+//! the one before is in flight. So if observations see the same generation for a time, a request has been in
+//! flight for longer. A request that hangs stops the generations after at most one more, however many others
+//! complete.
 
 use block::layer::{Observed, Observer};
 use block::{
     Call, Device, DeviceGeometry, DevicePart, Part, PartUse, Result, Status, ZoneGeometry, Zones, ZonesPart,
 };
 use stack::Built;
+use std::marker::PhantomData;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Requests that have begun and completed. Clones are the same watch.
 #[derive(Debug, Clone, Default)]
@@ -28,23 +30,41 @@ pub struct Watch(Arc<Requests>);
 struct Requests {
     /// Number of the current generation.
     generation: AtomicU64,
-    /// Requests of the generations with an even number, and of those with an odd one.
-    counts: [Counts; 2],
+    users: Mutex<Users>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Users {
+    counts: Vec<Arc<Counts>>,
+    /// Completed requests of the users that have ended.
+    completed: u64,
+}
+
+/// Requests of one user, by the lowest bit of their generation. In cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counts([Count; 2]);
+
+#[derive(Debug, Default)]
+struct Count {
     begun: AtomicU64,
     /// Requests that have completed, or were cancelled.
     completed: AtomicU64,
 }
 
-impl Counts {
+impl Count {
     /// Returns how many requests have completed, and whether some are in flight.
     fn progress(&self) -> (u64, bool) {
         // In this order a request that begins meanwhile isn't taken for one that has completed.
         let completed = self.completed.load(Ordering::Acquire);
         (completed, self.begun.load(Ordering::Relaxed) != completed)
+    }
+}
+
+impl Counts {
+    #[inline]
+    fn of(&self, generation: u64) -> &Count {
+        &self.0[(generation % 2) as usize]
     }
 }
 
@@ -62,13 +82,19 @@ pub struct Progress {
 
 /// A request in flight; dropping it ends the request.
 #[derive(Debug)]
-pub struct Watched<'a>(&'a Counts);
+struct Watched<'a>(&'a Count);
 
 impl Drop for Watched<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.completed.fetch_add(1, Ordering::Release);
+        increment(&self.0.completed, Ordering::Release);
     }
+}
+
+/// Increments a counter that only the calling thread writes.
+#[inline]
+fn increment(counter: &AtomicU64, order: Ordering) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, order);
 }
 
 impl Watch {
@@ -81,12 +107,58 @@ impl Watch {
         }
     }
 
-    /// Begins a request.
+    fn users(&self) -> MutexGuard<'_, Users> {
+        // Nothing panics while the lock is held.
+        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn user(&self) -> User {
+        let counts: Arc<Counts> = Arc::default();
+        self.users().counts.push(counts.clone());
+        User { watch: self.clone(), counts, thread: PhantomData }
+    }
+
+    /// Observes the requests, and starts a new generation if none of the one before is in flight. One task at
+    /// a time calls it.
+    pub fn observe(&self) -> Progress {
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        let users = self.users();
+        let of = |generation| {
+            users
+                .counts
+                .iter()
+                .map(|counts| counts.of(generation).progress())
+                .fold((0, false), |(completed, is_any), (more, is_in_flight)| {
+                    (completed + more, is_any | is_in_flight)
+                })
+        };
+        let (before, is_before_in_flight) = of(generation + 1);
+        let (current, is_current_in_flight) = of(generation);
+        let generation = generation + u64::from(!is_before_in_flight);
+        self.0.generation.store(generation, Ordering::Relaxed);
+        Progress {
+            completed: users.completed + before + current,
+            in_flight: is_before_in_flight || is_current_in_flight,
+            generation,
+        }
+    }
+}
+
+/// A handle, or a call to a part, on one thread.
+#[derive(Debug)]
+struct User {
+    watch: Watch,
+    counts: Arc<Counts>,
+    /// Isn't sent to another thread: [`increment`].
+    thread: PhantomData<Rc<()>>,
+}
+
+impl User {
     #[inline]
     fn request(&self) -> Watched<'_> {
-        let counts = self.0.counts_of(self.0.generation.load(Ordering::Relaxed));
-        counts.begun.fetch_add(1, Ordering::Relaxed);
-        Watched(counts)
+        let count = self.counts.of(self.watch.0.generation.load(Ordering::Relaxed));
+        increment(&count.begun, Ordering::Relaxed);
+        Watched(count)
     }
 
     #[inline]
@@ -96,33 +168,29 @@ impl Watch {
             request.await
         })
     }
-
-    /// Observes the requests, and starts a new generation if none of the one before is in flight. One task at
-    /// a time calls it.
-    pub fn observe(&self) -> Progress {
-        let generation = self.0.generation.load(Ordering::Relaxed);
-        let (before, is_before_in_flight) = self.0.counts_of(generation + 1).progress();
-        let (current, is_current_in_flight) = self.0.counts_of(generation).progress();
-        let generation = generation + u64::from(!is_before_in_flight);
-        self.0.generation.store(generation, Ordering::Relaxed);
-        Progress {
-            completed: before + current,
-            in_flight: is_before_in_flight || is_current_in_flight,
-            generation,
-        }
-    }
 }
 
-impl Requests {
-    #[inline]
-    fn counts_of(&self, generation: u64) -> &Counts {
-        &self.counts[(generation % 2) as usize]
+impl Drop for User {
+    fn drop(&mut self) {
+        let mut users = self.watch.users();
+        users.completed += self.counts.0.iter().map(|count| count.progress().0).sum::<u64>();
+        users.counts.retain(|other| !Arc::ptr_eq(other, &self.counts));
     }
 }
 
 struct WatchedPart<P: ?Sized> {
     inner: Arc<P>,
     watch: Watch,
+}
+
+impl<P: ?Sized> WatchedPart<P> {
+    /// Watches a call to the part.
+    fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
+        Call::new(async move {
+            let user = self.watch.user();
+            user.watched(request).await
+        })
+    }
 }
 
 impl<P: Part + ?Sized> Part for WatchedPart<P> {
@@ -135,11 +203,11 @@ impl<P: Part + ?Sized> Part for WatchedPart<P> {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.inner.message(message)
+        self.watched(self.inner.message(message))
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        self.watch.watched(self.inner.close())
+        self.watched(self.inner.close())
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
@@ -154,8 +222,8 @@ impl DevicePart for WatchedPart<dyn DevicePart> {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Observed::new(inner, self.watch.clone()) as Rc<dyn Device>)
+            let inner = self.watched(self.inner.open()).await?;
+            Ok(Observed::new(inner, self.watch.user()) as Rc<dyn Device>)
         })
     }
 
@@ -187,13 +255,13 @@ impl ZonesPart for WatchedPart<dyn ZonesPart> {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Observed::new(inner, self.watch.clone()) as Rc<dyn Zones>)
+            let inner = self.watched(self.inner.open()).await?;
+            Ok(Observed::new(inner, self.watch.user()) as Rc<dyn Zones>)
         })
     }
 }
 
-impl<C> Observer<C> for Watch {
+impl<C> Observer<C> for User {
     type InFlight<'a> = Watched<'a>;
 
     #[inline]
@@ -220,34 +288,39 @@ mod tests {
     fn requests_are_in_flight_until_they_complete_or_are_cancelled() {
         let watch = Watch::default();
         assert_eq!(seen(&watch), (0, false));
-        let mut stuck = watch.watched(Call::<()>::new(std::future::pending()));
+        let (user, other) = (watch.user(), watch.user());
+        let mut stuck = user.watched(Call::<()>::new(std::future::pending()));
         assert_eq!(seen(&watch), (0, false), "it hasn't begun");
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut stuck).poll(&mut context).is_pending());
         assert_eq!(seen(&watch), (0, true));
-        let mut quick = watch.watched(Call::ready(()));
+        let mut quick = other.watched(Call::ready(()));
         assert!(std::pin::Pin::new(&mut quick).poll(&mut context).is_ready());
         drop(quick);
+        drop(other);
         assert_eq!(seen(&watch), (1, true), "another one is in flight");
         drop(stuck);
         assert_eq!(seen(&watch), (2, false));
+        drop(user);
+        assert_eq!(seen(&watch), (2, false), "a user's requests stay counted after its end");
     }
 
     /// Requests that always overlap leave some in flight at every moment.
     #[test]
     fn generations_go_on_until_a_request_hangs() {
         let watch = Watch::default();
-        let mut overlapping = watch.request();
+        let user = watch.user();
+        let mut overlapping = user.request();
         for generation in 1..10 {
-            let next = watch.request();
+            let next = user.request();
             drop(std::mem::replace(&mut overlapping, next));
             // A request that has begun in the generation before is replaced by one of this generation.
             assert_eq!(watch.observe().generation, generation);
         }
-        let hung = watch.request();
+        let hung = user.request();
         let stopped = watch.observe().generation;
         for completed in 10..20 {
-            let next = watch.request();
+            let next = user.request();
             drop(std::mem::replace(&mut overlapping, next));
             let seen = watch.observe();
             assert!(seen.generation <= stopped + 1, "{seen:?}");

@@ -1,0 +1,91 @@
+//! Storage that stops answering: signals end the server of it in a bounded time.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
+
+use crate::common::{command, signal, wait_for};
+use std::path::Path;
+use std::process::{Child, ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the end of a program.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// A disk of another server.
+struct Disk(Child);
+
+impl Disk {
+    fn serve(folder: &Path) -> Disk {
+        let mut server = command(folder, &["serve", "file(disk, size=64MiB)", "--nbd", "unix:disk.sock"]);
+        let mut server = server.spawn().unwrap();
+        wait_for(server.stdout.take().unwrap(), "disk.sock");
+        Disk(server)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Waits for the end of a program, which is killed after the limit.
+fn end(mut program: Child) -> (ExitStatus, Output) {
+    let begun = Instant::now();
+    while program.try_wait().unwrap().is_none() && begun.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed() < LIMIT || program.kill().is_err(), "the program doesn't end");
+    let output = program.wait_with_output().unwrap();
+    (output.status, output)
+}
+
+/// The client's own limit would end the wait.
+const DISK: &str = "nbd-client(\"unix:disk.sock\", block_size=4096, timeout=24h)";
+
+#[test]
+fn signals_end_a_server_whose_storage_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::serve(folder.path());
+    let log = format!("log({DISK})");
+    let mut server = command(folder.path(), &["serve", &log, "--format", "--nbd", "unix:log.sock"]);
+    let mut server = server.spawn().unwrap();
+    wait_for(server.stdout.take().unwrap(), "log.sock");
+    signal(&disk.0, "STOP");
+    // Two signals of one kind end it at once, without a message.
+    for name in ["TERM", "INT"] {
+        signal(&server, name);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let (status, output) = end(server);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("the storage hasn't answered a request for 11 s"), "{said}");
+    assert!(said.contains("changes that weren't durable are lost"), "{said}");
+}
+
+#[test]
+fn one_signal_ends_a_program_that_opens_or_formats_a_disk_that_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::serve(folder.path());
+    signal(&disk.0, "STOP");
+    std::fs::write(
+        folder.path().join("disk.toml"),
+        "[device.disk]\nkind = \"nbd-client\"\naddress = \"unix:disk.sock\"\n",
+    )
+    .unwrap();
+    let (log, kv) = (format!("log({DISK})"), format!("kv({DISK}, listen=\"127.0.0.1:0\")"));
+    for arguments in [
+        ["serve", &log, "--nbd", "unix:log.sock"].as_slice(),
+        &["format", &log, "--force"],
+        &["kv", "serve", &kv],
+        &["fs", "format", "disk.toml"],
+    ] {
+        let program = command(folder.path(), arguments).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let begun = Instant::now();
+        signal(&program, "TERM");
+        let (status, output) = end(program);
+        assert_eq!(status.code(), None, "{arguments:?}: ended by the signal: {output:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", begun.elapsed());
+    }
+}
