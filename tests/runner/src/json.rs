@@ -1,5 +1,5 @@
-//! A reader of JSON (RFC 8259), for the messages of cargo: the runner is built before everything else and has no
-//! dependencies.
+//! A reader of JSON (RFC 8259), for the messages of cargo: the runner is built before everything else and has
+//! no dependencies.
 
 /// A JSON value. Numbers are kept as their text.
 #[derive(Clone, Debug, PartialEq, Eq)]
