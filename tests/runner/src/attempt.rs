@@ -7,7 +7,8 @@ use crate::programs::Test;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limits of a test.
@@ -37,6 +38,8 @@ pub struct Finished {
     /// All that it printed.
     pub output: String,
     pub took: Duration,
+    /// Processor time of its processes.
+    pub processor: Duration,
 }
 
 /// Processor time below which a process counts as waiting, for each [`LOOK`].
@@ -50,22 +53,22 @@ const KILLED: Duration = Duration::from_secs(20);
 pub fn run(test: &Test<'_>, limits: Limits) -> Finished {
     let title = format!("{} {}", test.program.package, test.name);
     let begun = now();
-    let (outcome, output) = if test.is_ignored {
-        (Outcome::Ignored, String::new())
+    let (outcome, output, processor) = if test.is_ignored {
+        (Outcome::Ignored, String::new(), Duration::ZERO)
     } else {
         start_and_watch(test, limits)
-            .unwrap_or_else(|error| (Outcome::Failed(Some(error.to_string())), String::new()))
+            .unwrap_or_else(|error| (Outcome::Failed(Some(error.to_string())), String::new(), Duration::ZERO))
     };
-    Finished { title, outcome, output, took: begun.elapsed() }
+    Finished { title, outcome, output, took: begun.elapsed(), processor }
 }
 
-fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome, String)> {
-    let mut output = tempfile::tempfile()?;
+fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome, String, Duration)> {
+    let mut output = unnamed_file()?;
     let mut command = test.program.command();
     command.args(["--exact", &test.name, "--nocapture"]).process_group(0);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
     let mut child = command.spawn()?;
-    let ended = watch(&mut child, &output, limits)?;
+    let (ended, processor) = watch(&mut child, &output, limits)?;
     end_group(&mut child);
     let mut bytes = Vec::new();
     output.rewind()?;
@@ -75,7 +78,17 @@ fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome,
         Err(reason) => Outcome::Failed(Some(reason)),
         Ok(status) => judge(status, &text),
     };
-    Ok((outcome, text))
+    Ok((outcome, text, processor))
+}
+
+/// Creates a file that is deleted when its last descriptor is closed.
+pub fn unnamed_file() -> std::io::Result<File> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("siltstone-test-{}-{number}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
 }
 
 /// Outcome by the exit status and the counts of the test program, which runs no test for a name that it
@@ -89,26 +102,33 @@ fn judge(status: ExitStatus, output: &str) -> Outcome {
     }
 }
 
-/// Waits for the end of a test, or for a limit, which is returned as an error.
-fn watch(child: &mut Child, output: &File, limits: Limits) -> std::io::Result<Result<ExitStatus, String>> {
+/// Waits for the end of a test, or for a limit, which is returned as an error; and its processor time.
+fn watch(
+    child: &mut Child,
+    output: &File,
+    limits: Limits,
+) -> std::io::Result<(Result<ExitStatus, String>, Duration)> {
     let begun = now();
     let mut pause = Duration::from_millis(1);
     let (mut looked, mut active, mut seen) = (begun, begun, (0, Duration::ZERO));
     loop {
+        // Read before the process is waited for: then it is gone.
+        let processor = processor_time(child.id());
         if let Some(status) = child.try_wait()? {
-            return Ok(Ok(status));
+            return Ok((Ok(status), processor));
         }
         if begun.elapsed() > limits.whole {
-            return Ok(Err(format!("not done after {} s, the limit of a test", limits.whole.as_secs())));
+            let reason = format!("not done after {} s, the limit of a test", limits.whole.as_secs());
+            return Ok((Err(reason), processor));
         }
         if looked.elapsed() >= LOOK.min(limits.silent / 4) {
             looked = now();
-            let next = (output.metadata()?.len(), processor_time(child.id()));
+            let next = (output.metadata()?.len(), processor + children_processor_time(child.id()));
             if next.0 != seen.0 || next.1 > seen.1 + IDLE {
                 (active, seen) = (looked, next);
             } else if active.elapsed() > limits.silent {
-                let silent = limits.silent.as_secs();
-                return Ok(Err(format!("neither output nor processor time for {silent} s")));
+                let reason = format!("neither output nor processor time for {} s", limits.silent.as_secs());
+                return Ok((Err(reason), processor));
             }
         }
         wait(pause);
@@ -118,10 +138,9 @@ fn watch(child: &mut Child, output: &File, limits: Limits) -> std::io::Result<Re
 
 /// Ends the rest of a test's process group.
 fn end_group(child: &mut Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // Fails where no process is left.
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
+    // The shell's own `kill`, as the standard library ends only single processes. Fails where none is left.
+    let line = format!("kill -s KILL -- -{}", child.id());
+    let _ = Command::new("sh").args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::null()).status();
     let killed = now();
     while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < KILLED {
         wait(Duration::from_millis(20));
@@ -129,21 +148,21 @@ fn end_group(child: &mut Child) {
 }
 
 /// Processor time of a process, its threads and the children that it has waited for (proc_pid_stat(5), fields
-/// 14 to 17), and of its living children.
+/// 14 to 17).
 fn processor_time(process: u32) -> Duration {
-    let children =
-        std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
-    let ticks: u64 = std::iter::once(process).chain(children).map(ticks).sum();
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The second field is the program's name in brackets and may contain any character.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
     // The unit is 1/100 s on all of Linux's architectures (USER_HZ).
     Duration::from_millis(ticks * 10)
 }
 
-fn ticks(process: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The second field is the program's name in brackets and may contain any character.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum()
+/// Processor time of the living children of a process.
+fn children_processor_time(process: u32) -> Duration {
+    let children =
+        std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|child| child.parse().ok()).map(processor_time).sum()
 }
 
 #[expect(clippy::disallowed_methods, reason = "the runner is no shard: its threads wait for processes")]
@@ -152,23 +171,22 @@ fn wait(pause: Duration) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "limits of real tests are in real time")]
-fn now() -> Instant {
+pub fn now() -> Instant {
     Instant::now()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
 
     const LIMITS: Limits = Limits { whole: Duration::from_secs(20), silent: Duration::from_millis(400) };
 
     fn watched(line: &str, limits: Limits) -> Result<ExitStatus, String> {
-        let output = tempfile::tempfile().expect("a file for the output");
+        let output = unnamed_file().expect("a file for the output");
         let mut command = Command::new("sh");
         command.args(["-c", line]).process_group(0).stdout(output.try_clone().expect("a second descriptor"));
         let mut child = command.spawn().expect("sh runs");
-        let ended = watch(&mut child, &output, limits).expect("the process can be watched");
+        let (ended, _) = watch(&mut child, &output, limits).expect("the process can be watched");
         end_group(&mut child);
         ended
     }

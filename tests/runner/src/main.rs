@@ -1,84 +1,172 @@
-//! Runs every test of the given test programs in a process of its own, several at a time, each with its own
-//! time limit. `scripts/test` builds the programs and calls this.
+//! Builds the tests of the workspace and runs each in a process of its own, several at a time, each with its
+//! own time limit; before that, installs what the tests with foreign programs need. `scripts/test` builds
+//! and calls this program.
 //!
-//! - A test is ended, and failed, after `--minutes`, or after `--silent-minutes` without output and without
-//!   processor time. There is no limit for all tests together, so a slow machine takes longer and fails
-//!   nothing.
+//! - A test is ended, and failed, after its limit, or after [`SILENT`] without output and without processor
+//!   time. There is no limit for all tests together, so a slow machine takes longer and fails nothing.
 //! - Tests of different programs run side by side, so a test that waits doesn't leave a processor idle. The
 //!   number of running tests of a group ([`schedule::GROUPS`]), which share a resource of the machine, is
 //!   limited.
-//! - Left to others: building (cargo), documentation tests (rustdoc), the choice of seeds
-//!   (`conformance::budget`).
+//! - Everything is built once, for all packages together: a single package would get its dependencies with
+//!   other features. This program itself is built before. It has no dependencies, so nothing is built twice.
+//! - Left to others: documentation tests (rustdoc), the choice of seeds (`conformance::budget`).
 
+mod arguments;
 mod attempt;
+mod documentation;
+mod json;
+mod needs;
 mod programs;
 mod schedule;
 mod summary;
 
-use clap::Parser;
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use arguments::Arguments;
+use programs::{Built, Program};
+use std::ffi::OsString;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
+use summary::{Counts, Summary};
 
-/// Runs tests, each in a process of its own.
-#[derive(Parser)]
-struct Arguments {
-    /// Output of `cargo test --no-run --message-format=json`: the test programs.
-    #[arg(long, value_name = "FILE")]
-    programs: PathBuf,
-    /// Only the tests of this package; may be repeated.
-    #[arg(long, short, value_name = "NAME")]
-    package: Vec<String>,
-    /// Tests that run at the same time [default: half as many again as there are processors].
-    #[arg(long, value_name = "NUMBER")]
-    jobs: Option<NonZeroUsize>,
-    /// Time limit of one test, in minutes.
-    #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
-    minutes: f64,
-    /// Limit of the time in which a test neither prints anything nor uses a processor, in minutes.
-    #[arg(long, value_name = "MINUTES", default_value_t = 5.0)]
-    silent_minutes: f64,
-    /// Fail if the tests didn't take all shares of the budget of seeds and power cuts.
-    #[arg(long)]
-    all_shares: bool,
-    /// Write the numbers of passed, failed and skipped tests to this file, on one line.
-    #[arg(long, value_name = "FILE")]
-    counts: Option<PathBuf>,
-    /// Only tests with one of these texts in their names.
-    #[arg(value_name = "TEXT")]
-    texts: Vec<String>,
+/// Limit of the time in which a test neither prints anything nor uses a processor.
+const SILENT: Duration = Duration::from_secs(300);
+
+/// Prints a line about the run.
+fn say(text: &str) {
+    println!("scripts/test: {text}");
 }
 
-fn run(arguments: &Arguments) -> Result<bool, String> {
-    let text = std::fs::read_to_string(&arguments.programs)
-        .map_err(|error| format!("can't read {}: {error}", arguments.programs.display()))?;
-    let programs = programs::parse(&text, &arguments.package)?;
-    let tests = programs::tests(&programs, &arguments.texts)?;
-    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let jobs = arguments.jobs.map_or((processors * 3).div_ceil(2), NonZeroUsize::get);
-    let limits = attempt::Limits {
-        whole: Duration::from_secs_f64(arguments.minutes * 60.0),
-        silent: Duration::from_secs_f64(arguments.silent_minutes * 60.0),
-    };
-    let results = schedule::run_all(&tests, jobs, limits);
-    let summary = summary::Summary::of(&results);
-    summary.print();
-    let counts = format!("{} {} {}\n", summary.passed, summary.failed, summary.skipped);
-    if let Some(path) = &arguments.counts {
-        std::fs::write(path, counts).map_err(|error| format!("can't write {}: {error}", path.display()))?;
+/// Value of a variable of the environment; `None` if it is empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Refuses packages that the workspace doesn't have.
+fn check_packages(packages: &[String]) -> Result<(), String> {
+    for package in packages {
+        let output = Command::new("cargo").args(["pkgid", package]).output();
+        let output = output.map_err(|error| format!("can't run cargo: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("-p {package}: {}", String::from_utf8_lossy(&output.stderr).trim_end()));
+        }
     }
-    let shares = !arguments.all_shares || summary.took_all_shares();
-    Ok(summary.failed == 0 && shares)
+    Ok(())
+}
+
+/// Builds all tests and the programs that they start.
+fn build() -> Result<Built, String> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("can't run cargo: {error}"))?;
+    if !output.status.success() {
+        return Err("the tests can't be built".to_owned());
+    }
+    Built::parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Variables of the tests' environment.
+fn variables(arguments: &Arguments, built: &Built) -> Vec<(&'static str, OsString)> {
+    let mut variables = Vec::new();
+    if let Some(program) = built.other("siltstone")
+        && variable("SILTSTONE_BIN").is_none()
+    {
+        variables.push(("SILTSTONE_BIN", program.into()));
+    }
+    if arguments.is_long {
+        variables.push(("SILTSTONE_TEST_SECONDS", "long".into()));
+    }
+    variables
+}
+
+/// Runs the selected tests and prints what they report at the end.
+fn run_tests(arguments: &Arguments, programs: &[Program], limit: Duration) -> Result<Counts, String> {
+    let tests = programs::tests(programs, &arguments.texts)?;
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let limits = attempt::Limits { whole: limit, silent: SILENT };
+    let results = schedule::run_all(&tests, arguments.jobs(processors), limits);
+    let summary = Summary::of(&results);
+    summary.print();
+    // A number of seeds has no budget, and so no shares.
+    let has_all_shares = arguments.is_whole() && variable("SILTSTONE_SEEDS").is_none();
+    Ok(summary.judge(has_all_shares))
+}
+
+/// Runs everything that the arguments select.
+fn run(arguments: &Arguments, limit: Duration) -> Result<Counts, String> {
+    let installs = variable("SILTSTONE_NO_INSTALL").is_none();
+    needs::install_missing(installs);
+    needs::fetch_sources(installs);
+    say("builds the tests and the server that foreign programs talk to");
+    let built = std::thread::scope(|scope| {
+        // Runs beside the compiler, because it mostly waits for the network.
+        scope.spawn(|| needs::fetch_guest(installs));
+        build()
+    })?;
+    say("runs the tests");
+    let begun = attempt::now();
+    let mut counts = Counts::default();
+    // Examples in the documentation run beside the other tests: they are mostly built.
+    let documentation = arguments.is_whole().then(documentation::Running::start).transpose();
+    let documentation = documentation.map_err(|error| format!("can't run cargo: {error}"))?;
+    let ended = built.programs_of(&arguments.packages).and_then(|mut programs| {
+        let variables = variables(arguments, &built);
+        programs.iter_mut().for_each(|program| program.variables.clone_from(&variables));
+        run_tests(arguments, &programs, limit)
+    });
+    counts = counts
+        + ended.unwrap_or_else(|error| {
+            say(&error);
+            Counts { failed: 1, ..Counts::default() }
+        });
+    if let Some(documentation) = documentation {
+        let ended = documentation.finish();
+        counts = counts + ended.map_err(|error| format!("can't read rustdoc's output: {error}"))?;
+    }
+    say(&format!("{} s", begun.elapsed().as_secs()));
+    Ok(counts)
+}
+
+/// Counts that are printed: a run of no test fails.
+fn judge(counts: Counts) -> Counts {
+    if counts.all() == 0 {
+        say("no test has such a name");
+        return Counts { failed: 1, ..counts };
+    }
+    counts
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(message) => {
-            eprintln!("test runner: {message}");
-            ExitCode::from(2)
+    let arguments = Arguments::parse(std::env::args().skip(1)).and_then(|arguments| {
+        let limit = arguments.limit(variable("SILTSTONE_TEST_MINUTES").as_deref())?;
+        check_packages(&arguments.packages)?;
+        Ok((arguments, limit))
+    });
+    let ended = match arguments {
+        Ok((arguments, limit)) => run(&arguments, limit).map_err(|error| (error, ExitCode::FAILURE)),
+        Err(error) => Err((error, ExitCode::from(2))),
+    };
+    match ended {
+        Ok(counts) => {
+            let counts = judge(counts);
+            println!("{counts}");
+            if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
+        Err((error, code)) => {
+            say(&error);
+            code
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_no_test_fails() {
+        let none = judge(Counts::default());
+        assert_eq!(none.to_string(), "0 passed, 1 failed, 0 skipped");
+        let skipped = Counts { skipped: 2, ..Counts::default() };
+        assert_eq!(judge(skipped), skipped);
     }
 }

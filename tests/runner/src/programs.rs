@@ -1,6 +1,7 @@
 //! The test programs that cargo built, and the tests in them.
 
-use serde_json::Value;
+use crate::json::Value;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,6 +15,8 @@ pub struct Program {
     pub executable: PathBuf,
     /// Folder of the package: tests run there, as under `cargo test`.
     pub folder: PathBuf,
+    /// Variables of the environment, beside those that `cargo test` sets.
+    pub variables: Vec<(&'static str, OsString)>,
 }
 
 /// A test of a program.
@@ -30,7 +33,7 @@ impl Program {
     /// A command that runs this program as `cargo test` would.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
-        command.current_dir(&self.folder);
+        command.current_dir(&self.folder).envs(self.variables.iter().cloned());
         command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
         // With one thread, tests would run in the main thread; they take their name from that of their
         // thread.
@@ -39,33 +42,57 @@ impl Program {
     }
 }
 
-/// Reads the programs from the messages of `cargo test --no-run --message-format=json`, those of `packages`
-/// if any are named.
-pub fn parse(messages: &str, packages: &[String]) -> Result<Vec<Program>, String> {
-    let mut programs = Vec::new();
-    for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Value =
-            serde_json::from_str(line).map_err(|error| format!("cargo's messages aren't JSON: {error}"))?;
-        let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
-        let (Some(executable), true) = (message["executable"].as_str(), is_test) else { continue };
-        let manifest = message["manifest_path"].as_str().ok_or("a test program has no manifest")?;
-        let folder = Path::new(manifest).parent().ok_or("a manifest has no folder")?.to_owned();
-        let package = package_name(&message["package_id"]).ok_or("a test program has no package")?;
-        let target = message["target"]["name"].as_str().unwrap_or_default().to_owned();
-        if packages.is_empty() || packages.contains(&package) {
-            programs.push(Program { package, target, executable: executable.into(), folder });
+/// Artifacts that cargo built.
+#[derive(Debug)]
+pub struct Built {
+    programs: Vec<Program>,
+    /// Programs that aren't tests, by the names of their targets.
+    others: Vec<(String, PathBuf)>,
+}
+
+impl Built {
+    /// Reads the messages of `cargo test --no-run --message-format=json`.
+    pub fn parse(messages: &str) -> Result<Self, String> {
+        let (mut programs, mut others) = (Vec::new(), Vec::new());
+        for line in messages.lines().filter(|line| line.starts_with('{')) {
+            let message =
+                Value::parse(line).map_err(|error| format!("cargo's messages aren't JSON: {error}"))?;
+            let is_artifact = message.get("reason").text() == Some("compiler-artifact");
+            let (Some(executable), true) = (message.get("executable").text(), is_artifact) else { continue };
+            let target = message.get("target").get("name").text().unwrap_or_default().to_owned();
+            if *message.get("profile").get("test") != Value::Bool(true) {
+                others.push((target, executable.into()));
+                continue;
+            }
+            let manifest = message.get("manifest_path").text().ok_or("a test program has no manifest")?;
+            let folder = Path::new(manifest).parent().ok_or("a manifest has no folder")?.to_owned();
+            let package = package_name(message.get("package_id")).ok_or("a test program has no package")?;
+            let (executable, variables) = (executable.into(), Vec::new());
+            programs.push(Program { package, target, executable, folder, variables });
         }
+        Ok(Built { programs, others })
     }
-    if programs.is_empty() {
-        return Err("cargo built no test program for these packages".to_owned());
+
+    /// Returns the path of a program that isn't a test.
+    pub fn other(&self, target: &str) -> Option<&Path> {
+        self.others.iter().rfind(|(name, _)| name == target).map(|(_, path)| path.as_path())
     }
-    Ok(programs)
+
+    /// Returns the test programs of `packages`, of all if none is named.
+    pub fn programs_of(&self, packages: &[String]) -> Result<Vec<Program>, String> {
+        let is_wanted = |program: &&Program| packages.is_empty() || packages.contains(&program.package);
+        let programs: Vec<Program> = self.programs.iter().filter(is_wanted).cloned().collect();
+        if programs.is_empty() {
+            return Err("cargo built no test program for these packages".to_owned());
+        }
+        Ok(programs)
+    }
 }
 
 /// Name in a package id: `path+file:///folder/block#siltstone-block@0.1.0`, or `…/siltstone#0.1.0` where the
 /// folder has the name of the package.
 fn package_name(id: &Value) -> Option<String> {
-    let (path, fragment) = id.as_str()?.rsplit_once('#')?;
+    let (path, fragment) = id.text()?.rsplit_once('#')?;
     let name = match fragment.split_once('@') {
         Some((name, _)) => name,
         None => path.rsplit('/').next()?,
@@ -79,13 +106,18 @@ pub fn tests<'a>(programs: &'a [Program], texts: &[String]) -> Result<Vec<Test<'
     for program in programs {
         let ignored = list(program, &["--ignored"])?;
         for name in list(program, &[])? {
-            if texts.is_empty() || texts.iter().any(|text| name.contains(text.as_str())) {
+            if is_selected(&name, texts) {
                 let is_ignored = ignored.contains(&name);
                 tests.push(Test { program, name, is_ignored });
             }
         }
     }
     Ok(tests)
+}
+
+/// Whether a name has one of `texts` in it, or there are none.
+fn is_selected(name: &str, texts: &[String]) -> bool {
+    texts.is_empty() || texts.iter().any(|text| name.contains(text.as_str()))
 }
 
 fn list(program: &Program, arguments: &[&str]) -> Result<Vec<String>, String> {
@@ -99,8 +131,12 @@ fn list(program: &Program, arguments: &[&str]) -> Result<Vec<String>, String> {
     if !output.status.success() {
         return Err(format!("{path} --list failed: {}", String::from_utf8_lossy(&output.stderr)));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    Ok(names(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Names of the tests in the output of a test program's `--list --format terse`.
+fn names(list: &str) -> Vec<String> {
+    list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -119,11 +155,29 @@ mod tests {
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        let programs = parse(messages, &[]).expect("cargo's messages");
+        let built = Built::parse(messages).expect("cargo's messages");
+        let programs = built.programs_of(&[]).expect("all packages");
         let names: Vec<_> = programs.iter().map(|program| (&*program.package, &*program.target)).collect();
         assert_eq!(names, [("siltstone-block", "block"), ("siltstone", "integration")]);
         assert_eq!(programs[1].folder, Path::new("/w/crates/siltstone"));
-        assert_eq!(parse(messages, &["siltstone".to_owned()]).expect("one package").len(), 1);
-        assert!(parse(messages, &["siltstone-fs".to_owned()]).is_err());
+        assert_eq!(built.programs_of(&["siltstone".to_owned()]).expect("one package").len(), 1);
+        assert!(built.programs_of(&["siltstone-fs".to_owned()]).is_err());
+        assert_eq!(built.other("siltstone"), Some(Path::new("/w/target/debug/siltstone")));
+        assert_eq!(built.other("integration"), None);
+    }
+
+    #[test]
+    fn names_of_tests_are_listed_and_selected() {
+        let list =
+            names("crash_log::a: test\nworlds::b: test\nbench::c: benchmark\n\n2 tests, 1 benchmark\n");
+        assert_eq!(list, ["crash_log::a", "worlds::b"]);
+        let selected = |texts: &[&str]| -> Vec<bool> {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            list.iter().map(|name| is_selected(name, &texts)).collect()
+        };
+        assert_eq!(selected(&[]), [true, true]);
+        assert_eq!(selected(&["log::", "nothing"]), [true, false]);
+        assert_eq!(selected(&["a", "s::b"]), [true, true]);
+        assert_eq!(selected(&["nothing"]), [false, false]);
     }
 }

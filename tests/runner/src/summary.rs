@@ -4,6 +4,7 @@
 //! skipped as well.
 
 use crate::attempt::{Finished, Outcome};
+use std::time::Duration;
 
 /// Sum of all lines `BUDGET: 3 of 220 shares: NAME: tried 5 of 40 in 1.2 s (1.1 s)`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,18 +15,49 @@ struct Shares {
     offered: u64,
 }
 
-/// Text at the end of a run.
-#[derive(Debug, Default)]
-pub struct Summary {
+/// Numbers of tests by their outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
+}
+
+impl Counts {
+    pub fn all(self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+}
+
+impl std::ops::Add for Counts {
+    type Output = Counts;
+
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            skipped: self.skipped + other.skipped,
+        }
+    }
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Counts { passed, failed, skipped } = self;
+        write!(formatter, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+/// Text at the end of a run.
+#[derive(Debug, Default)]
+pub struct Summary {
+    pub counts: Counts,
     lines: Vec<String>,
     shares: Shares,
 }
 
-/// Number of tests that are listed as the slowest.
-const SLOWEST: usize = 8;
+/// Number of tests that are listed as the slowest, and the least time of one.
+const SLOWEST: (usize, Duration) = (12, Duration::from_secs(1));
 
 impl Summary {
     pub fn of(results: &[Finished]) -> Self {
@@ -34,29 +66,31 @@ impl Summary {
             let skipped = test.output.lines().find(|line| line.starts_with("SKIPPED: "));
             match (&test.outcome, skipped) {
                 (Outcome::Failed(reason), _) => {
-                    summary.failed += 1;
+                    summary.counts.failed += 1;
                     summary.lines.push(format!(
                         "FAILED: {}: {}",
                         test.title,
                         reason.as_deref().unwrap_or("see above")
                     ));
                 }
-                (Outcome::Ignored, _) => summary.skipped += 1,
+                (Outcome::Ignored, _) => summary.counts.skipped += 1,
                 (Outcome::Passed, Some(line)) => {
-                    summary.skipped += 1;
+                    summary.counts.skipped += 1;
                     summary.lines.push(line.to_owned());
                 }
-                (Outcome::Passed, None) => summary.passed += 1,
+                (Outcome::Passed, None) => summary.counts.passed += 1,
             }
             test.output.lines().for_each(|line| summary.shares.add(line));
         }
         // Failures last, next to the counts.
         summary.lines.sort_by_key(|line| line.starts_with("FAILED: "));
-        let mut slowest: Vec<&Finished> = results.iter().collect();
+        let mut slowest: Vec<&Finished> = results.iter().filter(|test| test.took >= SLOWEST.1).collect();
         slowest.sort_by_key(|test| std::cmp::Reverse(test.took));
-        let slowest = slowest.iter().take(SLOWEST);
-        let slowest: Vec<String> =
-            slowest.map(|test| format!("SLOW: {:.0} s: {}", test.took.as_secs_f64(), test.title)).collect();
+        let slowest = slowest.iter().take(SLOWEST.0).map(|test| {
+            let (took, processor) = (test.took.as_secs_f64(), test.processor.as_secs_f64());
+            format!("SLOW: {took:.0} s, processors {processor:.0} s: {}", test.title)
+        });
+        let slowest: Vec<String> = slowest.collect();
         summary.lines.splice(0..0, slowest);
         summary
     }
@@ -69,15 +103,17 @@ impl Summary {
         );
     }
 
-    /// Whether the shares of all tests add up to `SHARES`; reports it if not.
-    pub fn took_all_shares(&self) -> bool {
+    /// Counts of the run. If all shares of the budget must have been taken, one failure is added if they
+    /// weren't and nothing else failed.
+    pub fn judge(&self, must_take_all: bool) -> Counts {
         let Shares { taken, of, .. } = self.shares;
-        if taken != of {
-            println!(
-                "the tests took {taken} shares and the budget has {of}: correct SHARES in crates/conformance/src/budget.rs"
-            );
+        if !must_take_all || taken == of {
+            return self.counts;
         }
-        taken == of
+        println!(
+            "the tests took {taken} shares and the budget has {of}: correct SHARES in crates/conformance/src/budget.rs"
+        );
+        Counts { failed: self.counts.failed.max(1), ..self.counts }
     }
 }
 
@@ -98,7 +134,6 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn finished(outcome: Outcome, output: &str) -> Finished {
         Finished {
@@ -106,6 +141,7 @@ mod tests {
             outcome,
             output: output.to_owned(),
             took: Duration::ZERO,
+            processor: Duration::ZERO,
         }
     }
 
@@ -121,9 +157,18 @@ mod tests {
             finished(Outcome::Ignored, ""),
         ];
         let summary = Summary::of(&results);
-        assert_eq!((summary.passed, summary.failed, summary.skipped), (1, 1, 2));
+        assert_eq!(summary.counts, Counts { passed: 1, failed: 1, skipped: 2 });
+        assert_eq!(summary.counts.to_string(), "1 passed, 1 failed, 2 skipped");
         assert_eq!(summary.shares, Shares { taken: 5, of: 5, tried: 3, offered: 44 });
-        assert!(summary.took_all_shares());
+        assert_eq!(summary.judge(true), summary.counts);
         assert!(summary.lines.last().is_some_and(|line| line.starts_with("FAILED: package test")));
+    }
+
+    #[test]
+    fn shares_that_no_test_took_are_a_failure() {
+        let output = "BUDGET: 3 of 5 shares: a: tried 2 of 40 in 1.2 s (1.1 s)\n";
+        let summary = Summary::of(&[finished(Outcome::Passed, output)]);
+        assert_eq!(summary.judge(true), Counts { passed: 1, failed: 1, skipped: 0 });
+        assert_eq!(summary.judge(false), summary.counts);
     }
 }

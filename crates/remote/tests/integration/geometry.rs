@@ -47,9 +47,9 @@ async fn works(nodes: usize, mib: u64, copies: u64, group: u64, shards: usize) -
 fn each_geometry_works_or_is_refused_with_the_numbers() {
     let long = budget::is_long();
     let shards: &[usize] = if long { &[1, 2, 3, 4, 7, 8, 16, 32] } else { &[1, 3, 32] };
-    let sizes: &[u64] = if long { &[1, 9, 10, 40, 200] } else { &[1, 9, 10, 24] };
-    let counts: &[usize] = if long { &[1, 2, 3, 7, 16] } else { &[1, 2, 7] };
-    let groups: &[u64] = if long { &[1, 2, 8, 64] } else { &[1, 8] };
+    let sizes: &[u64] = if long { &[1, 9, 10, 40] } else { &[1, 9, 10, 24] };
+    let counts: &[usize] = if long { &[1, 2, 3, 7] } else { &[1, 2, 7] };
+    let groups: &[u64] = if long { &[1, 2, 8] } else { &[1, 8] };
     let (mut opened, mut refused) = (0, 0);
     for shards in shards {
         let cases: Vec<(usize, u64, u64, u64)> = counts
