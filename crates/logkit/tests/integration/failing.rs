@@ -71,7 +71,7 @@ impl Failing {
         if is_shut.get() && !is_begun {
             return busy(1).next();
         }
-        let fails = |error: &Error| !is_root && !(is_begun && matches!(error, Error::Busy(_)));
+        let fails = |error: &Error| !(is_root || is_begun && matches!(error, Error::Busy(_)));
         let is_next = self.next.borrow().front().is_some_and(fails);
         if is_next {
             return self.next.borrow_mut().pop_front();
