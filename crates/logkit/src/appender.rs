@@ -9,6 +9,7 @@ use crate::record::{Header, LINK, MAX_LINKS};
 use crate::stream::{CommitQueue, Joint, StreamId, Streams};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
+use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub struct Appender<E> {
     /// Appends in flight, and the entries in them.
     in_flight: Cell<(u32, u32)>,
     records: Vec<(StreamId, RefCell<CommitQueue<Batch<E>>>)>,
+    /// Notified when the last queued entry of a class was taken.
+    drained: Notify,
     spare: RefCell<Vec<Vec<E>>>,
 }
 
@@ -64,6 +67,7 @@ impl<E: Entry> Appender<E> {
             queued: Cell::new(0),
             in_flight: Cell::new((0, 0)),
             records: own.iter().map(queue).collect(),
+            drained: Notify::new(),
             spare: RefCell::default(),
         }
     }
@@ -191,7 +195,22 @@ impl<E: Entry> Appender<E> {
         }
         let taken = batch.entries.len() as u64 - u64::from(was_cut);
         self.queued.set(self.queued.get().saturating_sub(taken));
+        if queue.is_empty() {
+            self.drained.notify_all();
+        }
         batch
+    }
+
+    /// Waits until the last queued entry of some class is taken.
+    pub(crate) async fn next_drained(&self) {
+        self.drained.notified().await;
+    }
+
+    /// Waits until nothing of a class is queued.
+    pub(crate) async fn drained(&self, class: u8) {
+        while !self.is_empty(class) {
+            self.drained.notified().await;
+        }
     }
 
     /// Takes the first queued entry of a class.
@@ -380,7 +399,7 @@ mod tests {
     fn taken(entry: Piece) -> usize {
         let appender = appender();
         appender.push(0, entry);
-        let zone = Taken { zone: 3, generation: 1, limit: None };
+        let zone = Taken { zone: 3, generation: 1, limit: None, is_open: false };
         let zone = ZoneWriter::new(zone, 0, &layout(), Builder::default());
         appender.take(0, &zone, |_, _| unreachable!("it is atomic")).entries.len()
     }

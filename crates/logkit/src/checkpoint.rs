@@ -127,7 +127,7 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
         return Err(error);
     }
     let written = match prepared {
-        // Writing a root may open a zone.
+        Ok(()) if !writer.opens_zone(&kit.layout) => writer.write(&*kit.zones, &kit.layout, &root).await,
         Ok(()) => {
             kit.until_opened(&mut [], async || writer.write(&*kit.zones, &kit.layout, &root).await).await
         }
@@ -191,7 +191,7 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
 
 /// Seals the open zone of checkpoints, if a drive that opens no zone needs it.
 pub(crate) async fn seal_for_drive(kit: &Kit) {
-    let requests = kit.seals_asked();
+    let requests = kit.budget().requests();
     let zone = kit.checkpoints.zone.borrow_mut().take_if(|zone| zone.is_asked_for_drive(requests));
     if let Some(zone) = zone {
         kit.seal_now(zone).await;
@@ -245,9 +245,8 @@ pub async fn append<O: Owner>(
     let outcome = kit.append(&mut zone, &header, Payload::from(data), &mut []).await;
     kit.flusher.appended(zone.zone());
     if let Err(error) = outcome {
-        kit.abandon(zone.zone(), zone.position()).await;
+        kit.abandon_after(&error, &zone).await;
         drop(zone);
-        kit.note_no_space(&error);
         return Err(error.in_context("a record of a checkpoint"));
     }
     count(&kit.counters.overhead_blocks, blocks);

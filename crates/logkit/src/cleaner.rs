@@ -18,6 +18,7 @@ use crate::owner::Owner;
 use crate::pace;
 use crate::pool::{CHECKPOINT_CLASS, Usage};
 use crate::reset::{has_coverable, has_resettable, reset_dead};
+use crate::seals;
 use crate::space::seal_filler;
 use crate::victim::{Piece, Victim};
 use block::{Error, Result};
@@ -146,7 +147,7 @@ impl<O: Owner> Cleaner<O> {
         let owner = self.owner.clone();
         let kit = owner.kit();
         let woken = kit.events.cleaner.notified();
-        self.mover.answer(&*owner).await;
+        self.mover.answer_between(&*owner, self.in_hand.is_some()).await;
         let mut answers = Answers::default();
         loop {
             let state = self.observe(answers);
@@ -207,6 +208,7 @@ impl<O: Owner> Cleaner<O> {
                     );
                     kit.events.freed.notify_all();
                     let woken = kit.events.cleaner.notified();
+                    self.mover.answer(&*owner).await;
                     runtime::sleep(decision::REST).await;
                     if !limit.is_zero() {
                         let _woken = runtime::timeout(limit, woken).await;
@@ -306,15 +308,17 @@ impl<O: Owner> Cleaner<O> {
 
     /// Waits to be woken. Before that, wakes waiting writers if a zone is free or none can be freed.
     /// Otherwise the writers would only request the same work again.
-    async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
-        let kit = self.owner.kit();
+    async fn wait(&mut self, woken: impl Future<Output = ()>, until_commit: bool) {
+        let owner = self.owner.clone();
+        let kit = owner.kit();
         if until_commit {
             kit.wake_cleaner_with_next_commit();
         }
         if kit.is_stuck() || kit.pool.free() > self.owner.kept_zones() {
             kit.events.freed.notify_all();
         }
-        woken.await;
+        let kept = self.mover.answer_between(&*owner, self.in_hand.is_some()).await;
+        seals::until(kept, woken).await;
     }
 
     /// Lets the policy choose a victim, and finds its live pieces.

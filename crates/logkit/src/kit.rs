@@ -1,42 +1,33 @@
-//! The parts of a log on one shard, and the opening, sealing and abandoning of its zones.
+//! The parts of a log on one shard.
 //!
 //! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the
 //! log, its closing, and the events by which tasks wake each other.
 
-use crate::checkpoint::{self, Checkpoints};
+use crate::checkpoint::Checkpoints;
 use crate::cleaning::Policy;
 use crate::flusher::Flusher;
 use crate::idle::Marks;
 use crate::layout::Layout;
 use crate::mover::Turns;
 use crate::pace::Pace;
-use crate::pool::budget::{Budget, DriveTurn, Permit, Purpose, Requests};
-use crate::pool::{CHECKPOINT_CLASS, ZonePool};
-use crate::prepare;
+use crate::pool::budget::Budget;
+use crate::pool::{CHECKPOINT_CLASS, Usage, ZonePool};
 use crate::readers::Readers;
 use crate::record::Identity;
 use crate::root::{Root, RootWriter};
 use crate::seals;
 use crate::shards::{self, Event, Member, Shared};
-use crate::space::{Space, seal_filler};
+use crate::space::Space;
 use crate::stream::{StreamId, Streams};
 use crate::summary::Builder;
-use crate::zone_writer::ZoneWriter;
-use block::{Error, Payload, Result, ZoneIndex, Zones};
+use block::{Error, Result, Zones};
 use runtime::TaskGroup;
 use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
-/// Time between attempts of an append that the drive refuses because it has its maximum of open zones, and
-/// time after which the append fails.
-const BETWEEN_BUSY: Duration = Duration::from_millis(10);
-const MAX_BUSY: Duration = Duration::from_secs(10);
-/// Number of attempts between two requests to other shards to seal their zones.
-const ATTEMPTS_TO_ASK: u32 = 100;
 
 /// Settings of an open log; none is stored on the medium.
 #[derive(Debug, Clone)]
@@ -210,12 +201,12 @@ pub struct Kit {
     shared: Arc<Shared>,
     member: Rc<Member>,
     is_closing: Cell<bool>,
-    /// Number of requests to seal that the owner made on this shard alone.
-    seals_asked_here: Cell<u64>,
+    /// Zones that the owner asked the lanes of this shard to seal, with their generations.
+    to_seal: RefCell<BTreeSet<(u32, u64)>>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
     /// Permits of zones that are sealed in the background.
-    sealing: Rc<Semaphore>,
+    pub(crate) sealing: Rc<Semaphore>,
     spare_summaries: RefCell<Vec<Builder>>,
 }
 
@@ -308,7 +299,7 @@ impl Kit {
             shared,
             member,
             is_closing: Cell::new(false),
-            seals_asked_here: Cell::new(0),
+            to_seal: RefCell::default(),
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             spare_summaries: RefCell::default(),
@@ -372,22 +363,28 @@ impl Kit {
         self.is_closing.get()
     }
 
-    /// Asks the lanes of this shard to seal their open zones between two records, for an owner that must
-    /// erase their contents.
-    pub fn seal_lanes(&self) {
-        self.seals_asked_here.set(self.seals_asked_here.get() + 1);
-        seals::wake(self);
+    /// Asks the lanes of this shard to seal those of these zones that they have open, each between two
+    /// records, for an owner that must erase their contents.
+    pub fn seal_lanes(&self, zones: impl IntoIterator<Item = u32>) {
+        let is_open = |zone: u32| Some(self.pool.get(zone)).filter(|state| state.usage == Usage::Open);
+        let mut asked = self.to_seal.borrow_mut();
+        // Zones that others have sealed since.
+        asked
+            .retain(|(zone, generation)| is_open(*zone).is_some_and(|state| state.generation == *generation));
+        let before = asked.len();
+        asked.extend(zones.into_iter().filter_map(|zone| Some((zone, is_open(zone)?.generation))));
+        let is_new = asked.len() > before;
+        drop(asked);
+        if is_new {
+            seals::wake(self);
+        }
     }
 
-    /// Numbers of [requests to seal zones](seals) that concern this shard.
+    /// Whether the owner asked for this zone to be sealed.
     #[inline]
-    pub(crate) fn seals_asked(&self) -> Requests {
-        self.with_own_requests(self.budget().requests())
-    }
-
-    /// Adds the requests of this shard's owner to those of all shards.
-    fn with_own_requests(&self, requests: Requests) -> Requests {
-        Requests { for_permits: requests.for_permits + self.seals_asked_here.get(), ..requests }
+    pub(crate) fn is_to_seal(&self, zone: u32, generation: u64) -> bool {
+        let asked = self.to_seal.borrow();
+        !asked.is_empty() && asked.contains(&(zone, generation))
     }
 
     /// Begins to close the log: lanes and cleaner end once nothing is queued.
@@ -450,211 +447,14 @@ impl Kit {
         &self.shared.budget
     }
 
-    /// Purpose of a class's zones in the budget of open zones.
-    fn purpose(&self, class: u8) -> Purpose {
-        match class {
-            CHECKPOINT_CLASS => Purpose::Checkpoint,
-            class if self.is_users(class) => Purpose::Log,
-            _ => Purpose::Tables,
-        }
+    /// Returns memory for a zone's summary.
+    pub(crate) fn take_summary(&self) -> Builder {
+        self.spare_summaries.borrow_mut().pop().unwrap_or_default()
     }
 
-    /// Opens a zone for a class, if more than `keep` are free and the budget of open zones has a permit.
-    pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
-        let permit = self.budget().try_take(self.purpose(class))?;
-        self.open_with(permit, class, keep)
-    }
-
-    /// Opens a zone for a class, after waiting for a permit of the budget of open zones, if more than `keep`
-    /// zones are free then.
-    pub async fn open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
-        let permit = self.budget().take(self.purpose(class)).await;
-        self.open_with(permit, class, keep)
-    }
-
-    /// Opens a zone as [`open_zone`](Self::open_zone) does, for a task that holds other zones. If it has to
-    /// wait for a permit, it seals the held zones first, because other tasks, or this one, may be waiting for
-    /// their permits.
-    pub(crate) async fn open_zone_beside(
-        &self,
-        class: u8,
-        keep: u32,
-        held: &mut [Option<ZoneWriter>],
-    ) -> Option<ZoneWriter> {
-        let purpose = self.purpose(class);
-        let permit = match self.budget().try_take(purpose) {
-            Some(permit) => permit,
-            None => {
-                self.seal_all(held).await;
-                seal_filler(self).await;
-                self.budget().take(purpose).await
-            }
-        };
-        self.open_with(permit, class, keep)
-    }
-
-    /// Seals these zones.
-    pub(crate) async fn seal_all(&self, held: &mut [Option<ZoneWriter>]) {
-        for zone in held.iter_mut().filter_map(Option::take) {
-            self.seal_now(zone).await;
-        }
-    }
-
-    /// Appends a record, whose header is given in addition to the payload, to a zone, for a task that holds
-    /// other zones. If the drive refuses because it has its maximum of open zones, more are open than the
-    /// budget counts: zones are sealed and the append is retried ([`until_opened`](Self::until_opened)).
-    ///
-    /// # Errors
-    /// Errors of the append, [`Error::Busy`] after 10 s. The zone must not be appended to afterwards.
-    pub(crate) async fn append(
-        self: &Rc<Self>,
-        zone: &mut ZoneWriter,
-        header: &[u8],
-        payload: Payload,
-        held: &mut [Option<ZoneWriter>],
-    ) -> Result<()> {
-        if !zone.is_empty() {
-            return zone.append(&*self.zones, &self.layout, header, payload).await;
-        }
-        self.until_opened(held, async || {
-            zone.begin(self.budget().requests().for_drive);
-            zone.append(&*self.zones, &self.layout, header, payload.clone()).await
-        })
-        .await
-    }
-
-    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive
-    /// has as many open zones as it permits, those of the task are sealed at once, and the holders of all
-    /// others are [asked](seals) to seal theirs. Tasks that the drive refused try again one after the other,
-    /// at each finish of a zone. A task that comes later waits for them, since it may have sealed its zone
-    /// for them.
-    ///
-    /// # Errors
-    /// Errors of `open`; [`Error::Busy`] if the task could open none within 10 s of its turn, although every
-    /// holder was asked.
-    pub(crate) async fn until_opened<T>(
-        self: &Rc<Self>,
-        held: &mut [Option<ZoneWriter>],
-        mut open: impl AsyncFnMut() -> Result<T>,
-    ) -> Result<T> {
-        let mut turn = None;
-        if self.budget().has_refused() {
-            turn = Some(self.drive_turn(held).await.0);
-        }
-        let (mut begun, mut attempts) = (runtime::now(), 0);
-        loop {
-            let finished = self.budget().finished();
-            let outcome = open().await;
-            let Err(Error::Busy(detail)) = &outcome else { return outcome };
-            if begun.elapsed() >= MAX_BUSY {
-                return outcome;
-            }
-            let turn = match &turn {
-                Some(turn) => turn,
-                None => {
-                    let (joined, has_waited) = self.drive_turn(held).await;
-                    let joined = turn.insert(joined);
-                    if has_waited {
-                        begun = runtime::now();
-                        continue;
-                    }
-                    joined
-                }
-            };
-            if attempts % ATTEMPTS_TO_ASK == 0 {
-                tracing::debug!("a zone can't be opened yet: {detail}");
-                self.seal_all(held).await;
-                seal_filler(self).await;
-                checkpoint::seal(self).await;
-                prepare::put_back(self).await;
-                self.budget().ask_for_drive();
-            }
-            attempts += 1;
-            let _finished = runtime::timeout(BETWEEN_BUSY, turn.finish(finished)).await;
-        }
-    }
-
-    /// Waits until all tasks that the drive refused earlier have opened their zones or given up, for a task
-    /// that holds zones. Returns whether there were any.
-    async fn drive_turn(&self, held: &mut [Option<ZoneWriter>]) -> (DriveTurn, bool) {
-        let turn = self.budget().join_refused();
-        let waits = !turn.is_first();
-        if waits {
-            seals::park(self, held, turn.first()).await;
-        }
-        (turn, waits)
-    }
-
-    fn open_with(&self, permit: Permit, class: u8, keep: u32) -> Option<ZoneWriter> {
-        let taken = self.pool.take(class, keep, self.is_users(class), self.clock())?;
-        let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
-        let before = self.with_own_requests(permit.opened());
-        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit, before))
-    }
-
-    /// Seals a zone in a background task: appends the summary and finishes the zone. Returns when the task
-    /// has begun. Waits while as many zones are being sealed as there are lanes, because the drive may limit
-    /// open zones.
-    pub async fn seal(self: &Rc<Self>, mut zone: ZoneWriter) {
-        zone.begin_sealing();
-        let permit = self.sealing.acquire(1).await;
-        let kit = self.clone();
-        let sealing = async move {
-            kit.seal_now(zone).await;
-            drop(permit);
-        };
-        self.tasks.spawn(sealing).detach();
-    }
-
-    /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records
-    /// and takes no more.
-    pub async fn seal_now(&self, mut zone: ZoneWriter) {
-        zone.begin_sealing();
-        let _permit = zone.take_permit();
-        let (number, end) = (zone.zone(), zone.position());
-        if zone.is_empty() {
-            self.pool.put_back(number);
-            return;
-        }
-        match zone.seal(&*self.zones, &self.layout, &self.identity).await {
-            Ok((blocks, summary)) => {
-                self.budget().note_finished();
-                count(&self.counters.overhead_blocks, u64::from(blocks - end));
-                self.pool.note_end(number, blocks, false);
-                self.spare_summaries.borrow_mut().push(summary);
-                self.pool.set_full(number);
-                self.look_again();
-            }
-            Err(error) => {
-                tracing::warn!("zone {number} can't be sealed: {error}; its records are kept");
-                self.abandon(number, end).await;
-                self.note_no_space(&error);
-            }
-        }
-    }
-
-    /// Finishes a zone to which an append failed, without a summary, so that its records can be read and
-    /// cleaned.
-    pub async fn abandon(&self, zone: u32, end: u32) {
-        self.pool.note_end(zone, end, true);
-        match self.zones.finish(ZoneIndex(zone)).await {
-            Ok(()) => {
-                self.budget().note_finished();
-                self.pool.set_full(zone);
-                self.look_again();
-            }
-            Err(error) => {
-                tracing::warn!(
-                    "zone {zone} can't be finished: {error}; it isn't used until the log is opened again"
-                );
-                let report = self.zones.report(ZoneIndex(zone), 1).await;
-                // The zone is assumed to be active on the drive unless the report shows otherwise.
-                if report.is_ok_and(|reports| reports.iter().all(|report| report.state.is_active())) {
-                    self.budget().lose();
-                }
-                self.set_damaged(zone);
-            }
-        }
+    /// Keeps the memory of a summary for the next zone.
+    pub(crate) fn keep_summary(&self, summary: Builder) {
+        self.spare_summaries.borrow_mut().push(summary);
     }
 
     /// Excludes a zone from use until the log is opened again.

@@ -60,7 +60,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     // Since when no zone was free.
     let mut refusing: Option<runtime::Instant> = None;
     loop {
-        seals::answer(kit, &mut zones).await;
+        let kept = seals::answer(kit, &mut zones, |class| !appender.is_empty(class)).await;
         let Some(class) = appender.ready_class() else {
             if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
                 break;
@@ -69,7 +69,14 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                 idle::append(&owner, &mut zones, &mut frozen).await;
                 continue;
             }
-            kit.events.work.notified().await;
+            match kept {
+                None => kit.events.work.notified().await,
+                // A zone is kept only while entries are queued for it.
+                Some(_) => {
+                    let changed = seals::first_of(kit.events.work.notified(), appender.next_drained());
+                    seals::until(kept, changed).await;
+                }
+            }
             // Clients that got the same completion, or arrive in the same turn, join the record.
             runtime::yield_now().await;
             continue;
@@ -175,7 +182,10 @@ async fn open_zone<O: Owner>(
         if owner.appender().is_empty(class) {
             return Ok(None);
         }
-        if let Some(zone) = kit.open_zone_beside(class, owner.kept_zones(), held).await {
+        // Without queued entries the lane leaves the permit to others: another lane has taken them.
+        let drained = owner.appender().drained(class);
+        let Some(permit) = kit.permit_beside(class, held, drained).await else { continue };
+        if let Some(zone) = kit.open_with(permit, class, owner.kept_zones()) {
             kit.events.cleaner.notify_all();
             return Ok(Some(zone));
         }
@@ -352,10 +362,13 @@ pub async fn write_record<O: Owner>(
             }
             Err(error) => error,
         };
+        if let Some(failure) = kit.failure() {
+            batch.entries.iter().for_each(|entry| owner.refuse(entry, &failure));
+            return Written::default();
+        }
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
-        kit.abandon(zone.zone(), zone.position()).await;
+        kit.abandon_after(&error, &zone).await;
         drop(zone);
-        kit.note_no_space(&error);
         // Acknowledged data can't be refused; entries without data are written to another zone.
         if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(has_acknowledged_data) {
             space::refuse_record(owner, number, batch, frozen, &error, held).await;

@@ -16,7 +16,8 @@
 //!
 //! On each shard, in a [`Kit`]:
 //! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries
-//!   and frozen records; [`zone_writer`]: one open zone.
+//!   and frozen records; [`zone_writer`]: one open zone; `opening`, `sealing`: opening and sealing zones;
+//!   [`seals`]: requests to seal them.
 //! - [`prepare`]: opens the next zone of a lane before the lane needs it.
 //! - [`flusher`]: makes appends durable, also on an idle shard (`idle`); [`space`]: handles a device below
 //!   that runs out of space.
@@ -44,6 +45,7 @@ pub mod lane;
 pub mod layout;
 pub mod leb128;
 pub mod mover;
+mod opening;
 pub mod owner;
 pub mod pace;
 pub mod pool;
@@ -54,6 +56,7 @@ pub mod recovery;
 pub mod reset;
 pub mod root;
 pub mod scan;
+mod sealing;
 pub mod seals;
 pub mod shards;
 pub mod space;

@@ -15,6 +15,7 @@ use runtime::sync::Notify;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Excludes moves during a checkpoint.
 #[derive(Debug, Default)]
@@ -189,9 +190,15 @@ impl Mover {
         }
     }
 
-    /// Seals the open zones, if a task asked for it.
+    /// Seals the open zones, if a task asked for it: no move follows at once.
     pub async fn answer<O: Owner>(&mut self, owner: &O) {
-        seals::answer(owner.kit(), &mut self.zones).await;
+        seals::answer_idle(owner.kit(), &mut self.zones).await;
+    }
+
+    /// Seals the open zones, if a task asked for it. While moves follow, a zone is kept for a quantum.
+    /// Returns the time until the next one has to be sealed.
+    pub(crate) async fn answer_between<O: Owner>(&mut self, owner: &O, has_moves: bool) -> Option<Duration> {
+        seals::answer(owner.kit(), &mut self.zones, |_| has_moves).await
     }
 
     /// Waits for work that another shard does, and seals the open zones as soon as a task asks for it: the

@@ -113,6 +113,8 @@ pub struct Taken {
     /// Number of blocks from the start that may be written while the device below has no other space; `None`
     /// for all.
     pub limit: Option<u32>,
+    /// Whether the zone was opened ahead: it is open on the medium.
+    pub is_open: bool,
 }
 
 #[derive(Debug)]
@@ -558,7 +560,8 @@ impl ZonePool {
             open.retain(|other| *other != zone && zones[*other as usize].usage == Usage::Open);
             open.push(zone);
         }
-        Some(Taken { zone, generation, limit })
+        let is_open = state.prepared.contains(&zone);
+        Some(Taken { zone, generation, limit, is_open })
     }
 
     /// Takes a free zone to be opened ahead, if more than `keep` zones are free and fewer than `most`

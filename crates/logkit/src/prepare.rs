@@ -81,7 +81,10 @@ pub(crate) fn look_ahead<O: Owner>(owner: &Rc<O>, zone: &mut ZoneWriter, record:
 
 async fn open_ahead(kit: &Kit, zone: u32) {
     match kit.zones.open(ZoneIndex(zone)).await {
-        Ok(()) => kit.pool.end_preparing(zone, true),
+        Ok(()) => {
+            kit.budget().drive().note_opened();
+            kit.pool.end_preparing(zone, true);
+        }
         // The zone is unchanged: more zones are open than are counted here.
         Err(error @ Error::Busy(_)) => {
             tracing::debug!("opening zone {zone} ahead: {error}");
@@ -107,7 +110,7 @@ pub(crate) async fn put_back(kit: &Kit) {
     {
         match kit.zones.reset(ZoneIndex(zone), EraseGuarantee::None).await {
             Ok(generation) => {
-                kit.budget().note_finished();
+                kit.budget().drive().note_finished();
                 kit.pool.end_discarding(zone, generation);
             }
             Err(error) => {

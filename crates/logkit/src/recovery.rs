@@ -32,6 +32,7 @@ use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
 use crate::kit::Parts;
 use crate::layout::{Layout, ROOT_ZONES};
+use crate::pool::budget::drive::{BETWEEN_BUSY, MAX_BUSY, still_busy};
 use crate::pool::{CHECKPOINT_CLASS, Usage, ZonePool};
 use crate::record::{Identity, Relation, sum_of};
 use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
@@ -606,11 +607,24 @@ pub async fn settle(
     Ok(())
 }
 
+/// Error for a root that the drive opens no zone for; `begun` zones of the log are open.
+#[cold]
+fn root_is_refused(error: &Error, since: runtime::Instant, zones: &dyn Zones, begun: usize) -> Error {
+    let geometry = zones.geometry();
+    let limit = |limit: u32| if limit == 0 { "any number".to_owned() } else { limit.to_string() };
+    still_busy(error, since.elapsed()).in_context(format!(
+        "root of the log: it needs an open zone, and the log has {begun} others; the drive permits {} open and {} active",
+        limit(geometry.max_open),
+        limit(geometry.max_active)
+    ))
+}
+
 /// Begins a new epoch of a recovered log with these last records: makes the recovered log durable, and
 /// invalidates records that aren't part of it. Returns the new root.
 ///
 /// # Errors
-/// Errors of finishing zones and of writing the root.
+/// Errors of finishing zones and of writing the root; [`Error::Busy`] if the drive opens no zone for the root
+/// within 10 s.
 pub async fn begin(
     zones: &dyn Zones,
     layout: &Layout,
@@ -633,7 +647,16 @@ pub async fn begin(
         Ok(()) | Err(Error::NoSpace(_)) => {}
         Err(error) => return Err(error),
     }
-    writer.write(zones, layout, &root).await?;
+    let since = runtime::now();
+    loop {
+        match writer.write(zones, layout, &root).await {
+            Ok(()) => break,
+            // Another program may finish its zones.
+            Err(Error::Busy(_)) if since.elapsed() < MAX_BUSY => runtime::sleep(BETWEEN_BUSY).await,
+            Err(error @ Error::Busy(_)) => return Err(root_is_refused(&error, since, zones, begun.len())),
+            Err(error) => return Err(error),
+        }
+    }
     // Zones are finished only after the root: the summary of a full zone is trusted, and an unfinished zone
     // may have a summary although some of its records are lost. From here on the root names the records that
     // are part of the log.

@@ -417,6 +417,11 @@ impl RootWriter {
         reserved.map_err(|error| error.in_context("reserving space for the next root of the log"))
     }
 
+    /// Whether the next root begins a zone, which the drive may refuse to open.
+    pub fn opens_zone(&self, layout: &Layout) -> bool {
+        self.open.is_none_or(|open| open.position == 0 || open.position >= layout.zone_blocks)
+    }
+
     /// Durably writes a root.
     ///
     /// # Errors

@@ -13,16 +13,22 @@
 //! - a task of each shard seals what no task holds at the moment: the filler, the zone of checkpoints, and
 //!   the owner's idle movers. It wakes the others.
 //!
+//! A holder that has no records for a zone answers at once, also while it waits. One that has keeps the zone
+//! for a [quantum](crate::zone_writer), and answers after each record and at the end of the quantum: two
+//! tasks with one permit would otherwise use a zone for each record. A request is ignored once no task waits
+//! that the zone would help.
+//!
 //! The zone of checkpoints is sealed for a drive only: the budget always leaves a permit to checkpoints.
 
 use crate::checkpoint;
 use crate::kit::Kit;
 use crate::owner::Owner;
-use crate::space::seal_filler;
+use crate::space::answer_with_filler;
 use crate::zone_writer::ZoneWriter;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// Starts to answer requests on this shard, until its owner is dropped.
 pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
@@ -33,8 +39,10 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
             seen = budget.wanted(seen).await;
             let Some(owner) = weak.upgrade() else { break };
             let kit = owner.kit();
+            // A close waits for the seals.
+            let _sealing = kit.tasks.enter();
             wake(kit);
-            seal_filler(kit).await;
+            answer_with_filler(kit).await;
             checkpoint::seal_for_drive(kit).await;
         }
     };
@@ -46,6 +54,7 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
         loop {
             seen = budget.wanted(seen).await;
             let Some(owner) = weak.upgrade() else { break };
+            let _sealing = owner.kit().tasks.enter();
             owner.seal_idle_movers().await;
         }
     };
@@ -59,13 +68,44 @@ pub(crate) fn wake(kit: &Kit) {
     kit.events.seals.notify_all();
 }
 
-/// Seals those of a task's zones that a request concerns, also a request that is made meanwhile.
-pub(crate) async fn answer(kit: &Kit, held: &mut [Option<ZoneWriter>]) {
-    loop {
-        let requests = kit.seals_asked();
-        let is_asked = |zone: &mut ZoneWriter| zone.is_asked_for(requests);
-        let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_asked)) else { break };
+/// Time until an open zone has to be sealed because a task asked for it and still waits, or because the owner
+/// asked; `None` if neither has. A holder that has records for the zone keeps it for a quantum.
+pub(crate) fn time_left(kit: &Kit, zone: &ZoneWriter, has_records: bool) -> Option<Duration> {
+    if kit.is_to_seal(zone.zone(), zone.generation()) {
+        return Some(Duration::ZERO);
+    }
+    let requests = kit.budget().requests();
+    let is_lacked = zone.is_asked_for(requests)
+        && (zone.is_permit_lacked() || zone.is_asked_for_drive(requests) && kit.budget().has_refused());
+    is_lacked.then(|| if has_records { zone.quantum_left() } else { Duration::ZERO })
+}
+
+/// Seals those of a task's zones that a request concerns, also a request that is made meanwhile. The task has
+/// records for zones of the classes for which `has_records` holds. Returns the time until the next of these
+/// has to be sealed, by which the task answers again.
+pub(crate) async fn answer(
+    kit: &Kit,
+    held: &mut [Option<ZoneWriter>],
+    has_records: impl Fn(u8) -> bool,
+) -> Option<Duration> {
+    let left = |zone: &ZoneWriter| time_left(kit, zone, has_records(zone.class()));
+    let is_due = |zone: &mut ZoneWriter| left(zone).is_some_and(|left| left.is_zero());
+    while let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_due)) {
         kit.seal_now(zone).await;
+    }
+    held.iter().flatten().filter_map(left).min()
+}
+
+/// Seals those of a task's zones that a request concerns, for a task that has no records for them.
+pub(crate) async fn answer_idle(kit: &Kit, held: &mut [Option<ZoneWriter>]) {
+    answer(kit, held, |_| false).await;
+}
+
+/// Waits for an event, for at most the time for which a zone is kept.
+pub(crate) async fn until(kept: Option<Duration>, event: impl Future<Output = ()>) {
+    match kept {
+        None => event.await,
+        Some(left) => drop(runtime::timeout(left, event).await),
     }
 }
 
@@ -74,13 +114,23 @@ pub(crate) async fn park<T>(kit: &Kit, held: &mut [Option<ZoneWriter>], event: i
     let mut event = pin!(event);
     loop {
         let mut asked = pin!(kit.events.seals.notified());
-        answer(kit, held).await;
-        let ended = std::future::poll_fn(|context| match event.as_mut().poll(context) {
-            Poll::Ready(value) => Poll::Ready(Some(value)),
-            Poll::Pending => asked.as_mut().poll(context).map(|()| None),
+        answer_idle(kit, held).await;
+        let ended = first_of(async { Some(event.as_mut().await) }, async {
+            asked.as_mut().await;
+            None
         });
         if let Some(value) = ended.await {
             return value;
         }
     }
+}
+
+/// Waits for one of two futures; the first is preferred.
+pub(crate) async fn first_of<T>(first: impl Future<Output = T>, second: impl Future<Output = T>) -> T {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    std::future::poll_fn(|context| match first.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(value),
+        Poll::Pending => second.as_mut().poll(context),
+    })
+    .await
 }

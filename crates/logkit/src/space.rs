@@ -277,6 +277,14 @@ pub(crate) async fn seal_filler(kit: &Kit) {
     }
 }
 
+/// Seals the filler if it is open and a task asked for it.
+pub(crate) async fn answer_with_filler(kit: &Kit) {
+    let filler = kit.space.filler.borrow_mut().take_if(|zone| seals::time_left(kit, zone, false).is_some());
+    if let Some(zone) = filler {
+        kit.seal_now(zone).await;
+    }
+}
+
 /// Refuses the data of a record that found no space, and writes its other entries to the filler, under its
 /// number.
 pub(crate) async fn refuse_record<O: Owner>(
@@ -345,7 +353,7 @@ async fn fill<O: Owner>(
         if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, space.filling.acquire(1)).await {
             break alone;
         }
-        seals::answer(kit, held).await;
+        seals::answer_idle(kit, held).await;
         // An earlier record may wait for space: the requests of this one are answered meanwhile.
         if space.has_unfilled() {
             batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
@@ -358,7 +366,7 @@ async fn fill<O: Owner>(
     // After an attempt that cost a zone: time of the next attempt, and the pause after that.
     let (mut next_zone, mut between_zones) = (since, BETWEEN_ATTEMPTS);
     loop {
-        seals::answer(kit, held).await;
+        seals::answer_idle(kit, held).await;
         // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
         let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
         let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
@@ -377,6 +385,8 @@ async fn fill<O: Owner>(
                 Ok(()) => {
                     (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
+                    // A request may have come while the filler was in use.
+                    answer_with_filler(kit).await;
                     if is_unfilled {
                         space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
                     }
@@ -384,9 +394,8 @@ async fn fill<O: Owner>(
                 }
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be written to the filler: {error}");
-                    kit.abandon(zone.zone(), zone.position()).await;
+                    kit.abandon_after(&error, &zone).await;
                     drop(zone);
-                    kit.note_no_space(&error);
                     // A zone that the cleaner frees wouldn't have space either.
                     is_patient = false;
                     next_zone = runtime::now() + between_zones;

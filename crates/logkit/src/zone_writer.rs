@@ -7,6 +7,21 @@ use crate::pool::budget::{Permit, Requests};
 use crate::record::{Header, Identity};
 use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
+use runtime::Instant;
+use std::time::Duration;
+
+/// Longest time for which a holder that has records for a zone keeps it although a task asks for it, and the
+/// share of the capacity, 1/2, after which it doesn't. Without a quantum, tasks with one permit too few would
+/// use a zone for each record; with a longer one, they would wait longer.
+pub(crate) const QUANTUM: Duration = Duration::from_secs(1);
+const QUANTUM_SHARE: u32 = 2;
+
+fn quantum_left(position: u32, capacity: u32, age: Duration) -> Duration {
+    match position >= capacity / QUANTUM_SHARE {
+        true => Duration::ZERO,
+        false => QUANTUM.saturating_sub(age),
+    }
+}
 
 /// An open zone with its write pointer and the headers of its records.
 #[derive(Debug)]
@@ -19,8 +34,12 @@ pub struct ZoneWriter {
     summary: Builder,
     /// A zone was opened ahead to follow this one.
     has_next: bool,
+    /// The zone was opened ahead, so its first append doesn't open it.
+    is_open: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
+    /// Time since which the zone uses a permit or is open on the drive.
+    since: Instant,
     /// Numbers of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
     seals_before: Requests,
 }
@@ -30,7 +49,7 @@ impl ZoneWriter {
     pub fn new(taken: Taken, class: u8, layout: &Layout, mut summary: Builder) -> Self {
         summary.clear();
         let capacity = taken.limit.map_or(layout.zone_blocks, |limit| limit.min(layout.zone_blocks));
-        let Taken { zone, generation, .. } = taken;
+        let Taken { zone, generation, is_open, .. } = taken;
         ZoneWriter {
             zone,
             generation,
@@ -39,7 +58,9 @@ impl ZoneWriter {
             capacity,
             summary,
             has_next: false,
+            is_open,
             permit: None,
+            since: Instant::from_nanoseconds(0),
             seals_before: Requests::default(),
         }
     }
@@ -48,16 +69,22 @@ impl ZoneWriter {
     /// the numbers of requests to seal zones before it was opened.
     #[must_use]
     pub(crate) fn with_permit(self, permit: Permit, seals_before: Requests) -> Self {
-        ZoneWriter { permit: Some(permit), seals_before, ..self }
+        ZoneWriter { permit: Some(permit), seals_before, since: runtime::now(), ..self }
     }
 
     /// Notes that the drive is about to open this zone: requests that were made before because the drive
     /// opened no zone, `for_drive` of them, don't concern it.
     pub(crate) fn begin(&mut self, for_drive: u64) {
         self.seals_before.for_drive = for_drive;
+        self.since = runtime::now();
     }
 
-    /// Whether one of these numbers of requests concerns this zone.
+    /// Whether the zone is open on the drive, so that an append doesn't open it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open || !self.is_empty()
+    }
+
+    /// Whether a request concerns this zone, of those with these numbers.
     pub(crate) fn is_asked_for(&self, requests: Requests) -> bool {
         self.seals_before.for_permits < requests.for_permits || self.is_asked_for_drive(requests)
     }
@@ -65,6 +92,16 @@ impl ZoneWriter {
     /// Whether a request concerns this zone that was made because the drive opened no zone.
     pub(crate) fn is_asked_for_drive(&self, requests: Requests) -> bool {
         self.seals_before.for_drive < requests.for_drive
+    }
+
+    /// Whether a task still waits for this zone's permit.
+    pub(crate) fn is_permit_lacked(&self) -> bool {
+        self.permit.as_ref().is_some_and(Permit::is_lacked)
+    }
+
+    /// Time left of the [quantum](QUANTUM), in which a holder with records for this zone keeps it.
+    pub(crate) fn quantum_left(&self) -> Duration {
+        quantum_left(self.position, self.capacity, self.since.elapsed())
     }
 
     /// Notes that the zone is being sealed, so that its permit is returned soon.
@@ -191,5 +228,17 @@ impl ZoneWriter {
         }
         zones.finish(ZoneIndex(self.zone)).await?;
         Ok((self.position + blocks as u32, self.summary))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantum_ends_with_half_the_capacity_or_a_time() {
+        let left = |position, milliseconds| quantum_left(position, 15, Duration::from_millis(milliseconds));
+        assert_eq!([left(0, 0), left(6, 999)], [QUANTUM, Duration::from_millis(1)]);
+        assert_eq!([left(0, 1000), left(7, 0), left(6, 5000)], [Duration::ZERO; 3]);
     }
 }

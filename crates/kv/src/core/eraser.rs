@@ -228,10 +228,8 @@ impl Core {
         if is_in_log {
             self.freeze();
         }
-        let is_open = |zone: u32| self.kit.pool.get(zone).usage == Usage::Open;
-        if zones.iter().any(|(zone, class)| *class == LOG && is_open(*zone)) {
-            self.kit.seal_lanes();
-        }
+        let of_log = zones.iter().filter(|(_, class)| *class == LOG).map(|(zone, _)| *zone);
+        self.kit.seal_lanes(of_log);
         self.seal_zones(zones.iter().map(|(zone, _)| *zone)).await;
         for (zone, class) in zones.iter().filter(|(_, class)| *class != LOG && *class != CHECKPOINT_CLASS) {
             for file in self.tables.files() {

@@ -10,18 +10,23 @@
 //! their zones ([`seals`](crate::seals)), unless the permits of zones that are being sealed suffice for it. A
 //! request concerns the zones that were opened before it, so there is another one whenever a zone is opened
 //! whose permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
+//! A request is out of date once no task waits that the permit of a zone would help: the zone is kept.
 //!
 //! A drive may permit fewer open zones than the budget, since other programs have zones open too. The tasks
-//! that it refused try again one after the other, before any other task opens a zone.
+//! that it refused try again one after the other, before any other task opens a zone (`drive`).
 //!
 //! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
 //! lowers the limit by one.
+
+pub(crate) mod drive;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+
+use drive::DriveQueue;
 
 /// Purpose of an open zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,13 +90,9 @@ struct State {
     held: [u32; PURPOSES],
     /// Number of the held permits whose zones are being sealed.
     ending: [u32; PURPOSES],
-    /// Whether zones were opened since the last request for permits.
-    has_opened: [bool; PURPOSES],
+    /// Whether zones were opened since the last request for permits, or were kept because it was out of date.
+    is_unasked: [bool; PURPOSES],
     waiters: VecDeque<Waiter>,
-    /// Tasks for which the drive opened no zone, in the order of arrival, by tickets.
-    refused: VecDeque<(u64, Option<Waker>)>,
-    /// Number of zones that were finished.
-    finished: u64,
     last_ticket: u64,
     /// Tasks that wait for requests in [`Budget::wanted`].
     listeners: Vec<Waker>,
@@ -107,8 +108,9 @@ impl State {
         held.iter().sum::<u32>() + left_to_others < limit
     }
 
-    /// Whether a task waits for permits of zones that were opened since the last request.
-    fn has_to_ask(&self) -> bool {
+    /// Whether a task waits for a permit, those of zones that are being sealed don't suffice for it, and one
+    /// of a purpose for which `is_meant` holds would help.
+    fn lacks(&self, is_meant: impl Fn(usize) -> bool) -> bool {
         let shares = self.demand.shares();
         let mut held = self.held;
         held.iter_mut().zip(self.ending).for_each(|(held, ending)| *held -= ending);
@@ -119,7 +121,7 @@ impl State {
                 continue;
             }
             let helps = |other: usize| other == purpose || self.held[other] > shares[other];
-            if (0..PURPOSES).any(|other| self.has_opened[other] && helps(other)) {
+            if (0..PURPOSES).any(|other| is_meant(other) && helps(other)) {
                 return true;
             }
         }
@@ -145,6 +147,7 @@ pub struct Budget {
     /// Numbers of requests. Changed with `state` locked.
     for_permits: AtomicU64,
     for_drive: AtomicU64,
+    drive: Arc<DriveQueue>,
 }
 
 impl Default for Budget {
@@ -154,14 +157,13 @@ impl Default for Budget {
             demand: Demand { limit: None, log: 0, tables: 0 },
             held: [0; PURPOSES],
             ending: [0; PURPOSES],
-            has_opened: [false; PURPOSES],
+            is_unasked: [false; PURPOSES],
             waiters: VecDeque::new(),
-            refused: VecDeque::new(),
-            finished: 0,
             last_ticket: 0,
             listeners: Vec::new(),
         };
-        Budget { state: Mutex::new(state), for_permits: AtomicU64::new(0), for_drive: AtomicU64::new(0) }
+        let (for_permits, for_drive) = (AtomicU64::new(0), AtomicU64::new(0));
+        Budget { state: Mutex::new(state), for_permits, for_drive, drive: Arc::default() }
     }
 }
 
@@ -177,11 +179,20 @@ impl Permit {
     /// Notes that the zone was opened. Returns the numbers of requests that don't concern it.
     pub(crate) fn opened(&self) -> Requests {
         let mut state = self.budget.lock();
-        state.has_opened[self.purpose as usize] = true;
+        state.is_unasked[self.purpose as usize] = true;
         // Read under the lock: a task that waits already asks again, and that request concerns the zone.
         let before = self.budget.requests();
         self.budget.settle(state);
         before
+    }
+
+    /// Whether a task waits for a permit, and this one would help. Otherwise a request that concerned the
+    /// zone needs no answer, and a task that lacks a permit later asks again.
+    pub(crate) fn is_lacked(&self) -> bool {
+        let mut state = self.budget.lock();
+        let is_lacked = state.lacks(|purpose| purpose == self.purpose as usize);
+        state.is_unasked[self.purpose as usize] |= !is_lacked;
+        is_lacked
     }
 
     /// Notes that the zone is being sealed, so that the permit is returned soon.
@@ -217,66 +228,6 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Place of a task in the queue of those for which the drive opened no zone; left when dropped.
-#[derive(Debug)]
-pub(crate) struct DriveTurn {
-    budget: Arc<Budget>,
-    ticket: u64,
-}
-
-impl DriveTurn {
-    /// Waits until all tasks that came earlier have opened their zones or given up.
-    pub(crate) async fn first(&self) {
-        self.wait(|state| self.is_first_of(state)).await;
-    }
-
-    /// Whether all tasks that came earlier have opened their zones or given up.
-    pub(crate) fn is_first(&self) -> bool {
-        self.is_first_of(&self.budget.lock())
-    }
-
-    fn is_first_of(&self, state: &State) -> bool {
-        state.refused.front().is_none_or(|(ticket, _)| *ticket == self.ticket)
-    }
-
-    /// Waits until the number of finished zones differs from `seen`.
-    pub(crate) async fn finish(&self, seen: u64) {
-        self.wait(|state| state.finished != seen).await;
-    }
-
-    async fn wait(&self, is_over: impl Fn(&State) -> bool) {
-        poll_fn(|context| {
-            let mut state = self.budget.lock();
-            if is_over(&state) {
-                return Poll::Ready(());
-            }
-            let place = state.refused.iter_mut().find(|(ticket, _)| *ticket == self.ticket);
-            if let Some((_, waker)) = place {
-                *waker = Some(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await;
-    }
-}
-
-impl Drop for DriveTurn {
-    fn drop(&mut self) {
-        let mut state = self.budget.lock();
-        state.refused.retain(|(ticket, _)| *ticket != self.ticket);
-        wake_first(state);
-    }
-}
-
-/// Wakes the first of the tasks that the drive refused.
-fn wake_first(mut state: MutexGuard<'_, State>) {
-    let waker = state.refused.front_mut().and_then(|(_, waker)| waker.take());
-    drop(state);
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
 impl Budget {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -302,8 +253,8 @@ impl Budget {
                 woken.extend(state.waiters[at].waker.take());
             }
         }
-        if state.has_to_ask() {
-            state.has_opened = [false; PURPOSES];
+        if state.lacks(|purpose| state.is_unasked[purpose]) {
+            state.is_unasked = [false; PURPOSES];
             self.for_permits.fetch_add(1, Ordering::AcqRel);
             woken.append(&mut state.listeners);
         }
@@ -374,29 +325,9 @@ impl Budget {
         }
     }
 
-    /// Joins the queue of tasks for which the drive opened no zone.
-    pub(crate) fn join_refused(self: &Arc<Self>) -> DriveTurn {
-        let mut state = self.lock();
-        let ticket = state.ticket();
-        state.refused.push_back((ticket, None));
-        DriveTurn { budget: self.clone(), ticket }
-    }
-
-    /// Whether the drive opened no zone for a task that waits for one.
-    pub(crate) fn has_refused(&self) -> bool {
-        !self.lock().refused.is_empty()
-    }
-
-    /// Notes that a zone was finished, or reset while it was open, so that the drive may open another.
-    pub(crate) fn note_finished(&self) {
-        let mut state = self.lock();
-        state.finished += 1;
-        wake_first(state);
-    }
-
-    /// Number of zones that were finished.
-    pub(crate) fn finished(&self) -> u64 {
-        self.lock().finished
+    /// Tasks for which the drive opened no zone.
+    pub(crate) fn drive(&self) -> &Arc<DriveQueue> {
+        &self.drive
     }
 
     /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another
@@ -416,6 +347,11 @@ impl Budget {
         let woken = std::mem::take(&mut state.listeners);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether a task waits because the drive opened no zone for it.
+    pub(crate) fn has_refused(&self) -> bool {
+        !self.drive.is_empty()
     }
 
     /// Notes that a zone stays open on the drive because it can't be finished, which lowers the limit by one.
@@ -600,29 +536,6 @@ mod tests {
         assert_eq!(asked(&budget), 1);
         drop(held);
         assert!(waiting.poll(&mut context).is_ready());
-    }
-
-    #[test]
-    fn tasks_that_the_drive_refused_try_again_in_order_at_each_finish() {
-        let budget: Arc<Budget> = Arc::default();
-        let mut context = Context::from_waker(Waker::noop());
-        let (first, second) = (budget.join_refused(), budget.join_refused());
-        assert!(first.is_first() && !second.is_first());
-        let mut turn = Box::pin(second.first());
-        assert!(turn.as_mut().poll(&mut context).is_pending());
-        let seen = budget.finished();
-        {
-            let mut finish = pin!(first.finish(seen));
-            assert!(finish.as_mut().poll(&mut context).is_pending());
-            budget.note_finished();
-            assert!(finish.poll(&mut context).is_ready());
-        }
-        assert!(turn.as_mut().poll(&mut context).is_pending());
-        drop(first);
-        assert!(turn.as_mut().poll(&mut context).is_ready() && budget.has_refused());
-        drop(turn);
-        drop(second);
-        assert!(!budget.has_refused());
     }
 
     #[test]

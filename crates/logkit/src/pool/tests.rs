@@ -6,7 +6,7 @@ fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
     let pool = ZonePool::new(4);
     pool.set_free(3, 7);
     let taken = pool.take(0, 0, false, 11).expect("a free zone");
-    assert_eq!(taken, Taken { zone: 3, generation: 7, limit: None });
+    assert_eq!(taken, Taken { zone: 3, generation: 7, limit: None, is_open: false });
     pool.note_committed(3, 5, false);
     assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
     pool.note_committed(3, 9, true);

@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod bare;
+mod busy_drive;
 mod cleaning_policies;
 mod cleaning_simulation;
+mod failing;
 mod idle;
 mod moves;
 mod open_zones;
+mod permits;
 mod prepare;
 mod sums;

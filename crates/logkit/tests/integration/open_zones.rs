@@ -1,152 +1,17 @@
 //! Zones that the drive or the budget doesn't permit to open: tasks seal their zones and wait, and nothing
 //! fails.
 
-use crate::bare::{Bare, Item, LANES, USER, zones};
-use block::{
-    Buffer, Call, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, Zones,
-};
-use logkit::cleaning::{Candidate, Policy, Pressure};
-use logkit::layout::ROOT_ZONES;
+use crate::bare::{Bare, CLEANER, Item, KIND, LANES, MOVED, USER, zones};
+use crate::failing::{Classes, Failing, busy, simulate};
+use block::{Error, Result, ZoneIndex, Zones};
 use logkit::pool::budget::{Demand, Purpose, Requests};
+use logkit::recovery::{self, Goal, Opening};
+use logkit::scan::Found;
 use logkit::{Mover, Owner, checkpoint, lane};
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
-
-/// Time within which each test ends.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Zones whose next appends, except those to root zones, fail. Only an append that begins a zone gets `Busy`.
-struct Failing {
-    inner: Rc<dyn Zones>,
-    begun: RefCell<BTreeSet<ZoneIndex>>,
-    next: RefCell<VecDeque<Error>>,
-    /// Whether appends of one block, other than roots, fail for lack of space: marks, and records without
-    /// data.
-    refuses_marks: Cell<bool>,
-}
-
-impl Failing {
-    async fn new() -> Result<Rc<Self>> {
-        Self::with_limit(0).await
-    }
-
-    async fn with_limit(max_open: u32) -> Result<Rc<Self>> {
-        let inner = zones(40, 64 << 10, max_open).await?.open().await?;
-        Ok(Rc::new(Failing {
-            inner,
-            begun: RefCell::default(),
-            next: RefCell::default(),
-            refuses_marks: Cell::new(false),
-        }))
-    }
-
-    fn fail(&self, errors: impl IntoIterator<Item = Error>) {
-        self.next.borrow_mut().extend(errors);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.next.borrow().is_empty()
-    }
-}
-
-fn busy(times: usize) -> impl Iterator<Item = Error> {
-    std::iter::repeat_with(|| Error::busy("14 zones are open")).take(times)
-}
-
-impl Zones for Failing {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
-
-    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        let is_begun = self.begun.borrow().contains(&zone);
-        let fails = |error: &Error| zone.0 >= ROOT_ZONES && !(is_begun && matches!(error, Error::Busy(_)));
-        let is_next = self.next.borrow().front().is_some_and(fails);
-        let next = if is_next { self.next.borrow_mut().pop_front() } else { None };
-        let is_refused = self.refuses_marks.get() && payload.len() <= 4096 && zone.0 >= ROOT_ZONES;
-        match next.or_else(|| is_refused.then(|| Error::no_space("the file system is full"))) {
-            Some(error) => Call::ready(Err(error)),
-            None => {
-                self.begun.borrow_mut().insert(zone);
-                self.inner.append(zone, payload)
-            }
-        }
-    }
-
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.inner.append_at(at, payload)
-    }
-
-    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.open(zone)
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
-
-    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.finish(zone)
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.inner.reset(zone, erase)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
-    }
-}
-
-/// A policy with classes of users and of moves.
-#[derive(Debug)]
-struct Classes {
-    users: u8,
-    all: u8,
-}
-
-impl Policy for Classes {
-    fn name(&self) -> &'static str {
-        "classes"
-    }
-
-    fn classes(&self) -> u8 {
-        self.all
-    }
-
-    fn is_users(&self, class: u8) -> bool {
-        class < self.users
-    }
-
-    fn choose(
-        &mut self,
-        _candidates: &mut dyn Iterator<Item = Candidate>,
-        _pressure: Pressure,
-        _now: u64,
-    ) -> Option<ZoneIndex> {
-        None
-    }
-}
-
-fn simulate<F: Future<Output = Result<()>> + 'static>(main: impl FnOnce() -> F + Send + 'static) {
-    let world = runtime::Simulation::new(1);
-    let ends = async move || {
-        let ended = runtime::timeout(PATIENCE, main()).await;
-        ended.unwrap_or_else(|_| panic!("it waits for ever"))
-    };
-    runtime::simulate(world, ends).expect("the world runs").value.unwrap_or_else(|error| panic!("{error}"));
-}
 
 #[test]
 fn movers_of_several_classes_seal_their_zones_before_they_wait_for_a_permit() {
@@ -498,13 +363,14 @@ fn a_request_that_comes_while_another_is_answered_is_answered_too() {
         runtime::sleep(Duration::from_millis(1)).await;
         drop(permit);
         first.await;
-        // No request concerns this zone, until more tasks wait than the other zone has permits for.
         mover.append(&owner, 2, [Item::new(2, 1, 8)]).await?;
-        let others = [waits(), waits()];
+        let second = waits();
+        runtime::sleep(Duration::from_millis(1)).await;
+        // Begins to wait while the first zone is sealed.
+        let third = waits();
         mover.answer(&*owner).await;
-        for other in others {
-            other.await;
-        }
+        second.await;
+        third.await;
         assert_eq!(owner.kit().budget().held(), 1, "the zone of checkpoints");
         Ok(())
     });
@@ -620,6 +486,44 @@ fn lanes_that_wait_for_a_free_zone_seal_their_others_for_a_checkpoint() {
         }
         owner.close().await;
         assert_eq!(owner.kit().failure(), None);
+        Ok(())
+    });
+}
+
+/// Records of users and of the cleaner that find no space keep their numbers: later ones commit after them,
+/// and recovery finds all.
+#[test]
+fn a_refused_append_leaves_no_hole_before_later_records() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        lane::start(&owner);
+        let mut mover = Mover::new(2);
+        // As the cleaner does when it has nothing to free.
+        let has_space_again = async || {
+            runtime::sleep(Duration::from_secs(2)).await;
+            owner.kit().set_stuck(Some(Error::no_space("nothing is worth cleaning")));
+            assert!(owner.kit().look_for_space());
+            owner.kit().set_stuck(None);
+        };
+        failing.fail([Error::no_space("the file system is full")]);
+        let moved = mover.append(&owner, MOVED, [Item::new(1, 2, 8)]).await;
+        assert!(matches!(moved, Err(Error::NoSpace(_))), "{moved:?}");
+        has_space_again().await;
+        mover.append(&owner, MOVED, [Item::new(2, 2, 8)]).await?;
+        failing.fail([Error::no_space("the file system is full")]);
+        owner.append(Item::new(3, 2, 8)).await;
+        has_space_again().await;
+        owner.append(Item::new(4, 2, 8)).await;
+        runtime::sleep(Duration::from_secs(1)).await;
+        let streams = &owner.kit().streams;
+        assert_eq!([USER, CLEANER].map(|stream| streams.committed(stream)), [2, 2]);
+        assert_eq!((owner.seen.borrow().committed.len(), owner.seen.borrow().refused.len()), (2, 2));
+        mover.close(&*owner).await;
+        owner.close().await;
+        let opening: Opening<Found> = recovery::open(&*failing, KIND, Goal::Serve).await?;
+        let parts = opening.finish(&*failing, 0).await?;
+        assert_eq!([USER, CLEANER].map(|stream| parts.streams.committed(stream)), [2, 2]);
         Ok(())
     });
 }
