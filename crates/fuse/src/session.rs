@@ -23,7 +23,7 @@ use crate::mount::{DEVICE, Mount, MountOptions};
 use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
 use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, init_flag, notify, opcode};
 use crate::reply;
-use crate::request::{self, Operation};
+use crate::request::{self, Message};
 use block::{Buffer, Error, Result};
 use runtime::ShardIndex;
 use runtime::message_device::{self, MessageDevice};
@@ -326,8 +326,8 @@ async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
     bytes.extend_from_slice(body.filled());
     let malformed = |malformed: request::Malformed| Error::protocol(malformed.to_string());
     let header = request::header(&bytes, result?).map_err(malformed)?;
-    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], false).map_err(malformed)?;
-    let Operation::Init(init) = parsed else {
+    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], None, false).map_err(malformed)?;
+    let Message::Init(init) = parsed else {
         return Err(Error::protocol(format!(
             "FUSE request {}: expected INIT ({}) first",
             header.opcode,

@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::file_system::FileSystem;
 use crate::inode::{InodeNumber, ROOT};
 use crate::scrub::Scrubbed;
-use block::{Error, Result};
+use block::{Data, Error, Result};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,7 +85,7 @@ impl Controlled {
     }
 
     /// Returns the value of a control as JSON.
-    pub async fn get(&self, node: InodeNumber, control: Control) -> Result<Vec<u8>> {
+    pub async fn get(&self, node: InodeNumber, control: Control) -> Result<Data> {
         let answer = match control {
             Control::Status => {
                 check_root(node, control)?;
@@ -102,7 +102,7 @@ impl Controlled {
                 json!({ "fragments": self.files.cores().of(node).with(count).await? })
             }
         };
-        Ok(answer.to_string().into_bytes())
+        Ok(Data::copy_of(answer.to_string().as_bytes()))
     }
 
     fn scrub_status(&self) -> Value {
