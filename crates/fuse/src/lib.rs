@@ -27,8 +27,6 @@ pub use directory::DirectoryEntries;
 pub use file_system::{Context, FileSystem, FileSystemPart, not_implemented};
 pub use mount::{Mount, MountOptions};
 pub use negotiation::Negotiated;
-pub use operation::{
-    CopyRange, Operation, Read, ReadDirectory, Release, SetAttributes, SetTime, Timestamp, Write,
-};
+pub use operation::{CopyRange, Operation, Read, ReadDirectory, SetAttributes, SetTime, Timestamp, Write};
 pub use reply::{Attributes, CachedAttributes, Entry, Opened, Reply, Statistics};
 pub use session::{Ended, Notifier, Session};

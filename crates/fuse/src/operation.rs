@@ -3,7 +3,7 @@
 
 use crate::directory::DirectoryEntries;
 use crate::negotiation::MAX_WRITE;
-use crate::protocol::{CopyFileRangeIn, ReadIn, ReleaseIn, SetattrIn, WriteIn, flag, opcode, valid};
+use crate::protocol::{CopyFileRangeIn, ReadIn, SetattrIn, WriteIn, flag, opcode, valid};
 use block::Buffer;
 
 /// Operation on the node [`Context::node`](crate::Context::node). The words after a colon name
@@ -46,8 +46,8 @@ pub enum Operation<'a> {
     Write(Write),
     /// Returns the sizes of the file system: statistics.
     Statistics,
-    /// Ends an open file: done. The caller doesn't get an error.
-    Release(Release),
+    /// Ends an open file, which had these flags: done. The caller doesn't get an error.
+    Release { handle: u64, flags: i32 },
     /// Makes a file durable; with `data_only` as fdatasync(2): done.
     Sync { handle: u64, data_only: bool },
     /// Sets an extended attribute, whose name may contain `/`; `flags` are those of setxattr(2): done.
@@ -66,7 +66,7 @@ pub enum Operation<'a> {
     /// Returns entries of a directory: a directory.
     ReadDirectory(ReadDirectory),
     /// Ends an open directory: done. The caller doesn't get an error.
-    ReleaseDirectory(Release),
+    ReleaseDirectory { handle: u64 },
     /// Makes a directory durable: done.
     SyncDirectory { handle: u64, data_only: bool },
     /// Checks permissions for access(2): done. Not sent with the mount option `default_permissions`.
@@ -232,21 +232,6 @@ impl ReadDirectory {
     /// ends.
     pub fn entries(&self) -> DirectoryEntries {
         DirectoryEntries::new(self.size as usize, self.with_attributes)
-    }
-}
-
-/// End of an open file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Release {
-    /// Open file.
-    pub handle: u64,
-    /// Flags of the open file.
-    pub flags: i32,
-}
-
-impl From<ReleaseIn> for Release {
-    fn from(arguments: ReleaseIn) -> Self {
-        Release { handle: arguments.fh, flags: arguments.flags as i32 }
     }
 }
 

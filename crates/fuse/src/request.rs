@@ -242,7 +242,10 @@ fn on_node<'a>(arguments: &mut Arguments<'a>) -> Result<Option<Operation<'a>>, M
         opcode::OPEN => Operation::Open { flags: arguments.take::<OpenIn>()?.flags as i32 },
         opcode::READ => Operation::Read(arguments.take::<ReadIn>()?.into()),
         opcode::STATFS => Operation::Statistics,
-        opcode::RELEASE => Operation::Release(arguments.take::<ReleaseIn>()?.into()),
+        opcode::RELEASE => {
+            let ReleaseIn { fh: handle, flags, .. } = arguments.take()?;
+            Operation::Release { handle, flags: flags as i32 }
+        }
         opcode::FSYNC => {
             let FsyncIn { fh: handle, fsync_flags, .. } = arguments.take()?;
             Operation::Sync { handle, data_only: fsync_flags & flag::FSYNC_FDATASYNC != 0 }
@@ -252,7 +255,7 @@ fn on_node<'a>(arguments: &mut Arguments<'a>) -> Result<Option<Operation<'a>>, M
         opcode::OPENDIR => Operation::OpenDirectory { flags: arguments.take::<OpenIn>()?.flags as i32 },
         opcode::READDIR => Operation::ReadDirectory(ReadDirectory::of(arguments.take()?, false)),
         opcode::READDIRPLUS => Operation::ReadDirectory(ReadDirectory::of(arguments.take()?, true)),
-        opcode::RELEASEDIR => Operation::ReleaseDirectory(arguments.take::<ReleaseIn>()?.into()),
+        opcode::RELEASEDIR => Operation::ReleaseDirectory { handle: arguments.take::<ReleaseIn>()?.fh },
         opcode::FSYNCDIR => {
             let FsyncIn { fh: handle, fsync_flags, .. } = arguments.take()?;
             Operation::SyncDirectory { handle, data_only: fsync_flags & flag::FSYNC_FDATASYNC != 0 }

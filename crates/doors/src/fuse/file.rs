@@ -282,7 +282,7 @@ impl FileSystem for OpenFile {
             Operation::GetAttributes { .. } => Ok(self.file.attributes().into()),
             Operation::SetAttributes(set) => self.file.set(&set).map(Reply::from),
             Operation::Open { flags } => self.open(flags),
-            Operation::Release(_) => Ok(Reply::Done),
+            Operation::Release { .. } => Ok(Reply::Done),
             Operation::Statistics => Ok(self.statistics().into()),
             _ => Err(fuse::not_implemented()),
         };

@@ -10,7 +10,7 @@ use crate::directory::Entry as Name;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{New, Renaming};
 use crate::node::Node;
-use block::{Data, Error, Payload, Result};
+use block::{Data, Error, Result};
 use fuse::protocol::{flag, open_flag};
 use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, Entry, Notifier, Opened, Reply, SetAttributes,
@@ -52,11 +52,6 @@ pub(super) fn opened(flags: i32, is_empty: bool, is_short: bool) -> Opened {
     let is_direct = is_empty && is_short && flags & libc::O_ACCMODE == libc::O_WRONLY;
     let direct = if is_direct { open_flag::DIRECT_IO } else { 0 };
     Opened { handle: if is_writing(flags) { WRITER } else { 0 }, flags: open_flag::KEEP_CACHE | direct }
-}
-
-/// Target of a symbolic link.
-pub(super) fn target(core: &Core, inode: InodeNumber) -> Result<Payload> {
-    core.read_link(inode).map(|target| Data::copy_of(&target).into())
 }
 
 /// Sizes for `statfs`.
@@ -464,12 +459,6 @@ fn setting(flags: i32) -> Result<Setting> {
     }
 }
 
-/// Value of an extended attribute.
-pub(super) fn extended(core: &Core, inode: InodeNumber, name: &[u8]) -> Result<Data> {
-    check_namespace(name)?;
-    core.attribute(inode, name).map(|value| Data::copy_of(&value))
-}
-
 /// Sets an extended attribute, with flags of setxattr(2).
 pub(super) async fn set_extended(
     core: Rc<Core>,
@@ -488,11 +477,6 @@ pub(super) async fn remove_extended(core: Rc<Core>, inode: InodeNumber, name: Ve
 }
 
 /// Names of extended attributes, each followed by a NUL. The `trusted.` namespace is listed only for root.
-pub(super) fn extended_names(core: &Core, inode: InodeNumber, is_root: bool) -> Result<Data> {
-    Ok(shown_names(core.attribute_names(inode)?, is_root))
-}
-
-/// As [`extended_names`], for these names.
 pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Data {
     let mut names = Vec::new();
     for name in all {

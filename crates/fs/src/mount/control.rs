@@ -59,9 +59,9 @@ struct Scrub {
     ended: Option<Result<Scrubbed>>,
 }
 
-/// File system of a mount, with the state of its controls.
+/// Executes the controls of a mounted file system.
 #[derive(Debug, Clone)]
-pub(super) struct Controlled {
+pub(super) struct Controls {
     files: FileSystem,
     scrub: Arc<Mutex<Scrub>>,
 }
@@ -75,9 +75,9 @@ fn check_root(node: InodeNumber, control: Control) -> Result<()> {
     }
 }
 
-impl Controlled {
+impl Controls {
     pub fn new(files: FileSystem) -> Self {
-        Controlled { files, scrub: Arc::default() }
+        Controls { files, scrub: Arc::default() }
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {
@@ -154,10 +154,10 @@ impl Controlled {
             let blocks = found.blocks - found.free;
             *scrub = Scrub { is_running: true, progress: progress.clone(), blocks, ended: None };
         }
-        let controlled = self.clone();
+        let controls = self.clone();
         runtime::spawn(async move {
-            let ended = controlled.files.scrub(&progress).await;
-            let mut scrub = controlled.scrub();
+            let ended = controls.files.scrub(&progress).await;
+            let mut scrub = controls.scrub();
             (scrub.is_running, scrub.ended) = (false, Some(ended));
         })
         .detach();

@@ -1,44 +1,49 @@
 //! Operations of the kernel, each of which is sent to the core that has the inode or the name.
 
 use super::actions::{self, os};
-use super::control::{Control, Controlled};
+use super::control::{Control, Controls};
 use super::refused_reads::RefusedReads;
 use super::slots::Slots;
-use super::snapshots::WithSnapshots;
+use super::snapshots::FilesAndSnapshots;
+use crate::attributes;
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
 use crate::cores::Cores;
 use crate::file_system::Mounting;
 use crate::inode::{FileType, InodeNumber, ROOT};
-use crate::namespace::New;
-use block::{Call, Result};
+use crate::metadata::Metadata;
+use crate::namespace::{self, New};
+use crate::operations::seek;
+use crate::snapshots::SnapshotNumber;
+use block::{Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
-use fuse::{Context, FileSystem, FileSystemPart, Notifier, Opened, Operation, Read, Release, Reply};
+use fuse::{Context, FileSystem, FileSystemPart, Notifier, Opened, Operation, Reply};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Sender of notifications, set from start to end of the session.
-pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
+/// Sender of notifications; `None` before the session has started and after its end.
+pub(super) type SharedNotifier = Arc<Mutex<Option<Notifier>>>;
 
-/// File system as a part that serves a FUSE session.
+/// Part that a FUSE session serves: an open file system, and the state of its mount.
 #[derive(Debug, Clone)]
-pub(super) struct ServedPart {
+pub(super) struct FilesPart {
     pub(super) cores: Cores,
-    pub(super) controlled: Controlled,
-    pub(super) notifying: Notifying,
+    pub(super) controls: Controls,
+    pub(super) notifier: SharedNotifier,
     pub(super) slots: Arc<Slots>,
     pub(super) refused_reads: RefusedReads,
     /// The file system is mounted as long as a shard serves it.
     pub(super) _mounting: Arc<Mounting>,
 }
 
-impl ServedPart {
-    /// Sender of notifications; `None` before the session has started and after its end.
+impl FilesPart {
+    /// Returns the sender of notifications, if there is a session.
     pub(super) fn notifier(&self) -> Option<Notifier> {
-        self.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl FileSystemPart for ServedPart {
+impl FileSystemPart for FilesPart {
     fn capabilities(&self) -> u64 {
         init_flag::WRITEBACK_CACHE
             | init_flag::DO_READDIRPLUS
@@ -48,24 +53,28 @@ impl FileSystemPart for ServedPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn FileSystem>>> {
-        Call::ready(Ok(Rc::new(WithSnapshots { live: Served(self.clone()) }) as Rc<dyn FileSystem>))
+        Call::ready(Ok(
+            Rc::new(FilesAndSnapshots { present: PresentFiles { part: self.clone() } }) as Rc<dyn FileSystem>
+        ))
     }
 }
 
-/// File system on one shard.
-pub(super) struct Served(pub(super) ServedPart);
+/// Files of the present version, on one shard.
+pub(super) struct PresentFiles {
+    pub(super) part: FilesPart,
+}
 
 /// Answer to an operation.
 pub(super) type Answer<'a> = Call<'a, Result<Reply>>;
 
-impl Served {
+impl PresentFiles {
     /// Executes an operation on the core of a node.
     fn at<R, Fut>(&self, node: InodeNumber, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Answer<'_>
     where
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let core = self.0.cores.of(node);
+        let core = self.part.cores.of(node);
         Call::new(async move { core.with(work).await.map(Into::into) })
     }
 
@@ -80,7 +89,7 @@ impl Served {
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let (holder, name) = (self.0.cores.holder(parent, name), name.to_vec());
+        let (holder, name) = (self.part.cores.holder(parent, name), name.to_vec());
         self.at(holder.inode, move |core| work(core, name))
     }
 
@@ -91,6 +100,21 @@ impl Served {
         work: impl FnOnce(&Rc<Core>) -> Result<R> + Send + 'static,
     ) -> Answer<'_> {
         self.at(node, move |core| async move { work(&core) })
+    }
+
+    /// Reads the metadata of a file of a version.
+    fn at_version<R: Into<Reply> + Send + 'static>(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        read: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
+    ) -> Answer<'_> {
+        self.at_once(inode, move |core| {
+            if version.is_some() {
+                core.check_alive()?;
+            }
+            core.in_version(version, read)
+        })
     }
 
     /// Executes an operation on a name of the directory `context.node`; no other one is implemented.
@@ -140,24 +164,54 @@ impl Served {
         self.at_name(parent, name, move |core, name| actions::create(core, (parent, name), new))
     }
 
-    fn read(&self, node: InodeNumber, read: Read) -> Answer<'_> {
-        let refused = self.0.refused_reads.clone();
-        self.at(node, move |core| async move {
-            core.check_alive()?;
-            let found = core.read(node, read.offset, read.size as usize).await;
-            refused.read_by_program(None, node, found)
-        })
+    /// Executes an operation that reads a file of a snapshot or, with `None`, of the present version. `inode`
+    /// replaces the node of the context; no other operation is implemented.
+    pub(super) fn serve_read<'a>(
+        &'a self,
+        context: Context,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        operation: Operation<'a>,
+    ) -> Answer<'a> {
+        match operation {
+            Operation::Read(read) => {
+                let refused = self.part.refused_reads.clone();
+                self.at(inode, move |core| async move {
+                    core.check_alive()?;
+                    let (offset, length) = (read.offset, read.size as usize);
+                    let found = core.read_in(DEFAULT, version, inode, offset, length).await;
+                    refused.log(version, inode, found)
+                })
+            }
+            Operation::ReadLink => self.at_version(version, inode, move |metadata| {
+                namespace::target(metadata, inode).map(|target| Payload::from(Data::copy_of(&target)))
+            }),
+            Operation::GetExtended { name, .. } => {
+                let name = name.to_vec();
+                self.at_version(version, inode, move |metadata| {
+                    actions::check_namespace(&name)?;
+                    attributes::get(metadata, inode, &name).map(|value| Data::copy_of(&value))
+                })
+            }
+            Operation::ListExtended { .. } => self.at_version(version, inode, move |metadata| {
+                Ok(actions::shown_names(attributes::names(metadata, inode)?, context.uid == 0))
+            }),
+            Operation::Seek { offset, whence, .. } => self.at_version(version, inode, move |metadata| {
+                seek(metadata, inode, offset, actions::is_for_data(whence)?).map(Reply::Offset)
+            }),
+            _ => Call::ready(Err(fuse::not_implemented())),
+        }
     }
 
     fn seek(&self, node: InodeNumber, offset: u64, whence: i32) -> Answer<'_> {
-        let notifier = self.0.notifier();
+        let notifier = self.part.notifier();
         self.at(node, move |core| async move {
             actions::seek(&core, notifier, node, offset, whence).await.map(Reply::Offset)
         })
     }
 
     async fn sync_all(&self) -> Result<Reply> {
-        for core in self.0.cores.all() {
+        for core in self.part.cores.all() {
             core.with(|core: Rc<Core>| async move { core.sync_all().await }).await?;
         }
         Ok(Reply::Done)
@@ -173,25 +227,14 @@ impl Served {
             Ok(Some(_)) if context.uid != 0 => {
                 Call::ready(Err(os(libc::EPERM, "only root controls a file system")))
             }
-            Ok(Some(control)) => answer(self.0.controlled.set(node, control)),
-            Err(error) => Call::ready(Err(error)),
-        }
-    }
-
-    fn extended(&self, node: InodeNumber, name: &[u8]) -> Answer<'_> {
-        match Control::of(name) {
-            Ok(None) => {
-                let name = name.to_vec();
-                self.at_once(node, move |core| actions::extended(core, node, &name))
-            }
-            Ok(Some(control)) => answer(self.0.controlled.get(node, control)),
+            Ok(Some(control)) => answer(self.part.controls.set(node, control)),
             Err(error) => Call::ready(Err(error)),
         }
     }
 
     /// Executes an operation on the core of a node, without an answer.
-    fn tell(&self, node: InodeNumber, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
-        let home = self.0.cores.of(node);
+    fn send(&self, node: InodeNumber, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
+        let home = self.part.cores.of(node);
         if home.is_here() {
             if let Ok(core) = home.get() {
                 work(&core);
@@ -200,12 +243,12 @@ impl Served {
         }
         let home = home.clone();
         runtime::spawn(async move {
-            let told = home.with(move |core| async move {
+            let sent = home.with(move |core| async move {
                 work(&core);
                 Ok(())
             });
             // An ended core has no state to update.
-            told.await.ok()
+            sent.await.ok()
         })
         .detach();
     }
@@ -231,14 +274,15 @@ fn new_node(context: Context, mode: u32, device: u32) -> Result<New> {
 /// Flags of an opened file that can't be changed.
 pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
 
-impl FileSystem for Served {
+impl FileSystem for PresentFiles {
     // FLUSH isn't implemented: on close(2) the kernel has already written back its cache, and sends no FLUSH
     // after the first ENOSYS. It checks permissions itself, so ACCESS isn't needed.
     fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
         let node = context.node;
-        let is_root = context.uid == 0;
         match operation {
-            Operation::Read(read) => self.read(node, read),
+            Operation::Read(_) | Operation::ReadLink | Operation::ListExtended { .. } => {
+                self.serve_read(context, None, node, operation)
+            }
             Operation::Write(write) => self.at(node, move |core| actions::write(core, node, write)),
             Operation::GetAttributes { handle } => {
                 self.at(node, move |core| actions::attributes_for(core, node, handle))
@@ -246,16 +290,15 @@ impl FileSystem for Served {
             Operation::SetAttributes(set) => {
                 self.at(node, move |core| async move { actions::set_attributes(&core, node, &set).await })
             }
-            Operation::ReadLink => self.at_once(node, move |core| actions::target(core, node)),
             Operation::Open { flags } => self.at(node, move |core| actions::open(core, node, flags)),
             Operation::TemporaryFile { mode, flags, .. } => {
                 let new = new(context, FileType::Regular, mode);
                 self.at(node, move |core| actions::create_unnamed(core, node, new, flags))
             }
-            Operation::Release(Release { flags, .. }) => {
+            Operation::Release { flags, .. } => {
                 self.at_once(node, move |core| actions::release(core, node, flags))
             }
-            Operation::ReleaseDirectory(_) => {
+            Operation::ReleaseDirectory { .. } => {
                 self.at_once(node, move |core| actions::release(core, node, libc::O_RDONLY))
             }
             Operation::Sync { .. } | Operation::SyncDirectory { .. } => {
@@ -264,10 +307,11 @@ impl FileSystem for Served {
             Operation::SyncAll => Call::new(self.sync_all()),
             Operation::Statistics => self.at_once(ROOT, |core| Ok(actions::statistics(core))),
             Operation::SetExtended { name, value, flags } => self.set_extended(context, name, value, flags),
-            Operation::GetExtended { name, .. } => self.extended(node, name),
-            Operation::ListExtended { .. } => {
-                self.at_once(node, move |core| actions::extended_names(core, node, is_root))
-            }
+            Operation::GetExtended { name, .. } => match Control::of(name) {
+                Ok(None) => self.serve_read(context, None, node, operation),
+                Ok(Some(control)) => answer(self.part.controls.get(node, control)),
+                Err(error) => Call::ready(Err(error)),
+            },
             Operation::RemoveExtended { name } => {
                 let name = name.to_vec();
                 self.at(node, move |core| actions::remove_extended(core, node, name))
@@ -291,6 +335,6 @@ impl FileSystem for Served {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        self.tell(node, move |core| actions::forget(core, node, lookups));
+        self.send(node, move |core| actions::forget(core, node, lookups));
     }
 }

@@ -4,26 +4,21 @@
 //!
 //! Nodes of snapshots are those of [`slots`](super::slots); their generation is the number of the snapshot.
 
-use super::actions::{check_namespace, is_for_data, os, shown_names};
+use super::actions::os;
 use super::convert::{self, CACHED};
-use super::serve::{Answer, OPENED, Served, answer};
-use super::slots::{DIRECTORY, Place, Slots};
-use crate::attributes;
-use crate::classes::fair_queue::DEFAULT;
+use super::serve::{Answer, OPENED, PresentFiles, answer};
+use super::slots::{DIRECTORY, NodeKind, Slots};
 use crate::core::Core;
 use crate::cores::Cores;
 use crate::directory::{self, show};
 use crate::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::Metadata;
 use crate::names::find;
-use crate::namespace;
-use crate::operations::seek;
 use crate::snapshots::SnapshotNumber;
 use crate::stripes;
-use block::{Call, Data, Error, Payload, Result};
+use block::{Call, Data, Error, Result};
 use fuse::{
-    CachedAttributes, Context, DirectoryEntries, Entry, FileSystem, Opened, Operation, Read, ReadDirectory,
-    Reply,
+    CachedAttributes, Context, DirectoryEntries, Entry, FileSystem, Opened, Operation, ReadDirectory, Reply,
 };
 use std::rc::Rc;
 use std::time::Duration;
@@ -51,18 +46,19 @@ fn name_of(name: &[u8]) -> Result<String> {
     })
 }
 
-/// File system with its snapshots.
-pub(super) struct WithSnapshots {
-    pub(super) live: Served,
+/// Files of the present version and of all snapshots, on one shard.
+pub(super) struct FilesAndSnapshots {
+    /// Files of the present version.
+    pub(super) present: PresentFiles,
 }
 
-impl WithSnapshots {
+impl FilesAndSnapshots {
     fn cores(&self) -> &Cores {
-        &self.live.0.cores
+        &self.present.part.cores
     }
 
     fn slots(&self) -> &Slots {
-        &self.live.0.slots
+        &self.present.part.slots
     }
 
     /// Adds the kernel's reference to an entry that it gets.
@@ -84,17 +80,6 @@ impl WithSnapshots {
         self.cores().of(inode).with(read).await
     }
 
-    async fn read(&self, (number, inode): File, read: Read) -> Result<Payload> {
-        let refused = self.live.0.refused_reads.clone();
-        let read = move |core: Rc<Core>| async move {
-            core.check_alive()?;
-            let (offset, length) = (read.offset, read.size as usize);
-            let found = core.read_in(DEFAULT, Some(number), inode, offset, length).await;
-            refused.read_by_program(Some(number), inode, found)
-        };
-        self.cores().of(inode).with(read).await
-    }
-
     /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<CachedAttributes> {
         let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
@@ -111,7 +96,7 @@ impl WithSnapshots {
 
     /// Looks the directory of snapshots up. An existing file of its name takes precedence.
     async fn lookup_directory(&self, context: Context) -> Result<Reply> {
-        match self.live.serve(context, Operation::Lookup { name: NAME }).await? {
+        match self.present.serve(context, Operation::Lookup { name: NAME }).await? {
             Reply::Entry(found) if found.attributes.node == 0 => {
                 let (attributes, attributes_time) = self.directory_attributes().await?;
                 Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time }.into())
@@ -169,7 +154,7 @@ impl WithSnapshots {
     /// Takes a snapshot that includes the data in the kernel's cache.
     async fn take(&self, name: &[u8]) -> Result<Entry> {
         let text = name_of(name)?;
-        if let Some(notifier) = self.live.0.notifier() {
+        if let Some(notifier) = self.present.part.notifier() {
             for core in self.cores().all() {
                 let written = |core: Rc<Core>| async move { Ok(core.nodes.written_by_mount()) };
                 for inode in core.with(written).await? {
@@ -232,12 +217,12 @@ fn add_names(
     Ok(true)
 }
 
-impl WithSnapshots {
+impl FilesAndSnapshots {
     /// Reads a directory of a snapshot at or after an offset, beginning with `.` and `..`.
     async fn list(&self, (number, directory): File, read: ReadDirectory) -> Result<DirectoryEntries> {
         let (offset, mut found) = (read.offset, read.entries());
         let from = if offset <= DOTS[1] { 0 } else { offset };
-        let slots = self.live.0.slots.clone();
+        let slots = self.present.part.slots.clone();
         let begin = move |_: &Core, metadata: &Metadata| {
             let parent = metadata.inode(directory)?.parent.max(ROOT);
             let above = if directory == ROOT { DIRECTORY } else { slots.node(number, parent)? };
@@ -257,7 +242,7 @@ impl WithSnapshots {
         let striped;
         (found, striped) = self.read_at((number, directory), begin).await?;
         for stripe in striped.iter().flat_map(|striped| striped.stripes.from(from)) {
-            let (at, slots) = ((number, *stripe), self.live.0.slots.clone());
+            let (at, slots) = ((number, *stripe), self.present.part.slots.clone());
             let go_on = move |_: &Core, metadata: &Metadata| {
                 let fit = add_names(&slots, metadata, at, from, &mut found)?;
                 Ok((found, fit))
@@ -270,12 +255,10 @@ impl WithSnapshots {
         }
         Ok(found)
     }
-}
 
-impl WithSnapshots {
     /// Refuses operations on two nodes of which one is in a snapshot, if the other one alone would be served.
     fn check_pair(&self, node: u64, operation: &Operation<'_>) -> Result<()> {
-        let is_present = |node| self.slots().place(node) == Place::Present;
+        let is_present = |node| self.slots().kind(node) == NodeKind::Present;
         match operation {
             Operation::Rename { new_parent, .. } if !is_present(*new_parent) => Err(read_only()),
             Operation::Link { linked, .. } if is_present(node) && !is_present(*linked) => {
@@ -311,27 +294,15 @@ impl WithSnapshots {
         match operation {
             Operation::Lookup { name } => answer(self.lookup(file, name)),
             Operation::GetAttributes { .. } => answer(self.attributes(file)),
-            Operation::ReadLink => answer(self.read_at(file, move |_, metadata| {
-                namespace::target(metadata, inode).map(|target| Payload::from(Data::copy_of(&target)))
-            })),
             Operation::Open { flags } if flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY => {
                 answer(self.read_at(file, move |_, metadata| metadata.inode(inode).map(|_| OPENED)))
             }
-            Operation::Read(read) => answer(self.read(file, read)),
-            Operation::GetExtended { name, .. } => {
-                let name = name.to_vec();
-                answer(self.read_at(file, move |_, metadata| {
-                    check_namespace(&name)?;
-                    attributes::get(metadata, inode, &name).map(|value| Data::copy_of(&value))
-                }))
-            }
-            Operation::ListExtended { .. } => answer(self.read_at(file, move |_, metadata| {
-                Ok(shown_names(attributes::names(metadata, inode)?, context.uid == 0))
-            })),
-            Operation::ReadDirectory(read) => answer(self.list((number, inode), read)),
-            Operation::Seek { offset, whence, .. } => answer(self.read_at(file, move |_, metadata| {
-                seek(metadata, inode, offset, is_for_data(whence)?).map(Reply::Offset)
-            })),
+            Operation::ReadDirectory(read) => answer(self.list(file, read)),
+            read @ (Operation::Read(_)
+            | Operation::ReadLink
+            | Operation::GetExtended { .. }
+            | Operation::ListExtended { .. }
+            | Operation::Seek { .. }) => self.present.serve_read(context, Some(number), inode, read),
             other => Call::ready(read_only_reply(&other)),
         }
     }
@@ -341,8 +312,8 @@ impl WithSnapshots {
 fn read_only_reply(operation: &Operation<'_>) -> Result<Reply> {
     match operation {
         Operation::OpenDirectory { .. } => Ok(Opened::default().into()),
-        Operation::Release(_)
-        | Operation::ReleaseDirectory(_)
+        Operation::Release { .. }
+        | Operation::ReleaseDirectory { .. }
         | Operation::Sync { .. }
         | Operation::SyncDirectory { .. } => Ok(Reply::Done),
         Operation::Flush { .. } | Operation::Access { .. } => Err(fuse::not_implemented()),
@@ -350,33 +321,30 @@ fn read_only_reply(operation: &Operation<'_>) -> Result<Reply> {
     }
 }
 
-impl FileSystem for WithSnapshots {
+impl FileSystem for FilesAndSnapshots {
     fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
         if let Err(error) = self.check_pair(context.node, &operation) {
             return Call::ready(Err(error));
         }
-        match (self.slots().place(context.node), operation) {
-            (Place::Directory, operation) if !is_of_all(&operation) => self.serve_directory(operation),
-            (Place::Snapshot(number, inode), operation) if !is_of_all(&operation) => {
-                self.serve_file(context, (number, inode), operation)
-            }
-            (Place::Present, Operation::Lookup { name: NAME }) if context.node == ROOT => {
+        match (self.slots().kind(context.node), operation) {
+            (NodeKind::Present, Operation::Lookup { name: NAME }) if context.node == ROOT => {
                 Call::new(self.lookup_directory(context))
             }
-            (_, operation) => self.live.serve(context, operation),
+            (NodeKind::Present, other) | (_, other @ (Operation::Statistics | Operation::SyncAll)) => {
+                self.present.serve(context, other)
+            }
+            (NodeKind::Directory, operation) => self.serve_directory(operation),
+            (NodeKind::Snapshot(number, inode), operation) => {
+                self.serve_file(context, (number, inode), operation)
+            }
         }
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        match self.slots().place(node) {
-            Place::Present => self.live.forget(node, lookups),
-            Place::Directory => {}
-            Place::Snapshot(..) => self.slots().forget(node, lookups),
+        match self.slots().kind(node) {
+            NodeKind::Present => self.present.forget(node, lookups),
+            NodeKind::Directory => {}
+            NodeKind::Snapshot(..) => self.slots().forget(node, lookups),
         }
     }
-}
-
-/// Whether an operation is one on the whole file system, whatever its node is.
-fn is_of_all(operation: &Operation<'_>) -> bool {
-    matches!(operation, Operation::Statistics | Operation::SyncAll)
 }

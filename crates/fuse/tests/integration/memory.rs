@@ -261,7 +261,9 @@ impl State {
                 (entry, opened()).into()
             }
             Operation::Statistics => self.statistics().into(),
-            Operation::Release(_) | Operation::ReleaseDirectory(_) | Operation::Sync { .. } => Reply::Done,
+            Operation::Release { .. } | Operation::ReleaseDirectory { .. } | Operation::Sync { .. } => {
+                Reply::Done
+            }
             Operation::SetExtended { name, value, .. } => {
                 self.node(node)?.extended.insert(name.to_vec(), value.to_vec());
                 Reply::Done
