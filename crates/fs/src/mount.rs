@@ -16,9 +16,10 @@
 //! be accessed.
 //!
 //! # Modules
-//! An operation of the kernel passes three modules: `snapshots` executes those on nodes in `.snapshots`, which
-//! `slots` numbers, and passes the others on; `serve` sends an operation to the core that executes it;
-//! `actions` has the operations that take more than one call of the core. `convert` converts attributes
+//! An operation of the kernel passes three modules: `snapshots` executes those on nodes in `.snapshots`,
+//! which `slots` numbers, and passes the others on; `serve` sends an operation to the core that executes it;
+//! `actions` has the operations that take more than one call of the core, `listing` the reads of directories.
+//! `convert` converts attributes
 //! between both sides, `control` has the virtual extended attributes of the commands `siltstone fs`,
 //! `refused_reads` the log lines for refused reads.
 //!
@@ -29,6 +30,7 @@ mod actions;
 mod control;
 mod convert;
 pub mod kind;
+mod listing;
 pub mod mounted;
 mod refused_reads;
 mod serve;

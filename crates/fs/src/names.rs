@@ -7,7 +7,7 @@
 
 use crate::change::{Change, Changes};
 use crate::core::{Core, now};
-use crate::directory::{self, Entry, Found};
+use crate::directory::{self, Found};
 use crate::forest::Shard;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::joint::{View, Wanted};
@@ -476,26 +476,6 @@ impl Core {
             self.cores().of(to).with(note).await?;
         }
         Ok(Some(is_done))
-    }
-
-    /// Visits names of an inode of this core, a directory or a stripe, at or after an offset, until `visit`
-    /// returns false. Returns whether all were visited.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a damaged item.
-    pub(crate) fn read_names(
-        &self,
-        inode: InodeNumber,
-        from: u64,
-        mut visit: impl FnMut(Entry) -> bool,
-    ) -> Result<bool> {
-        let metadata = self.metadata.borrow();
-        for entry in directory::entries(&metadata.items, inode, from) {
-            if !visit(entry?) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }
 

@@ -3,8 +3,8 @@
 //! The protocol is in sans-io modules, which never wait for the kernel: [`protocol`] (numbers and
 //! structures), [`request`] (parsing), [`operation`] (parsed operations), [`reply`], [`negotiation`] (INIT),
 //! [`dispatch`] (from a request to a reply). [`file_system`] has the trait that a file system implements,
-//! [`session`] reads requests and sends replies on the shards' rings, [`mount`] mounts and unmounts. A separate process makes calls that wait for
-//! the server ([`run_if_asked`]).
+//! [`session`] reads requests and sends replies on the shards' rings, [`mount`] mounts and unmounts. A
+//! separate process makes calls that wait for the server ([`run_if_asked`]).
 //!
 //! Implementations of [`FileSystem`] have the files, `runtime` the rings, the kernel the locks.
 #![doc = include_str!("../DESIGN.md")]

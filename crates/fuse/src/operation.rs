@@ -10,7 +10,7 @@ use block::Buffer;
 /// the [`Reply`](crate::Reply) that answers it.
 ///
 /// A `name` is that of an entry in the directory `Context::node`: 1 to
-/// [`MAX_NAME`](crate::protocol::MAX_NAME) bytes without `/` and NUL, except in a lookup neither `.` nor `..`.
+/// [`MAX_NAME`](crate::protocol::MAX_NAME) bytes without `/` and NUL; only in a lookup also `.` or `..`.
 /// A `handle` is an open file of the node. A `mode` has type and permissions as in `st_mode`; the kernel has
 /// applied the `umask` unless the capability DONT_MASK was negotiated.
 #[derive(Debug)]

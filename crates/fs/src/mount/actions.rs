@@ -6,15 +6,13 @@ use crate::attributes::Setting;
 use crate::classes::fair_queue::DEFAULT;
 use crate::clones::Copied;
 use crate::core::{Core, Times, now};
-use crate::directory::Entry as Name;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT};
+use crate::inode::{FileType, Inode, InodeNumber};
 use crate::namespace::{New, Renaming};
 use crate::node::Node;
 use block::{Data, Error, Result};
 use fuse::protocol::{flag, open_flag};
 use fuse::{
-    CachedAttributes, Context, CopyRange, DirectoryEntries, Entry, Notifier, Opened, Reply, SetAttributes,
-    Statistics, Write,
+    CachedAttributes, Context, CopyRange, Entry, Notifier, Opened, Reply, SetAttributes, Statistics, Write,
 };
 use std::rc::Rc;
 
@@ -26,9 +24,6 @@ const MAX_SHARED: u64 = 1 << 30;
 const FILES_PER_BLOCK: u64 = 8;
 /// Extended attribute that holds capabilities of an executable.
 const CAPABILITIES: &[u8] = b"security.capability";
-/// Offset in a directory after `.`, and after `..`; names have larger offsets.
-const AFTER_SELF: u64 = 1;
-const AFTER_PARENT: u64 = 2;
 
 #[cold]
 pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
@@ -104,7 +99,7 @@ fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
 
 /// Returns an entry for an inode of this core that isn't a striped directory, without counting the kernel's
 /// reference.
-fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
+pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
 }
 
@@ -368,70 +363,6 @@ fn renaming(flags: u32) -> Result<Renaming> {
             "rename with flags {other:#x}; expected RENAME_NOREPLACE, RENAME_EXCHANGE or none"
         ))),
     }
-}
-
-/// Adds names of an inode of this core, a directory or a stripe, at or after an offset. Returns whether all
-/// fit. If attributes were requested, adds them and counts the kernel's references, except for files on other
-/// cores and striped directories.
-fn add_names(core: &Core, holder: InodeNumber, from: u64, found: &mut DirectoryEntries) -> Result<bool> {
-    let mut failed = Ok(());
-    let mut referred = Vec::new();
-    let fit = core.read_names(holder, from, |Name { next, inode, code, name }| {
-        if !found.with_attributes() || !core.is_here(inode) || core.cores().striped().has(inode) {
-            return found.add(inode, next, code, &name);
-        }
-        match entry_of(core, inode) {
-            Ok(entry) => {
-                let fits = found.add_found(&entry, next, &name);
-                referred.extend(fits.then_some(inode));
-                fits
-            }
-            Err(error) => {
-                failed = Err(error);
-                false
-            }
-        }
-    })?;
-    failed?;
-    referred.into_iter().for_each(|inode| core.nodes.refer(inode));
-    Ok(fit)
-}
-
-/// Reads a directory of this core at or after an offset, beginning with `.` and `..`.
-pub(super) async fn read_directory(
-    core: Rc<Core>,
-    directory: InodeNumber,
-    from: u64,
-    mut found: DirectoryEntries,
-) -> Result<DirectoryEntries> {
-    let own = core.inode(directory)?;
-    if !own.is_directory() {
-        return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
-    }
-    let dots =
-        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, own.parent.max(ROOT), b"..".as_slice())];
-    for (next, inode, name) in dots {
-        if from < next && !found.add(inode, next, libc::DT_DIR, name) {
-            return Ok(found);
-        }
-    }
-    let from = if from <= AFTER_PARENT { 0 } else { from };
-    let Some(stripes) = core.cores().striped().find(directory) else {
-        return add_names(&core, directory, from, &mut found).map(|_| found);
-    };
-    for stripe in stripes.from(from) {
-        let stripe = *stripe;
-        let add = move |core: Rc<Core>| async move {
-            let fit = add_names(&core, stripe, from, &mut found)?;
-            Ok((found, fit))
-        };
-        let fit;
-        (found, fit) = core.cores().of(stripe).with(add).await?;
-        if !fit {
-            break;
-        }
-    }
-    Ok(found)
 }
 
 /// Checks that the file system stores extended attributes of this namespace.

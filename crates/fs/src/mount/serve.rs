@@ -2,6 +2,7 @@
 
 use super::actions::{self, os};
 use super::control::{Control, Controls};
+use super::listing::{Version, read_directory};
 use super::refused_reads::RefusedReads;
 use super::slots::Slots;
 use super::snapshots::FilesAndSnapshots;
@@ -183,6 +184,11 @@ impl PresentFiles {
                     refused.log(version, inode, found)
                 })
             }
+            Operation::ReadDirectory(read) => {
+                let entries = read.entries();
+                let version = Version(version.map(|number| (number, self.part.slots.clone())));
+                self.at(inode, move |core| read_directory(core, version, inode, read.offset, entries))
+            }
             Operation::ReadLink => self.at_version(version, inode, move |metadata| {
                 namespace::target(metadata, inode).map(|target| Payload::from(Data::copy_of(&target)))
             }),
@@ -280,9 +286,10 @@ impl FileSystem for PresentFiles {
     fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
         let node = context.node;
         match operation {
-            Operation::Read(_) | Operation::ReadLink | Operation::ListExtended { .. } => {
-                self.serve_read(context, None, node, operation)
-            }
+            Operation::Read(_)
+            | Operation::ReadDirectory(_)
+            | Operation::ReadLink
+            | Operation::ListExtended { .. } => self.serve_read(context, None, node, operation),
             Operation::Write(write) => self.at(node, move |core| actions::write(core, node, write)),
             Operation::GetAttributes { handle } => {
                 self.at(node, move |core| actions::attributes_for(core, node, handle))
@@ -318,10 +325,6 @@ impl FileSystem for PresentFiles {
             }
             Operation::OpenDirectory { .. } => {
                 self.at_once(node, move |core| actions::open_directory(core, node))
-            }
-            Operation::ReadDirectory(read) => {
-                let entries = read.entries();
-                self.at(node, move |core| actions::read_directory(core, node, read.offset, entries))
             }
             Operation::Allocate { offset, length, mode, .. } => {
                 self.at(node, move |core| actions::allocate(core, context, (offset, length), mode))

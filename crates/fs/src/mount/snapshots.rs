@@ -6,16 +6,16 @@
 
 use super::actions::os;
 use super::convert::{self, CACHED};
+use super::listing::{AFTER_PARENT, AFTER_SELF};
 use super::serve::{Answer, OPENED, PresentFiles, answer};
 use super::slots::{DIRECTORY, NodeKind, Slots};
 use crate::core::Core;
 use crate::cores::Cores;
-use crate::directory::{self, show};
+use crate::directory::show;
 use crate::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::Metadata;
 use crate::names::find;
 use crate::snapshots::SnapshotNumber;
-use crate::stripes;
 use block::{Call, Data, Error, Result};
 use fuse::{
     CachedAttributes, Context, DirectoryEntries, Entry, FileSystem, Opened, Operation, ReadDirectory, Reply,
@@ -27,8 +27,6 @@ use std::time::Duration;
 const NAME: &[u8] = b".snapshots";
 /// Time limit for writing back a file before a snapshot while seeks have all other files written back.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
-/// Offsets in a directory after `.`, and after `..`.
-const DOTS: [u64; 2] = [1, 2];
 
 /// A file of a snapshot.
 type File = (SnapshotNumber, InodeNumber);
@@ -192,70 +190,11 @@ impl FilesAndSnapshots {
         found.sort_by_key(|info| info.number);
         let entry = |info: crate::SnapshotInfo| {
             let node = self.slots().node(info.number, ROOT)?;
-            Ok((DOTS[1] + u64::from(info.number), node, info.name.into_bytes()))
+            Ok((AFTER_PARENT + u64::from(info.number), node, info.name.into_bytes()))
         };
-        let dots = [(DOTS[0], DIRECTORY, b".".to_vec()), (DOTS[1], ROOT, b"..".to_vec())];
+        let dots = [(AFTER_SELF, DIRECTORY, b".".to_vec()), (AFTER_PARENT, ROOT, b"..".to_vec())];
         dots.into_iter().map(Ok).chain(found.into_iter().map(entry)).collect()
     }
-}
-
-/// Adds names of an inode of a snapshot, a directory or a stripe, at or after an offset. Returns whether all
-/// fit.
-fn add_names(
-    slots: &Slots,
-    metadata: &Metadata,
-    (number, holder): File,
-    from: u64,
-    found: &mut DirectoryEntries,
-) -> Result<bool> {
-    for entry in directory::entries(&metadata.items, holder, from) {
-        let entry = entry?;
-        if !found.add(slots.node(number, entry.inode)?, entry.next, entry.code, &entry.name) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-impl FilesAndSnapshots {
-    /// Reads a directory of a snapshot at or after an offset, beginning with `.` and `..`.
-    async fn list(&self, (number, directory): File, read: ReadDirectory) -> Result<DirectoryEntries> {
-        let (offset, mut found) = (read.offset, read.entries());
-        let from = if offset <= DOTS[1] { 0 } else { offset };
-        let slots = self.present.part.slots.clone();
-        let begin = move |_: &Core, metadata: &Metadata| {
-            let parent = metadata.inode(directory)?.parent.max(ROOT);
-            let above = if directory == ROOT { DIRECTORY } else { slots.node(number, parent)? };
-            let own = slots.node(number, directory)?;
-            let dots = [(DOTS[0], own, b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
-            for (next, node, name) in dots {
-                if offset < next && !found.add(node, next, libc::DT_DIR, name) {
-                    return Ok((found, None));
-                }
-            }
-            let striped = stripes::read(&metadata.items, directory)?;
-            if striped.is_none() {
-                add_names(&slots, metadata, (number, directory), from, &mut found)?;
-            }
-            Ok((found, striped))
-        };
-        let striped;
-        (found, striped) = self.read_at((number, directory), begin).await?;
-        for stripe in striped.iter().flat_map(|striped| striped.stripes.from(from)) {
-            let (at, slots) = ((number, *stripe), self.present.part.slots.clone());
-            let go_on = move |_: &Core, metadata: &Metadata| {
-                let fit = add_names(&slots, metadata, at, from, &mut found)?;
-                Ok((found, fit))
-            };
-            let fit;
-            (found, fit) = self.read_at(at, go_on).await?;
-            if !fit {
-                break;
-            }
-        }
-        Ok(found)
-    }
-
     /// Refuses operations on two nodes of which one is in a snapshot, if the other one alone would be served.
     fn check_pair(&self, node: u64, operation: &Operation<'_>) -> Result<()> {
         let is_present = |node| self.slots().kind(node) == NodeKind::Present;
@@ -297,8 +236,8 @@ impl FilesAndSnapshots {
             Operation::Open { flags } if flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY => {
                 answer(self.read_at(file, move |_, metadata| metadata.inode(inode).map(|_| OPENED)))
             }
-            Operation::ReadDirectory(read) => answer(self.list(file, read)),
             read @ (Operation::Read(_)
+            | Operation::ReadDirectory(_)
             | Operation::ReadLink
             | Operation::GetExtended { .. }
             | Operation::ListExtended { .. }
