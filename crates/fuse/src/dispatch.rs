@@ -58,16 +58,7 @@ impl Request {
     }
 }
 
-/// End of a request.
-#[derive(Debug)]
-pub enum Outcome {
-    /// Reply to send.
-    Reply(Payload),
-    /// The request takes no reply.
-    NoReply,
-}
-
-/// Executes a request.
+/// Executes a request. Returns the reply to send, if the request takes one.
 ///
 /// # Errors
 /// The violation of the protocol, which ends the session.
@@ -75,24 +66,11 @@ pub async fn answer(
     file_system: &dyn FileSystem,
     negotiated: &Negotiated,
     mut request: Request,
-) -> Result<Outcome, Malformed> {
+) -> Result<Option<Payload>, Malformed> {
     let (header, data) = (request.header, request.data.take());
     let extended = negotiated.has(init_flag::SETXATTR_EXT);
     let result = match request::parse(&header, request.arguments(), data, extended)? {
         Message::Operation(operation) => serve(file_system, &header, operation).await,
-        Message::Forget(lookups) => {
-            file_system.forget(header.nodeid, lookups);
-            return Ok(Outcome::NoReply);
-        }
-        Message::BatchForget(forgets) => {
-            forgets.iter().for_each(|one| file_system.forget(one.nodeid, one.nlookup));
-            return Ok(Outcome::NoReply);
-        }
-        Message::Interrupt(unique) => {
-            file_system.interrupt(unique);
-            return Ok(Outcome::NoReply);
-        }
-        Message::NotifyReply => return Ok(Outcome::NoReply),
         Message::Destroy => {
             file_system.destroy();
             Ok(reply::done(header.unique))
@@ -102,11 +80,28 @@ pub async fn answer(
         Message::Init(_) | Message::Unsupported(_) => {
             Err(Error::Os(libc::ENOSYS, "unknown operation".into()))
         }
+        unanswered => {
+            notify(file_system, header.nodeid, unanswered);
+            return Ok(None);
+        }
     };
-    Ok(Outcome::Reply(result.unwrap_or_else(|error| {
+    Ok(Some(result.unwrap_or_else(|error| {
         tracing::trace!("request {} of node {}: {error}", header.opcode, header.nodeid);
         reply::error(header.unique, error.errno())
     })))
+}
+
+/// Passes a message without a reply on.
+fn notify(file_system: &dyn FileSystem, node: u64, message: Message<'_>) {
+    match message {
+        Message::Forget(lookups) => file_system.forget(node, lookups),
+        Message::BatchForget(forgets) => {
+            forgets.iter().for_each(|one| file_system.forget(one.nodeid, one.nlookup));
+        }
+        Message::Interrupt(unique) => file_system.interrupt(unique),
+        // NOTIFY_REPLY, whose notification this server doesn't send.
+        _ => {}
+    }
 }
 
 async fn serve(file_system: &dyn FileSystem, header: &InHeader, operation: Operation<'_>) -> Result<Payload> {

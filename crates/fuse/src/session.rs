@@ -17,7 +17,7 @@
 //! [adopts](Session::adopt) them with the result of INIT, and the kernel resends the unanswered requests.
 
 use crate::apart::Apart;
-use crate::dispatch::{self, Outcome, Request};
+use crate::dispatch::{self, Request};
 use crate::file_system::{FileSystem, FileSystemPart};
 use crate::mount::{DEVICE, Mount, MountOptions};
 use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
@@ -540,8 +540,8 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
 
 async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
     let unique = request.header.unique;
-    let outcome = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
-    let Outcome::Reply(reply) = outcome.map_err(violation)? else { return Ok(()) };
+    let answered = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
+    let Some(reply) = answered.map_err(violation)? else { return Ok(()) };
     let Err(error) = served.device.send(reply).await else { return Ok(()) };
     match error.errno() {
         // The request has ended: its caller was interrupted, or the file system was unmounted.

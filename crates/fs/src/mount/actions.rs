@@ -222,13 +222,8 @@ pub(super) async fn rename(
 
 /// As [`entry`], for an inode that may be on another core.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    match core.is_here(inode) {
-        true => entry(core, inode).await,
-        false => {
-            let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
-            core.cores().of(inode).with(entry).await
-        }
-    }
+    let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
+    core.cores().of(inode).with(entry).await
 }
 
 /// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
@@ -245,16 +240,10 @@ pub(super) async fn create_and_open(
         // A new file needs no truncation.
         other => (other?, flags & !libc::O_TRUNC),
     };
-    match core.is_here(inode) {
-        true => open_entry(&core, inode, flags).await,
-        false => {
-            let open = move |core: Rc<Core>| async move { open_entry(&core, inode, flags).await };
-            core.cores().of(inode).with(open).await
-        }
-    }
+    core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await
 }
 
-async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
+async fn open_entry(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
     let node = core.open(inode)?;
     // Also with size 0: a write in flight may add bytes.
     if flags & libc::O_TRUNC != 0
@@ -265,7 +254,7 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(
     }
     note_open(&node, flags);
     let opened = opened(flags, core.inode(inode)?.size == 0, core.is_short());
-    Ok((entry(core, inode).await?, opened))
+    Ok((entry(&core, inode).await?, opened))
 }
 
 /// Opens a file.

@@ -2,7 +2,7 @@
 
 use crate::memory::Memory;
 use block::{Buffer, Error};
-use fuse::dispatch::{Outcome, Request, answer};
+use fuse::dispatch::{Request, answer};
 use fuse::negotiation::MAX_WRITE;
 use fuse::protocol::{GetattrIn, HEAD_BYTES, InHeader, OutHeader, WriteIn, init_flag, opcode};
 use fuse::{Ended, Mount, Negotiated, Session};
@@ -102,7 +102,7 @@ fn carry_out(memory: &Memory, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
     let negotiated = negotiated();
     let mut answering = pin!(answer(memory, &negotiated, request));
     match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(Outcome::Reply(reply))) => Some((unique, reply.to_data().to_vec())),
+        Poll::Ready(Ok(Some(reply))) => Some((unique, reply.to_data().to_vec())),
         Poll::Ready(_) => None,
         Poll::Pending => panic!("the file system waits"),
     }
