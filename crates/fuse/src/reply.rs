@@ -314,6 +314,23 @@ mod tests {
     use zerocopy::FromBytes;
 
     #[test]
+    fn the_limit_of_a_request_bounds_its_reply() {
+        let frame = |reply: Reply, opcode, limit| {
+            let request = InHeader { unique: 9, opcode, ..InHeader::default() };
+            reply.frame(&request, limit).map(|frame| frame.to_data()[HEADER_BYTES..].to_vec())
+        };
+        let value = || Reply::Value(Data::copy_of(b"12345"));
+        assert_eq!(frame(value(), opcode::GETXATTR, 0), Ok(5_u64.to_ne_bytes().to_vec()), "its length");
+        assert_eq!(frame(value(), opcode::GETXATTR, 5), Ok(b"12345".to_vec()));
+        assert_eq!(frame(value(), opcode::GETXATTR, 4).unwrap_err().errno(), libc::ERANGE);
+        let bytes = || Reply::Bytes(Data::copy_of(b"12345").into());
+        assert_eq!(frame(bytes(), opcode::READ, 5), Ok(b"12345".to_vec()));
+        assert_eq!(frame(bytes(), opcode::READ, 4).unwrap_err().errno(), libc::EIO);
+        let copied = frame(Reply::Written(1 << 40), opcode::COPY_FILE_RANGE_64, 1 << 33);
+        assert_eq!(copied, Ok((1_u64 << 33).to_ne_bytes().to_vec()));
+    }
+
+    #[test]
     fn a_reply_states_its_length_and_shares_its_data() {
         let body = Data::copy_of(b"some data");
         let reply = data(9, &body.clone().into());
