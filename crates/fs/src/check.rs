@@ -7,20 +7,21 @@
 
 mod items;
 mod places;
+pub mod scrub;
 #[cfg(test)]
 mod tests;
 
+use crate::core::cores::core_of;
 use crate::core::{Core, STREAMS, Settings};
-use crate::cores::core_of;
-use crate::data::sums_in;
-use crate::extents::{Extent, Place};
-use crate::forest::Forest;
-use crate::inode::InodeNumber;
+use crate::data::checksums::sums_in;
+use crate::metadata::extents::{Extent, Place};
+use crate::metadata::forest::Forest;
+use crate::metadata::inode::InodeNumber;
+use crate::metadata::versions::SnapshotInfo;
+use crate::metadata::versions::SnapshotNumber;
 use crate::metadata::{Inodes, Metadata};
-use crate::path_of::{self, Whole};
+use crate::names::path_of::{self, Whole};
 use crate::recovery::{self, Recovered};
-use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::SnapshotNumber;
 use crate::tree::{Key, Released};
 use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
@@ -369,77 +370,75 @@ pub(crate) struct Contents {
     pages: Vec<Place>,
 }
 
-impl Core {
-    /// Returns this core's metadata of a snapshot, or of the present version with `None`.
-    ///
-    /// # Errors
-    /// ESTALE for a deleted snapshot.
-    pub(crate) fn contents(&self, version: Option<SnapshotNumber>) -> Result<Contents> {
-        let pages = match version {
-            None => pages_of(&self.metadata.borrow()),
-            Some(_) => Vec::new(),
-        };
-        self.in_version(version, |metadata| {
-            Ok(Contents {
-                items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
-                inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
-                preallocated: metadata.preallocated,
-                pages,
-            })
+/// Returns this core's metadata of a snapshot, or of the present version with `None`.
+///
+/// # Errors
+/// ESTALE for a deleted snapshot.
+pub(crate) fn contents(here: &Core, version: Option<SnapshotNumber>) -> Result<Contents> {
+    let pages = match version {
+        None => pages_of(&here.metadata.borrow()),
+        Some(_) => Vec::new(),
+    };
+    here.in_version(version, |metadata| {
+        Ok(Contents {
+            items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
+            inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
+            preallocated: metadata.preallocated,
+            pages,
         })
-    }
+    })
+}
 
-    /// Returns the metadata of a version, one element for each core.
-    ///
-    /// # Errors
-    /// Errors of [`contents`](Self::contents).
-    pub(crate) async fn all_contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
-        let mut parts = Vec::new();
-        for core in self.cores().all() {
-            let contents = move |core: Rc<Core>| async move { core.contents(version) };
-            parts.push(core.with(contents).await?);
+/// Returns the metadata of a version, one element for each core.
+///
+/// # Errors
+/// Errors of [`contents`](contents).
+pub(crate) async fn all_contents(here: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
+    let mut parts = Vec::new();
+    for core in here.cores().all() {
+        let contents = move |core: Rc<Core>| async move { contents(&core, version) };
+        parts.push(core.with(contents).await?);
+    }
+    Ok(parts)
+}
+
+/// Checks the metadata of all cores of the open file system, and the live counts by which zones are
+/// reset.
+pub(crate) fn check_contents(
+    here: &Core,
+    parts: Vec<Contents>,
+    snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
+) -> Result<Report> {
+    let mut report = Report::new(Options::default());
+    let shards = here.metadata.borrow().items.shards();
+    let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+    let mut pages = Vec::new();
+    for (core, contents) in (0..).zip(parts) {
+        contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
+        metadata.preallocated += contents.preallocated;
+        pages.extend(contents.pages);
+        for (shard, inodes) in
+            (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, here.totals().cores()) == core)
+        {
+            metadata.set_inodes(shard, inodes);
         }
-        Ok(parts)
     }
-
-    /// Checks the metadata of all cores of the open file system, and the live counts by which zones are
-    /// reset.
-    pub(crate) fn check(
-        &self,
-        parts: Vec<Contents>,
-        snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
-    ) -> Result<Report> {
-        let mut report = Report::new(Options::default());
-        let shards = self.metadata.borrow().items.shards();
+    let mut extents = items::check(&metadata, &here.kit.layout, &mut report);
+    for (info, parts) in snapshots {
         let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
-        let mut pages = Vec::new();
-        for (core, contents) in (0..).zip(parts) {
-            contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
-            metadata.preallocated += contents.preallocated;
-            pages.extend(contents.pages);
-            for (shard, inodes) in
-                (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, self.totals.cores()) == core)
-            {
-                metadata.set_inodes(shard, inodes);
-            }
+        for (key, value) in parts.iter().flat_map(|part| &part.items) {
+            metadata.put(key, value);
         }
-        let mut extents = items::check(&metadata, &self.kit.layout, &mut report);
-        for (info, parts) in snapshots {
-            let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
-            for (key, value) in parts.iter().flat_map(|part| &part.items) {
-                metadata.put(key, value);
-            }
-            let (found, own) = check_snapshot(&metadata, &self.kit.layout, report.most);
-            report.add_snapshot(&info, own);
-            extents.extend(found);
-        }
-        let extents = united(extents);
-        report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
-        check_places(&extents, &pages, &mut report);
-        check_counts(&extents, None, &self.kit.pool, &mut report);
-        report.excluded_zones = self.kit.pool.damaged();
-        Ok(report)
+        let (found, own) = check_snapshot(&metadata, &here.kit.layout, report.most);
+        report.add_snapshot(&info, own);
+        extents.extend(found);
     }
+    let extents = united(extents);
+    report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
+    check_places(&extents, &pages, &mut report);
+    check_counts(&extents, None, &here.kit.pool, &mut report);
+    report.excluded_zones = here.kit.pool.damaged();
+    Ok(report)
 }
 
 /// Blocks of a zone with the file that has them; for shared blocks, the file that they were written for.

@@ -16,16 +16,13 @@
 
 pub mod fair_queue;
 
-use crate::core::{Broken, Core};
 use block::{Error, Result};
 use fair_queue::{BACKGROUND, ClassNumber, DEFAULT, FairQueue, MAX_SHARES};
-use logkit::pace::watermarks;
 use runtime::histogram::Histogram;
 use runtime::now;
 use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -289,40 +286,5 @@ impl Drop for Turn {
     #[inline]
     fn drop(&mut self) {
         self.classes.ended(self.class, self.cost);
-    }
-}
-
-impl Core {
-    /// Makes operations durable as [`sync`](Self::sync) does, in the turn of a class.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub async fn sync_in(&self, class: ClassNumber, ticket: u64) -> Result<()> {
-        let _turn = match self.durable.get() >= ticket {
-            true => None,
-            false => Some(self.classes.take(class, 0).await),
-        };
-        self.sync(ticket).await
-    }
-
-    /// Takes a turn for the cleaner: without waiting while free zones are below the low watermark, else in
-    /// the order of its class. Writes that hold turns may wait for zones, so the cleaner must not wait for
-    /// these writes.
-    pub(crate) async fn turn_of_cleaner(&self, bytes: u64) -> Turn {
-        let mut turn = pin!(self.classes.take(BACKGROUND, bytes));
-        loop {
-            // A writer that begins to wait for a zone notifies the cleaner.
-            let mut changed = pin!(self.kit.events.cleaner.notified());
-            if self.kit.pool.free() < watermarks(self).0 && !self.breaks(Broken::CleanerWaits) {
-                return self.classes.take_now(BACKGROUND, bytes);
-            }
-            let first = poll_fn(|context| match turn.as_mut().poll(context) {
-                Poll::Ready(turn) => Poll::Ready(Some(turn)),
-                Poll::Pending => changed.as_mut().poll(context).map(|()| None),
-            });
-            if let Some(turn) = first.await {
-                return turn;
-            }
-        }
     }
 }

@@ -6,286 +6,86 @@
 //! record is written. All operations are numbered and written in the order of their numbers, so a sync waits
 //! until a number is durable.
 //!
-//! In other modules: operations on several cores (`joint`), and the callbacks of the log kit (`owner`).
+//! Its parts have private state: `admission` refuses and delays operations, `durability` numbers them and
+//! knows how far they are written, `checkpoint` freezes trees, `moves` has the zones of the cleaner's
+//! moves.
+//!
+//! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
+//! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
 
+mod admission;
+pub(crate) mod checkpoint;
+pub(crate) mod cores;
+mod data;
+mod durability;
+pub(crate) mod entry;
+pub mod geometry;
+mod holders;
+pub(crate) mod inodes;
+mod moves;
+mod names;
 mod owner;
+pub(crate) mod settings;
+mod tickets;
+pub(crate) mod times;
+mod turns;
 
 pub(crate) use owner::Accounting;
+pub(crate) use settings::reserved_zones;
+pub use settings::{Broken, STREAMS, Settings, cleaner_stream, kit_settings, user_stream};
+pub(crate) use times::Times;
+pub use times::now;
 
-use crate::change::{Change, Changes, KEEP_TIMES};
-use crate::checkpoint::FrozenTrees;
-use crate::classes::fair_queue::ClassNumber;
-use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
-use crate::cores::{Cores, Totals};
-use crate::extents::Place;
-use crate::format::{BLOCK, MAX_CORES};
-use crate::gate::Gate;
-use crate::geometry;
-use crate::inode::{InodeNumber, Time};
-use crate::item::{Item, Lost, Origin};
-use crate::locks::Locks;
+use crate::core::admission::{Admission, Admitted};
+use crate::core::checkpoint::Checkpointer;
+use crate::core::cores::{Cores, Peers, Totals};
+use crate::core::durability::Durability;
+use crate::core::entry::{FsEntry, Origin};
+use crate::core::moves::Moves;
+use crate::data::node::{Node, Nodes};
+use crate::data::reader::Reader;
 use crate::metadata::Metadata;
-use crate::node::{Node, Nodes};
-use crate::salvage::LostParts;
-use crate::snapshot_list::SnapshotList;
-use crate::sums::Sums;
-use crate::tickets::Tickets;
+use crate::metadata::change::{Change, Changes};
+use crate::metadata::extents::{Lost, Place};
+use crate::metadata::inode::InodeNumber;
+use crate::metadata::stripes::Striping;
+use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
-use block::{Error, Payload, Result};
+use block::{Payload, Result};
 use logkit::cleaning::{Arrival, Policy};
-use logkit::layout::ROOT_ZONES;
-use logkit::readers::ShardReads;
-use logkit::recovery::Goal;
-use logkit::{Appender, Kit, Mover, Owner, StreamId, flusher, lane, mover};
-use runtime::Requests;
+use logkit::recovery::LostParts;
+use logkit::{Appender, Kit, Owner, flusher, lane};
 use runtime::range_lock::RangeGuard;
-use runtime::sync::{Permit, Semaphore};
-use std::cell::{Cell, OnceCell, RefCell};
+use runtime::sync::Permit;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-/// Default number of names above which a directory becomes striped, with several cores.
-const STRIPE_ABOVE: u64 = 16_384;
-
-/// Stream of users' records of a core.
-pub fn user_stream(core: u32) -> StreamId {
-    StreamId(2 * core as u16)
-}
-
-/// Stream of the cleaner's moves of a core's files.
-pub fn cleaner_stream(core: u32) -> StreamId {
-    StreamId(2 * core as u16 + 1)
-}
-
-/// Number of streams.
-pub const STREAMS: usize = 2 * MAX_CORES as usize;
-
-/// Free bytes below which new files of a mount are written through, so that writes fail when there is no
-/// space. This is more than a kernel usually caches of writes to one mount, which is 1 % of all writes that
-/// it caches.
-const SHORT: u64 = 256 << 20;
-
-/// Zones for the records of removals, which the cleaner doesn't use: blocks of removed files can't be reused
-/// until these records are written.
-pub(crate) const REMOVAL_RESERVE: u32 = 1;
-
-/// Time after a checkpoint without space in which operations don't try another one.
-const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(1);
-
-/// Number of free zones in addition to those of a checkpoint at or below which operations wait for one.
-const CHECKPOINT_MARGIN: u32 = REMOVAL_RESERVE + 1;
-
-/// Number of zones that are reserved for the cleaner and for records of removals. The cleaner fills one zone,
-/// has one that is being sealed, and moves the blocks of a victim to a zone of each core.
-fn cleaner_reserve(cores: u32) -> u32 {
-    2 + cores + REMOVAL_RESERVE
-}
-
-/// Settings of an open file system; none of them is stored on the medium.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Most appends in flight on a core.
-    pub appends_in_flight: u32,
-    /// Most bytes of writes in memory on a core; further writes wait.
-    pub dirty_bytes: u64,
-    /// Most operations in memory on a core whose records aren't written; further operations wait.
-    pub queued_operations: u32,
-    /// Least number of bytes that are written between two checkpoints.
-    pub checkpoint_after: u64,
-    /// Most bytes of checksums in memory on a core.
-    pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. Opening a file system that needs more fails; at seven eighths of
-    /// it, new files are refused.
-    pub metadata_bytes: u64,
-    /// Number of cores among which the shards are divided, limited by the numbers of shards and zones; `None`
-    /// for the number of the runtime's shards.
-    pub cores: Option<u32>,
-    /// Name and parameters of the cleaning policy; `None` for parameters chosen by the number of zones.
-    pub cleaning: (String, Option<logkit::cleaning::Parameters>),
-    /// [`logkit::Settings::read_request_bytes`].
-    pub read_request_bytes: u64,
-    /// Shares of the class of the cleaner, scrub and defragmentation.
-    pub background_shares: u32,
-    /// Most bytes of requests in flight on a core where [classes](crate::classes) compete; each request
-    /// counts [16 KiB](crate::classes::REQUEST_COST) in addition to its bytes.
-    pub io_depth: u64,
-    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on
-    /// all cores; values above 64 are compared with an estimate. `None` for 16384 on several cores, and for
-    /// no limit on one core.
-    pub stripe_above: Option<u64>,
-    /// Purpose of the opening: use or salvage.
-    pub goal: Goal,
-    /// Invariant to violate on purpose, for tests that must detect it. Release builds ignore it.
-    #[doc(hidden)]
-    pub broken: Option<Broken>,
-}
-
-/// Invariants that tests violate on purpose.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
-    /// Syncs return at once.
-    NeverFlushes,
-    /// Blocks die when the operation that frees them is submitted, not when its record is written.
-    DiesWhenSubmitted,
-    /// Pages of the previous checkpoint die before the next one is durable.
-    FreesPagesEarly,
-    /// Changes that the checkpoint includes are replayed.
-    ReplaysShown,
-    /// The live blocks of one file aren't subtracted when its name is removed.
-    ForgetsLost,
-    /// Inodes without names aren't removed.
-    KeepsOrphans,
-    /// An operation on inodes of several cores is written as one record for each core.
-    SplitsOperations,
-    /// Blocks that the present version loses die even if a snapshot has them.
-    ForgetsSnapshots,
-    /// The extents of the source of a clone aren't marked as shared: its blocks die with it.
-    ForgetsSource,
-    /// The cleaner moves shared blocks only for the file that they were written for.
-    IgnoresShared,
-    /// Violates nothing: the cores pause for long between cloning their trees for a snapshot.
-    SlowSnapshots,
-    /// The gates stay open, and the cores pause for long between cloning their trees for a snapshot.
-    SnapshotsApart,
-    /// Requests of all classes are started in order of arrival.
-    IgnoresShares,
-    /// A directory is made striped before the copies of its names are written.
-    StripesEarly,
-    /// The names of a directory are copied to its stripes while others change them.
-    StripesUnlocked,
-    /// An operation on a name that has waited doesn't check whether its directory has become striped.
-    ForgetsStripes,
-    /// The cleaner waits for its turn even if writers wait for the cleaner.
-    CleanerWaits,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            appends_in_flight: 2,
-            dirty_bytes: 64 << 20,
-            queued_operations: 16_384,
-            checkpoint_after: 64 << 20,
-            sums_bytes: 64 << 20,
-            metadata_bytes: u64::MAX,
-            cores: None,
-            cleaning: (logkit::cleaning::DEFAULT.to_owned(), None),
-            read_request_bytes: logkit::READ_REQUEST_BYTES,
-            background_shares: BACKGROUND_SHARES,
-            io_depth: IO_DEPTH,
-            stripe_above: None,
-            goal: Goal::Serve,
-            broken: None,
-        }
-    }
-}
-
-/// Permits of a write in flight: its memory, and the turn of its class.
-#[derive(Debug)]
-pub(crate) struct Admitted {
-    permit: Permit,
-    turn: Option<Turn>,
-}
-
-/// Returns the present time.
-pub fn now() -> Time {
-    runtime::wall_clock().as_nanos() as Time
-}
-
-/// Times that a file gets from a change of its data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Times {
-    /// Times stay unchanged, because the kernel sets them.
-    Kept,
-    /// Time at which the change is queued, so that times have the order of the changes.
-    Present,
-}
-
-impl Times {
-    /// Time for a change that is queued now; [`KEEP_TIMES`] for [`Kept`](Self::Kept).
-    pub(crate) fn of_change(self) -> Time {
-        match self {
-            Times::Kept => KEEP_TIMES,
-            Times::Present => now(),
-        }
-    }
-
-    /// Time to set in an inode now; `None` for [`Kept`](Self::Kept).
-    pub(crate) fn to_set(self) -> Option<Time> {
-        (self == Times::Present).then(now)
-    }
+/// Properties of an opening of the file system.
+pub(crate) struct Opened {
+    /// Preferred size of requests in bytes, as reported to programs.
+    pub block_size: u64,
+    /// Number of records that were replayed.
+    pub replayed: u64,
+    /// Losses found by a salvage.
+    pub lost: RefCell<LostParts>,
 }
 
 /// A core of a file system.
 pub struct Core {
-    /// Number of the core.
-    pub(crate) index: u32,
-    /// All cores; set once, after they are created.
-    cores: OnceCell<Cores>,
-    pub(crate) totals: Arc<Totals>,
     pub(crate) kit: Rc<Kit>,
-    pub(crate) appender: Appender<Item>,
-    pub(crate) requests: Requests,
-    /// Reads in progress: a zone isn't reset while reads that began before are in progress.
-    pub(crate) reads: Arc<ShardReads>,
+    pub(crate) peers: Peers,
+    pub(crate) opened: Opened,
     pub(crate) metadata: RefCell<Metadata>,
-    /// Places of pages that the next checkpoint no longer uses.
-    pub(crate) released: Released,
     pub(crate) nodes: Nodes,
-    /// Locks of operations on several cores.
-    pub(crate) locks: Locks,
-    /// Blocks the beginning of operations while a snapshot is taken.
-    pub(crate) gate: Gate,
+    pub(crate) admission: Admission,
+    pub(crate) durability: Durability,
+    pub(crate) reader: Reader,
+    pub(crate) striping: Striping,
     /// Snapshots of the file system; used on the home only.
     pub(crate) snapshot_list: SnapshotList,
-    /// Blocks that only deleted snapshots had: they die when the next checkpoint is durable.
-    pub(crate) dropped: RefCell<Lost>,
-    /// Zones to which the cleaner moves blocks of this core; unused on the home.
-    mover: RefCell<Option<Mover>>,
-    /// Whether the drive limits the number of open zones.
-    pub(crate) is_limited: bool,
-    /// With such a limit, the first class that the policy chose, which is used for all moves, so that the
-    /// mover of a core has one open zone.
-    move_class: Cell<Option<u8>>,
-    /// Checkpoint that is being written.
-    pub(crate) frozen: RefCell<Option<FrozenTrees>>,
-    pub(crate) sums: RefCell<Sums>,
-    /// Preferred size of requests in bytes, as reported to programs.
-    pub(crate) block_size: u64,
-    metadata_bytes: u64,
-    /// Classes, which order reads, writes and syncs.
-    pub(crate) classes: Rc<Classes>,
-    /// Number of names above which a directory is made striped.
-    pub(crate) stripe_above: u64,
-    /// Whether a directory of this core is being made striped; at most one at a time.
-    pub(crate) is_striping: Cell<bool>,
-    dirty: Rc<Semaphore>,
-    dirty_blocks: u64,
-    queued: Rc<Semaphore>,
-    /// Whether the file system is open for salvage: every change is refused.
-    pub(crate) is_salvaged: bool,
-    /// Losses found by a salvage.
-    pub(crate) lost: RefCell<LostParts>,
-    /// Held by an operation that writes a checkpoint before it begins.
-    storing: Rc<Semaphore>,
-    /// Time of the last such checkpoint that found no space.
-    stored_in_vain: Cell<Option<runtime::Instant>>,
-    /// Permits for reads of checksums from zones.
-    pub(crate) loading: Rc<Semaphore>,
-    /// Blocks of capacity that are reserved for writes in flight.
-    growing: Cell<u64>,
-    tickets: RefCell<Tickets>,
-    /// Number of changes that took effect on submission and whose records haven't committed.
-    shown: Cell<u64>,
-    /// Number of the operation up to which all operations are durable.
-    pub(crate) durable: Cell<u64>,
-    /// Number of records that were replayed when the file system was opened.
-    pub(crate) replayed: Cell<u64>,
-    /// The only class of zones for users' records: records are written in the order of their numbers.
-    class: u8,
+    pub(crate) checkpointer: Checkpointer,
+    pub(crate) moves: Moves,
     broken: Option<Broken>,
 }
 
@@ -295,110 +95,40 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// Number of zones that files can't use: those of roots, the reserve of the cleaner, two zones for each lane
-/// and mover of a core (one open, one being sealed), and two of checkpoints.
-pub(crate) fn reserved_zones(lanes: u32, cores: u32) -> u32 {
-    ROOT_ZONES + cleaner_reserve(cores) + cores * 2 * (lanes + 1) + 2
-}
-
-/// Returns the settings of the log kit for these settings of a file system.
-pub fn kit_settings(
-    settings: &Settings,
-    layout: &logkit::Layout,
-    (core, cores): (u32, u32),
-) -> logkit::Settings {
-    logkit::Settings {
-        user_stream: user_stream(core),
-        cleaner_stream: cleaner_stream(core),
-        appends_in_flight: settings.appends_in_flight,
-        data_blocks: layout.data_blocks(Change::MAX_WITH_BLOCKS),
-        record_blocks: layout.record_blocks(Change::MAX_WITH_BLOCKS),
-        cleaner_reserve: cleaner_reserve(cores),
-        checkpoint_blocks: layout.blocks_in(settings.checkpoint_after),
-        low_watermark: 0.05,
-        high_watermark: 0.2,
-        most_steps: u64::MAX,
-        read_request_bytes: settings.read_request_bytes,
-        prepare_zones: true,
-    }
-}
-
 impl Core {
     /// Returns a core with this state, recovered or new. The caller starts lanes and cleaner.
-    pub fn new(
+    pub(crate) fn new(
         (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         policy: Box<dyn Policy>,
         (mut metadata, released): (Metadata, Released),
         settings: &Settings,
-        block_size: u64,
+        opened: Opened,
     ) -> Rc<Self> {
-        let usual = if totals.cores() > 1 { STRIPE_ABOVE } else { u64::MAX };
-        let stripe_above = settings.stripe_above.unwrap_or(usual);
-        metadata.snapshots.keeps_nothing =
-            cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSnapshots);
-        metadata.snapshots.ignores_shared =
-            cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShared);
-        metadata.forgets_source = cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSource);
+        metadata.snapshots.keeps_nothing = settings.breaks(Broken::ForgetsSnapshots);
+        metadata.snapshots.ignores_shared = settings.breaks(Broken::IgnoresShared);
+        metadata.forgets_source = settings.breaks(Broken::ForgetsSource);
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
-        let layout = kit.layout;
-        let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
-        let is_limited = demand.limit.is_some();
+        let (lanes, cores) = (settings.appends_in_flight, totals.cores());
+        let demand = geometry::demand(kit.zones.geometry(), cores, lanes);
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
-        let dirty_blocks = (settings.dirty_bytes / layout.block_size.bytes()).max(1);
         let own = [user_stream(index), cleaner_stream(index)];
+        let appender = Appender::new(kit.layout, classes, lanes, u64::MAX, &kit.streams, &own);
         let core = Rc::new(Core {
-            index,
-            cores: OnceCell::new(),
-            totals,
-            locks: Locks::default(),
-            gate: Gate::default(),
-            snapshot_list: SnapshotList::default(),
-            dropped: RefCell::default(),
-            mover: RefCell::new(Some(Mover::new(classes))),
-            is_limited,
-            move_class: Cell::new(None),
-            frozen: RefCell::default(),
-            appender: Appender::new(
-                layout,
-                classes,
-                settings.appends_in_flight,
-                u64::MAX,
-                &kit.streams,
-                &own,
-            ),
-            requests: Requests::default(),
-            reads: kit.readers.here(),
+            opened,
             metadata: RefCell::new(metadata),
-            released,
             nodes: Nodes::default(),
-            sums: RefCell::new(Sums::new(layout.zone_blocks, settings.sums_bytes)),
-            block_size,
-            metadata_bytes: settings.metadata_bytes,
-            classes: Classes::new(
-                settings.io_depth,
-                settings.background_shares,
-                cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShares),
-            ),
-            stripe_above,
-            is_striping: Cell::new(false),
-            dirty: Semaphore::new(dirty_blocks as usize),
-            dirty_blocks,
-            loading: Semaphore::new(2),
-            storing: Semaphore::new(1),
-            stored_in_vain: Cell::new(None),
-            is_salvaged: settings.goal == Goal::Salvage,
-            lost: RefCell::default(),
-            queued: Semaphore::new(settings.queued_operations.max(1) as usize),
-            growing: Cell::new(0),
-            tickets: RefCell::default(),
-            durable: Cell::new(0),
-            shown: Cell::new(0),
-            replayed: Cell::new(0),
-            class,
+            admission: Admission::new(kit.clone(), totals.clone(), settings),
+            peers: Peers::new(index, totals),
+            durability: Durability::new(appender, class),
+            reader: Reader::new(kit.clone(), settings.sums_bytes),
+            striping: Striping::new(settings.stripe_above, cores),
+            snapshot_list: SnapshotList::default(),
+            checkpointer: Checkpointer::new(released),
+            moves: Moves::new(classes, demand.limit.is_some()),
             broken: settings.broken,
             kit,
         });
@@ -406,41 +136,35 @@ impl Core {
         core
     }
 
-    /// Sets the handles of all cores; called once.
-    pub(crate) fn set_cores(&self, cores: Cores) {
-        self.cores.set(cores).ok();
+    /// Number of the core.
+    pub(crate) fn index(&self) -> u32 {
+        self.peers.index()
     }
 
     /// All cores.
     pub(crate) fn cores(&self) -> &Cores {
-        self.cores.get().expect("cores are told of each other before anything else")
+        self.peers.all()
+    }
+
+    /// Memory and space that all cores use.
+    pub(crate) fn totals(&self) -> &Totals {
+        self.peers.totals()
     }
 
     /// Whether an inode belongs to this core.
     #[inline]
     pub(crate) fn is_here(&self, inode: InodeNumber) -> bool {
-        self.totals.cores() == 1 || self.cores().index_of(inode) == self.index
+        self.peers.has(inode)
     }
 
     /// Publishes this core's use of memory and space to the other cores.
     pub(crate) fn publish(&self) {
-        let (metadata, used) = (self.metadata.borrow(), self.totals.of(self.index));
-        used.preallocated.store(metadata.preallocated, Relaxed);
-        used.growing.store(self.growing.get(), Relaxed);
-        let pages = match metadata.snapshots.is_empty() {
-            true => metadata.items.pages(),
-            // Each page that is shared with a snapshot may have to be copied.
-            false => metadata.items.family_pages() + metadata.items.pages(),
-        };
-        used.pages.store(pages as u64, Relaxed);
-        used.unstored.store(metadata.items.unstored_pages() as u64, Relaxed);
-        used.memory.store(metadata.items.memory() as u64, Relaxed);
-        used.inodes.store(metadata.count(), Relaxed);
+        self.totals().of(self.index()).publish(&self.metadata.borrow(), self.admission.growing());
     }
 
     /// Returns the node of a file in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
-        self.nodes.get(inode, self.tickets.borrow().issued())
+        self.nodes.get(inode, self.durability.issued())
     }
 
     /// Whether a test violates this invariant.
@@ -449,177 +173,67 @@ impl Core {
         cfg!(debug_assertions) && self.broken == Some(rule)
     }
 
-    /// Number of changes that a checkpoint would include now and whose records would follow it.
-    pub(crate) fn shown(&self) -> u64 {
-        self.shown.get()
-    }
-
     /// Files in use.
     pub fn nodes(&self) -> &Nodes {
         &self.nodes
     }
 
+    /// Preferred size of requests in bytes, as reported to programs.
+    pub(crate) fn block_size(&self) -> u64 {
+        self.opened.block_size
+    }
+
     /// Refuses reads of a file system that has failed or is closed.
     ///
     /// # Errors
-    /// The failure of the log; [`Error::Closed`].
+    /// The failure of the log; [`Closed`](block::Error::Closed).
     pub fn check_alive(&self) -> Result<()> {
-        match self.kit.failure() {
-            Some(error) => Err(error),
-            None if self.kit.is_closing() => Err(Error::closed("the file system is closed; open it again")),
-            None => Ok(()),
-        }
+        self.admission.check_alive()
     }
 
     /// Refuses changes if the file system has failed or is closed, or if a record waits for space of the
     /// device.
     ///
     /// # Errors
-    /// As [`check_alive`](Self::check_alive); [`Error::ReadOnly`] for a salvage; [`Error::NoSpace`].
+    /// As [`check_alive`](Self::check_alive); [`ReadOnly`](block::Error::ReadOnly) for a salvage;
+    /// [`NoSpace`](block::Error::NoSpace).
     pub fn check_open(&self) -> Result<()> {
-        self.check_alive()?;
-        if self.is_salvaged {
-            return Err(Error::read_only(
-                "the file system is mounted for salvage: changes are refused; copy its files to another file system",
-            ));
-        }
-        self.kit.space.check()
+        self.admission.check_open()
     }
 
-    /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner,
-    /// and zones that are being written.
-    pub fn capacity(&self) -> u64 {
-        let layout = &self.kit.layout;
-        let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
-        let reserved = reserved_zones(lanes, cores) + self.kit.pool.damaged();
-        let zones = u64::from(layout.zones.saturating_sub(reserved));
-        // The durable checkpoint at its loosest packing, and the next one.
-        let pages =
-            3 * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit));
-        let blocks = zones * u64::from(self.kit.settings.data_blocks);
-        // Without slack, cleaning would free too little space to make progress.
-        (blocks - blocks / 16).saturating_sub(pages)
+    /// [`Admission::check_space`].
+    pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
+        self.admission.check_space(blocks)
     }
 
-    /// Least number of zones of this size with which a new file system has space for files.
-    pub(crate) fn least_zones(&self) -> u32 {
-        let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
-        let directory = self.kit.checkpoints.directory_blocks(&self.kit);
-        geometry::least_zones(&self.kit.layout, lanes, cores, directory)
+    /// [`Admission::check_space_for_item`].
+    pub(crate) fn check_space_for_item(&self) -> Result<()> {
+        self.admission.check_space_for_item()
     }
 
-    /// Number of blocks of files, including preallocated ones and those reserved for writes in flight.
-    pub fn used(&self) -> u64 {
-        self.kit.pool.live_data()
-            + self.totals.sum(|used| &used.preallocated)
-            + self.totals.sum(|used| &used.growing)
-    }
-
-    /// Whether less space is free than the writes that a kernel may have cached.
+    /// [`Admission::is_short`].
     pub(crate) fn is_short(&self) -> bool {
-        self.capacity().saturating_sub(self.used()) < SHORT / BLOCK
+        self.admission.is_short()
     }
 
-    /// Refuses an operation that needs `blocks` blocks if fewer are free.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] with used and total blocks.
-    pub fn check_space(&self, blocks: u64) -> Result<()> {
-        let (used, capacity) = (self.used(), self.capacity());
-        match used + blocks <= capacity {
-            true => Ok(()),
-            false => Err(Error::no_space(format!(
-                "the file system is full: {used} of {capacity} blocks of 4 KiB are in use; remove files or snapshots, or grow it"
-            ))),
-        }
-    }
-
-    /// Refuses operations without data that need space. They take effect on submission, and can't be refused
-    /// later. So they are also refused while the device below has space only for the zones that are reserved
-    /// for removals.
-    ///
-    /// # Errors
-    /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
-    pub fn check_space_for_item(&self) -> Result<()> {
-        self.kit.check_known_space(self.kept_zones())?;
-        // An eighth is reserved for writes and removals.
-        self.check_memory(8)?;
-        self.check_space(1)
-    }
-
-    /// Refuses an operation if less than 1/`parts` of the memory budget for metadata is free.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] with used and permitted memory.
-    pub(crate) fn check_memory(&self, parts: u64) -> Result<()> {
-        let left = self.metadata_bytes / parts;
-        let memory = self.totals.sum(|used| &used.memory);
-        match memory < self.metadata_bytes - left {
-            true => Ok(()),
-            false => Err(Error::no_space(format!(
-                "the metadata takes {memory} bytes of memory, and its budget is {}, of which this operation leaves {left} bytes; remove files or \
-                 snapshots, or mount it with a larger budget",
-                self.metadata_bytes
-            ))),
-        }
-    }
-
-    /// Writes a checkpoint before the dirty pages need more zones than are reserved for them. Changes without
-    /// data fill few zones, but may make all pages dirty.
-    ///
-    /// # Errors
-    /// The failure of the log. If the checkpoint finds no space, this succeeds, and a later operation tries
-    /// again.
-    async fn leave_space_for_pages(&self) -> Result<()> {
-        let is_due = || {
-            // Operations don't each retry a checkpoint that found no space.
-            if self.stored_in_vain.get().is_some_and(|at| at.elapsed() < BETWEEN_CHECKPOINTS) {
-                return false;
-            }
-            let unstored = self.totals.sum(|used| &used.unstored);
-            let least = u64::from(self.kit.layout.zone_blocks / 2).max(16);
-            unstored >= least && self.kit.pool.free() <= self.checkpoint_zones() + CHECKPOINT_MARGIN
-        };
-        if !is_due() {
-            return Ok(());
-        }
-        let _alone = self.storing.acquire(1).await;
-        if !is_due() {
-            return Ok(());
-        }
-        let write = |core: Rc<Core>| async move { mover::free_dead(&core).await };
-        match Box::pin(self.cores().first().with(write)).await {
-            Err(Error::NoSpace(_)) => {
-                self.stored_in_vain.set(Some(runtime::now()));
-                Ok(())
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Waits until an operation may be queued.
+    /// Waits until an operation may be queued; before that, writes a checkpoint if one is due.
     ///
     /// # Errors
     /// As [`check_open`](Self::check_open).
-    pub async fn admit(&self) -> Result<Permit> {
+    pub(crate) async fn admit(&self) -> Result<Permit> {
         self.check_open()?;
-        self.leave_space_for_pages().await?;
-        let permit = match self.queued.try_acquire(1) {
-            Some(permit) => permit,
-            None => self.queued.acquire(1).await,
-        };
-        self.gate.pass().await;
-        self.check_open()?;
-        Ok(permit)
+        let free_dead = |core: Rc<Core>| async move { logkit::mover::free_dead(&core).await };
+        self.admission.leave_space_for_pages(|| self.cores().first().with(free_dead)).await?;
+        self.admission.admit().await
     }
 
     /// Applies an operation on names or attributes, and queues it for its record. Returns its number.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a damaged item: the file system refuses all changes after that.
+    /// [`Corrupt`](block::Error::Corrupt) for a damaged item: the file system refuses all changes after that.
     pub fn submit(&self, changes: Changes, permit: Option<Permit>) -> Result<u64> {
         if changes.is_empty() {
-            return Ok(self.tickets.borrow().done());
+            return Ok(self.durability.done());
         }
         let mut lost = Lost::default();
         let mut metadata = self.metadata.borrow_mut();
@@ -643,7 +257,6 @@ impl Core {
         }
         drop(accounts);
         let count = changes.len() as u32;
-        self.shown.set(self.shown.get() + u64::from(count));
         self.publish();
         // Capacity for the changes that create a file with a short name.
         let mut meta = Vec::with_capacity(64);
@@ -654,31 +267,11 @@ impl Core {
 
     /// Numbers and queues an item.
     pub(crate) fn queue(&self, changes: Changes, data: Payload, origin: Origin) -> u64 {
-        let ticket = self.tickets.borrow_mut().issue();
-        lane::push(self, self.class, Item { changes, data, origin, ticket });
+        let item = self.durability.number(changes, data, origin);
+        let ticket = item.ticket;
+        lane::push(self, self.durability.class(), item);
         self.kit.events.work.notify_one();
         ticket
-    }
-
-    /// Returns the item for this core's part of a record that another core has written.
-    pub(crate) fn shared_item(&self, changes: Changes) -> Item {
-        let ticket = self.tickets.borrow_mut().issue();
-        Item { changes, data: Payload::default(), origin: Origin::Shared, ticket }
-    }
-
-    /// Waits for the turn of a class and for the memory of a write. With `None` it takes no turn.
-    pub(crate) async fn admit_data(&self, class: Option<ClassNumber>, blocks: u64) -> Admitted {
-        let turn = match class {
-            // The turn is taken before the permits, which classes share.
-            Some(class) => Some(self.classes.take(class, blocks * BLOCK).await),
-            None => None,
-        };
-        let wanted = blocks.min(self.dirty_blocks) as usize;
-        let permit = match self.dirty.try_acquire(wanted) {
-            Some(permit) => permit,
-            None => self.dirty.acquire(wanted).await,
-        };
-        Admitted { permit, turn }
     }
 
     /// Queues a write of whole blocks for which there is space, and waits until its changes have taken
@@ -686,7 +279,7 @@ impl Core {
     /// that they change.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if no zone has space for it; the failure of the log.
+    /// [`NoSpace`](block::Error::NoSpace) if no zone has space for it; the failure of the log.
     pub(crate) async fn append(
         &self,
         changes: Changes,
@@ -697,22 +290,22 @@ impl Core {
         // Ended lanes take no items.
         self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
-        self.growing.set(self.growing.get() + u64::from(growth));
+        self.admission.reserve(growth);
         self.publish();
-        let request = self.requests.begin(1, Some(permit));
+        let request = self.durability.requests().begin(1, Some(permit));
         let origin = Origin::Write { request, growth, held: Some(held), _turn: turn };
         let ticket = self.queue(changes, data, origin);
-        self.requests.wait(request).await?;
+        self.durability.requests().wait(request).await?;
         Ok(ticket)
     }
 
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which is permanent; errors of flushing; [`Error::NoSpace`] while a record
-    /// waits for space.
+    /// The failure of the log, which is permanent; errors of flushing; [`NoSpace`](block::Error::NoSpace)
+    /// while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
-        if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
+        if self.durability.is_durable(ticket) || self.breaks(Broken::NeverFlushes) {
             return Ok(());
         }
         let written = self.written(ticket).await?;
@@ -722,7 +315,7 @@ impl Core {
             self.fail(&error.in_context("making files durable"));
         }
         flushed?;
-        self.durable.set(self.durable.get().max(written));
+        self.durability.note_durable(written);
         Ok(())
     }
 
@@ -730,38 +323,16 @@ impl Core {
     /// last such operation.
     ///
     /// # Errors
-    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written
-    /// once there is some.
+    /// The failure of the log; [`NoSpace`](block::Error::NoSpace) while a record waits for space: the
+    /// operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
-        self.wait_until_done(ticket, || self.kit.space.check()).await
+        self.durability.wait_until_done(&self.kit, ticket, || self.kit.space.check()).await
     }
 
     /// Waits until an operation of this core has ended, even if its request was answered before because there
     /// was no space. The failure of the log also ends the wait.
     pub(crate) async fn ended(&self, ticket: u64) {
-        self.wait_until_done(ticket, || Ok(())).await.ok();
-    }
-
-    /// Waits until the operations up to this one have ended, or `go_on` returns an error. Returns the number
-    /// of the last operation that has ended.
-    async fn wait_until_done(&self, ticket: u64, go_on: impl Fn() -> Result<()>) -> Result<u64> {
-        loop {
-            let committed = self.kit.events.committed.notified();
-            if let Some(error) = self.kit.failure() {
-                return Err(error);
-            }
-            let done = self.tickets.borrow().done();
-            if done >= ticket {
-                return Ok(done);
-            }
-            go_on()?;
-            committed.await;
-        }
-    }
-
-    /// Number of the last operation.
-    pub(crate) fn issued(&self) -> u64 {
-        self.tickets.borrow().issued()
+        self.durability.wait_until_done(&self.kit, ticket, || Ok(())).await.ok();
     }
 
     /// Makes all operations of this core durable.
@@ -769,20 +340,14 @@ impl Core {
     /// # Errors
     /// As [`sync`](Self::sync).
     pub async fn sync_all(&self) -> Result<()> {
-        self.sync(self.issued()).await
+        self.sync(self.durability.issued()).await
     }
 
     /// Completes an item that has taken effect, or failed.
-    fn end(&self, item: &Item, outcome: &Result<()>) {
-        match &item.origin {
-            Origin::Write { request, growth, .. } => {
-                self.growing.set(self.growing.get() - u64::from(*growth));
-                self.requests.item_ended(*request, outcome);
-            }
-            Origin::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
-            Origin::Joint { request, .. } => self.requests.item_ended(*request, outcome),
-            Origin::Shared | Origin::Move | Origin::Answered { .. } => {}
+    fn end(&self, item: &FsEntry, outcome: &Result<()>) {
+        if let Origin::Write { growth, .. } = item.origin {
+            self.admission.release(growth);
         }
-        self.tickets.borrow_mut().end(item.ticket);
+        self.durability.end(item, outcome);
     }
 }

@@ -3,14 +3,14 @@
 //! In other modules: opening by a path or a name (`file_system`), and the operations on the core that has the
 //! file (`operations`, `data`).
 
-use crate::change::Attributes;
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
-use crate::clones::{Cloned, Copied};
 use crate::core::{Core, Times};
-use crate::defrag::Fragments;
-use crate::inode::{Inode, InodeNumber};
-use crate::node::Node;
+use crate::data::clones::{self, Cloned, Copied};
+use crate::data::defrag::{self, Fragments};
+use crate::data::node::Node;
+use crate::metadata::change::Attributes;
+use crate::metadata::inode::{Inode, InodeNumber};
 use block::{Error, Payload, Result};
 use runtime::{Home, ShardIndex};
 use std::ops::Range;
@@ -159,7 +159,7 @@ impl File {
 
     /// Copies a range of another file of this file system, or of this file, to an offset; ends where the
     /// source file ends. Blocks are shared instead of copied where that is possible
-    /// ([`clones`](crate::clones)); a change of either file later leaves the other one unchanged.
+    /// ([`clones`]); a change of either file later leaves the other one unchanged.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at) and [`write_at`](Self::write_at); after some bytes were copied, their
@@ -178,7 +178,7 @@ impl File {
             if !core.cores().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
             }
-            core.copy_range(&node, copied, u64::MAX, Times::Present).await
+            clones::copy_range(&core, &node, copied, u64::MAX, Times::Present).await
         })
         .await
     }
@@ -206,7 +206,7 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at) and [`read_at`](Self::read_at).
     pub async fn defragment(&self) -> Result<Fragments> {
-        self.with(|core, node| async move { core.defragment(&node).await }).await
+        self.with(|core, node| async move { defrag::defragment(&core, &node).await }).await
     }
 
     /// Attributes of the file.

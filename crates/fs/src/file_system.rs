@@ -5,23 +5,26 @@
 //! Resolving a path begins at the core of the root, so programs that create many files in one directory
 //! should [open the directory](FileSystem::directory).
 
-use crate::check::Report;
+use crate::check::scrub::{self, Scrubbed};
+use crate::check::{self, Report};
 use crate::classes::{Class, ClassStatistics};
+use crate::core::cores::Cores;
+use crate::core::inodes::{BETWEEN_ATTEMPTS, Statistics};
 use crate::core::{Core, Settings};
-use crate::cores::Cores;
-use crate::directory::Entry;
 use crate::file::File;
 use crate::format::Properties;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT};
-use crate::namespace::{self, New, Renaming};
-use crate::operations::{BETWEEN_ATTEMPTS, Statistics};
-use crate::path::{self, Walk};
+use crate::metadata::directory::Entry;
+use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT};
+use crate::metadata::stripes::Holder;
+use crate::names::namespace::{self, New, Renaming};
+use crate::names::path::{self, Walk};
+use crate::names::striping;
 use crate::recovery;
-use crate::salvage;
-use crate::scrub::Scrubbed;
-use crate::stripes::Holder;
+use crate::recovery::salvage;
+use crate::snapshots::taking;
 use block::{Error, Result, ZonesPart};
 use logkit::recovery::Goal;
+use logkit::recovery::LostParts;
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
 use std::rc::Rc;
@@ -100,7 +103,7 @@ impl FileSystem {
         let cores = recovery::open(&zones, settings).await?;
         let files = Self::start(zones, cores).await?;
         if settings.goal == Goal::Salvage {
-            files.name_lost().await?;
+            salvage::name_lost(&files.cores).await?;
         }
         Ok(files)
     }
@@ -125,7 +128,7 @@ impl FileSystem {
         files
             .home()
             .with(|core: Rc<Core>| async move {
-                if !core.is_salvaged {
+                if !core.admission.is_salvaged() {
                     cleaner::start(&core);
                 }
                 Ok(())
@@ -133,10 +136,10 @@ impl FileSystem {
             .await?;
         files
             .each(|core| async move {
-                if !core.is_salvaged {
+                if !core.admission.is_salvaged() {
                     core.remove_orphans();
                 }
-                core.open_striped()
+                striping::open_striped(&core)
             })
             .await?;
         Ok(files)
@@ -159,6 +162,28 @@ impl FileSystem {
     /// Returns the file system with zones that stay open when it is closed.
     pub fn on_lent_zones(self) -> Self {
         FileSystem { owns_zones: false, ..self }
+    }
+
+    /// Whether the file system is open for salvage.
+    ///
+    /// # Errors
+    /// [`block::Error::Closed`].
+    pub async fn is_salvaged(&self) -> Result<bool> {
+        self.with(|core: Rc<Core>| async move { Ok(core.admission.is_salvaged()) }).await
+    }
+
+    /// Losses of a file system that is open for salvage.
+    ///
+    /// # Errors
+    /// [`block::Error::Closed`].
+    pub async fn lost(&self) -> Result<LostParts> {
+        let mut all = LostParts::default();
+        for core in self.cores.all() {
+            all.append(
+                core.with(|core: Rc<Core>| async move { Ok(core.opened.lost.borrow().clone()) }).await?,
+            );
+        }
+        Ok(all)
     }
 
     /// Home: the core that runs the cleaner and checkpoints.
@@ -196,14 +221,14 @@ impl FileSystem {
         for core in self.cores.all() {
             closed = closed.and(
                 core.with(|core: Rc<Core>| async move {
-                    core.close_mover().await;
+                    core.moves.close(&*core).await;
                     Ok(())
                 })
                 .await,
             );
         }
         let last = |core: Rc<Core>| async move {
-            match core.is_salvaged {
+            match core.admission.is_salvaged() {
                 true => Ok(()),
                 false => core.take_checkpoint(true).await,
             }
@@ -284,12 +309,12 @@ impl FileSystem {
             let check = async |core: &Rc<Core>| {
                 let mut snapshots = Vec::new();
                 for info in core.snapshot_list.there() {
-                    let parts = core.all_contents(Some(info.number)).await?;
+                    let parts = check::all_contents(core, Some(info.number)).await?;
                     snapshots.push((info, parts));
                 }
-                core.check(core.all_contents(None).await?, snapshots)
+                check::check_contents(core, check::all_contents(core, None).await?, snapshots)
             };
-            core.at_one_moment(check).await
+            taking::at_one_moment(&core, check).await
         })
         .await
     }
@@ -524,7 +549,7 @@ impl FileSystem {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`crate::namespace::rename`]; errors of resolving the paths.
+    /// As [`crate::names::namespace::rename`]; errors of resolving the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
         let sides = [split(old), split(new)];
         let mut directories = [ROOT; 2];
@@ -584,7 +609,7 @@ impl FileSystem {
     pub async fn scrub(&self, progress: &Arc<AtomicU64>) -> Result<Scrubbed> {
         let scrub = |core: &Home<Core>| {
             let (core, progress) = (core.clone(), progress.clone());
-            async move { core.with(move |core| async move { core.scrub(&progress).await }).await }
+            async move { core.with(move |core| async move { scrub::scrub(&core, &progress).await }).await }
         };
         let mut found = Scrubbed::default();
         for of_core in runtime::join_all(self.cores.all().iter().map(scrub)).await {
@@ -605,12 +630,12 @@ impl FileSystem {
     pub async fn class(&self, name: &str, shares: u32) -> Result<Class> {
         let (name, cores): (Arc<str>, _) = (name.into(), self.cores.clone());
         self.with(move |home| async move {
-            let _one = home.classes.changing.acquire(1).await;
-            let number = home.classes.number_for(&name, shares)?;
+            let _one = home.admission.classes.changing.acquire(1).await;
+            let number = home.admission.classes.number_for(&name, shares)?;
             for core in cores.all() {
                 let name = name.clone();
                 let set = move |core: Rc<Core>| async move {
-                    core.classes.set(number, &name, shares);
+                    core.admission.classes.set(number, &name, shares);
                     Ok(())
                 };
                 core.with(set).await?;
@@ -627,7 +652,8 @@ impl FileSystem {
     pub async fn classes(&self) -> Result<Vec<ClassStatistics>> {
         let mut all: Vec<ClassStatistics> = Vec::new();
         for core in self.cores.all() {
-            let of_core = core.with(|core: Rc<Core>| async move { Ok(core.classes.statistics()) }).await?;
+            let of_core =
+                core.with(|core: Rc<Core>| async move { Ok(core.admission.classes.statistics()) }).await?;
             for (number, class) in of_core.into_iter().enumerate() {
                 match all.get_mut(number) {
                     Some(sum) => sum.add(&class),
@@ -645,7 +671,7 @@ impl FileSystem {
     pub async fn properties(&self) -> Result<Properties> {
         self.with(|core| async move {
             let shards = core.metadata.borrow().items.shards();
-            Ok(Properties { block_size: core.block_size, shards })
+            Ok(Properties { block_size: core.block_size(), shards })
         })
         .await
     }

@@ -1,11 +1,11 @@
 //! Structures on the medium other than records and pages: the properties of a file system, in every root, and
 //! its state at a checkpoint, in the directory of the log.
 
-use crate::forest::Shard;
-use crate::inode::Time;
 use crate::metadata::Inodes;
-use crate::snapshot_list::{SnapshotInfo, check_name};
-use crate::snapshots::{MAX_NUMBER, SnapshotNumber};
+use crate::metadata::forest::Shard;
+pub use crate::metadata::inode::BLOCK;
+use crate::metadata::inode::Time;
+use crate::metadata::versions::{MAX_NUMBER, SnapshotInfo, SnapshotNumber, check_name};
 use crate::tree::{Place, Stored};
 use block::{Error, Result};
 use zones::bytes::{Reader, Writer};
@@ -16,8 +16,6 @@ pub const OWNER: [u8; 8] = *b"fs      ";
 const VERSION: u32 = 5;
 /// Oldest version that this code reads.
 const OLDEST_VERSION: u32 = 4;
-/// Block size of the log, in bytes.
-pub const BLOCK: u64 = 4096;
 /// Largest block size of files, in bytes.
 pub const MAX_BLOCK: u64 = 64 << 10;
 /// Default number of shards of a new file system.

@@ -1,86 +1,49 @@
 //! The log-structured file system: files and directories on zones. For programs that link it, all calls are
 //! asynchronous and don't block the shard.
 //!
-//! All metadata is in memory, in a [`tree`] of items. Every change of it is a [`change`] in a record of the
-//! log, and a `checkpoint` writes the changed pages of the tree. Data is never overwritten in place.
+//! All metadata is in memory, in a [`tree`] of items. Every [change](metadata::change) of it is in a
+//! record of the log, and a checkpoint writes the changed pages of the tree. Data is never overwritten in
+//! place.
 //!
-//! Modules without I/O:
-//! - [`inode`], [`directory`], [`attributes`], `extents`: the kinds of items.
-//! - `metadata`: the state and the effect of changes on it; [`namespace`]: changes of the operations on
-//!   names.
-//!
-//! Modules of a core:
-//! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: the queue; [`node`]: files in use.
-//! - [`stripes`], `striping`: large directories, whose names are divided among all cores.
-//! - [`names`], [`operations`], [`data`]: operations of clients; [`sums`]: checksums, which every read
-//!   verifies.
-//! - [`classes`]: the order of reads, writes and syncs.
-//! - [`format`](mod@format), `recovery`: creating and opening.
-//!
-//! [`check`](mod@check) looks for violated invariants, on the medium or in an open file system. [`scrub`]
-//! verifies the checksums of all data, and [`defrag`] rewrites files with fewer fragments, both while they
-//! are in use.
-//!
-//! [`file_system`] has the paths and open files for programs; [`mount`] serves the file system to the kernel.
+//! Groups of modules:
+//! - [`tree`], [`metadata`]: trees and their items, changes and their effect, without I/O;
+//!   [`format`](mod@format): the state on the medium.
+//! - [`core`](mod@core): a core, the owner of the log, with the operations of clients.
+//! - [`names`]: decisions on names, operations on several cores, striped directories, paths.
+//! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.
+//! - `snapshots`: taking and deleting them. `recovery`: creating and opening.
+//! - [`check`](mod@check): invariants, on the medium or in an open file system; verification of all data.
+//! - [`file_system`]: paths and open files for programs; [`mount`]: the file system for the kernel.
 //!
 //! In other crates: group commit, zones, cleaning and the lookup of records (`logkit`); zones on a device
 //! (`zones`); the FUSE protocol (`fuse`).
 #![doc = include_str!("../DESIGN.md")]
 
-pub mod attributes;
-pub mod change;
 pub mod check;
-mod checkpoint;
 pub mod classes;
-pub mod clones;
 pub mod core;
-pub mod cores;
 pub mod data;
-pub mod defrag;
-pub mod directory;
-mod extents;
 pub mod file;
 pub mod file_system;
-mod forest;
 pub mod format;
-pub mod gate;
-pub mod geometry;
-pub mod inode;
-pub mod item;
-mod joint;
-mod locks;
-mod metadata;
+pub mod metadata;
 pub mod mount;
 pub mod names;
-pub mod namespace;
-pub mod node;
-pub mod operations;
-pub mod path;
-mod path_of;
 mod recovery;
-mod salvage;
-pub mod scrub;
-pub mod shared;
-pub mod snapshot_list;
-pub mod snapshots;
-pub mod stripes;
-mod striping;
-pub mod sums;
-pub mod tickets;
+mod snapshots;
 pub mod tree;
 mod view;
 
 pub use crate::core::Settings;
 pub use check::check;
 pub use classes::{Class, ClassStatistics};
-pub use clones::Cloned;
+pub use data::clones::Cloned;
 pub use file::File;
 pub use file_system::{Directory, FileSystem, OpenOptions};
 pub use format::Properties;
 pub use logkit::cleaning::Parameters as CleaningParameters;
-pub use logkit::recovery::Goal;
+pub use logkit::recovery::{Goal, LostParts};
+pub use metadata::versions::SnapshotInfo;
 pub use mount::kind::KIND;
 pub use mount::{MountConfig, Mounted};
-pub use salvage::LostParts;
-pub use snapshot_list::SnapshotInfo;
 pub use view::{SnapshotFile, SnapshotView};

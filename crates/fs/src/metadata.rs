@@ -2,12 +2,23 @@
 //!
 //! Only [`Metadata::apply`] changes the trees, both for new operations and for replay.
 
-use crate::change::{Attributes, Change, KEEP_TIMES, Value};
-use crate::extents::{self, Blocks, Extent, Place, visit_missing};
-use crate::forest::{Forest, Shard};
-use crate::inode::{Inode, InodeNumber, ROOT, Time, kind};
-use crate::shared;
-use crate::snapshots::{Moved, Snapshots, move_in};
+pub mod attributes;
+pub mod change;
+pub mod directory;
+pub(crate) mod extents;
+pub(crate) mod forest;
+pub mod inode;
+pub mod shared;
+pub mod stripes;
+pub mod versions;
+
+use crate::metadata::change::{Attributes, Change, KEEP_TIMES};
+
+use crate::metadata::extents::{Blocks, Extent, Moved, Place, visit_missing};
+use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::inode::Value;
+use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, kind};
+use crate::metadata::versions::{Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};
 use smallvec::SmallVec;
@@ -378,4 +389,37 @@ fn set(inode: &mut Inode, attributes: &Attributes) {
     inode.modified = modified.unwrap_or(inode.modified);
     inode.changed = changed.unwrap_or(inode.changed);
     inode.parent = parent.unwrap_or(inode.parent);
+}
+
+/// First offset of a file at or after `offset` with data (`SEEK_DATA`) or, if `data` is false, in a hole
+/// (`SEEK_HOLE`).
+///
+/// # Errors
+/// ENXIO if `offset` isn't below the size of the file, or if no data follows.
+pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
+    let size = metadata.inode(inode)?.size;
+    let none =
+        || Error::from_errno(libc::ENXIO, format!("inode {inode} ends at byte {size}, before {offset}"));
+    if offset >= size {
+        return Err(none());
+    }
+    let mut at = offset;
+    for extent in extents::extents(&metadata.items, inode, offset / BLOCK..size.div_ceil(BLOCK)) {
+        let extent = extent?;
+        if extent.is_preallocated() {
+            continue;
+        }
+        let (from, to) = (extent.block * BLOCK, extent.end() * BLOCK);
+        if data && to > at {
+            return Ok(from.max(at));
+        }
+        if !data && from > at {
+            return Ok(at);
+        }
+        at = at.max(to);
+    }
+    match data {
+        true => Err(none()),
+        false => Ok(at.min(size)),
+    }
 }

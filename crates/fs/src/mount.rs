@@ -19,9 +19,8 @@
 //! An operation of the kernel passes three modules: `snapshots` executes those on nodes in `.snapshots`,
 //! which `slots` numbers, and passes the others on; `serve` sends an operation to the core that executes it;
 //! `actions` has the operations that take more than one call of the core, `listing` the reads of directories.
-//! `convert` converts attributes
-//! between both sides, `control` has the virtual extended attributes of the commands `siltstone fs`,
-//! `refused_reads` the log lines for refused reads.
+//! `convert` converts attributes between both sides, `control` has the virtual extended attributes of the
+//! commands `siltstone fs`, `refused_reads` the log lines for refused reads.
 //!
 //! [`mounted`] is a mount from start to end, [`watch`] the progress of requests to the storage, [`kind`] the
 //! kind `fs` of a stack.

@@ -1,27 +1,29 @@
 //! Creating and opening file systems: reads the trees of the newest checkpoint, and replays the records after
 //! it. Each core loads its own shards.
 
-use crate::change::{Change, Recorded};
-use crate::checkpoint::unseal;
+pub(crate) mod salvage;
+
+use crate::core::checkpoint::unseal;
+use crate::core::cores::{Cores, Totals, core_of};
+use crate::core::geometry::{check_new, too_few};
 use crate::core::{
-    Accounting, Broken, Core, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
+    Accounting, Broken, Core, Opened, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
     user_stream,
 };
-use crate::cores::{Cores, Totals, core_of};
-use crate::extents::{Blocks, Extent};
-use crate::forest::{Forest, Shard};
 use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
-use crate::geometry::{check_new, too_few};
-use crate::inode::{InodeNumber, ROOT, kind};
+use crate::metadata::change::{Change, Recorded};
+use crate::metadata::extents::{Blocks, Extent, GONE};
+use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::inode::{InodeNumber, ROOT, kind};
+use crate::metadata::shared::FIRST_KEEPER;
+use crate::metadata::versions::SnapshotInfo;
+use crate::metadata::versions::{Snapshot, own_blocks, visit_own_blocks};
 use crate::metadata::{Inodes, Metadata};
-use crate::salvage::{self, LostParts};
-use crate::shared::FIRST_KEEPER;
-use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::Identity;
+use logkit::recovery::LostParts;
 use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Parts, Sequences, ZonePool};
@@ -83,8 +85,8 @@ pub async fn format(
     }
     let cores = start((zones, handle), parts, loaded, properties, settings).await?;
     let first = |core: Rc<Core>| async move {
-        match core.capacity() {
-            0 => Err(too_few(&core.kit.layout, core.least_zones())),
+        match core.admission.capacity() {
+            0 => Err(too_few(&core.kit.layout, core.admission.least_zones())),
             _ => core.write_checkpoint(false).await,
         }
     };
@@ -138,7 +140,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let is_salvage = settings.goal == Goal::Salvage;
     let first = move |core: Rc<Core>| async move {
         core.snapshot_list.set(infos.into_iter(), next_snapshot);
-        lost.into_iter().for_each(|line| core.lost.borrow_mut().note(line));
+        core.opened.lost.borrow_mut().extend(lost);
         if is_salvage {
             return Ok(());
         }
@@ -203,16 +205,16 @@ async fn start(
             let (metadata, released, lost) = state;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
+            let (block_size, replayed) = (properties.block_size, loaded.replayed);
+            let opened = Opened { block_size, replayed, lost: RefCell::new(lost) };
             let core = Core::new(
                 (index, totals),
                 kit,
                 policy(&settings, &layout)?,
                 (metadata, released),
                 &settings,
-                properties.block_size,
+                opened,
             );
-            core.lost.borrow_mut().append(lost);
-            core.replayed.set(loaded.replayed);
             Ok::<_, Error>(Home::here(core))
         };
         let own = [user_stream(index), cleaner_stream(index)];
@@ -245,7 +247,7 @@ async fn start(
     for home in cores.all() {
         let all = cores.clone();
         home.with(move |core: Rc<Core>| async move {
-            core.set_cores(all);
+            core.peers.set(all);
             Ok(())
         })
         .await?;
@@ -302,7 +304,7 @@ pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recov
     let (metadata, released, of_shards) = source.load(zones, |_| true).await?;
     let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
     let mut lost = LostParts::default();
-    opening.lost.iter().for_each(|line| lost.note(line.clone()));
+    lost.extend(opening.lost.iter().cloned());
     lost.append(of_shards);
     Ok(Recovered { opening, metadata, snapshots, released, lost })
 }
@@ -395,7 +397,7 @@ impl Source {
             let mut marks = salvage::MAX_MARKS;
             let mut replace = |metadata: &mut Metadata, version: &str| {
                 let lines = salvage::replace_missing(metadata, has_root, &mut marks);
-                lines.into_iter().for_each(|line| lost.note(format!("{version}{line}")));
+                lost.extend(lines.into_iter().map(|line| format!("{version}{line}")));
             };
             replace(&mut metadata, "");
             metadata.snapshots.visit_all(|snapshot| replace(snapshot, IN_SNAPSHOT));
@@ -414,7 +416,7 @@ impl Source {
     fn mark_gone(&self, metadata: &mut Metadata, lost: &mut LostParts) {
         let mut mark = |items: &mut Forest| {
             let strange = salvage::mark_gone(items, &self.layout, &self.reset_since);
-            strange.into_iter().for_each(|line| lost.note(line));
+            lost.extend(strange);
         };
         mark(&mut metadata.items);
         metadata.snapshots.visit_all(|snapshot| mark(&mut snapshot.items));
@@ -425,7 +427,7 @@ impl Source {
     fn salvage_change(metadata: &mut Metadata, change: &Change, at: Place) -> Result<()> {
         metadata.apply(change, at, &mut Uncounted)?;
         if let Change::Move { inode, block, blocks, from } = *change {
-            let from = Place { zone: from.zone | salvage::GONE, ..from };
+            let from = Place { zone: from.zone | GONE, ..from };
             metadata.apply(&Change::Move { inode, block, blocks, from }, at, &mut Uncounted)?;
         }
         Ok(())
@@ -435,7 +437,7 @@ impl Source {
     fn tolerate<T>(&self, outcome: Result<T>, lost: &mut LostParts) -> Result<Option<T>> {
         let mut lines = Vec::new();
         let found = self.goal.tolerate(outcome, &mut lines)?;
-        lines.into_iter().for_each(|line| lost.note(line));
+        lost.extend(lines);
         Ok(found)
     }
 

@@ -1,17 +1,18 @@
 //! Snapshots for programs: taking, deleting and reading.
 
-use crate::attributes;
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::Core;
-use crate::directory::Entry;
 use crate::file_system::{FileSystem, split};
-use crate::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::Metadata;
-use crate::namespace;
-use crate::path::Walk;
-use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::SnapshotNumber;
+use crate::metadata::attributes;
+use crate::metadata::directory::Entry;
+use crate::metadata::inode::{FileType, Inode, InodeNumber};
+use crate::metadata::versions::SnapshotInfo;
+use crate::metadata::versions::SnapshotNumber;
+use crate::names::namespace;
+use crate::names::path::Walk;
+use crate::snapshots::taking;
 use block::{Error, Payload, Result};
 use std::rc::Rc;
 
@@ -41,7 +42,7 @@ impl FileSystem {
     /// failure of the log.
     pub async fn create_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
         let name = name.to_owned();
-        self.home().with(move |core: Rc<Core>| async move { core.create_snapshot(name).await }).await
+        self.home().with(move |core: Rc<Core>| async move { taking::create(&core, name).await }).await
     }
 
     /// Deletes a snapshot. Space that only it used is free when this returns.
@@ -51,7 +52,7 @@ impl FileSystem {
     /// exists.
     pub async fn delete_snapshot(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
-        self.home().with(move |core: Rc<Core>| async move { core.delete_snapshot(name).await }).await
+        self.home().with(move |core: Rc<Core>| async move { taking::delete(&core, name).await }).await
     }
 
     /// Returns the snapshots, oldest first.

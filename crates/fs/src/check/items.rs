@@ -2,13 +2,13 @@
 
 use super::places::SharedBlocks;
 use super::{Kind, Mapped, Report, Subject, check_totals};
-use crate::attributes;
-use crate::directory::{self, check_name, show};
-use crate::extents::Extent;
 use crate::format::BLOCK;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT, kind};
+use crate::metadata::attributes;
+use crate::metadata::directory::{self, check_name, show};
+use crate::metadata::extents::Extent;
+use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
+use crate::metadata::stripes::{self, Striped, Stripes};
 use crate::metadata::{Inodes, Metadata};
-use crate::stripes::{self, Striped, Stripes};
 use crate::tree::Key;
 use logkit::Layout;
 use std::collections::BTreeMap;

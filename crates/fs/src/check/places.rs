@@ -2,9 +2,9 @@
 //! shared, and no other extent has their blocks.
 
 use super::{Kind, Mapped, Report, Subject};
-use crate::extents::Extent;
-use crate::forest::Forest;
-use crate::shared::{Run, is_run};
+use crate::metadata::extents::Extent;
+use crate::metadata::forest::Forest;
+use crate::metadata::shared::{Run, is_run};
 use crate::tree::Key;
 use logkit::Layout;
 

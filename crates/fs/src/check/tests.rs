@@ -1,11 +1,11 @@
 use super::*;
-use crate::change::{Attributes, Change};
-use crate::directory;
-use crate::inode::{FileType, Inode, ROOT, kind};
-use crate::item::Lost;
+use crate::metadata::change::{Attributes, Change};
+use crate::metadata::directory;
+use crate::metadata::extents::Lost;
+use crate::metadata::inode::{FileType, Inode, ROOT, kind};
 use crate::metadata::orphan;
-use crate::namespace::{self, New};
-use crate::stripes::{self, Striped, Stripes};
+use crate::metadata::stripes::{self, Striped, Stripes};
+use crate::names::namespace::{self, New};
 use crate::tree::{Key, Released};
 use block::BlockSize;
 

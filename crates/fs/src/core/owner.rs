@@ -4,13 +4,15 @@
 //! The cleaner runs on the home. It requests the live blocks from each core, and each core appends the moves
 //! of its own blocks.
 
-use super::{Core, REMOVAL_RESERVE};
-use crate::change::{Change, Changes, Recorded};
-use crate::extents::{Blocks, Place};
-use crate::inode::InodeNumber;
-use crate::item::{Item, Origin};
+use super::Core;
+use super::settings::REMOVAL_RESERVE;
+use crate::core::entry::{FsEntry, Origin};
+use crate::metadata::change::{Change, Changes, Recorded};
+use crate::metadata::extents::{Blocks, Place};
+use crate::metadata::inode::InodeNumber;
+use crate::names::joint;
 use block::{Data, Error, Result};
-use logkit::pool::{Accounts, Usage};
+use logkit::pool::Accounts;
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,7 +49,7 @@ pub struct Name {
 }
 
 impl Owner for Core {
-    type Entry = Item;
+    type Entry = FsEntry;
     type Name = Name;
 
     #[inline]
@@ -56,11 +58,11 @@ impl Owner for Core {
     }
 
     #[inline]
-    fn appender(&self) -> &Appender<Item> {
-        &self.appender
+    fn appender(&self) -> &Appender<FsEntry> {
+        self.durability.appender()
     }
 
-    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+    fn commit(&self, items: &[FsEntry], zone: u32, position: u32) {
         let mut failed = Ok(());
         let mut at = Place { zone, position };
         let mut metadata = self.metadata.borrow_mut();
@@ -105,36 +107,34 @@ impl Owner for Core {
     }
 
     fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
-        let mut known = self.sums.borrow_mut();
-        known.note(zone, position, sums);
-        known.shrink(|zone| self.is_being_written(zone));
+        self.reader.note_sums(zone, position, sums);
     }
 
-    fn refuse(&self, item: &Item, error: &Error) {
+    fn refuse(&self, item: &FsEntry, error: &Error) {
         self.end(item, &Err(error.clone()));
         self.publish();
         self.kit.events.committed.notify_all();
     }
 
-    fn answer(&self, item: &mut Item, error: &Error) {
+    fn answer(&self, item: &mut FsEntry, error: &Error) {
         // The write may still take effect, so its range stays locked until then; its capacity is released.
         match &mut item.origin {
             Origin::Write { request, growth, held, .. } => {
-                self.growing.set(self.growing.get() - u64::from(*growth));
-                self.requests.item_ended(*request, &Err(error.clone()));
+                self.admission.release(*growth);
+                self.durability.requests().item_ended(*request, &Err(error.clone()));
                 item.origin = Origin::Answered { held: held.take() };
             }
             Origin::Joint { request, .. } => {
-                self.requests.item_ended(*request, &Err(error.clone()));
+                self.durability.requests().item_ended(*request, &Err(error.clone()));
                 item.origin = Origin::Shared;
             }
             _ => {}
         }
     }
 
-    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+    fn cut(&self, item: &mut FsEntry, blocks: u32) -> FsEntry {
         if let Origin::Write { request, .. } = item.origin {
-            self.requests.item_was_cut(request);
+            self.durability.requests().item_was_cut(request);
         }
         item.cut(blocks, self.kit.layout.block_bytes())
     }
@@ -146,8 +146,8 @@ impl Owner for Core {
         Ok(())
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
-        self.pass_on(joint, items, zone, position);
+    fn share(&self, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
+        joint::pass_on(self, joint, items, zone, position);
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
@@ -155,13 +155,11 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit) + 2
+        self.admission.checkpoint_cost()
     }
 
     fn checkpoint_zones(&self) -> u32 {
-        let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
-        let cost = self.checkpoint_cost();
-        (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+        self.admission.checkpoint_zones()
     }
 
     fn zones_left_by_cleaner(&self) -> u32 {
@@ -209,7 +207,7 @@ impl Owner for Core {
         mut pieces: Vec<(Piece<Name>, Data)>,
         mover: &mut Mover,
     ) -> Result<()> {
-        let class = self.class_of_moves(class);
+        let class = self.moves.class_for(class);
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
         // Blocks that are contiguous in a file become contiguous in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
@@ -221,12 +219,14 @@ impl Owner for Core {
             moves[self.cores().index_of(inode) as usize].push((change, data));
         }
         for (index, moves) in (0..).zip(moves) {
-            if index == self.index {
+            if index == self.index() {
                 mover.append(self, class, moves.into_iter().map(item_of_move)).await?;
             } else if !moves.is_empty() {
                 self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
                 let core = &self.cores().all()[index as usize];
-                let work = core.with(move |core: Rc<Core>| core.move_here(class, moves));
+                let work = core.with(move |core: Rc<Core>| async move {
+                    core.moves.append(&core, class, moves.into_iter().map(item_of_move)).await
+                });
                 mover.meanwhile(&**self, work).await?;
             }
         }
@@ -234,10 +234,7 @@ impl Owner for Core {
     }
 
     async fn seal_idle_movers(&self) {
-        let idle = self.mover.borrow_mut().as_mut().map(Mover::take_open);
-        if let Some(mut idle) = idle {
-            idle.close(self).await;
-        }
+        self.moves.seal_idle(self).await;
     }
 
     async fn read_to_move<R>(&self, bytes: u64, read: impl Future<Output = R>) -> R {
@@ -253,8 +250,8 @@ impl Owner for Core {
 /// A move of the cleaner, with its data.
 type CleanerMove = (Change, Data);
 
-fn item_of_move((change, data): CleanerMove) -> Item {
-    Item { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
+fn item_of_move((change, data): CleanerMove) -> FsEntry {
+    FsEntry { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
 }
 
 impl Core {
@@ -295,38 +292,6 @@ impl Core {
         Ok(live)
     }
 
-    /// Class for moves for which the policy chose `chosen`.
-    fn class_of_moves(&self, chosen: u8) -> u8 {
-        match self.is_limited {
-            true => {
-                let class = self.move_class.get().unwrap_or(chosen);
-                self.move_class.set(Some(class));
-                class
-            }
-            false => chosen,
-        }
-    }
-
-    /// Moves blocks of this core for the home's cleaner.
-    async fn move_here(self: Rc<Self>, class: u8, moves: Vec<CleanerMove>) -> Result<()> {
-        let taken = self.mover.borrow_mut().take();
-        let Some(mut mover) = taken else {
-            return Err(Error::closed("the file system is being closed; open it again"));
-        };
-        let outcome = mover.append(&self, class, moves.into_iter().map(item_of_move)).await;
-        mover.answer(&*self).await;
-        *self.mover.borrow_mut() = Some(mover);
-        outcome
-    }
-
-    /// Seals the zones to which the cleaner has moved blocks of this core.
-    pub(crate) async fn close_mover(&self) {
-        let mover = self.mover.borrow_mut().take();
-        if let Some(mut mover) = mover {
-            mover.close(self).await;
-        }
-    }
-
     /// Makes the appends of this core durable.
     async fn flush_own(&self) -> Result<()> {
         let flushed = self.kit.flush().await;
@@ -335,11 +300,6 @@ impl Core {
             self.fail(&error.in_context("making files durable"));
         }
         flushed
-    }
-
-    /// Whether a zone is still written: its checksums can't be read from it yet.
-    pub(crate) fn is_being_written(&self, zone: u32) -> bool {
-        self.kit.pool.get(zone).usage == Usage::Open
     }
 }
 
@@ -368,8 +328,9 @@ mod tests {
                 let moved = move |core: Rc<Core>| async move {
                     // Of a block that is elsewhere: it takes no effect.
                     let from = Place { zone: 63, position: 1 };
-                    let change = Change::Move { inode: crate::inode::ROOT, block: 0, blocks: 1, from };
-                    core.clone().move_here(0, vec![(change, data())]).await?;
+                    let change =
+                        Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
+                    core.moves.append(&core, 0, std::iter::once(item_of_move((change, data())))).await?;
                     core.kit.budget().lose();
                     Ok(())
                 };

@@ -2,13 +2,13 @@
 //! the core.
 
 use super::convert::{self, CACHED};
-use crate::attributes::Setting;
 use crate::classes::fair_queue::DEFAULT;
-use crate::clones::Copied;
 use crate::core::{Core, Times, now};
-use crate::inode::{FileType, Inode, InodeNumber};
-use crate::namespace::{New, Renaming};
-use crate::node::Node;
+use crate::data::clones::{self, Copied};
+use crate::data::node::Node;
+use crate::metadata::attributes::Setting;
+use crate::metadata::inode::{FileType, Inode, InodeNumber};
+use crate::names::namespace::{New, Renaming};
 use block::{Data, Error, Result};
 use fuse::protocol::{flag, open_flag};
 use fuse::{
@@ -60,7 +60,7 @@ pub(super) fn statistics(core: &Core) -> Statistics {
         available: found.free,
         nodes: found.inodes.saturating_add(free_nodes),
         free_nodes,
-        name_bytes: crate::directory::MAX_NAME as u32,
+        name_bytes: crate::metadata::directory::MAX_NAME as u32,
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<Cached
 }
 
 fn cached(core: &Core, inode: InodeNumber, found: &Inode) -> CachedAttributes {
-    (convert::attributes(inode, found, core.block_size), convert::cached_for(found, core.is_short()))
+    (convert::attributes(inode, found, core.block_size()), convert::cached_for(found, core.is_short()))
 }
 
 fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
@@ -363,7 +363,7 @@ pub(super) fn check_namespace(name: &[u8]) -> Result<()> {
             libc::EOPNOTSUPP,
             format!(
                 "extended attribute \"{}\"; expected one of user, trusted or security",
-                crate::directory::show(name)
+                crate::metadata::directory::show(name)
             ),
         )),
     }
@@ -417,7 +417,7 @@ pub(super) async fn allocate(
     mode: i32,
 ) -> Result<()> {
     const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
-    let end = crate::data::end_of(offset, length)?;
+    let end = crate::metadata::inode::end_of(offset, length)?;
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
     let node: Rc<Node> = core.node(context.node);
     match mode & !KEEP_SIZE {
@@ -471,7 +471,7 @@ pub(super) async fn copy_range(core: Rc<Core>, context: Context, copy: CopyRange
     let CopyRange { from_offset, to_offset, .. } = copy;
     let length = copy.length.min(MAX_SHARED);
     let copied = Copied { class: DEFAULT, from: context.node, from_offset, to_offset, length };
-    let done = core.copy_range(&core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
+    let done = clones::copy_range(&core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
     if context.uid != 0 && done.bytes > 0 {
         take_privileges(&core, copy.to_node).await?;
     }

@@ -3,10 +3,11 @@
 
 use super::actions::os;
 use super::kind::status;
+use crate::check::scrub::Scrubbed;
 use crate::core::Core;
+use crate::data::defrag;
 use crate::file_system::FileSystem;
-use crate::inode::{InodeNumber, ROOT};
-use crate::scrub::Scrubbed;
+use crate::metadata::inode::{InodeNumber, ROOT};
 use block::{Data, Error, Result};
 use serde_json::{Value, json};
 use std::rc::Rc;
@@ -42,7 +43,7 @@ impl Control {
                 libc::ENODATA,
                 format!(
                     "attribute \"{}\" is unknown; expected siltstone.status, siltstone.scrub or siltstone.defrag",
-                    crate::directory::show(name)
+                    crate::metadata::directory::show(name)
                 ),
             )),
         }
@@ -98,7 +99,7 @@ impl Controls {
                 self.scrub_status()
             }
             Control::Defrag => {
-                let count = move |core: Rc<Core>| async move { core.fragments(node) };
+                let count = move |core: Rc<Core>| async move { defrag::fragments(&core, node) };
                 json!({ "fragments": self.files.cores().of(node).with(count).await? })
             }
         };
@@ -134,7 +135,7 @@ impl Controls {
             Control::Defrag => {
                 let defragment = move |core: Rc<Core>| async move {
                     let node = core.open(node)?;
-                    let outcome = core.defragment(&node).await;
+                    let outcome = defrag::defragment(&core, &node).await;
                     core.close(&node);
                     outcome.map(drop)
                 };

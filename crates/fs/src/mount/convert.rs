@@ -1,8 +1,8 @@
 //! Conversion of attributes between FUSE and the file system.
 
-use crate::change::Attributes;
 use crate::format::BLOCK;
-use crate::inode::{Inode, InodeNumber, Time};
+use crate::metadata::change::Attributes;
+use crate::metadata::inode::{Inode, InodeNumber, Time};
 use fuse::{SetAttributes, SetTime, Timestamp};
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ mod tests {
         }
         assert_eq!(timestamp(-1), Timestamp { seconds: -1, nanoseconds: 999_999_999 });
         assert_eq!(time(Timestamp { seconds: i64::MAX, nanoseconds: 5 }), Time::MAX);
-        assert!(time(Timestamp { seconds: i64::MIN, nanoseconds: 0 }) > crate::change::KEEP_TIMES);
+        assert!(time(Timestamp { seconds: i64::MIN, nanoseconds: 0 }) > crate::metadata::change::KEEP_TIMES);
     }
 
     #[test]

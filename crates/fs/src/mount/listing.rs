@@ -3,10 +3,10 @@
 use super::actions::{entry_of, os};
 use super::slots::{DIRECTORY, Slots};
 use crate::core::Core;
-use crate::directory::{self, Entry};
-use crate::inode::{InodeNumber, ROOT};
-use crate::snapshots::SnapshotNumber;
-use crate::stripes;
+use crate::metadata::directory::{self, Entry};
+use crate::metadata::inode::{InodeNumber, ROOT};
+use crate::metadata::stripes;
+use crate::metadata::versions::SnapshotNumber;
 use block::Result;
 use fuse::DirectoryEntries;
 use std::rc::Rc;

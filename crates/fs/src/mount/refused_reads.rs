@@ -1,8 +1,8 @@
 //! Log lines of the server for reads of programs that fail because of the medium: one for each place of a
 //! file, however often it is read, up to a limit.
 
-use crate::inode::InodeNumber;
-use crate::snapshots::SnapshotNumber;
+use crate::metadata::inode::InodeNumber;
+use crate::metadata::versions::SnapshotNumber;
 use block::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

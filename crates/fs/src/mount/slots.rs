@@ -5,8 +5,8 @@
 //! file of a deleted snapshot never shows another snapshot.
 
 use super::actions::os;
-use crate::inode::{InodeNumber, MAX_INODE};
-use crate::snapshots::SnapshotNumber;
+use crate::metadata::inode::{InodeNumber, MAX_INODE};
+use crate::metadata::versions::SnapshotNumber;
 use block::Result;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -118,8 +118,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inode::ROOT;
-    use crate::snapshots::MAX_NUMBER;
+    use crate::metadata::inode::ROOT;
+    use crate::metadata::versions::MAX_NUMBER;
 
     #[test]
     fn nodes_of_snapshots_are_told_apart_from_inodes() {

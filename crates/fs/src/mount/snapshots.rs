@@ -10,12 +10,13 @@ use super::listing::{AFTER_PARENT, AFTER_SELF};
 use super::serve::{Answer, OPENED, PresentFiles, answer};
 use super::slots::{DIRECTORY, NodeKind, Slots};
 use crate::core::Core;
-use crate::cores::Cores;
-use crate::directory::show;
-use crate::inode::{FileType, InodeNumber, ROOT};
+use crate::core::cores::Cores;
 use crate::metadata::Metadata;
-use crate::names::find;
-use crate::snapshots::SnapshotNumber;
+use crate::metadata::directory::show;
+use crate::metadata::inode::{FileType, InodeNumber, ROOT};
+use crate::metadata::versions::SnapshotNumber;
+use crate::names::namespace::resolve;
+use crate::snapshots::taking;
 use block::{Call, Data, Error, Result};
 use fuse::{
     CachedAttributes, Context, DirectoryEntries, Entry, FileSystem, Opened, Operation, ReadDirectory, Reply,
@@ -80,9 +81,9 @@ impl FilesAndSnapshots {
 
     /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<CachedAttributes> {
-        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
+        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size())) };
         let (root, block_size) = self.cores().of(ROOT).with(read).await?;
-        let inode = crate::inode::Inode {
+        let inode = crate::metadata::inode::Inode {
             mode: FileType::Directory as u32 | 0o755,
             links: 2,
             size: 0,
@@ -124,7 +125,7 @@ impl FilesAndSnapshots {
 
     async fn entry(&self, file: File) -> Result<Entry> {
         let (number, inode) = file;
-        let block_size = self.read_at(file, |core, _| Ok(core.block_size)).await?;
+        let block_size = self.read_at(file, |core, _| Ok(core.block_size())).await?;
         let found = self.cores().attributes_in(Some(number), inode).await?;
         let node = self.slots().node(number, inode)?;
         let mut attributes = convert::attributes(node, &found, block_size);
@@ -142,7 +143,7 @@ impl FilesAndSnapshots {
     async fn lookup(&self, (number, parent): File, name: &[u8]) -> Result<Entry> {
         let name = name.to_vec();
         let holder = self.cores().holder_in(number, parent, &name).await?;
-        let look = move |_: &Core, metadata: &Metadata| find(metadata, holder, &name);
+        let look = move |_: &Core, metadata: &Metadata| resolve(metadata, holder, &name);
         match self.read_at((number, holder), look).await? {
             Some((inode, _)) => self.entry((number, inode)).await.map(|entry| self.referred(entry)),
             None => Ok(Entry { name_time: CACHED, ..Entry::default() }),
@@ -161,14 +162,14 @@ impl FilesAndSnapshots {
                 }
             }
         }
-        let create = move |core: Rc<Core>| async move { core.create_snapshot(text).await };
+        let create = move |core: Rc<Core>| async move { taking::create(&core, text).await };
         self.cores().first().with(create).await?;
         self.snapshot_entry(name).await
     }
 
     async fn delete(&self, name: &[u8]) -> Result<()> {
         let name = name_of(name)?;
-        let delete = move |core: Rc<Core>| async move { core.delete_snapshot(name).await };
+        let delete = move |core: Rc<Core>| async move { taking::delete(&core, name).await };
         self.cores().first().with(delete).await
     }
 
@@ -195,6 +196,7 @@ impl FilesAndSnapshots {
         let dots = [(AFTER_SELF, DIRECTORY, b".".to_vec()), (AFTER_PARENT, ROOT, b"..".to_vec())];
         dots.into_iter().map(Ok).chain(found.into_iter().map(entry)).collect()
     }
+
     /// Refuses operations on two nodes of which one is in a snapshot, if the other one alone would be served.
     fn check_pair(&self, node: u64, operation: &Operation<'_>) -> Result<()> {
         let is_present = |node| self.slots().kind(node) == NodeKind::Present;

@@ -3,8 +3,8 @@
 use crate::lives::lives;
 use crate::world::{BASE, SHARDS, Setup, checked, empty, zones};
 use block::Data;
-use fs::change::Attributes;
 use fs::core::{Broken, Core};
+use fs::metadata::change::Attributes;
 use fs::{FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::ops::Range;

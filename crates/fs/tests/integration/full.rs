@@ -4,8 +4,8 @@ use crate::model::{Bytes, Model, Operation, apply, is_alike, is_of_medium, view_
 use crate::sequences::{operations, owned, start, zones_on};
 use crate::world::{BASE, Setup, checked, empty};
 use block::{BlockCount, BlockSize, Data, DeviceGeometry, DevicePart, Error};
-use fs::change::Attributes;
-use fs::namespace::Renaming;
+use fs::metadata::change::Attributes;
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::ImageDisk;

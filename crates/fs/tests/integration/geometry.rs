@@ -3,7 +3,7 @@
 
 use block::{Data, ZonesPart};
 use conformance::budget::is_left_out;
-use fs::geometry::MIN_OPEN;
+use fs::core::geometry::MIN_OPEN;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use runtime::Simulation;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn run(line: Line) -> Option<String> {
     let main = move || async move {
         let zones = drive(line);
         let settings = Settings { checkpoint_after: 256 << 10, ..Settings::default() };
-        if let Err(error) = fs::geometry::check_new(zones.geometry()) {
+        if let Err(error) = fs::core::geometry::check_new(zones.geometry()) {
             return Some(error.to_string());
         }
         let properties = Properties { block_size: line.block_size, ..Properties::default() };

@@ -6,10 +6,10 @@
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
 use conformance::budget::Budget;
-use fs::change::Attributes;
 use fs::core::{Broken, Core};
-use fs::inode::FileType;
-use fs::namespace::Renaming;
+use fs::metadata::change::Attributes;
+use fs::metadata::inode::FileType;
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::cell::RefCell;

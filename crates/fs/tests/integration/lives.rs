@@ -10,7 +10,7 @@ use crate::model::{Bytes, Model, Operation, Shown, View, apply, draw, is_alike, 
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Error, Part};
 use conformance::budget::Budget;
-use fs::namespace::Renaming;
+use fs::names::namespace::Renaming;
 use fs::{File, FileSystem, OpenOptions};
 use runtime::{Random, SimulatedFaults, Simulation};
 use std::cell::{Cell, RefCell};

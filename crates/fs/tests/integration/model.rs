@@ -1,11 +1,11 @@
 //! A model of a file system with the rules of POSIX, and the observable state of a file system.
 
 use block::{Error, Result};
-use fs::attributes::Setting;
 use fs::core::Core;
-use fs::directory::Entry;
-use fs::inode::{FileType, Inode, InodeNumber};
-use fs::namespace::Renaming;
+use fs::metadata::attributes::Setting;
+use fs::metadata::directory::Entry;
+use fs::metadata::inode::{FileType, Inode, InodeNumber};
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, SnapshotView};
 use runtime::Random;
 use std::collections::BTreeMap;

@@ -2,9 +2,10 @@
 
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
-use fs::change::{Change, Changes, Value};
 use fs::core::Core;
-use fs::namespace::Renaming;
+use fs::metadata::change::{Change, Changes};
+use fs::metadata::inode::Value;
+use fs::names::namespace::Renaming;
 use fs::tree::Key;
 use fs::{FileSystem, OpenOptions, Properties};
 use runtime::{Random, SimulatedFaults, Simulation};
@@ -176,7 +177,7 @@ fn the_time_of_a_later_change_stays_when_a_write_in_flight_takes_effect() {
         write.await;
         assert_eq!(file.attributes().await.unwrap().modified, punched);
         // A write replaces a time ahead of the clock.
-        let ahead = fs::change::Attributes { modified: Some(i64::MAX), ..Default::default() };
+        let ahead = fs::metadata::change::Attributes { modified: Some(i64::MAX), ..Default::default() };
         file.set_attributes(ahead).await.unwrap();
         file.write_at(0, data(4096, 7)).await.unwrap();
         let written = file.attributes().await.unwrap().modified;
@@ -340,7 +341,7 @@ fn times_that_were_set_stay_whatever_was_in_flight() {
             async move { file.write_at(0, data(4096, 1)).await.unwrap() }
         });
         runtime::sleep(Duration::from_nanos(100)).await;
-        let wanted = fs::change::Attributes { modified: Some(1_000), ..Default::default() };
+        let wanted = fs::metadata::change::Attributes { modified: Some(1_000), ..Default::default() };
         file.set_attributes(wanted).await.unwrap();
         write.await;
         assert_eq!(file.attributes().await.unwrap().modified, 1_000);
@@ -440,7 +441,8 @@ fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
                 // Operations that need space fail, and the log continues.
                 let full = files.open_file("/0", existing()).await.unwrap();
                 for _ in 0..300 {
-                    let attributes = fs::change::Attributes { modified: Some(7), ..Default::default() };
+                    let attributes =
+                        fs::metadata::change::Attributes { modified: Some(7), ..Default::default() };
                     full.set_attributes(attributes).await.unwrap();
                 }
                 // The records need far more space than is free, so zones must be freed meanwhile.

@@ -65,7 +65,7 @@ async fn answers(what: &str, files: &FileSystem, number: u64) {
             .rename(
                 &format!("/d/new{number}"),
                 &format!("/d/renamed{number}"),
-                fs::namespace::Renaming::Replace,
+                fs::names::namespace::Renaming::Replace,
             )
             .await
             .unwrap();

@@ -13,7 +13,7 @@ use crate::world::checked;
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
 use conformance::budget::Budget;
 use fs::core::{Broken, Core};
-use fs::namespace::Renaming;
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, Properties, Settings};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashState, CrashStates, History, ImageDisk, Search};
@@ -162,8 +162,8 @@ async fn sync(files: &FileSystem, path: &str) -> block::Result<()> {
     let sync = |core: Rc<Core>| async move {
         let (directory, name) = path.rsplit_once('/').unwrap();
         let directory = match directory {
-            "" => fs::inode::ROOT,
-            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..]).await?,
+            "" => fs::metadata::inode::ROOT,
+            named => core.lookup(fs::metadata::inode::ROOT, &named.as_bytes()[1..]).await?,
         };
         let inode = match core.lookup(directory, name.as_bytes()).await {
             Err(Error::NotFound(_)) => directory,

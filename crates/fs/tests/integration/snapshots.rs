@@ -3,7 +3,7 @@
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::core::Broken;
-use fs::namespace::Renaming;
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings, SnapshotView};
 use runtime::Simulation;
 use stack::{Registry, Stack};

@@ -3,11 +3,11 @@
 use crate::world::{SHARDS, Setup, checked, empty, zones};
 use block::{Error, Part};
 use conformance::budget::Budget;
-use fs::change::Attributes;
 use fs::core::Broken;
-use fs::directory::Entry;
-use fs::inode::{FileType, Inode, InodeNumber};
-use fs::namespace::Renaming;
+use fs::metadata::change::Attributes;
+use fs::metadata::directory::Entry;
+use fs::metadata::inode::{FileType, Inode, InodeNumber};
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::collections::BTreeSet;
@@ -186,7 +186,7 @@ fn a_striped_directory_is_moved_exchanged_replaced_and_removed_as_others() {
         for number in 0..30 {
             files.create(&format!("/r{number}")).await?;
         }
-        striped(&files, fs::inode::ROOT).await;
+        striped(&files, fs::metadata::inode::ROOT).await;
         files.make_directory("/made").await?;
         files.create("/made/file").await?;
         assert_eq!(files.read_directory("/").await?.len(), 32);

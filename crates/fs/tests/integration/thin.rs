@@ -3,9 +3,9 @@
 
 use crate::world::checked;
 use block::{Data, DevicePart, Error, Part};
-use fs::attributes::Setting;
 use fs::core::Core;
-use fs::namespace::Renaming;
+use fs::metadata::attributes::Setting;
+use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use layers::fault::{FaultZonesPart, parse_rules};
 use runtime::Simulation;

@@ -40,7 +40,7 @@ fn mounted(what: &str) -> Result<Option<PathBuf>, Failure> {
 
 /// Refuses names that would be other paths in the mount.
 fn check_name(name: &str) -> Result<(), Failure> {
-    fs::snapshot_list::check_name(name).map_err(|error| Failure::Usage(error.detail().to_owned()))
+    fs::metadata::versions::check_name(name).map_err(|error| Failure::Usage(error.detail().to_owned()))
 }
 
 fn create(arguments: &FsSnapshot) -> Result<(), Failure> {

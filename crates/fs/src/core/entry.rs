@@ -1,0 +1,164 @@
+//! Items queued for a core's stream of the log: the changes of an operation, with their data.
+
+use crate::classes::Turn;
+use crate::metadata::change::{Change, Changes};
+use crate::metadata::extents::Lost;
+use block::Payload;
+use logkit::{Entry, StreamId};
+use runtime::RequestKey;
+use runtime::range_lock::RangeGuard;
+use runtime::sync::Permit;
+use smallvec::SmallVec;
+
+/// Most blocks of a write that is atomic over a power cut.
+pub const ATOMIC_BLOCKS: u32 = 16;
+
+/// Origin of an item, which decides when its changes take effect.
+#[derive(Debug)]
+pub enum Origin {
+    /// An operation on names or attributes. It has taken effect and was acknowledged.
+    Submitted {
+        /// Blocks that die when the record is written.
+        lost: Lost,
+        /// Encoded changes, which take less memory: thousands of items may be queued.
+        meta: Vec<u8>,
+        /// Number of changes.
+        count: u32,
+        /// Permit that bounds the number of items in memory.
+        _permit: Option<Permit>,
+    },
+    /// A write. It takes effect when its record is written.
+    Write {
+        /// Request to complete.
+        request: RequestKey,
+        /// Blocks of capacity that are reserved for it.
+        growth: u32,
+        /// Lock on the range of the file that the write changes. It is released when the write has taken
+        /// effect, even if the caller has been dropped.
+        held: Option<RangeGuard>,
+        /// Turn of the write's class, held until its request is completed.
+        _turn: Option<Turn>,
+    },
+    /// An operation on inodes of several cores. It takes effect on each core when its record commits there.
+    Joint {
+        /// Request to complete.
+        request: RequestKey,
+        /// Streams of the other cores.
+        joins: SmallVec<[StreamId; 4]>,
+    },
+    /// This core's part of a joint operation whose record another core has written, or a joint operation
+    /// whose request was completed with an error.
+    Shared,
+    /// A move of the cleaner.
+    Move,
+    /// A write whose request was completed with an error, and which may still take effect.
+    Answered {
+        /// Lock on a range, as in [`Write`](Self::Write).
+        held: Option<RangeGuard>,
+    },
+}
+
+/// Changes that take effect together, with their data.
+#[derive(Debug)]
+pub struct FsEntry {
+    /// Changes; empty for [`Origin::Submitted`].
+    pub changes: Changes,
+    /// Data of the changes that have blocks.
+    pub data: Payload,
+    /// Origin of the item.
+    pub origin: Origin,
+    /// Number of the operation on its core; 0 for moves.
+    pub ticket: u64,
+}
+
+impl Entry for FsEntry {
+    #[inline]
+    fn blocks(&self) -> u32 {
+        self.changes.iter().map(Change::blocks).sum()
+    }
+
+    #[inline]
+    fn payload(&self) -> &Payload {
+        &self.data
+    }
+
+    #[inline]
+    fn meta_length(&self) -> usize {
+        match &self.origin {
+            Origin::Submitted { meta, .. } => meta.len(),
+            _ => self.changes.iter().map(Change::length).sum(),
+        }
+    }
+
+    fn encode_meta(&self, meta: &mut Vec<u8>) {
+        match &self.origin {
+            Origin::Submitted { meta: changes, .. } => meta.extend_from_slice(changes),
+            _ => self.changes.iter().for_each(|change| change.encode(meta)),
+        }
+    }
+
+    /// Whether the item has no data: such an item is written even if no zone takes data.
+    fn only_frees(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    fn is_moved(&self) -> bool {
+        matches!(self.origin, Origin::Move)
+    }
+
+    fn is_atomic(&self) -> bool {
+        match self.origin {
+            Origin::Submitted { .. } | Origin::Joint { .. } | Origin::Shared => true,
+            Origin::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
+            Origin::Move => false,
+            Origin::Answered { .. } => true,
+        }
+    }
+
+    fn joins(&self) -> &[StreamId] {
+        match &self.origin {
+            Origin::Joint { joins, .. } => joins,
+            _ => &[],
+        }
+    }
+
+    fn is_acknowledged(&self) -> bool {
+        matches!(self.origin, Origin::Submitted { .. })
+    }
+}
+
+impl FsEntry {
+    /// Splits off the first `blocks` blocks of an item with one change.
+    pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> FsEntry {
+        let bytes = blocks as usize * block_bytes;
+        let first = self.data.slice(0..bytes);
+        self.data = self.data.slice(bytes..self.data.len());
+        let mut change = self.changes[0].clone();
+        match (&mut change, &mut self.changes[0]) {
+            (
+                Change::Map { block: from, blocks: front, size, .. },
+                Change::Map { block, blocks: rest, size: end, .. },
+            ) => {
+                (*front, *rest) = (blocks, *rest - blocks);
+                *block += u64::from(blocks);
+                *size = (*block * block_bytes as u64).min(*end);
+                debug_assert!(*from < *block);
+            }
+            (Change::Move { blocks: front, .. }, Change::Move { block, blocks: rest, from, .. }) => {
+                (*front, *rest) = (blocks, *rest - blocks);
+                *block += u64::from(blocks);
+                from.position += blocks;
+            }
+            (other, _) => unreachable!("{other:?} has no blocks to divide"),
+        }
+        let origin = match &mut self.origin {
+            // The reserved capacity is returned with the last part.
+            Origin::Write { request, .. } => {
+                Origin::Write { request: *request, growth: 0, held: None, _turn: None }
+            }
+            _ => Origin::Move,
+        };
+        // The operation has committed when its last part has, so the other parts have no number.
+        FsEntry { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
+    }
+}

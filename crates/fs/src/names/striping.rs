@@ -1,0 +1,258 @@
+//! Makes a directory striped when it has many names.
+//!
+//! 1. Its stripes are created, one in each of several shards. They are inodes without names at first:
+//!    after a power cut, opening the file system removes them.
+//! 2. The directory and the stripes are locked. Lookups and listings continue; changes wait.
+//! 3. The names are copied to the stripes, on all cores in parallel, and the copies are written.
+//! 4. One record on all cores makes the directory striped ([`switch`](stripes::switch)). Before it
+//!    commits, the names are those of the directory; afterwards, those of the stripes.
+//! 5. The directory's own copies are now ignored, and are removed in the background; opening the file
+//!    system continues the removal.
+//!
+//! If there is no space, the directory doesn't become striped, and a later new name tries again.
+
+use crate::core::inodes::BETWEEN_ATTEMPTS;
+use crate::core::{Broken, Core};
+use crate::metadata::change::{Change, Changes};
+use crate::metadata::directory::{self, decode};
+use crate::metadata::forest::Shard;
+use crate::metadata::inode::{FileType, Inode, InodeNumber, Value, kind};
+use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
+use crate::metadata::{Metadata, orphan};
+use crate::names::joint::{self, View, Wanted};
+use crate::tree::Key;
+use block::{Error, Result};
+use smallvec::smallvec;
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Names that are copied to a stripe at a time.
+const COPIED_AT_ONCE: usize = 256;
+/// Names in one entry of the log: even names of 255 bytes fit in a record.
+const COPIED_TOGETHER: usize = 8;
+/// Leftovers that are removed at a time.
+const REMOVED_AT_ONCE: usize = 64;
+
+/// A name of a directory to copy: offset and value.
+type Copied = (u64, Value);
+
+/// Starts making a directory striped if it has many names; called when the name `name` was added.
+#[inline]
+pub(crate) fn note_name(here: &Rc<Core>, holder: Holder, name: &[u8]) {
+    if here.striping.wants(&here.metadata, holder, name) {
+        begin_striping(here, holder.directory);
+    }
+}
+
+#[cold]
+fn begin_striping(here: &Rc<Core>, directory: InodeNumber) {
+    here.striping.set_busy(true);
+    let core = here.clone();
+    let striping = async move {
+        match stripe(&core, directory).await {
+            Ok(()) => remove_leftovers(&core, directory),
+            Err(error) => tracing::debug!("directory {directory} isn't striped for now: {error}"),
+        }
+        core.striping.set_busy(false);
+    };
+    here.kit.tasks.spawn(striping).detach();
+}
+
+/// Makes a directory of this core striped.
+async fn stripe(here: &Rc<Core>, directory: InodeNumber) -> Result<()> {
+    here.check_space_for_item()?;
+    let own = here.inode(directory)?;
+    let (shards, first) = {
+        let metadata = here.metadata.borrow();
+        (metadata.items.shards(), metadata.items.shard_of(directory))
+    };
+    let make = |index: u32| {
+        let shard = (first + index) % shards;
+        let make = move |core: Rc<Core>| async move { make_stripe(&core, shard, directory, own.mode).await };
+        here.cores().of(shard.into()).with(make)
+    };
+    let (mut made, mut outcome) = (Vec::new(), Ok(()));
+    for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
+        match stripe {
+            Ok(stripe) => made.push(stripe),
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if outcome.is_ok() {
+        outcome = fill_stripes(here, directory, Stripes::new(&made)).await;
+    }
+    if outcome.is_err() {
+        for stripe in made {
+            let remove = move |core: Rc<Core>| async move {
+                core.remove_unused(stripe);
+                Ok(())
+            };
+            // If the core has ended, the next opening removes the stripe.
+            here.cores().of(stripe).with(remove).await.ok();
+        }
+    }
+    outcome
+}
+
+/// Creates an inode without names that can become a stripe of a directory.
+async fn make_stripe(here: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
+    here.check_space_for_item()?;
+    let decide = |metadata: &Metadata| {
+        let number = metadata.next_inode(shard);
+        let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
+        let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
+        Ok((number, changes))
+    };
+    here.change(decide).await.map(|(number, _)| number)
+}
+
+/// Copies the names of a directory to its stripes, and makes it striped.
+async fn fill_stripes(here: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
+    let mut inodes = stripes.all().to_vec();
+    inodes.push(directory);
+    let unlocked = match here.breaks(Broken::StripesUnlocked) {
+        true => Some(copy_names(here, directory, &stripes).await?),
+        false => None,
+    };
+    let (core, to_fill) = (here.clone(), stripes.clone());
+    let fill = async move |view: &View| {
+        // An unmount may have removed stripes before they were locked, as files without names.
+        for stripe in to_fill.all() {
+            view.metadata.inode(*stripe)?;
+        }
+        let own = view.metadata.inode(directory)?;
+        if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
+            return Err(Error::not_found(format!("directory {directory} was removed or striped")));
+        }
+        let subdirectories = match unlocked {
+            Some(subdirectories) => subdirectories,
+            None => copy_names(&core, directory, &to_fill).await?,
+        };
+        Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
+    };
+    let outcome = Cell::new(Ok(()));
+    let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
+    joint::carry_out(here, Wanted { inodes, ..Wanted::default() }, fill, answer).await;
+    // The record may have taken effect after it was answered with an error for lack of space.
+    match stripes::read(&here.metadata.borrow().items, directory)? {
+        Some(striped) if striped.stripes == stripes => Ok(()),
+        _ => outcome.into_inner(),
+    }
+}
+
+/// Copies the names of a directory to its stripes, and waits until they are written. Returns the number
+/// of directories in each stripe.
+async fn copy_names(here: &Core, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
+    let copies = (0..stripes.all().len()).map(|index| copy_to(here, directory, stripes, index));
+    runtime::join_all(copies).await.into_iter().collect()
+}
+
+async fn copy_to(here: &Core, directory: InodeNumber, stripes: &Stripes, index: usize) -> Result<u32> {
+    let stripe = stripes.all()[index];
+    let (mut from, mut subdirectories) = (stripes.first_offset(index), 0);
+    loop {
+        let mut names: Vec<Copied> = Vec::new();
+        {
+            let metadata = here.metadata.borrow();
+            let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
+            let own = metadata.items.range(&first).take_while(|(key, _)| {
+                (key.inode, key.kind) == (directory, kind::ENTRY) && stripes.at(key.offset) == Some(stripe)
+            });
+            for (key, value) in own.take(COPIED_AT_ONCE) {
+                let (_, code, _) = decode(value)?;
+                subdirectories += u32::from(code == FileType::Directory.code());
+                names.push((key.offset, Value::from_slice(value)));
+            }
+        }
+        let Some((last, _)) = names.last() else { return Ok(subdirectories) };
+        from = last + 1;
+        let take = move |core: Rc<Core>| async move { take_names(&core, stripe, names).await };
+        here.cores().of(stripe).with(take).await?;
+    }
+}
+
+/// Adds copies of names to a stripe of this core, and waits until they are written.
+async fn take_names(here: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
+    here.check_open()?;
+    here.check_space_for_item()?;
+    let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
+    here.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
+    for together in names.chunks(COPIED_TOGETHER) {
+        let put = |(offset, value): &Copied| {
+            let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
+            Change::Put { key, value: value.clone() }
+        };
+        here.submit(together.iter().map(put).collect(), None)?;
+    }
+    match here.breaks(Broken::StripesEarly) {
+        true => Ok(()),
+        // Ensures that the record that makes the directory striped has a later number, also on this core.
+        false => here.written(here.durability.issued()).await.map(drop),
+    }
+}
+
+/// Publishes the striped directories of this core to all cores after opening, and continues the removal
+/// of leftovers.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub(crate) fn open_striped(here: &Rc<Core>) -> Result<()> {
+    let directories = here.metadata.borrow().striped_directories();
+    for directory in directories {
+        here.publish_stripes(directory)?;
+        remove_leftovers(here, directory);
+    }
+    Ok(())
+}
+
+/// Removes the leftovers of a striped directory in the background.
+fn remove_leftovers(here: &Rc<Core>, directory: InodeNumber) {
+    let core = here.clone();
+    let removing = async move {
+        loop {
+            let permit = match core.admit().await {
+                Ok(permit) => permit,
+                // Retries, since otherwise the leftovers would remain until the file system is opened
+                // again.
+                Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
+                    continue;
+                }
+                Err(_) => break,
+            };
+            if core.peers.locks.holds_any([directory]) {
+                let released = core.peers.locks.released();
+                drop(permit);
+                released.await;
+                continue;
+            }
+            let next = next_leftovers(&core.metadata.borrow(), directory);
+            let changes = match next {
+                Ok(changes) => changes,
+                Err(error) => {
+                    tracing::warn!("what directory {directory} has of its names stays: {error}");
+                    break;
+                }
+            };
+            if changes.is_empty() || core.submit(changes, Some(permit)).is_err() {
+                break;
+            }
+            runtime::yield_now().await;
+        }
+    };
+    here.kit.tasks.spawn(removing).detach();
+}
+
+/// Returns the next changes that remove leftovers of a directory; none at the end, or if it isn't striped.
+fn next_leftovers(metadata: &Metadata, directory: InodeNumber) -> Result<Changes> {
+    let striped = match stripes::read(&metadata.items, directory)? {
+        Some(striped) if striped.has_leftovers => striped,
+        _ => return Ok(Changes::new()),
+    };
+    let changes = directory::removal(&metadata.items, directory, REMOVED_AT_ONCE);
+    if !changes.is_empty() {
+        return Ok(changes);
+    }
+    let value = Striped { has_leftovers: false, ..striped }.encode();
+    Ok(smallvec![Change::Put { key: stripes::key(directory), value }])
+}
