@@ -74,11 +74,37 @@ impl From<(Entry, Opened)> for Reply {
 }
 
 impl Reply {
+    /// Whether this variant answers operations with an opcode. The kernel checks only the length of a frame,
+    /// which another variant may have as well.
+    fn answers(&self, opcode: u32) -> bool {
+        use opcode::*;
+        match opcode {
+            LOOKUP | SYMLINK | MKNOD | MKDIR | LINK => matches!(self, Reply::Entry(_)),
+            GETATTR | SETATTR => matches!(self, Reply::Attributes(_)),
+            OPEN | OPENDIR => matches!(self, Reply::Opened(_)),
+            CREATE | TMPFILE => matches!(self, Reply::Created(..)),
+            READ | READLINK => matches!(self, Reply::Bytes(_)),
+            GETXATTR | LISTXATTR => matches!(self, Reply::Value(_)),
+            WRITE | COPY_FILE_RANGE | COPY_FILE_RANGE_64 => matches!(self, Reply::Written(_)),
+            LSEEK => matches!(self, Reply::Offset(_)),
+            STATFS => matches!(self, Reply::Statistics(_)),
+            READDIR | READDIRPLUS => matches!(self, Reply::Directory(_)),
+            _ => matches!(self, Reply::Done),
+        }
+    }
+
     /// Frame of the reply to a request, of whose operation `limit` is the [limit](crate::Operation::limit).
     ///
     /// # Errors
-    /// ERANGE for a value that doesn't fit the caller's buffer; EIO for more bytes than were requested.
+    /// ERANGE for a value that doesn't fit the caller's buffer; EIO for more bytes than were requested, or a
+    /// variant that doesn't answer the operation.
     pub(crate) fn frame(self, request: &InHeader, limit: u64) -> Result<Payload> {
+        if !self.answers(request.opcode) {
+            return Err(Error::io(format!(
+                "the file system answered request {} by another reply",
+                request.opcode
+            )));
+        }
         let unique = request.unique;
         Ok(match self {
             Reply::Done => done(unique),
