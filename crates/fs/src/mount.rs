@@ -15,15 +15,20 @@
 //! kernel forgets it. So a removed working directory, or a removed file that is open with `O_PATH`, can still
 //! be accessed.
 //!
-//! Modules: `convert` converts attributes between both sides, `actions` has the requests that are more than
-//! one call of the core, `serve` all requests, `refused_reads` the log lines for refused reads, `snapshots`
-//! the requests in `.snapshots`, with the nodes of `slots`, [`mounted`] a mount from start to end, [`kind`]
-//! the kind `fs` of a stack.
+//! # Modules
+//! An operation of the kernel passes three modules: `snapshots` executes those on nodes in `.snapshots`,
+//! which `slots` numbers, and passes the others on; `serve` sends an operation to the core that executes it;
+//! `actions` has the operations that take more than one call of the core, `listing` the reads of directories.
+//! `convert` converts attributes between both sides, `control` has the virtual extended attributes of the
+//! commands `siltstone fs`, `refused_reads` the log lines for refused reads.
+//!
+//! [`mounted`] is a mount from start to end, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;
 mod convert;
 pub mod kind;
+mod listing;
 pub mod mounted;
 mod refused_reads;
 mod serve;

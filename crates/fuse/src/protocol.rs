@@ -23,163 +23,142 @@ pub const MAX_NAME: usize = 4095;
 /// `ioctl` of an open `/dev/fuse` that joins it to the connection of another one: `_IOR(229, 0, uint32_t)`.
 pub const DEV_IOC_CLONE: u32 = 0x8004_E500;
 
+/// Numbers of operations, several on a line.
+macro_rules! opcodes {
+    ($($name:ident = $number:literal,)*) => { $(pub const $name: u32 = $number;)* };
+}
+
+/// Flags, by the numbers of their bits.
+macro_rules! flags {
+    ($type:ty; $($(#[$doc:meta])* $name:ident = $bit:literal,)*) => {
+        $($(#[$doc])* pub const $name: $type = 1 << $bit;)*
+    };
+}
+
 /// Numbers of the operations.
 #[allow(missing_docs)] // The names say it.
 pub mod opcode {
-    pub const LOOKUP: u32 = 1;
-    pub const FORGET: u32 = 2;
-    pub const GETATTR: u32 = 3;
-    pub const SETATTR: u32 = 4;
-    pub const READLINK: u32 = 5;
-    pub const SYMLINK: u32 = 6;
-    pub const MKNOD: u32 = 8;
-    pub const MKDIR: u32 = 9;
-    pub const UNLINK: u32 = 10;
-    pub const RMDIR: u32 = 11;
-    pub const RENAME: u32 = 12;
-    pub const LINK: u32 = 13;
-    pub const OPEN: u32 = 14;
-    pub const READ: u32 = 15;
-    pub const WRITE: u32 = 16;
-    pub const STATFS: u32 = 17;
-    pub const RELEASE: u32 = 18;
-    pub const FSYNC: u32 = 20;
-    pub const SETXATTR: u32 = 21;
-    pub const GETXATTR: u32 = 22;
-    pub const LISTXATTR: u32 = 23;
-    pub const REMOVEXATTR: u32 = 24;
-    pub const FLUSH: u32 = 25;
-    pub const INIT: u32 = 26;
-    pub const OPENDIR: u32 = 27;
-    pub const READDIR: u32 = 28;
-    pub const RELEASEDIR: u32 = 29;
-    pub const FSYNCDIR: u32 = 30;
-    pub const GETLK: u32 = 31;
-    pub const SETLK: u32 = 32;
-    pub const SETLKW: u32 = 33;
-    pub const ACCESS: u32 = 34;
-    pub const CREATE: u32 = 35;
-    pub const INTERRUPT: u32 = 36;
-    pub const BMAP: u32 = 37;
-    pub const DESTROY: u32 = 38;
-    pub const IOCTL: u32 = 39;
-    pub const POLL: u32 = 40;
-    pub const NOTIFY_REPLY: u32 = 41;
-    pub const BATCH_FORGET: u32 = 42;
-    pub const FALLOCATE: u32 = 43;
-    pub const READDIRPLUS: u32 = 44;
-    pub const RENAME2: u32 = 45;
-    pub const LSEEK: u32 = 46;
-    pub const COPY_FILE_RANGE: u32 = 47;
-    pub const SETUPMAPPING: u32 = 48;
-    pub const REMOVEMAPPING: u32 = 49;
-    pub const SYNCFS: u32 = 50;
-    pub const TMPFILE: u32 = 51;
-    pub const STATX: u32 = 52;
-    pub const COPY_FILE_RANGE_64: u32 = 53;
+    opcodes! {
+        LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9,
+        UNLINK = 10, RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16, STATFS = 17,
+        RELEASE = 18, FSYNC = 20, SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23, REMOVEXATTR = 24,
+        FLUSH = 25, INIT = 26, OPENDIR = 27, READDIR = 28, RELEASEDIR = 29, FSYNCDIR = 30, GETLK = 31,
+        SETLK = 32, SETLKW = 33, ACCESS = 34, CREATE = 35, INTERRUPT = 36, BMAP = 37, DESTROY = 38,
+        IOCTL = 39, POLL = 40, NOTIFY_REPLY = 41, BATCH_FORGET = 42, FALLOCATE = 43, READDIRPLUS = 44,
+        RENAME2 = 45, LSEEK = 46, COPY_FILE_RANGE = 47, SETUPMAPPING = 48, REMOVEMAPPING = 49,
+        SYNCFS = 50, TMPFILE = 51, STATX = 52, COPY_FILE_RANGE_64 = 53,
+    }
 }
 
 /// Flags of INIT: capabilities that the kernel offers and the server accepts. Bits 32 and higher are in
 /// `flags2`.
 pub mod init_flag {
-    /// Several reads of a file in flight.
-    pub const ASYNC_READ: u64 = 1 << 0;
-    /// OPEN with O_TRUNC truncates the file, without a SETATTR.
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    /// Lookups of `.` and `..`, for NFS.
-    pub const EXPORT_SUPPORT: u64 = 1 << 4;
-    /// Writes of more than 4 KiB.
-    pub const BIG_WRITES: u64 = 1 << 5;
-    /// The server applies the umask.
-    pub const DONT_MASK: u64 = 1 << 6;
-    /// Cached pages are invalidated when size or modification time change.
-    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
-    /// READDIRPLUS.
-    pub const DO_READDIRPLUS: u64 = 1 << 13;
-    /// READDIRPLUS where the kernel expects to need the attributes, else READDIR.
-    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    /// Several parts of a direct read or write in flight.
-    pub const ASYNC_DIO: u64 = 1 << 15;
-    /// Writes go to the page cache first.
-    pub const WRITEBACK_CACHE: u64 = 1 << 16;
-    /// Lookups and READDIR of a directory in parallel.
-    pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    /// POSIX access control lists.
-    pub const POSIX_ACL: u64 = 1 << 20;
-    /// Reading an aborted device fails with ECONNABORTED instead of ENODEV.
-    pub const ABORT_ERROR: u64 = 1 << 21;
-    /// `max_pages` of INIT's reply is valid.
-    pub const MAX_PAGES: u64 = 1 << 22;
-    /// Targets of symbolic links are cached.
-    pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    /// Cached data is invalidated only when the server asks for it.
-    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
-    /// The server clears setuid and setgid bits on writes, truncation and changes of the owner.
-    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    /// SETXATTR has the long form of its structure.
-    pub const SETXATTR_EXT: u64 = 1 << 29;
-    /// `flags2` is valid.
-    pub const INIT_EXT: u64 = 1 << 30;
-    /// Shared mappings of files opened for direct I/O.
-    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    /// The kernel resends unanswered requests on request.
-    pub const HAS_RESEND: u64 = 1 << 39;
+    flags! { u64;
+        /// Several reads of a file in flight.
+        ASYNC_READ = 0,
+        /// OPEN with O_TRUNC truncates the file, without a SETATTR.
+        ATOMIC_O_TRUNC = 3,
+        /// Lookups of `.` and `..`, for NFS.
+        EXPORT_SUPPORT = 4,
+        /// Writes of more than 4 KiB.
+        BIG_WRITES = 5,
+        /// The server applies the umask.
+        DONT_MASK = 6,
+        /// Cached pages are invalidated when size or modification time change.
+        AUTO_INVAL_DATA = 12,
+        /// READDIRPLUS.
+        DO_READDIRPLUS = 13,
+        /// READDIRPLUS where the kernel expects to need the attributes, else READDIR.
+        READDIRPLUS_AUTO = 14,
+        /// Several parts of a direct read or write in flight.
+        ASYNC_DIO = 15,
+        /// Writes go to the page cache first.
+        WRITEBACK_CACHE = 16,
+        /// Lookups and READDIR of a directory in parallel.
+        PARALLEL_DIROPS = 18,
+        /// POSIX access control lists.
+        POSIX_ACL = 20,
+        /// Reading an aborted device fails with ECONNABORTED instead of ENODEV.
+        ABORT_ERROR = 21,
+        /// `max_pages` of INIT's reply is valid.
+        MAX_PAGES = 22,
+        /// Targets of symbolic links are cached.
+        CACHE_SYMLINKS = 23,
+        /// Cached data is invalidated only when the server asks for it.
+        EXPLICIT_INVAL_DATA = 25,
+        /// The server clears setuid and setgid bits on writes, truncation and changes of the owner.
+        HANDLE_KILLPRIV_V2 = 28,
+        /// SETXATTR has the long form of its structure.
+        SETXATTR_EXT = 29,
+        /// `flags2` is valid.
+        INIT_EXT = 30,
+        /// Shared mappings of files opened for direct I/O.
+        DIRECT_IO_ALLOW_MMAP = 36,
+        /// The kernel resends unanswered requests on request.
+        HAS_RESEND = 39,
+    }
 }
 
 /// Flags of the reply to OPEN.
 pub mod open_flag {
-    /// Bypass the page cache.
-    pub const DIRECT_IO: u32 = 1 << 0;
-    /// Keep cached data of earlier opens.
-    pub const KEEP_CACHE: u32 = 1 << 1;
-    /// The file has no positions to seek to.
-    pub const NONSEEKABLE: u32 = 1 << 2;
-    /// Cache the entries of this directory.
-    pub const CACHE_DIR: u32 = 1 << 3;
-    /// The file has no position.
-    pub const STREAM: u32 = 1 << 4;
-    /// No FLUSH on close.
-    pub const NOFLUSH: u32 = 1 << 5;
-    /// Direct writes to one file run in parallel.
-    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    flags! { u32;
+        /// Bypass the page cache.
+        DIRECT_IO = 0,
+        /// Keep cached data of earlier opens.
+        KEEP_CACHE = 1,
+        /// The file has no positions to seek to.
+        NONSEEKABLE = 2,
+        /// Cache the entries of this directory.
+        CACHE_DIR = 3,
+        /// The file has no position.
+        STREAM = 4,
+        /// No FLUSH on close.
+        NOFLUSH = 5,
+        /// Direct writes to one file run in parallel.
+        PARALLEL_DIRECT_WRITES = 6,
+    }
 }
 
 /// Bits of [`SetattrIn::valid`].
 pub mod valid {
-    /// `mode` is to be set.
-    pub const MODE: u32 = 1 << 0;
-    /// `uid` is to be set.
-    pub const UID: u32 = 1 << 1;
-    /// `gid` is to be set.
-    pub const GID: u32 = 1 << 2;
-    /// `size` is to be set.
-    pub const SIZE: u32 = 1 << 3;
-    /// `atime` is to be set.
-    pub const ATIME: u32 = 1 << 4;
-    /// `mtime` is to be set.
-    pub const MTIME: u32 = 1 << 5;
-    /// `fh` is valid.
-    pub const FH: u32 = 1 << 6;
-    /// `atime` is to be set to the current time.
-    pub const ATIME_NOW: u32 = 1 << 7;
-    /// `mtime` is to be set to the current time.
-    pub const MTIME_NOW: u32 = 1 << 8;
-    /// `ctime` is to be set.
-    pub const CTIME: u32 = 1 << 10;
-    /// Clear the setuid and setgid bits.
-    pub const KILL_SUIDGID: u32 = 1 << 11;
+    flags! { u32;
+        /// `mode` is to be set.
+        MODE = 0,
+        /// `uid` is to be set.
+        UID = 1,
+        /// `gid` is to be set.
+        GID = 2,
+        /// `size` is to be set.
+        SIZE = 3,
+        /// `atime` is to be set.
+        ATIME = 4,
+        /// `mtime` is to be set.
+        MTIME = 5,
+        /// `fh` is valid.
+        FH = 6,
+        /// `atime` is to be set to the current time.
+        ATIME_NOW = 7,
+        /// `mtime` is to be set to the current time.
+        MTIME_NOW = 8,
+        /// `ctime` is to be set.
+        CTIME = 10,
+        /// Clear the setuid and setgid bits.
+        KILL_SUIDGID = 11,
+    }
 }
 
 /// Other flags of requests.
 pub mod flag {
-    /// [`GetattrIn`](super::GetattrIn): `fh` is valid.
-    pub const GETATTR_FH: u32 = 1 << 0;
-    /// [`WriteIn`](super::WriteIn): written back from the page cache; `fh` is a guess.
-    pub const WRITE_CACHE: u32 = 1 << 0;
-    /// [`WriteIn`](super::WriteIn): clear the setuid and setgid bits.
-    pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-    /// [`FsyncIn`](super::FsyncIn): only data, and metadata that is needed to read it.
-    pub const FSYNC_FDATASYNC: u32 = 1 << 0;
+    flags! { u32;
+        /// [`GetattrIn`](super::GetattrIn): `fh` is valid.
+        GETATTR_FH = 0,
+        /// [`WriteIn`](super::WriteIn): written back from the page cache; `fh` is a guess.
+        WRITE_CACHE = 0,
+        /// [`WriteIn`](super::WriteIn): clear the setuid and setgid bits.
+        WRITE_KILL_SUIDGID = 2,
+        /// [`FsyncIn`](super::FsyncIn): only data, and metadata that is needed to read it.
+        FSYNC_FDATASYNC = 0,
+    }
 }
 
 /// Codes of notifications: messages of the server with `unique` 0 and the code in place of the error.

@@ -17,13 +17,13 @@
 //! [adopts](Session::adopt) them with the result of INIT, and the kernel resends the unanswered requests.
 
 use crate::apart::Apart;
-use crate::dispatch::{self, Outcome, Request};
+use crate::dispatch::{self, Request};
 use crate::file_system::{FileSystem, FileSystemPart};
 use crate::mount::{DEVICE, Mount, MountOptions};
 use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
 use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, init_flag, notify, opcode};
 use crate::reply;
-use crate::request::{self, Operation};
+use crate::request::{self, Message};
 use block::{Buffer, Error, Result};
 use runtime::ShardIndex;
 use runtime::message_device::{self, MessageDevice};
@@ -326,8 +326,8 @@ async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
     bytes.extend_from_slice(body.filled());
     let malformed = |malformed: request::Malformed| Error::protocol(malformed.to_string());
     let header = request::header(&bytes, result?).map_err(malformed)?;
-    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], false).map_err(malformed)?;
-    let Operation::Init(init) = parsed else {
+    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], None, false).map_err(malformed)?;
+    let Message::Init(init) = parsed else {
         return Err(Error::protocol(format!(
             "FUSE request {}: expected INIT ({}) first",
             header.opcode,
@@ -540,8 +540,8 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
 
 async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
     let unique = request.header.unique;
-    let outcome = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
-    let Outcome::Reply(reply) = outcome.map_err(violation)? else { return Ok(()) };
+    let answered = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
+    let Some(reply) = answered.map_err(violation)? else { return Ok(()) };
     let Err(error) = served.device.send(reply).await else { return Ok(()) };
     match error.errno() {
         // The request has ended: its caller was interrupted, or the file system was unmounted.

@@ -11,14 +11,14 @@
 //! and the kernel sends requests in parallel.
 
 use crate::served::export::{Export, Tally};
-use crate::served::work::{ByteRange, Operation};
+use crate::served::work::{ByteRange, Operation as Request};
 use block::{
     BlockRange, Buffer, Call, Device, DevicePart, Durability, Error, ExtentState, Payload, Result, Status,
     ZeroMode,
 };
 use fuse::protocol::{ROOT, open_flag};
 use fuse::{
-    Attributes, CachedAttributes, Context, Entry, FileSystem, FileSystemPart, Opened, Read, Release,
+    Attributes, CachedAttributes, Context, FileSystem, FileSystemPart, Opened, Operation, Read, Reply,
     SetAttributes, Statistics, Timestamp, Write,
 };
 use std::rc::Rc;
@@ -138,28 +138,79 @@ fn errno(number: i32, text: &'static str) -> Error {
 }
 
 impl OpenFile {
-    /// Executes an operation and counts it.
+    /// Executes a request to the device and counts it.
     async fn carry_out(
         &self,
         range: ByteRange,
-        operation: Operation,
+        request: Request,
         payload: Option<Buffer>,
     ) -> Result<Payload> {
         let target = self.file.export.target(&*self.device, self.shard);
-        let result = match operation.changes() && self.file.export.read_only {
+        let result = match request.changes() && self.file.export.read_only {
             true => Err(errno(libc::EROFS, "the file is read-only")),
-            false => target.begin(range, operation, payload).await,
+            false => target.begin(range, request, payload).await,
         };
         let mut tally = Tally::default();
         match &result {
-            Ok(_) => tally.count(operation, range.length),
+            Ok(_) => tally.count(request, range.length),
             Err(_) => tally.errors = 1,
         }
         self.file.export.counters.add(&mut tally);
         Ok(result?.map(Payload::from).unwrap_or_default())
     }
 
-    async fn allocate(&self, offset: u64, length: u64, mode: i32) -> Result<()> {
+    fn open(&self, flags: i32) -> Result<Reply> {
+        if self.file.export.read_only && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(errno(libc::EROFS, "the file is read-only"));
+        }
+        let flags = open_flag::DIRECT_IO | open_flag::PARALLEL_DIRECT_WRITES | open_flag::NOFLUSH;
+        Ok(Opened { handle: 0, flags }.into())
+    }
+
+    fn statistics(&self) -> Statistics {
+        // The block size: the loop driver also uses it as the granularity of discards.
+        let geometry = self.file.export.geometry();
+        Statistics {
+            block_size: geometry.block_size.bytes() as u32,
+            blocks: geometry.blocks.0,
+            nodes: 1,
+            name_bytes: 255,
+            ..Statistics::default()
+        }
+    }
+
+    async fn read(&self, read: Read) -> Result<Reply> {
+        let range = self.file.clip(read.offset, u64::from(read.size));
+        match range.length {
+            0 => Ok(Payload::new().into()),
+            _ => self.carry_out(range, Request::Read, None).await.map(Reply::Bytes),
+        }
+    }
+
+    async fn write(&self, mut write: Write) -> Result<Reply> {
+        let length = write.data.filled().len();
+        if length == 0 {
+            return Ok(Reply::Written(0));
+        }
+        let range = self.file.clip(write.offset, length as u64);
+        if range.length == 0 {
+            return Err(errno(libc::ENOSPC, "beyond the end of the device"));
+        }
+        write.data.shorten(range.length as usize);
+        let durability = match write.flags & libc::O_DSYNC {
+            0 => Durability::Visible,
+            _ => Durability::Durable,
+        };
+        self.carry_out(range, Request::Write(durability), Some(write.data)).await?;
+        Ok(Reply::Written(range.length))
+    }
+
+    async fn flush(&self) -> Result<Reply> {
+        let nothing = ByteRange { offset: 0, length: 0 };
+        self.carry_out(nothing, Request::Flush, None).await.map(|_| Reply::Done)
+    }
+
+    async fn allocate(&self, offset: u64, length: u64, mode: i32) -> Result<Reply> {
         let is = |bits| mode & !libc::FALLOC_FL_KEEP_SIZE == bits;
         let zero_mode = if is(libc::FALLOC_FL_PUNCH_HOLE) {
             ZeroMode::MayDeallocate
@@ -174,13 +225,13 @@ impl OpenFile {
             return Err(errno(libc::ENOSPC, "beyond the end of the device"));
         }
         if range.length == 0 {
-            return Ok(());
+            return Ok(Reply::Done);
         }
-        let operation = Operation::WriteZeroes(zero_mode, Durability::Visible);
-        self.carry_out(range, operation, None).await.map(drop)
+        let request = Request::WriteZeroes(zero_mode, Durability::Visible);
+        self.carry_out(range, request, None).await.map(|_| Reply::Done)
     }
 
-    async fn seek(&self, offset: u64, whence: i32) -> Result<u64> {
+    async fn seek(&self, offset: u64, whence: i32) -> Result<Reply> {
         let wants_data = match whence {
             libc::SEEK_DATA => true,
             libc::SEEK_HOLE => false,
@@ -198,7 +249,7 @@ impl OpenFile {
             for extent in &extents {
                 let (start, after) = (extent.range.start.0.max(block), extent.range.end().0.min(end));
                 if (extent.state == ExtentState::Data) == wants_data && start < after {
-                    return Ok((start << block_size.shift()).max(offset));
+                    return Ok(Reply::Offset((start << block_size.shift()).max(offset)));
                 }
                 next = next.max(after);
             }
@@ -212,94 +263,29 @@ impl OpenFile {
         }
         match wants_data {
             true => Err(errno(libc::ENXIO, "no data up to the end of the device")),
-            false => Ok(bytes),
+            false => Ok(Reply::Offset(bytes)),
         }
     }
 }
 
 impl FileSystem for OpenFile {
-    fn lookup<'a>(&'a self, _: Context, _: u64, _: &'a [u8]) -> Call<'a, Result<Entry>> {
-        Call::ready(Err(errno(libc::ENOTDIR, "the root is a file")))
-    }
-
-    fn attributes(&self, _: Context, _: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        Call::ready(Ok(self.file.attributes()))
-    }
-
-    fn set_attributes(&self, _: Context, _: u64, set: SetAttributes) -> Call<'_, Result<CachedAttributes>> {
-        Call::ready(self.file.set(&set))
-    }
-
-    fn open(&self, _: Context, _: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        if self.file.export.read_only && flags & libc::O_ACCMODE != libc::O_RDONLY {
-            return Call::ready(Err(errno(libc::EROFS, "the file is read-only")));
-        }
-        let flags = open_flag::DIRECT_IO | open_flag::PARALLEL_DIRECT_WRITES | open_flag::NOFLUSH;
-        Call::ready(Ok(Opened { handle: 0, flags }))
-    }
-
-    fn release(&self, _: Context, _: u64, _: Release) -> Call<'_, Result<()>> {
-        Call::ready(Ok(()))
-    }
-
-    fn read(&self, _: Context, _: u64, read: Read) -> Call<'_, Result<Payload>> {
-        let range = self.file.clip(read.offset, u64::from(read.size));
-        match range.length {
-            0 => Call::ready(Ok(Payload::new())),
-            _ => Call::new(self.carry_out(range, Operation::Read, None)),
-        }
-    }
-
-    fn write(&self, _: Context, _: u64, write: Write, mut data: Buffer) -> Call<'_, Result<u32>> {
-        let length = data.filled().len();
-        if length == 0 {
-            return Call::ready(Ok(0));
-        }
-        let range = self.file.clip(write.offset, length as u64);
-        if range.length == 0 {
-            return Call::ready(Err(errno(libc::ENOSPC, "beyond the end of the device")));
-        }
-        data.shorten(range.length as usize);
-        let durability = match write.flags & libc::O_DSYNC {
-            0 => Durability::Visible,
-            _ => Durability::Durable,
+    fn serve<'a>(&'a self, _: Context, operation: Operation<'a>) -> Call<'a, Result<Reply>> {
+        let known = match operation {
+            Operation::Read(read) => return Call::new(self.read(read)),
+            Operation::Write(write) => return Call::new(self.write(write)),
+            Operation::Sync { .. } => return Call::new(self.flush()),
+            Operation::Allocate { offset, length, mode, .. } => {
+                return Call::new(self.allocate(offset, length, mode));
+            }
+            Operation::Seek { offset, whence, .. } => return Call::new(self.seek(offset, whence)),
+            Operation::Lookup { .. } => Err(errno(libc::ENOTDIR, "the root is a file")),
+            Operation::GetAttributes { .. } => Ok(self.file.attributes().into()),
+            Operation::SetAttributes(set) => self.file.set(&set).map(Reply::from),
+            Operation::Open { flags } => self.open(flags),
+            Operation::Release { .. } => Ok(Reply::Done),
+            Operation::Statistics => Ok(self.statistics().into()),
+            _ => Err(fuse::not_implemented()),
         };
-        Call::new(async move {
-            self.carry_out(range, Operation::Write(durability), Some(data)).await?;
-            Ok(range.length as u32)
-        })
-    }
-
-    fn sync(&self, _: Context, _: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        let nothing = ByteRange { offset: 0, length: 0 };
-        Call::new(async move { self.carry_out(nothing, Operation::Flush, None).await.map(drop) })
-    }
-
-    fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
-        // The block size: the loop driver also uses it as the granularity of discards.
-        let geometry = self.file.export.geometry();
-        Call::ready(Ok(Statistics {
-            block_size: geometry.block_size.bytes() as u32,
-            blocks: geometry.blocks.0,
-            nodes: 1,
-            name_bytes: 255,
-            ..Statistics::default()
-        }))
-    }
-
-    fn allocate(
-        &self,
-        _: Context,
-        _: u64,
-        _: u64,
-        offset: u64,
-        length: u64,
-        mode: i32,
-    ) -> Call<'_, Result<()>> {
-        Call::new(self.allocate(offset, length, mode))
-    }
-
-    fn seek(&self, _: Context, _: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
-        Call::new(self.seek(offset, whence))
+        Call::ready(known)
     }
 }

@@ -8,7 +8,7 @@
 use crate::core::{Core, now};
 use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::directory::{self, Entry, Found};
+use crate::metadata::directory::{self, Found};
 use crate::metadata::forest::Shard;
 use crate::metadata::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::stripes::Holder;
@@ -477,25 +477,5 @@ impl Core {
             self.cores().of(to).with(note).await?;
         }
         Ok(Some(is_done))
-    }
-
-    /// Visits names of an inode of this core, a directory or a stripe, at or after an offset, until `visit`
-    /// returns false. Returns whether all were visited.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for a damaged item.
-    pub(crate) fn read_names(
-        &self,
-        inode: InodeNumber,
-        from: u64,
-        mut visit: impl FnMut(Entry) -> bool,
-    ) -> Result<bool> {
-        let metadata = self.metadata.borrow();
-        for entry in directory::entries(&metadata.items, inode, from) {
-            if !visit(entry?) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }

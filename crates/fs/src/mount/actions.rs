@@ -1,4 +1,5 @@
-//! Requests of the kernel that take more than one call of the core.
+//! Operations of the kernel on the core that has the inode or the name, where they take more than one call of
+//! the core.
 
 use super::convert::{self, CACHED};
 use crate::classes::fair_queue::DEFAULT;
@@ -6,14 +7,12 @@ use crate::core::{Core, Times, now};
 use crate::data::clones::{self, Copied};
 use crate::data::node::Node;
 use crate::metadata::attributes::Setting;
-use crate::metadata::directory::Entry as Name;
-use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT};
+use crate::metadata::inode::{FileType, Inode, InodeNumber};
 use crate::names::namespace::{New, Renaming};
-use block::{Buffer, Error, Result};
+use block::{Data, Error, Result};
 use fuse::protocol::{flag, open_flag};
 use fuse::{
-    CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, Notifier, Opened,
-    SetAttributes, Write,
+    CachedAttributes, Context, CopyRange, Entry, Notifier, Opened, Reply, SetAttributes, Statistics, Write,
 };
 use std::rc::Rc;
 
@@ -21,11 +20,10 @@ use std::rc::Rc;
 const MAX_COPIED: u64 = 64 << 20;
 /// Most bytes that one request copies or shares.
 const MAX_SHARED: u64 = 1 << 30;
+/// Number of files for which a free block has space, for `statfs`: an estimate.
+const FILES_PER_BLOCK: u64 = 8;
 /// Extended attribute that holds capabilities of an executable.
 const CAPABILITIES: &[u8] = b"security.capability";
-/// Offset in a directory after `.`, and after `..`; names have larger offsets.
-const AFTER_SELF: u64 = 1;
-const AFTER_PARENT: u64 = 2;
 
 #[cold]
 pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
@@ -51,13 +49,28 @@ pub(super) fn opened(flags: i32, is_empty: bool, is_short: bool) -> Opened {
     Opened { handle: if is_writing(flags) { WRITER } else { 0 }, flags: open_flag::KEEP_CACHE | direct }
 }
 
+/// Sizes for `statfs`.
+pub(super) fn statistics(core: &Core) -> Statistics {
+    let found = core.statistics();
+    let free_nodes = found.free.saturating_mul(FILES_PER_BLOCK);
+    Statistics {
+        block_size: crate::format::BLOCK as u32,
+        blocks: found.blocks,
+        free: found.free,
+        available: found.free,
+        nodes: found.inodes.saturating_add(free_nodes),
+        free_nodes,
+        name_bytes: crate::metadata::directory::MAX_NAME as u32,
+    }
+}
+
 /// Attributes of an inode, for stat(2) or a request on an open file. Before the kernel caches a write to an
 /// open file, it requests the attributes; on an error the write fails with it.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if an earlier write found no space.
 pub(super) async fn attributes_for(
-    core: &Core,
+    core: Rc<Core>,
     inode: InodeNumber,
     handle: Option<u64>,
 ) -> Result<CachedAttributes> {
@@ -67,7 +80,7 @@ pub(super) async fn attributes_for(
         core.check_space(FREE_AGAIN)?;
         node.has_lost_writes.set(false);
     }
-    attributes(core, inode).await
+    attributes(&core, inode).await
 }
 
 /// Attributes of an inode.
@@ -86,7 +99,7 @@ fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
 
 /// Returns an entry for an inode of this core that isn't a striped directory, without counting the kernel's
 /// reference.
-fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
+pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
 }
 
@@ -106,18 +119,18 @@ pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
 }
 
 /// Looks a name up. The kernel also caches that a name doesn't exist.
-pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
+pub(super) async fn lookup(core: Rc<Core>, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
     core.check_alive()?;
     loop {
-        let inode = match core.lookup(parent, name).await {
+        let inode = match core.lookup(parent, &name).await {
             Ok(inode) => inode,
             Err(Error::NotFound(_)) => return Ok(Entry { name_time: CACHED, ..Entry::default() }),
             Err(error) => return Err(error),
         };
-        match entry_elsewhere(core, inode).await {
+        match entry_elsewhere(&core, inode).await {
             // The inode was removed on its core meanwhile.
             Err(error)
-                if error.errno() == libc::ESTALE && core.lookup(parent, name).await.ok() != Some(inode) => {}
+                if error.errno() == libc::ESTALE && core.lookup(parent, &name).await.ok() != Some(inode) => {}
             entry => return entry,
         }
     }
@@ -131,7 +144,7 @@ pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
 }
 
 /// Closes a file or directory that was opened with these flags.
-pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
+pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<()> {
     if let Some(node) = core.nodes.find(inode).filter(|node| node.is_open()) {
         if is_writing(flags) {
             node.writers.set(node.writers.get().saturating_sub(1));
@@ -142,6 +155,7 @@ pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
         node.mount_opens.set(node.mount_opens.get().saturating_sub(1));
         core.close(&node);
     }
+    Ok(())
 }
 
 /// Closes all files that the mount has open, and drops the kernel's references: an ended mount sends neither
@@ -164,47 +178,72 @@ pub(super) fn note_open(node: &Node, flags: i32) {
 }
 
 /// Creates a file, and counts the kernel's reference.
-pub(super) async fn create(core: &Rc<Core>, parent: InodeNumber, name: &[u8], new: &New) -> Result<Entry> {
-    let inode = core.create(parent, name, new).await?;
-    entry_elsewhere(core, inode).await
+pub(super) async fn create(
+    core: Rc<Core>,
+    (parent, name): (InodeNumber, Vec<u8>),
+    new: New,
+) -> Result<Entry> {
+    let inode = core.create(parent, &name, &new).await?;
+    entry_elsewhere(&core, inode).await
+}
+
+/// Creates an unnamed file in a directory, and opens it.
+pub(super) async fn create_unnamed(
+    core: Rc<Core>,
+    directory: InodeNumber,
+    new: New,
+    flags: i32,
+) -> Result<(Entry, Opened)> {
+    let node = core.create_unnamed(directory, &new).await?;
+    note_open(&node, flags);
+    let opened = opened(flags, true, core.is_short());
+    Ok((entry(&core, node.inode).await?, opened))
+}
+
+/// Adds a name for an inode.
+pub(super) async fn link(
+    core: Rc<Core>,
+    linked: InodeNumber,
+    (parent, name): (InodeNumber, Vec<u8>),
+) -> Result<Entry> {
+    core.link(linked, parent, &name).await?;
+    entry_elsewhere(&core, linked).await
+}
+
+/// Renames, with flags of renameat2(2).
+pub(super) async fn rename(
+    core: Rc<Core>,
+    (parent, name): (InodeNumber, Vec<u8>),
+    (new_parent, new_name): (InodeNumber, Vec<u8>),
+    flags: u32,
+) -> Result<()> {
+    core.rename((parent, &name), (new_parent, &new_name), renaming(flags)?).await
 }
 
 /// As [`entry`], for an inode that may be on another core.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    match core.is_here(inode) {
-        true => entry(core, inode).await,
-        false => {
-            let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
-            core.cores().of(inode).with(entry).await
-        }
-    }
+    let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
+    core.cores().of(inode).with(entry).await
 }
 
 /// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
 pub(super) async fn create_and_open(
-    core: &Rc<Core>,
-    parent: InodeNumber,
-    name: &[u8],
-    new: &New,
+    core: Rc<Core>,
+    (parent, name): (InodeNumber, Vec<u8>),
+    new: New,
     flags: i32,
 ) -> Result<(Entry, Opened)> {
-    let (inode, flags) = match core.create(parent, name, new).await {
+    let (inode, flags) = match core.create(parent, &name, &new).await {
         Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => {
-            (core.lookup(parent, name).await?, flags)
+            (core.lookup(parent, &name).await?, flags)
         }
         // A new file needs no truncation.
         other => (other?, flags & !libc::O_TRUNC),
     };
-    match core.is_here(inode) {
-        true => open_entry(core, inode, flags).await,
-        false => {
-            let open = move |core: Rc<Core>| async move { open_entry(&core, inode, flags).await };
-            core.cores().of(inode).with(open).await
-        }
-    }
+    core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await
 }
 
-async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
+async fn open_entry(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
     let node = core.open(inode)?;
     // Also with size 0: a write in flight may add bytes.
     if flags & libc::O_TRUNC != 0
@@ -215,11 +254,11 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(
     }
     note_open(&node, flags);
     let opened = opened(flags, core.inode(inode)?.size == 0, core.is_short());
-    Ok((entry(core, inode).await?, opened))
+    Ok((entry(&core, inode).await?, opened))
 }
 
 /// Opens a file.
-pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Opened> {
+pub(super) async fn open(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Opened> {
     core.check_alive()?;
     let node = core.open(inode)?;
     let truncates = flags & libc::O_TRUNC != 0 && core.inode(inode)?.file_type() == FileType::Regular;
@@ -232,10 +271,13 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
 }
 
 /// Opens a directory.
-pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<()> {
+pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<Opened> {
     core.check_alive()?;
     match core.inode(inode)?.is_directory() {
-        true => core.open(inode).map(|node| note_open(&node, libc::O_RDONLY)),
+        true => {
+            note_open(&*core.open(inode)?, libc::O_RDONLY);
+            Ok(Opened::default())
+        }
         false => Err(os(libc::ENOTDIR, format!("inode {inode} isn't a directory"))),
     }
 }
@@ -279,29 +321,29 @@ pub(super) async fn take_privileges(core: &Rc<Core>, inode: InodeNumber) -> Resu
 }
 
 /// Writes to a file that is open, or is written back from the kernel's cache.
-pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, data: Buffer) -> Result<u32> {
-    let length = data.filled().len() as u32;
+pub(super) async fn write(core: Rc<Core>, inode: InodeNumber, write: Write) -> Result<Reply> {
+    let length = write.data.filled().len() as u64;
     let node = core.node(inode);
     if write.from_page_cache() {
-        let written = core.write_back(&node, write.offset, data.into()).await;
+        let written = core.write_back(&node, write.offset, write.data.into()).await;
         // The writer may not be waiting: the kernel reports the error at the next close(2) or fsync(2).
         if matches!(written, Err(Error::NoSpace(_))) && node.writers.get() > 0 {
             node.has_lost_writes.set(true);
         }
-        return written.map(|()| length);
+        return written.map(|()| Reply::Written(length));
     }
-    core.write(DEFAULT, &node, write.offset, data.into()).await?;
+    core.write(DEFAULT, &node, write.offset, write.data.into()).await?;
     if write.write_flags & flag::WRITE_KILL_SUIDGID != 0 {
-        take_privileges(core, inode).await?;
+        take_privileges(&core, inode).await?;
     }
     if write.flags & libc::O_DSYNC != 0 {
         core.sync_in(DEFAULT, node.ticket.get()).await?;
     }
-    Ok(length)
+    Ok(Reply::Written(length))
 }
 
 /// Converts flags of renameat2(2).
-pub(super) fn renaming(flags: u32) -> Result<Renaming> {
+fn renaming(flags: u32) -> Result<Renaming> {
     match flags {
         0 => Ok(Renaming::Replace),
         libc::RENAME_NOREPLACE => Ok(Renaming::NoReplace),
@@ -310,94 +352,6 @@ pub(super) fn renaming(flags: u32) -> Result<Renaming> {
             "rename with flags {other:#x}; expected RENAME_NOREPLACE, RENAME_EXCHANGE or none"
         ))),
     }
-}
-
-/// Answer to a request for the names of a directory, which holds as many as fit.
-pub(super) trait Listing: Send + 'static {
-    /// Adds a name; returns false if it doesn't fit.
-    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool;
-
-    /// Adds names of an inode of this core at or after an offset. Returns whether all fit.
-    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool>;
-}
-
-impl Listing for DirectoryEntries {
-    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool {
-        self.add(inode, next, code, name)
-    }
-
-    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool> {
-        core.read_names(holder, from, |Name { next, inode, code, name }| self.add(inode, next, code, &name))
-    }
-}
-
-/// Adds names with the attributes of their files, and counts the kernel's references. Files on other cores
-/// and striped directories are added without attributes.
-impl Listing for DirectoryEntriesPlus {
-    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool {
-        DirectoryEntriesPlus::add_name(self, inode, next, code, name)
-    }
-
-    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool> {
-        let mut failed = Ok(());
-        let mut referred = Vec::new();
-        let fit = core.read_names(holder, from, |Name { next, inode, code, name }| {
-            if !core.is_here(inode) || core.cores().striped().has(inode) {
-                return DirectoryEntriesPlus::add_name(self, inode, next, code, &name);
-            }
-            match entry_of(core, inode) {
-                Ok(entry) => {
-                    let fits = self.add(&entry, next, &name);
-                    referred.extend(fits.then_some(inode));
-                    fits
-                }
-                Err(error) => {
-                    failed = Err(error);
-                    false
-                }
-            }
-        })?;
-        failed?;
-        referred.into_iter().for_each(|inode| core.nodes.refer(inode));
-        Ok(fit)
-    }
-}
-
-/// Reads a directory of this core at or after an offset, beginning with `.` and `..`.
-pub(super) async fn read_directory<L: Listing>(
-    core: &Rc<Core>,
-    directory: InodeNumber,
-    from: u64,
-    mut found: L,
-) -> Result<L> {
-    let own = core.inode(directory)?;
-    if !own.is_directory() {
-        return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
-    }
-    let dots =
-        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, own.parent.max(ROOT), b"..".as_slice())];
-    for (next, inode, name) in dots {
-        if from < next && !found.add_name(next, inode, libc::DT_DIR, name) {
-            return Ok(found);
-        }
-    }
-    let from = if from <= AFTER_PARENT { 0 } else { from };
-    let Some(stripes) = core.cores().striped().find(directory) else {
-        return found.add_all(core, directory, from).map(|_| found);
-    };
-    for stripe in stripes.from(from) {
-        let stripe = *stripe;
-        let add = move |core: Rc<Core>| async move {
-            let fit = found.add_all(&core, stripe, from)?;
-            Ok((found, fit))
-        };
-        let fit;
-        (found, fit) = core.cores().of(stripe).with(add).await?;
-        if !fit {
-            break;
-        }
-    }
-    Ok(found)
 }
 
 /// Checks that the file system stores extended attributes of this namespace.
@@ -416,7 +370,7 @@ pub(super) fn check_namespace(name: &[u8]) -> Result<()> {
 }
 
 /// Converts flags of setxattr(2).
-pub(super) fn setting(flags: i32) -> Result<Setting> {
+fn setting(flags: i32) -> Result<Setting> {
     match flags {
         0 => Ok(Setting::Any),
         libc::XATTR_CREATE => Ok(Setting::Create),
@@ -425,13 +379,25 @@ pub(super) fn setting(flags: i32) -> Result<Setting> {
     }
 }
 
-/// Names of extended attributes, each followed by a NUL. The `trusted.` namespace is listed only for root.
-pub(super) fn extended_names(core: &Core, inode: InodeNumber, is_root: bool) -> Result<Vec<u8>> {
-    Ok(shown_names(core.attribute_names(inode)?, is_root))
+/// Sets an extended attribute, with flags of setxattr(2).
+pub(super) async fn set_extended(
+    core: Rc<Core>,
+    inode: InodeNumber,
+    (name, value): (Vec<u8>, Vec<u8>),
+    flags: i32,
+) -> Result<()> {
+    check_namespace(&name)?;
+    core.set_attribute(inode, &name, &value, setting(flags)?).await
 }
 
-/// As [`extended_names`], for these names.
-pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Vec<u8> {
+/// Removes an extended attribute.
+pub(super) async fn remove_extended(core: Rc<Core>, inode: InodeNumber, name: Vec<u8>) -> Result<()> {
+    check_namespace(&name)?;
+    core.remove_attribute(inode, &name).await
+}
+
+/// Names of extended attributes, each followed by a NUL. The `trusted.` namespace is listed only for root.
+pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Data {
     let mut names = Vec::new();
     for name in all {
         if is_root || !name.starts_with(b"trusted.") {
@@ -439,28 +405,33 @@ pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Vec<u8> {
             names.push(0);
         }
     }
-    names
+    Data::copy_of(&names)
 }
 
-/// Allocates, frees or zeroes a range, as fallocate(2) does.
+/// Allocates, frees or zeroes a range, as fallocate(2) does, and takes the file's privileges unless root
+/// asks for it.
 pub(super) async fn allocate(
-    core: &Rc<Core>,
-    inode: InodeNumber,
+    core: Rc<Core>,
+    context: Context,
     (offset, length): (u64, u64),
     mode: i32,
 ) -> Result<()> {
     const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
     let end = crate::metadata::inode::end_of(offset, length)?;
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
-    let node: Rc<Node> = core.node(inode);
+    let node: Rc<Node> = core.node(context.node);
     match mode & !KEEP_SIZE {
-        0 => core.reserve(&node, range, !keeps_size, Times::Kept).await,
-        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, Times::Kept).await,
+        0 => core.reserve(&node, range, !keeps_size, Times::Kept).await?,
+        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, Times::Kept).await?,
         libc::FALLOC_FL_ZERO_RANGE => {
             core.free(&node, range.clone(), Times::Kept).await?;
-            core.reserve(&node, range, !keeps_size, Times::Kept).await
+            core.reserve(&node, range, !keeps_size, Times::Kept).await?;
         }
-        _ => Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
+        _ => return Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
+    }
+    match context.uid {
+        0 => Ok(()),
+        _ => take_privileges(&core, context.node).await,
     }
 }
 
@@ -491,16 +462,20 @@ pub(super) async fn seek(
     core.seek(inode, offset, data)
 }
 
-/// Copies a range, or shares its blocks. Returns the number of bytes, at most the requested one.
-pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRange) -> Result<u64> {
+/// Copies a range, or shares its blocks, and takes the privileges of the written file unless root asks for
+/// it. Returns the number of bytes, at most the requested one.
+pub(super) async fn copy_range(core: Rc<Core>, context: Context, copy: CopyRange) -> Result<Reply> {
     if copy.flags != 0 {
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
     }
-    let CopyRange { from_offset, to_offset, .. } = *copy;
+    let CopyRange { from_offset, to_offset, .. } = copy;
     let length = copy.length.min(MAX_SHARED);
-    let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
-    let done = clones::copy_range(core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
-    Ok(done.bytes)
+    let copied = Copied { class: DEFAULT, from: context.node, from_offset, to_offset, length };
+    let done = clones::copy_range(&core, &core.node(copy.to_node), copied, MAX_COPIED, Times::Kept).await?;
+    if context.uid != 0 && done.bytes > 0 {
+        take_privileges(&core, copy.to_node).await?;
+    }
+    Ok(Reply::Written(done.bytes))
 }
 
 #[cfg(test)]

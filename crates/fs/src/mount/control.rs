@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::data::defrag;
 use crate::file_system::FileSystem;
 use crate::metadata::inode::{InodeNumber, ROOT};
-use block::{Error, Result};
+use block::{Data, Error, Result};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,9 +60,9 @@ struct Scrub {
     ended: Option<Result<Scrubbed>>,
 }
 
-/// File system of a mount, with the state of its controls.
+/// Executes the controls of a mounted file system.
 #[derive(Debug, Clone)]
-pub(super) struct Controlled {
+pub(super) struct Controls {
     files: FileSystem,
     scrub: Arc<Mutex<Scrub>>,
 }
@@ -76,9 +76,9 @@ fn check_root(node: InodeNumber, control: Control) -> Result<()> {
     }
 }
 
-impl Controlled {
+impl Controls {
     pub fn new(files: FileSystem) -> Self {
-        Controlled { files, scrub: Arc::default() }
+        Controls { files, scrub: Arc::default() }
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {
@@ -86,7 +86,7 @@ impl Controlled {
     }
 
     /// Returns the value of a control as JSON.
-    pub async fn get(&self, node: InodeNumber, control: Control) -> Result<Vec<u8>> {
+    pub async fn get(&self, node: InodeNumber, control: Control) -> Result<Data> {
         let answer = match control {
             Control::Status => {
                 check_root(node, control)?;
@@ -103,7 +103,7 @@ impl Controlled {
                 json!({ "fragments": self.files.cores().of(node).with(count).await? })
             }
         };
-        Ok(answer.to_string().into_bytes())
+        Ok(Data::copy_of(answer.to_string().as_bytes()))
     }
 
     fn scrub_status(&self) -> Value {
@@ -155,10 +155,10 @@ impl Controlled {
             let blocks = found.blocks - found.free;
             *scrub = Scrub { is_running: true, progress: progress.clone(), blocks, ended: None };
         }
-        let controlled = self.clone();
+        let controls = self.clone();
         runtime::spawn(async move {
-            let ended = controlled.files.scrub(&progress).await;
-            let mut scrub = controlled.scrub();
+            let ended = controls.files.scrub(&progress).await;
+            let mut scrub = controls.scrub();
             (scrub.is_running, scrub.ended) = (false, Some(ended));
         })
         .detach();

@@ -1,15 +1,16 @@
-//! A mount, from start to end.
+//! A mount, from start to end: checks of the mount point, the session, regular commits, the unmount.
 
 use super::actions;
-use super::control::Controlled;
+use super::control::Controls;
 use super::refused_reads::RefusedReads;
-use super::serve::{Notifying, ServedPart};
+use super::serve::{FilesPart, SharedNotifier};
 use crate::core::Core;
 use crate::file_system::{FileSystem, Mounting};
 use block::{Error, Result};
 use fuse::{Ended, MountOptions, Session};
-use runtime::sync::StopSource;
+use runtime::sync::{StopSource, StopToken};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub struct Mounted {
     session: Arc<Session>,
     source: String,
     files: FileSystem,
-    notifying: Notifying,
+    notifier: SharedNotifier,
     stop: StopSource,
     /// `None` after [`unmount`](Self::unmount).
     mounting: Mutex<Option<Arc<Mounting>>>,
@@ -87,39 +88,21 @@ impl Mounted {
         let files = file_system.clone();
         // References and open files left by a mount that was dropped without an unmount.
         files.each(end).await?;
-        let notifying = Notifying::default();
-        let part = ServedPart {
+        let notifier = SharedNotifier::default();
+        let part = FilesPart {
             cores: files.cores().clone(),
-            controlled: Controlled::new(files.clone()),
-            notifying: notifying.clone(),
+            controls: Controls::new(files.clone()),
+            notifier: notifier.clone(),
             slots: Arc::default(),
             refused_reads: RefusedReads::default(),
             _mounting: mounting.clone(),
         };
         let session = Session::mount(Arc::new(part), options).await?;
-        *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
+        *notifier.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
         let stop = StopSource::new();
-        let (token, its) = (stop.token(), files.clone());
-        runtime::spawn(async move {
-            let mut stopped = std::pin::pin!(token.stopped());
-            while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
-                match its.sync().await {
-                    Ok(()) => {}
-                    // Space may become available later.
-                    Err(error @ Error::NoSpace(_)) => {
-                        tracing::warn!("changes aren't durable yet: {error}");
-                    }
-                    Err(error) => {
-                        // Users get the error with their next requests.
-                        tracing::error!("the file system can't make changes durable: {error}");
-                        return;
-                    }
-                }
-            }
-        })
-        .detach();
+        runtime::spawn(commit_regularly(files.clone(), stop.token())).detach();
         let (session, mounting) = (Arc::new(session), Mutex::new(Some(mounting)));
-        Ok(Mounted { session, source, files, notifying, stop, mounting })
+        Ok(Mounted { session, source, files, notifier, stop, mounting })
     }
 
     /// Mount point, without symbolic links.
@@ -163,7 +146,7 @@ impl Mounted {
     pub async fn unmount(&self, limit: Duration) -> Result<()> {
         let stopped = self.session.stop(limit).await;
         // The notifier would keep the connection open.
-        self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.notifier.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
         let mounting = self.mounting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if mounting.is_none() {
@@ -183,6 +166,23 @@ impl Mounted {
 async fn end(core: Rc<Core>) -> Result<()> {
     actions::end_mount(&core);
     Ok(())
+}
+
+/// Makes changes durable every [`COMMIT_INTERVAL`], until the mount ends or a sync fails.
+async fn commit_regularly(files: FileSystem, stop: StopToken) {
+    let mut stopped = pin!(stop.stopped());
+    while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
+        match files.sync().await {
+            Ok(()) => {}
+            // Space may become available later.
+            Err(error @ Error::NoSpace(_)) => tracing::warn!("changes aren't durable yet: {error}"),
+            Err(error) => {
+                // Users get the error with their next requests.
+                tracing::error!("the file system can't make changes durable: {error}");
+                return;
+            }
+        }
+    }
 }
 
 fn check_directory(path: &Path) -> Result<()> {

@@ -15,8 +15,9 @@ const MAX_LINES: usize = 1000;
 pub(super) struct RefusedReads(Arc<Mutex<BTreeSet<String>>>);
 
 impl RefusedReads {
-    /// Result of a read for a program: EIO for damaged data. Failures of the medium are logged.
-    pub fn read_by_program<T>(
+    /// Logs a failure of the medium, and returns the result of the read for its program: EIO for damaged
+    /// data.
+    pub fn log<T>(
         &self,
         version: Option<SnapshotNumber>,
         inode: InodeNumber,
@@ -47,11 +48,11 @@ impl RefusedReads {
             true => format!("{snapshot}{detail}"),
             false => format!("{snapshot}inode {inode}: {detail}"),
         };
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() > MAX_LINES || !told.insert(place.clone()) {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.len() > MAX_LINES || !logged.insert(place.clone()) {
             return None;
         }
-        Some(match told.len() > MAX_LINES {
+        Some(match logged.len() > MAX_LINES {
             true => {
                 "reads of further places are refused, without lines here; siltstone fs scrub lists damage"
                     .to_owned()
@@ -82,6 +83,6 @@ mod tests {
         let lines: Vec<_> = (1..5000).filter_map(|block| refused.line(None, 7, &wrong(block))).collect();
         assert_eq!(lines.len() + 3, MAX_LINES + 1);
         assert!(lines.last().unwrap().contains("without lines here"), "{lines:?}");
-        assert!(matches!(refused.read_by_program::<()>(None, 7, Err(wrong(9))), Err(Error::Io(_))));
+        assert!(matches!(refused.log::<()>(None, 7, Err(wrong(9))), Err(Error::Io(_))));
     }
 }

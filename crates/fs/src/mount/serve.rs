@@ -1,43 +1,49 @@
-//! Requests of the kernel, each of which is sent to the core that has the inode.
+//! Operations of the kernel, each of which is sent to the core that has the inode or the name.
 
 use super::actions::{self, os};
-use super::control::{Control, Controlled};
+use super::control::{Control, Controls};
+use super::listing::{Version, read_directory};
 use super::refused_reads::RefusedReads;
 use super::slots::Slots;
-use super::snapshots::WithSnapshots;
+use super::snapshots::FilesAndSnapshots;
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
 use crate::core::cores::Cores;
 use crate::file_system::Mounting;
-use crate::metadata::inode::{FileType, ROOT};
-use crate::names::namespace::New;
-use block::{Buffer, Call, Data, Payload, Result};
+use crate::metadata::attributes;
+use crate::metadata::inode::{FileType, InodeNumber, ROOT};
+use crate::metadata::versions::SnapshotNumber;
+use crate::metadata::{Metadata, seek};
+use crate::names::namespace::{self, New};
+use block::{Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
-use fuse::{
-    CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem,
-    FileSystemPart, Notifier, Opened, Read, Release, SetAttributes, Statistics, Write,
-};
+use fuse::{Context, FileSystem, FileSystemPart, Notifier, Opened, Operation, Reply};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Number of files for which a free block has space, for `statfs`: an estimate.
-const FILES_PER_BLOCK: u64 = 8;
+/// Sender of notifications; `None` before the session has started and after its end.
+pub(super) type SharedNotifier = Arc<Mutex<Option<Notifier>>>;
 
-/// Sender of notifications, set from start to end of the session.
-pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
-
-/// File system as a part that serves a FUSE session.
+/// Part that a FUSE session serves: an open file system, and the state of its mount.
 #[derive(Debug, Clone)]
-pub(super) struct ServedPart {
+pub(super) struct FilesPart {
     pub(super) cores: Cores,
-    pub(super) controlled: Controlled,
-    pub(super) notifying: Notifying,
+    pub(super) controls: Controls,
+    pub(super) notifier: SharedNotifier,
     pub(super) slots: Arc<Slots>,
     pub(super) refused_reads: RefusedReads,
     /// The file system is mounted as long as a shard serves it.
     pub(super) _mounting: Arc<Mounting>,
 }
 
-impl FileSystemPart for ServedPart {
+impl FilesPart {
+    /// Returns the sender of notifications, if there is a session.
+    pub(super) fn notifier(&self) -> Option<Notifier> {
+        self.notifier.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl FileSystemPart for FilesPart {
     fn capabilities(&self) -> u64 {
         init_flag::WRITEBACK_CACHE
             | init_flag::DO_READDIRPLUS
@@ -47,55 +53,193 @@ impl FileSystemPart for ServedPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn FileSystem>>> {
-        Call::ready(Ok(Rc::new(WithSnapshots(Served(self.clone()))) as Rc<dyn FileSystem>))
+        Call::ready(Ok(
+            Rc::new(FilesAndSnapshots { present: PresentFiles { part: self.clone() } }) as Rc<dyn FileSystem>
+        ))
     }
 }
 
-/// File system on one shard.
-pub(super) struct Served(pub(super) ServedPart);
+/// Files of the present version, on one shard.
+pub(super) struct PresentFiles {
+    pub(super) part: FilesPart,
+}
 
-impl Served {
-    /// Carries out a request on the core of a node.
-    fn at<R, Fut>(
-        &self,
-        node: u64,
-        work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static,
-    ) -> Call<'_, Result<R>>
+/// Answer to an operation.
+pub(super) type Answer<'a> = Call<'a, Result<Reply>>;
+
+impl PresentFiles {
+    /// Executes an operation on the core of a node.
+    fn at<R, Fut>(&self, node: InodeNumber, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Answer<'_>
     where
-        R: Send + 'static,
+        R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let core = self.0.cores.of(node);
-        Call::new(async move { core.with(work).await })
+        let core = self.part.cores.of(node);
+        Call::new(async move { core.with(work).await.map(Into::into) })
     }
 
-    /// Carries out a request on a name, on the core that holds the name.
+    /// Executes an operation on a name, on the core that holds the name.
     fn at_name<R, Fut>(
         &self,
-        parent: u64,
+        parent: InodeNumber,
         name: &[u8],
         work: impl FnOnce(Rc<Core>, Vec<u8>) -> Fut + Send + 'static,
-    ) -> Call<'_, Result<R>>
+    ) -> Answer<'_>
     where
-        R: Send + 'static,
+        R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let (holder, name) = (self.0.cores.holder(parent, name), name.to_vec());
+        let (holder, name) = (self.part.cores.holder(parent, name), name.to_vec());
         self.at(holder.inode, move |core| work(core, name))
     }
 
-    /// Carries out a request that doesn't wait.
-    fn at_once<R: Send + 'static>(
+    /// Executes an operation that doesn't wait.
+    fn at_once<R: Into<Reply> + Send + 'static>(
         &self,
-        node: u64,
+        node: InodeNumber,
         work: impl FnOnce(&Rc<Core>) -> Result<R> + Send + 'static,
-    ) -> Call<'_, Result<R>> {
+    ) -> Answer<'_> {
         self.at(node, move |core| async move { work(&core) })
     }
 
-    /// Carries out a request without a result.
-    fn tell(&self, node: u64, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
-        let home = self.0.cores.of(node);
+    /// Reads the metadata of a file of a version.
+    fn at_version<R: Into<Reply> + Send + 'static>(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        read: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
+    ) -> Answer<'_> {
+        self.at_once(inode, move |core| {
+            if version.is_some() {
+                core.check_alive()?;
+            }
+            core.in_version(version, read)
+        })
+    }
+
+    /// Executes an operation on a name of the directory `context.node`; no other one is implemented.
+    fn serve_name<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
+        let parent = context.node;
+        match operation {
+            Operation::Lookup { name } => {
+                self.at_name(parent, name, move |core, name| actions::lookup(core, parent, name))
+            }
+            Operation::SymbolicLink { name, target } => {
+                let new = New { target: target.to_vec(), ..new(context, FileType::Link, 0o777) };
+                self.create(parent, name, new)
+            }
+            Operation::MakeNode { name, mode, device, .. } => match new_node(context, mode, device) {
+                Ok(new) => self.create(parent, name, new),
+                Err(error) => Call::ready(Err(error)),
+            },
+            Operation::MakeDirectory { name, mode, .. } => {
+                self.create(parent, name, new(context, FileType::Directory, mode))
+            }
+            Operation::Unlink { name } => {
+                self.at_name(parent, name, move |core, name| async move { core.unlink(parent, &name).await })
+            }
+            Operation::RemoveDirectory { name } => {
+                let remove = move |core: Rc<Core>, name: Vec<u8>| async move {
+                    core.remove_directory(parent, &name).await
+                };
+                self.at_name(parent, name, remove)
+            }
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                let to = (new_parent, new_name.to_vec());
+                self.at_name(parent, name, move |core, name| actions::rename(core, (parent, name), to, flags))
+            }
+            Operation::Link { linked, name } => {
+                self.at_name(parent, name, move |core, name| actions::link(core, linked, (parent, name)))
+            }
+            Operation::Create { name, mode, flags, .. } => {
+                let new = new(context, FileType::Regular, mode);
+                let create = move |core, name| actions::create_and_open(core, (parent, name), new, flags);
+                self.at_name(parent, name, create)
+            }
+            _ => Call::ready(Err(fuse::not_implemented())),
+        }
+    }
+
+    fn create(&self, parent: InodeNumber, name: &[u8], new: New) -> Answer<'_> {
+        self.at_name(parent, name, move |core, name| actions::create(core, (parent, name), new))
+    }
+
+    /// Executes an operation that reads a file of a snapshot or, with `None`, of the present version. `inode`
+    /// replaces the node of the context; no other operation is implemented.
+    pub(super) fn serve_read<'a>(
+        &'a self,
+        context: Context,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        operation: Operation<'a>,
+    ) -> Answer<'a> {
+        match operation {
+            Operation::Read(read) => {
+                let refused = self.part.refused_reads.clone();
+                self.at(inode, move |core| async move {
+                    core.check_alive()?;
+                    let (offset, length) = (read.offset, read.size as usize);
+                    let found = core.read_in(DEFAULT, version, inode, offset, length).await;
+                    refused.log(version, inode, found)
+                })
+            }
+            Operation::ReadDirectory(read) => {
+                let entries = read.entries();
+                let version = Version(version.map(|number| (number, self.part.slots.clone())));
+                self.at(inode, move |core| read_directory(core, version, inode, read.offset, entries))
+            }
+            Operation::ReadLink => self.at_version(version, inode, move |metadata| {
+                namespace::target(metadata, inode).map(|target| Payload::from(Data::copy_of(&target)))
+            }),
+            Operation::GetExtended { name, .. } => {
+                let name = name.to_vec();
+                self.at_version(version, inode, move |metadata| {
+                    actions::check_namespace(&name)?;
+                    attributes::get(metadata, inode, &name).map(|value| Data::copy_of(&value))
+                })
+            }
+            Operation::ListExtended { .. } => self.at_version(version, inode, move |metadata| {
+                Ok(actions::shown_names(attributes::names(metadata, inode)?, context.uid == 0))
+            }),
+            Operation::Seek { offset, whence, .. } => self.at_version(version, inode, move |metadata| {
+                seek(metadata, inode, offset, actions::is_for_data(whence)?).map(Reply::Offset)
+            }),
+            _ => Call::ready(Err(fuse::not_implemented())),
+        }
+    }
+
+    fn seek(&self, node: InodeNumber, offset: u64, whence: i32) -> Answer<'_> {
+        let notifier = self.part.notifier();
+        self.at(node, move |core| async move {
+            actions::seek(&core, notifier, node, offset, whence).await.map(Reply::Offset)
+        })
+    }
+
+    async fn sync_all(&self) -> Result<Reply> {
+        for core in self.part.cores.all() {
+            core.with(|core: Rc<Core>| async move { core.sync_all().await }).await?;
+        }
+        Ok(Reply::Done)
+    }
+
+    fn set_extended(&self, context: Context, name: &[u8], value: &[u8], flags: i32) -> Answer<'_> {
+        let node = context.node;
+        match Control::of(name) {
+            Ok(None) => {
+                let (name, value) = (name.to_vec(), value.to_vec());
+                self.at(node, move |core| actions::set_extended(core, node, (name, value), flags))
+            }
+            Ok(Some(_)) if context.uid != 0 => {
+                Call::ready(Err(os(libc::EPERM, "only root controls a file system")))
+            }
+            Ok(Some(control)) => answer(self.part.controls.set(node, control)),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+
+    /// Executes an operation on the core of a node, without an answer.
+    fn send(&self, node: InodeNumber, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
+        let home = self.part.cores.of(node);
         if home.is_here() {
             if let Ok(core) = home.get() {
                 work(&core);
@@ -104,352 +248,95 @@ impl Served {
         }
         let home = home.clone();
         runtime::spawn(async move {
-            let told = home.with(move |core| async move {
+            let sent = home.with(move |core| async move {
                 work(&core);
                 Ok(())
             });
             // An ended core has no state to update.
-            told.await.ok()
+            sent.await.ok()
         })
         .detach();
     }
+}
+
+/// Boxes the future of an answer.
+pub(super) fn answer<'a, R: Into<Reply>>(future: impl Future<Output = Result<R>> + 'a) -> Answer<'a> {
+    Call::new(async move { future.await.map(Into::into) })
 }
 
 fn new(context: Context, kind: FileType, mode: u32) -> New {
     New { mode: kind as u32 | mode & 0o7777, uid: context.uid, gid: context.gid, ..New::default() }
 }
 
+/// Returns the attributes of a new node for mknod(2).
+fn new_node(context: Context, mode: u32, device: u32) -> Result<New> {
+    let kind = FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
+    let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
+    let is_device = matches!(kind, FileType::Block | FileType::Character);
+    Ok(New { device: if is_device { device } else { 0 }, ..new(context, kind, mode) })
+}
+
 /// Flags of an opened file that can't be changed.
 pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
 
-impl FileSystem for Served {
-    fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
-        self.at_name(
-            parent,
-            name,
-            move |core, name| async move { actions::lookup(&core, parent, &name).await },
-        )
+impl FileSystem for PresentFiles {
+    // FLUSH isn't implemented: on close(2) the kernel has already written back its cache, and sends no FLUSH
+    // after the first ENOSYS. It checks permissions itself, so ACCESS isn't needed.
+    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
+        let node = context.node;
+        match operation {
+            Operation::Read(_)
+            | Operation::ReadDirectory(_)
+            | Operation::ReadLink
+            | Operation::ListExtended { .. } => self.serve_read(context, None, node, operation),
+            Operation::Write(write) => self.at(node, move |core| actions::write(core, node, write)),
+            Operation::GetAttributes { handle } => {
+                self.at(node, move |core| actions::attributes_for(core, node, handle))
+            }
+            Operation::SetAttributes(set) => {
+                self.at(node, move |core| async move { actions::set_attributes(&core, node, &set).await })
+            }
+            Operation::Open { flags } => self.at(node, move |core| actions::open(core, node, flags)),
+            Operation::TemporaryFile { mode, flags, .. } => {
+                let new = new(context, FileType::Regular, mode);
+                self.at(node, move |core| actions::create_unnamed(core, node, new, flags))
+            }
+            Operation::Release { flags, .. } => {
+                self.at_once(node, move |core| actions::release(core, node, flags))
+            }
+            Operation::ReleaseDirectory { .. } => {
+                self.at_once(node, move |core| actions::release(core, node, libc::O_RDONLY))
+            }
+            Operation::Sync { .. } | Operation::SyncDirectory { .. } => {
+                self.at(node, move |core| async move { core.sync_inode(node).await })
+            }
+            Operation::SyncAll => Call::new(self.sync_all()),
+            Operation::Statistics => self.at_once(ROOT, |core| Ok(actions::statistics(core))),
+            Operation::SetExtended { name, value, flags } => self.set_extended(context, name, value, flags),
+            Operation::GetExtended { name, .. } => match Control::of(name) {
+                Ok(None) => self.serve_read(context, None, node, operation),
+                Ok(Some(control)) => answer(self.part.controls.get(node, control)),
+                Err(error) => Call::ready(Err(error)),
+            },
+            Operation::RemoveExtended { name } => {
+                let name = name.to_vec();
+                self.at(node, move |core| actions::remove_extended(core, node, name))
+            }
+            Operation::OpenDirectory { .. } => {
+                self.at_once(node, move |core| actions::open_directory(core, node))
+            }
+            Operation::Allocate { offset, length, mode, .. } => {
+                self.at(node, move |core| actions::allocate(core, context, (offset, length), mode))
+            }
+            Operation::Seek { offset, whence, .. } => self.seek(node, offset, whence),
+            Operation::CopyRange(copy) => {
+                self.at(copy.to_node, move |core| actions::copy_range(core, context, copy))
+            }
+            other => self.serve_name(context, other),
+        }
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        self.tell(node, move |core| actions::forget(core, node, lookups));
-    }
-
-    fn attributes(&self, _: Context, node: u64, handle: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        self.at(node, move |core| async move { actions::attributes_for(&core, node, handle).await })
-    }
-
-    fn set_attributes(
-        &self,
-        _: Context,
-        node: u64,
-        set: SetAttributes,
-    ) -> Call<'_, Result<CachedAttributes>> {
-        self.at(node, move |core| async move { actions::set_attributes(&core, node, &set).await })
-    }
-
-    fn read_link(&self, _: Context, node: u64) -> Call<'_, Result<Data>> {
-        self.at_once(node, move |core| core.read_link(node).map(|target| Data::copy_of(&target)))
-    }
-
-    fn symbolic_link<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        target: &'a [u8],
-    ) -> Call<'a, Result<Entry>> {
-        let new = New { target: target.to_vec(), ..new(context, FileType::Link, 0o777) };
-        self.at_name(parent, name, move |core, name| async move {
-            actions::create(&core, parent, &name, &new).await
-        })
-    }
-
-    fn make_node<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-        device: u32,
-    ) -> Call<'a, Result<Entry>> {
-        self.at_name(parent, name, move |core, name| async move {
-            let kind =
-                FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
-            let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
-            let is_device = matches!(kind, FileType::Block | FileType::Character);
-            let new = New { device: if is_device { device } else { 0 }, ..new(context, kind, mode) };
-            actions::create(&core, parent, &name, &new).await
-        })
-    }
-
-    fn make_directory<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-    ) -> Call<'a, Result<Entry>> {
-        let new = new(context, FileType::Directory, mode);
-        self.at_name(parent, name, move |core, name| async move {
-            actions::create(&core, parent, &name, &new).await
-        })
-    }
-
-    fn unlink<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        self.at_name(parent, name, move |core, name| async move { core.unlink(parent, &name).await })
-    }
-
-    fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        self.at_name(
-            parent,
-            name,
-            move |core, name| async move { core.remove_directory(parent, &name).await },
-        )
-    }
-
-    fn rename<'a>(
-        &'a self,
-        _: Context,
-        parent: u64,
-        name: &'a [u8],
-        new_parent: u64,
-        new_name: &'a [u8],
-        flags: u32,
-    ) -> Call<'a, Result<()>> {
-        let new_name = new_name.to_vec();
-        self.at_name(parent, name, move |core, name| async move {
-            let renaming = actions::renaming(flags)?;
-            core.rename((parent, &name), (new_parent, &new_name), renaming).await
-        })
-    }
-
-    fn link<'a>(
-        &'a self,
-        _: Context,
-        node: u64,
-        new_parent: u64,
-        new_name: &'a [u8],
-    ) -> Call<'a, Result<Entry>> {
-        self.at_name(new_parent, new_name, move |core, new_name| async move {
-            core.link(node, new_parent, &new_name).await?;
-            actions::entry_elsewhere(&core, node).await
-        })
-    }
-
-    fn open(&self, _: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        self.at(node, move |core| async move { actions::open(&core, node, flags).await })
-    }
-
-    fn create<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-        flags: i32,
-    ) -> Call<'a, Result<(Entry, Opened)>> {
-        let new = new(context, FileType::Regular, mode);
-        self.at_name(parent, name, move |core, name| async move {
-            actions::create_and_open(&core, parent, &name, &new, flags).await
-        })
-    }
-
-    fn temporary_file(
-        &self,
-        context: Context,
-        parent: u64,
-        mode: u32,
-        _: u32,
-        flags: i32,
-    ) -> Call<'_, Result<(Entry, Opened)>> {
-        let new = new(context, FileType::Regular, mode);
-        self.at(parent, move |core| async move {
-            let node = core.create_unnamed(parent, &new).await?;
-            actions::note_open(&node, flags);
-            let opened = actions::opened(flags, true, core.is_short());
-            Ok((actions::entry(&core, node.inode).await?, opened))
-        })
-    }
-
-    fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
-        let refused = self.0.refused_reads.clone();
-        self.at(node, move |core| async move {
-            core.check_alive()?;
-            let found = core.read(node, read.offset, read.size as usize).await;
-            refused.read_by_program(None, node, found)
-        })
-    }
-
-    fn write(&self, _: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
-        self.at(node, move |core| async move { actions::write(&core, node, write, data).await })
-    }
-
-    fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
-        self.at_once(ROOT, |core| {
-            let found = core.statistics();
-            let free_nodes = found.free.saturating_mul(FILES_PER_BLOCK);
-            Ok(Statistics {
-                block_size: crate::format::BLOCK as u32,
-                blocks: found.blocks,
-                free: found.free,
-                available: found.free,
-                nodes: found.inodes.saturating_add(free_nodes),
-                free_nodes,
-                name_bytes: crate::metadata::directory::MAX_NAME as u32,
-            })
-        })
-    }
-
-    // FLUSH isn't implemented: on close(2) the kernel has already written back its cache, and sends no FLUSH
-    // after the first ENOSYS.
-
-    fn release(&self, _: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
-        self.at_once(node, move |core| {
-            actions::release(core, node, release.flags);
-            Ok(())
-        })
-    }
-
-    fn sync(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { core.sync_inode(node).await })
-    }
-
-    fn set_extended<'a>(
-        &'a self,
-        context: Context,
-        node: u64,
-        name: &'a [u8],
-        value: &'a [u8],
-        flags: i32,
-    ) -> Call<'a, Result<()>> {
-        match Control::of(name) {
-            Ok(None) => {}
-            Ok(Some(_)) if context.uid != 0 => {
-                return Call::ready(Err(os(libc::EPERM, "only root controls a file system")));
-            }
-            Ok(Some(control)) => return Call::new(self.0.controlled.set(node, control)),
-            Err(error) => return Call::ready(Err(error)),
-        }
-        let (name, value) = (name.to_vec(), value.to_vec());
-        self.at(node, move |core| async move {
-            actions::check_namespace(&name)?;
-            core.set_attribute(node, &name, &value, actions::setting(flags)?).await
-        })
-    }
-
-    fn extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
-        match Control::of(name) {
-            Ok(None) => {}
-            Ok(Some(control)) => {
-                let controlled = &self.0.controlled;
-                return Call::new(async move {
-                    controlled.get(node, control).await.map(|text| Data::copy_of(&text))
-                });
-            }
-            Err(error) => return Call::ready(Err(error)),
-        }
-        let name = name.to_vec();
-        self.at_once(node, move |core| {
-            actions::check_namespace(&name)?;
-            core.attribute(node, &name).map(|value| Data::copy_of(&value))
-        })
-    }
-
-    fn list_extended(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
-        self.at_once(node, move |core| {
-            let names = actions::extended_names(core, node, context.uid == 0)?;
-            Ok(Data::copy_of(&names))
-        })
-    }
-
-    fn remove_extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        let name = name.to_vec();
-        self.at(node, move |core| async move {
-            actions::check_namespace(&name)?;
-            core.remove_attribute(node, &name).await
-        })
-    }
-
-    fn open_directory(&self, _: Context, node: u64, _: i32) -> Call<'_, Result<Opened>> {
-        self.at_once(node, move |core| actions::open_directory(core, node).map(|()| Opened::default()))
-    }
-
-    fn read_directory(
-        &self,
-        _: Context,
-        node: u64,
-        _: u64,
-        offset: u64,
-        entries: DirectoryEntries,
-    ) -> Call<'_, Result<DirectoryEntries>> {
-        self.at(node, move |core| async move { actions::read_directory(&core, node, offset, entries).await })
-    }
-
-    fn read_directory_plus(
-        &self,
-        _: Context,
-        node: u64,
-        _: u64,
-        offset: u64,
-        entries: DirectoryEntriesPlus,
-    ) -> Call<'_, Result<DirectoryEntriesPlus>> {
-        self.at(node, move |core| async move { actions::read_directory(&core, node, offset, entries).await })
-    }
-
-    fn release_directory(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
-        self.at_once(node, move |core| {
-            actions::release(core, node, libc::O_RDONLY);
-            Ok(())
-        })
-    }
-
-    fn sync_directory(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { core.sync_inode(node).await })
-    }
-
-    fn allocate(
-        &self,
-        context: Context,
-        node: u64,
-        _: u64,
-        offset: u64,
-        length: u64,
-        mode: i32,
-    ) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move {
-            actions::allocate(&core, node, (offset, length), mode).await?;
-            match context.uid {
-                0 => Ok(()),
-                _ => actions::take_privileges(&core, node).await,
-            }
-        })
-    }
-
-    fn seek(&self, _: Context, node: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
-        let notifier = self.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.at(node, move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
-    }
-
-    fn copy_range(&self, context: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
-        self.at(copy.to_node, move |core| async move {
-            let bytes = actions::copy_range(&core, node, &copy).await?;
-            if context.uid != 0 && bytes > 0 {
-                actions::take_privileges(&core, copy.to_node).await?;
-            }
-            Ok(bytes)
-        })
-    }
-
-    fn sync_all(&self, _: Context, _: u64) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            for core in self.0.cores.all() {
-                core.with(|core: Rc<Core>| async move { core.sync_all().await }).await?;
-            }
-            Ok(())
-        })
+        self.send(node, move |core| actions::forget(core, node, lookups));
     }
 }

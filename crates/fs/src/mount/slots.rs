@@ -18,9 +18,9 @@ const MAX_SLOT: u16 = 0x7FFF;
 /// Node of the directory of snapshots.
 pub(super) const DIRECTORY: u64 = 1 << 63;
 
-/// Meaning of a node.
+/// Kind of a node, with the file that it refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NodeKind {
     /// A file of the present version.
     Present,
     /// The directory of snapshots.
@@ -59,14 +59,14 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Meaning of a node.
-    pub(super) fn place(&self, node: u64) -> Place {
+    /// Kind of a node.
+    pub(super) fn kind(&self, node: u64) -> NodeKind {
         match slot_of(node) {
-            0 => Place::Present,
-            _ if node == DIRECTORY => Place::Directory,
+            0 => NodeKind::Present,
+            _ if node == DIRECTORY => NodeKind::Directory,
             slot => {
                 let number = self.table().slots.get(&slot).map_or(0, |slot| slot.number);
-                Place::Snapshot(number, node & MAX_INODE)
+                NodeKind::Snapshot(number, node & MAX_INODE)
             }
         }
     }
@@ -127,12 +127,12 @@ mod tests {
         for number in [1, 7, MAX_NUMBER] {
             for inode in [ROOT, 77, MAX_INODE] {
                 let node = slots.node(number, inode).unwrap();
-                assert_eq!(slots.place(node), Place::Snapshot(number, inode));
-                assert_eq!(slots.place(inode), Place::Present);
+                assert_eq!(slots.kind(node), NodeKind::Snapshot(number, inode));
+                assert_eq!(slots.kind(inode), NodeKind::Present);
             }
         }
-        assert_eq!(slots.place(DIRECTORY), Place::Directory);
-        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "an unused slot");
+        assert_eq!(slots.kind(DIRECTORY), NodeKind::Directory);
+        assert_eq!(slots.kind(9 << INODE_BITS | 5), NodeKind::Snapshot(0, 5), "an unused slot");
     }
 
     #[test]
@@ -149,9 +149,9 @@ mod tests {
         }
         assert_eq!(nodes.len(), usize::from(MAX_SLOT) - 1);
         assert!(!nodes.contains(&held));
-        assert_eq!(slots.place(held), Place::Snapshot(1, 77));
+        assert_eq!(slots.kind(held), NodeKind::Snapshot(1, 77));
         slots.forget(held, 1);
         (100_000..140_000).for_each(|number| assert!(slots.node(number, 77).is_ok()));
-        assert_ne!(slots.place(held), Place::Snapshot(1, 77));
+        assert_ne!(slots.kind(held), NodeKind::Snapshot(1, 77));
     }
 }

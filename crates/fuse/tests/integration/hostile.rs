@@ -1,17 +1,21 @@
 //! A peer that sends arbitrary bytes, over a socket with message boundaries in place of the kernel's device.
 
 use crate::memory::Memory;
-use block::{Buffer, Error};
-use fuse::dispatch::{Outcome, Request, answer};
+use block::{Buffer, Call, Data, Error, Result};
+use fuse::dispatch::{Request, answer};
 use fuse::negotiation::MAX_WRITE;
 use fuse::protocol::{GetattrIn, HEAD_BYTES, InHeader, OutHeader, WriteIn, init_flag, opcode};
-use fuse::{Ended, Mount, Negotiated, Session};
+use fuse::{
+    Attributes, Ended, Entry, FileSystem, Mount, Negotiated, Opened, Operation, ReadDirectory, Reply,
+    Session, Statistics,
+};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 fn negotiated() -> Negotiated {
@@ -94,17 +98,64 @@ fn unknown_operations_are_refused_and_the_session_goes_on() {
 }
 
 /// Executes a frame on a file system that never waits.
-fn carry_out(memory: &Memory, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
+fn carry_out(file_system: &dyn FileSystem, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
     let first = frame.len().min(HEAD_BYTES);
     let (head, body) = (Buffer::copy_of(&frame[..first]), Buffer::copy_of(&frame[first..]));
     let request = Request::of(head, body, frame.len()).ok()?;
     let unique = request.header.unique;
     let negotiated = negotiated();
-    let mut answering = pin!(answer(memory, &negotiated, request));
+    let mut answering = pin!(answer(file_system, &negotiated, request));
     match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(Outcome::Reply(reply))) => Some((unique, reply.to_data().to_vec())),
+        Poll::Ready(Ok(Some(reply))) => Some((unique, reply.to_data().to_vec())),
         Poll::Ready(_) => None,
         Poll::Pending => panic!("the file system waits"),
+    }
+}
+
+/// A file system that answers every operation by one reply.
+struct Always(fn() -> Reply);
+
+impl FileSystem for Always {
+    fn serve<'a>(&'a self, _: fuse::Context, _: Operation<'a>) -> Call<'a, Result<Reply>> {
+        Call::ready(Ok((self.0)()))
+    }
+}
+
+/// A reply, with the opcodes that it answers and the number of zeros before the names in their arguments.
+type Kind = (fn() -> Reply, &'static [(u32, usize)]);
+
+#[test]
+fn a_reply_of_another_kind_than_its_operation_is_an_error_for_the_caller() {
+    use opcode::*;
+    let directory = || {
+        let read = ReadDirectory { handle: 0, offset: 0, size: 4096, with_attributes: false };
+        Reply::Directory(read.entries())
+    };
+    let kinds: [Kind; 11] = [
+        (|| Reply::Done, &[(UNLINK, 0), (RENAME, 8), (FLUSH, 24), (RELEASE, 24), (FSYNC, 16), (SYNCFS, 8)]),
+        (|| Entry::default().into(), &[(LOOKUP, 0), (SYMLINK, 0), (MKNOD, 16), (MKDIR, 8), (LINK, 8)]),
+        (|| (Attributes::default(), Duration::ZERO).into(), &[(GETATTR, 16), (SETATTR, 88)]),
+        (|| Opened::default().into(), &[(OPEN, 8), (OPENDIR, 8)]),
+        (|| (Entry::default(), Opened::default()).into(), &[(CREATE, 16), (TMPFILE, 16)]),
+        (|| Reply::Bytes(Data::copy_of(&[]).into()), &[(READ, 40), (READLINK, 0)]),
+        (|| Reply::Value(Data::copy_of(&[])), &[(GETXATTR, 8), (LISTXATTR, 8)]),
+        (|| Reply::Written(0), &[(WRITE, 40), (COPY_FILE_RANGE, 56), (COPY_FILE_RANGE_64, 56)]),
+        (|| Reply::Offset(0), &[(LSEEK, 24)]),
+        (|| Statistics::default().into(), &[(STATFS, 0)]),
+        (directory, &[(READDIR, 40), (READDIRPLUS, 40)]),
+    ];
+    for (made, (reply, _)) in kinds.iter().enumerate() {
+        for (expected, (_, opcodes)) in kinds.iter().enumerate() {
+            for &(opcode, zeros) in *opcodes {
+                let names: &[u8] = if opcode == WRITE { b"" } else { b"a\0b\0" };
+                let request = frame(opcode, 77, 1, &[&vec![0; zeros], names].concat());
+                let (_, answer) = carry_out(&Always(*reply), &request).expect("a reply");
+                let error = OutHeader::read_from_prefix(&answer).expect("a header").0.error;
+                let wanted = if made == expected { 0 } else { -libc::EIO };
+                assert_eq!(error, wanted, "{:?} to {opcode}", reply());
+                assert!(error == 0 || answer.len() == 16);
+            }
+        }
     }
 }
 

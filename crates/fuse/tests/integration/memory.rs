@@ -1,10 +1,10 @@
 //! A small file system in memory that implements every operation.
 
-use block::{Buffer, Call, Data, Error, Payload, Result};
+use block::{Call, Data, Error, Result};
 use fuse::protocol::init_flag;
 use fuse::{
-    Attributes, CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry,
-    FileSystem, FileSystemPart, Opened, Read, Release, SetAttributes, SetTime, Statistics, Timestamp, Write,
+    Attributes, CachedAttributes, Context, CopyRange, DirectoryEntries, Entry, FileSystem, FileSystemPart,
+    Opened, Operation, Read, ReadDirectory, Reply, SetAttributes, SetTime, Statistics, Timestamp, Write,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -115,14 +115,8 @@ impl State {
         self.entries(parent)?.get(name).copied().map_or_else(|| errno(libc::ENOENT), Ok)
     }
 
-    fn create(
-        &mut self,
-        context: Context,
-        parent: u64,
-        name: &[u8],
-        mode: u32,
-        content: Content,
-    ) -> Result<Entry> {
+    fn create(&mut self, context: Context, name: &[u8], mode: u32, content: Content) -> Result<Entry> {
+        let parent = context.node;
         if self.entries(parent)?.contains_key(name) {
             return errno(libc::EEXIST);
         }
@@ -191,288 +185,188 @@ fn opened() -> Opened {
 }
 
 impl FileSystem for Memory {
-    fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
-        let mut state = self.state();
-        Call::ready(state.find(parent, name).and_then(|node| state.entry(node)))
+    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Call<'a, Result<Reply>> {
+        match operation {
+            Operation::Read(read) => Call::new(self.read(context, read)),
+            Operation::Write(write) => Call::ready(self.write(context.node, &write)),
+            operation => Call::ready(self.state().serve(context, operation)),
+        }
     }
 
     fn forget(&self, _: u64, lookups: u64) {
         self.controls.forgotten.fetch_add(lookups, Ordering::SeqCst);
     }
 
-    fn attributes(&self, _: Context, node: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        Call::ready(self.state().attributes(node).map(|attributes| (attributes, TIME)))
+    fn interrupt(&self, _: u64) {
+        self.controls.interrupted.fetch_add(1, Ordering::SeqCst);
     }
+}
 
-    fn set_attributes(
-        &self,
-        _: Context,
-        node: u64,
-        set: SetAttributes,
-    ) -> Call<'_, Result<CachedAttributes>> {
-        Call::ready(self.state().set(node, &set))
-    }
-
-    fn read_link(&self, _: Context, node: u64) -> Call<'_, Result<Data>> {
-        Call::ready(match self.state().node(node).map(|node| node.content.clone()) {
-            Ok(Content::Link(target)) => Ok(Data::copy_of(&target)),
-            Ok(_) => errno(libc::EINVAL),
-            Err(error) => Err(error),
-        })
-    }
-
-    fn symbolic_link<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        target: &'a [u8],
-    ) -> Call<'a, Result<Entry>> {
-        let content = Content::Link(target.to_vec());
-        Call::ready(self.state().create(context, parent, name, libc::S_IFLNK | 0o777, content))
-    }
-
-    fn make_node<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-        _: u32,
-    ) -> Call<'a, Result<Entry>> {
-        let content = match mode & libc::S_IFMT {
-            libc::S_IFREG => Content::File(Vec::new()),
-            _ => Content::Other,
-        };
-        Call::ready(self.state().create(context, parent, name, mode, content))
-    }
-
-    fn make_directory<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-    ) -> Call<'a, Result<Entry>> {
-        let content = Content::Directory(BTreeMap::new());
-        Call::ready(self.state().create(context, parent, name, libc::S_IFDIR | mode, content))
-    }
-
-    fn unlink<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        Call::ready(self.state().remove(parent, name))
-    }
-
-    fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        let mut state = self.state();
-        let node = state.find(parent, name);
-        Call::ready(
-            node.and_then(|node| state.is_empty_directory(node)).and_then(|()| state.remove(parent, name)),
-        )
-    }
-
-    fn rename<'a>(
-        &'a self,
-        _: Context,
-        parent: u64,
-        name: &'a [u8],
-        new_parent: u64,
-        new_name: &'a [u8],
-        flags: u32,
-    ) -> Call<'a, Result<()>> {
-        let mut state = self.state();
-        let node = match state.find(parent, name) {
-            Ok(node) => node,
-            Err(error) => return Call::ready(Err(error)),
-        };
-        let there = state.find(new_parent, new_name);
-        if there.is_ok() && flags & libc::RENAME_NOREPLACE != 0 {
-            return Call::ready(errno(libc::EEXIST));
+impl Memory {
+    async fn read(&self, context: Context, read: Read) -> Result<Reply> {
+        self.controls.reads_begun.fetch_add(1, Ordering::SeqCst);
+        self.controls.resent.fetch_add(u64::from(context.is_resent()), Ordering::SeqCst);
+        while self.controls.paused.load(Ordering::SeqCst) {
+            runtime::sleep(Duration::from_millis(1)).await;
         }
-        let moved = state.entries(new_parent).map(|entries| entries.insert(new_name.to_vec(), node));
-        Call::ready(moved.and_then(|_| state.entries(parent).map(|entries| entries.remove(name))).map(drop))
-    }
-
-    fn link<'a>(
-        &'a self,
-        _: Context,
-        node: u64,
-        new_parent: u64,
-        new_name: &'a [u8],
-    ) -> Call<'a, Result<Entry>> {
         let mut state = self.state();
-        let linked = state.entries(new_parent).map(|entries| entries.insert(new_name.to_vec(), node));
-        Call::ready(linked.and_then(|_| {
-            state.node(node)?.attributes.links += 1;
-            state.entry(node)
-        }))
+        let bytes = state.bytes(context.node)?;
+        let begin = (read.offset as usize).min(bytes.len());
+        let end = begin.saturating_add(read.size as usize).min(bytes.len());
+        Ok(Reply::Bytes(Data::copy_of(&bytes[begin..end]).into()))
     }
 
-    fn open(&self, _: Context, _: u64, _: i32) -> Call<'_, Result<Opened>> {
-        Call::ready(Ok(opened()))
+    fn write(&self, node: u64, write: &Write) -> Result<Reply> {
+        let data = write.data.filled();
+        self.controls.largest_write.fetch_max(data.len() as u64, Ordering::SeqCst);
+        let aligned = (data.as_ptr() as usize).is_multiple_of(block::buffer::ALIGNMENT);
+        self.controls.unaligned_writes.fetch_add(u64::from(!aligned), Ordering::SeqCst);
+        self.state().write(node, write.offset, data)
     }
+}
 
-    fn create<'a>(
-        &'a self,
-        context: Context,
-        parent: u64,
-        name: &'a [u8],
-        mode: u32,
-        _: u32,
-        _: i32,
-    ) -> Call<'a, Result<(Entry, Opened)>> {
-        let created = self.state().create(context, parent, name, mode, Content::File(Vec::new()));
-        Call::ready(created.map(|entry| (entry, opened())))
-    }
-
-    fn read(&self, context: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
-        Call::new(async move {
-            self.controls.reads_begun.fetch_add(1, Ordering::SeqCst);
-            self.controls.resent.fetch_add(u64::from(context.is_resent()), Ordering::SeqCst);
-            while self.controls.paused.load(Ordering::SeqCst) {
-                runtime::sleep(Duration::from_millis(1)).await;
+impl State {
+    fn serve(&mut self, context: Context, operation: Operation<'_>) -> Result<Reply> {
+        let node = context.node;
+        Ok(match operation {
+            Operation::Lookup { name } => {
+                let found = self.find(node, name)?;
+                self.entry(found)?.into()
             }
-            let mut state = self.state();
-            let bytes = state.bytes(node)?;
-            let begin = (read.offset as usize).min(bytes.len());
-            let end = begin.saturating_add(read.size as usize).min(bytes.len());
-            Ok(Data::copy_of(&bytes[begin..end]).into())
+            Operation::GetAttributes { .. } => (self.attributes(node)?, TIME).into(),
+            Operation::SetAttributes(set) => self.set(node, &set)?.into(),
+            Operation::ReadLink => self.target(node)?,
+            Operation::SymbolicLink { name, target } => {
+                let content = Content::Link(target.to_vec());
+                self.create(context, name, libc::S_IFLNK | 0o777, content)?.into()
+            }
+            Operation::MakeNode { name, mode, .. } => {
+                let is_file = mode & libc::S_IFMT == libc::S_IFREG;
+                let content = if is_file { Content::File(Vec::new()) } else { Content::Other };
+                self.create(context, name, mode, content)?.into()
+            }
+            Operation::MakeDirectory { name, mode, .. } => {
+                self.create(context, name, libc::S_IFDIR | mode, Content::Directory(BTreeMap::new()))?.into()
+            }
+            Operation::Unlink { name } => self.remove(node, name)?.into(),
+            Operation::RemoveDirectory { name } => self.remove_directory(node, name)?.into(),
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                self.rename(node, name, (new_parent, new_name), flags)?.into()
+            }
+            Operation::Link { linked, name } => self.link(linked, node, name)?.into(),
+            Operation::Open { .. } => opened().into(),
+            Operation::OpenDirectory { .. } => Opened::default().into(),
+            Operation::Create { name, mode, .. } => {
+                let entry = self.create(context, name, mode, Content::File(Vec::new()))?;
+                (entry, opened()).into()
+            }
+            Operation::Statistics => self.statistics().into(),
+            Operation::Release { .. } | Operation::ReleaseDirectory { .. } | Operation::Sync { .. } => {
+                Reply::Done
+            }
+            Operation::SetExtended { name, value, .. } => {
+                self.node(node)?.extended.insert(name.to_vec(), value.to_vec());
+                Reply::Done
+            }
+            Operation::GetExtended { name, .. } => match self.node(node)?.extended.get(name) {
+                Some(value) => Data::copy_of(value).into(),
+                None => return errno(libc::ENODATA),
+            },
+            Operation::ListExtended { .. } => {
+                let names = self.node(node)?.extended.keys();
+                let names: Vec<_> = names.flat_map(|name| [name, &[0][..]].concat()).collect();
+                Data::copy_of(&names).into()
+            }
+            Operation::RemoveExtended { name } => {
+                self.node(node)?.extended.remove(name);
+                Reply::Done
+            }
+            Operation::ReadDirectory(read) => self.read_directory(node, &read)?.into(),
+            Operation::CopyRange(copy) => self.copy_range(node, &copy)?,
+            _ => return Err(fuse::not_implemented()),
         })
     }
 
-    fn write(&self, _: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
-        let length = data.filled().len();
-        self.controls.largest_write.fetch_max(length as u64, Ordering::SeqCst);
-        let aligned = (data.filled().as_ptr() as usize).is_multiple_of(block::buffer::ALIGNMENT);
-        self.controls.unaligned_writes.fetch_add(u64::from(!aligned), Ordering::SeqCst);
-        Call::ready(self.state().bytes(node).and_then(|bytes| {
-            let Some(end) = (write.offset as usize).checked_add(length).filter(|end| *end <= 64 << 20) else {
-                return errno(libc::EFBIG);
-            };
-            bytes.resize(bytes.len().max(end), 0);
-            bytes[end - length..end].copy_from_slice(data.filled());
-            Ok(length as u32)
-        }))
+    fn target(&mut self, node: u64) -> Result<Reply> {
+        match &self.node(node)?.content {
+            Content::Link(target) => Ok(Reply::Bytes(Data::copy_of(target).into())),
+            _ => errno(libc::EINVAL),
+        }
     }
 
-    fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
-        let nodes = self.state().nodes.len() as u64;
-        Call::ready(Ok(Statistics {
+    fn remove_directory(&mut self, parent: u64, name: &[u8]) -> Result<()> {
+        let node = self.find(parent, name)?;
+        self.is_empty_directory(node)?;
+        self.remove(parent, name)
+    }
+
+    fn rename(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        (new_parent, new_name): (u64, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        let node = self.find(parent, name)?;
+        if flags & libc::RENAME_NOREPLACE != 0 && self.find(new_parent, new_name).is_ok() {
+            return errno(libc::EEXIST);
+        }
+        self.entries(new_parent)?.insert(new_name.to_vec(), node);
+        self.entries(parent)?.remove(name);
+        Ok(())
+    }
+
+    fn link(&mut self, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
+        self.entries(parent)?.insert(name.to_vec(), node);
+        self.node(node)?.attributes.links += 1;
+        self.entry(node)
+    }
+
+    fn write(&mut self, node: u64, offset: u64, data: &[u8]) -> Result<Reply> {
+        let bytes = self.bytes(node)?;
+        let Some(end) = (offset as usize).checked_add(data.len()).filter(|end| *end <= 64 << 20) else {
+            return errno(libc::EFBIG);
+        };
+        bytes.resize(bytes.len().max(end), 0);
+        bytes[end - data.len()..end].copy_from_slice(data);
+        Ok(Reply::Written(data.len() as u64))
+    }
+
+    fn statistics(&self) -> Statistics {
+        Statistics {
             block_size: 4096,
             blocks: 1000,
             free: 500,
             available: 400,
-            nodes,
+            nodes: self.nodes.len() as u64,
             free_nodes: 7,
             name_bytes: 255,
-        }))
+        }
     }
 
-    fn release(&self, _: Context, _: u64, _: Release) -> Call<'_, Result<()>> {
-        Call::ready(Ok(()))
-    }
-
-    fn sync(&self, _: Context, _: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        Call::ready(Ok(()))
-    }
-
-    fn set_extended<'a>(
-        &'a self,
-        _: Context,
-        node: u64,
-        name: &'a [u8],
-        value: &'a [u8],
-        _: i32,
-    ) -> Call<'a, Result<()>> {
-        let mut state = self.state();
-        Call::ready(
-            state.node(node).map(|node| node.extended.insert(name.to_vec(), value.to_vec())).map(drop),
-        )
-    }
-
-    fn extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
-        let mut state = self.state();
-        let found = state.node(node).map(|node| node.extended.get(name).map(|value| Data::copy_of(value)));
-        Call::ready(found.and_then(|value| value.map_or_else(|| errno(libc::ENODATA), Ok)))
-    }
-
-    fn list_extended(&self, _: Context, node: u64) -> Call<'_, Result<Data>> {
-        let names = |node: &mut Node| {
-            node.extended.keys().flat_map(|name| [name, &[0][..]].concat()).collect::<Vec<_>>()
-        };
-        Call::ready(self.state().node(node).map(|node| Data::copy_of(&names(node))))
-    }
-
-    fn remove_extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        Call::ready(self.state().node(node).map(|node| node.extended.remove(name)).map(drop))
-    }
-
-    fn open_directory(&self, _: Context, _: u64, _: i32) -> Call<'_, Result<Opened>> {
-        Call::ready(Ok(Opened::default()))
-    }
-
-    fn read_directory(
-        &self,
-        _: Context,
-        node: u64,
-        _: u64,
-        offset: u64,
-        mut entries: DirectoryEntries,
-    ) -> Call<'_, Result<DirectoryEntries>> {
-        Call::ready(self.state().entries(node).map(|found| {
-            for (number, (name, node)) in found.iter().enumerate().skip(offset as usize) {
-                if !entries.add(*node, number as u64 + 1, libc::DT_UNKNOWN, name) {
-                    break;
+    fn read_directory(&mut self, node: u64, read: &ReadDirectory) -> Result<DirectoryEntries> {
+        let (mut entries, found) = (read.entries(), self.entries(node)?.clone());
+        for (number, (name, node)) in found.iter().enumerate().skip(read.offset as usize) {
+            let next = number as u64 + 1;
+            let fits = match entries.with_attributes() {
+                true => {
+                    let Ok(entry) = self.entry(*node) else { continue };
+                    entries.add_found(&entry, next, name)
                 }
-            }
-            entries
-        }))
-    }
-
-    fn read_directory_plus(
-        &self,
-        _: Context,
-        node: u64,
-        _: u64,
-        offset: u64,
-        mut entries: DirectoryEntriesPlus,
-    ) -> Call<'_, Result<DirectoryEntriesPlus>> {
-        let mut state = self.state();
-        let found = match state.entries(node) {
-            Ok(found) => found.clone(),
-            Err(error) => return Call::ready(Err(error)),
-        };
-        for (number, (name, node)) in found.iter().enumerate().skip(offset as usize) {
-            let Ok(entry) = state.entry(*node) else { continue };
-            if !entries.add(&entry, number as u64 + 1, name) {
+                false => entries.add(*node, next, libc::DT_UNKNOWN, name),
+            };
+            if !fits {
                 break;
             }
         }
-        Call::ready(Ok(entries))
+        Ok(entries)
     }
 
-    fn release_directory(&self, _: Context, _: u64, _: Release) -> Call<'_, Result<()>> {
-        Call::ready(Ok(()))
-    }
-
-    fn copy_range(&self, _: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
-        let mut state = self.state();
-        Call::ready(state.bytes(node).map(|bytes| bytes.clone()).and_then(|from| {
-            let begin = (copy.from_offset as usize).min(from.len());
-            let end = begin.saturating_add(copy.length as usize).min(from.len());
-            let to = state.bytes(copy.to_node)?;
-            let at = copy.to_offset as usize;
-            if at > 64 << 20 {
-                return errno(libc::EFBIG);
-            }
-            to.resize(to.len().max(at + end - begin), 0);
-            to[at..at + end - begin].copy_from_slice(&from[begin..end]);
-            Ok((end - begin) as u64)
-        }))
-    }
-
-    fn interrupt(&self, _: u64) {
-        self.controls.interrupted.fetch_add(1, Ordering::SeqCst);
+    fn copy_range(&mut self, node: u64, copy: &CopyRange) -> Result<Reply> {
+        let from = self.bytes(node)?;
+        let begin = (copy.from_offset as usize).min(from.len());
+        let end = begin.saturating_add(copy.length as usize).min(from.len());
+        let copied = from[begin..end].to_vec();
+        self.write(copy.to_node, copy.to_offset, &copied)
     }
 }
