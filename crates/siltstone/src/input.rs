@@ -33,14 +33,24 @@ pub fn check_stack(argument: &str) -> Result<(), Failure> {
     }
     let path = Path::new(argument);
     let is_meant_as_file = argument.contains('/') || argument.ends_with(".toml");
-    match std::fs::read_to_string(path) {
+    // A pipe is read once, by the stack's reader. A folder may have the name of a kind, such as `null`.
+    let is_other = |found: std::fs::Metadata| match found.is_dir() {
+        true => !is_meant_as_file,
+        false => !found.is_file(),
+    };
+    if std::fs::metadata(path).is_ok_and(is_other) {
+        return Ok(());
+    }
+    match stack::read_file(path) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound && !is_meant_as_file => Ok(()),
-        Err(error) if error.kind() == ErrorKind::InvalidData => Err(Failure::Usage(format!(
-            "stack \"{argument}\": {}; expected {STACK}; to use it as a disk: 'file({})'",
-            describe(&error),
-            stack::quote(argument)
-        ))),
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::FileTooLarge) => {
+            Err(Failure::Usage(format!(
+                "stack \"{argument}\": {}; expected {STACK}; to use it as a disk: 'file({})'",
+                describe(&error),
+                stack::quote(argument)
+            )))
+        }
         Err(error) => Err(unreadable("stack", path, &error, STACK)),
     }
 }

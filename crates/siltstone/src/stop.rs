@@ -17,7 +17,7 @@ use watch::{Progress, Watch};
 /// Seconds for which the storage may complete none of its requests while the server ends: longer than a flush
 /// of much data to a slow device.
 const STOP_PATIENCE: u64 = 600;
-/// The same for requests in flight after a further signal.
+/// The same for requests in flight after a further signal, counted from that signal.
 const SIGNALLED_PATIENCE: u64 = 10;
 /// Seconds without a completed request, in flight or not, after which two further signals end the server:
 /// longer than users of a mount have to close their files.
@@ -145,6 +145,7 @@ struct Wait {
     generation: u64,
     /// Turns in the same generation of requests: a request in flight is older.
     oldest: u64,
+    signals: u32,
 }
 
 impl Wait {
@@ -152,12 +153,14 @@ impl Wait {
         let Progress { completed, in_flight, generation } = seen.requests;
         let has_progress = self.completed != completed;
         let longer = |counts: bool, time: u64| if counts { time + 1 } else { 0 };
+        let is_signalled = std::mem::replace(&mut self.signals, seen.signals) < seen.signals;
         self.completed = completed;
-        self.unanswered = longer(in_flight && !has_progress, self.unanswered);
+        // A signal shortens the patience from now on: a request may have taken longer before.
+        self.unanswered = longer(in_flight && !has_progress && !is_signalled, self.unanswered);
         self.oldest = longer(self.generation == generation, self.oldest);
         self.generation = generation;
         self.without_space = longer(seen.waits_for_space, self.without_space);
-        self.without_progress = longer(!has_progress, self.without_progress);
+        self.without_progress = longer(!has_progress && !seen.waits_for_space, self.without_progress);
         let patience = if seen.signals < 2 { STOP_PATIENCE } else { SIGNALLED_PATIENCE };
         if self.unanswered > patience {
             return Some(Reason::Unanswered(self.unanswered));
@@ -166,8 +169,7 @@ impl Wait {
             return Some(Reason::NoSpace(self.without_space));
         }
         let idle_patience = if seen.signals > 2 { IDLE_PATIENCE } else { STOP_PATIENCE };
-        let waits_for_space = seen.waits_for_space && seen.signals <= 2;
-        if !waits_for_space && self.without_progress > idle_patience {
+        if self.without_progress > idle_patience {
             return Some(Reason::NoProgress(self.without_progress));
         }
         (seen.signals > 2 && self.oldest > OLDEST_PATIENCE).then_some(Reason::Oldest(self.oldest))
@@ -320,6 +322,23 @@ mod tests {
             ..Seen::default()
         };
         assert_eq!(given_up(flush), None);
+    }
+
+    #[test]
+    fn a_further_signal_gives_a_request_in_flight_the_shorter_time_from_then_on() {
+        let requests = Progress { completed: 7, in_flight: true, generation: 1 };
+        let flush = |turn| Seen { requests, signals: 1 + u32::from(turn >= 60), ..Seen::default() };
+        assert_eq!(given_up(flush), Some((71, Reason::Unanswered(11))));
+    }
+
+    #[test]
+    fn the_wait_for_space_is_no_time_without_progress() {
+        let space_at_last = |turn| Seen {
+            requests: young(turn, turn.saturating_sub(705), false),
+            waits_for_space: turn < 700,
+            signals: 1,
+        };
+        assert_eq!(given_up(space_at_last), None);
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub use model::{Part, Stack};
 pub use plan::{Format, Plan};
 pub use problem::{Collector, Problem, Problems, Source, did_you_mean, nearest};
 pub use raw::{At, RawSetting, RawValue, Span};
+pub use read::read_file;
 pub use shape::Shape;
 pub use toml_form::document;
 pub use units::{format_duration, format_size, parse_duration, parse_size};

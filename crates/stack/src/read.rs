@@ -5,6 +5,7 @@ use crate::model::Stack;
 use crate::problem::{Collector, Problem, Problems, Source};
 use crate::raw::RawStack;
 use crate::{line_form, resolve, toml_form};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Longest text of a stack, in bytes.
@@ -40,13 +41,29 @@ impl Stack {
         if !argument.ends_with(".toml") && !path.is_file() {
             return Stack::from_line("stack", argument, registry);
         }
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = read_file(path).map_err(|error| {
             let message = format!("can't read this stack file: {error}");
             Problems::from(Problem::without_place(argument, message))
         })?;
         let stack = Stack::from_toml(argument, &text, registry)?;
         Ok(stack.with_base_directory(path.parent().unwrap_or(Path::new(""))))
     }
+}
+
+/// Reads the text of a stack from a file. A long file, such as the image of a disk, isn't read.
+///
+/// # Errors
+/// [`ErrorKind::FileTooLarge`] for more than 1 MiB, [`ErrorKind::InvalidData`] for a text that isn't UTF-8;
+/// errors of opening and reading.
+pub fn read_file(path: &Path) -> io::Result<String> {
+    let file = std::fs::File::open(path)?;
+    let mut text = String::new();
+    if file.metadata()?.len() <= MAX_TEXT as u64
+        && file.take(MAX_TEXT as u64 + 1).read_to_string(&mut text)? <= MAX_TEXT
+    {
+        return Ok(text);
+    }
+    Err(io::Error::new(ErrorKind::FileTooLarge, format!("more than the {MAX_TEXT} bytes of a stack")))
 }
 
 fn read(
@@ -66,4 +83,21 @@ fn read(
     let mut problems = Collector::default();
     let raw = form(&source, &mut problems);
     resolve::resolve(source, raw, registry, problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_of_a_disk_is_not_read_as_a_stack() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        let refused = read_file(&path).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::FileTooLarge);
+        assert_eq!(refused.to_string(), "more than the 1048576 bytes of a stack");
+        std::fs::write(&path, "ram(1MiB)").unwrap();
+        assert_eq!(read_file(&path).unwrap(), "ram(1MiB)");
+    }
 }

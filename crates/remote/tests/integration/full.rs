@@ -142,6 +142,7 @@ fn from_every_full_state_a_discard_leads_out() {
                 "case {number}: {:?}, {} nodes of {} MiB, {} copies, groups of {} MiB",
                 case.fill, case.nodes, case.mib, case.copies, case.group
             );
+            println!("seed {seed}, {what}");
             simulate(seed, move || async move { leads_out(case, seed, &what).await });
         }
     }

@@ -733,7 +733,10 @@ impl Holder {
         let failure = match runtime::timeout(STOP_LIMIT, ended).await {
             Ok(status) if status.success() => return (connection, Ok(())),
             Ok(status) => format!("its server ended with {status}: {}", launch::said_last(&self.plan)),
-            Err(_) => format!("its server (process {}) doesn't end; kill it with kill -9", process.id),
+            Err(_) => format!(
+                "its server (process {}) hasn't ended; wait for it, or end it with kill -9: then changes that aren't durable are lost",
+                process.id
+            ),
         };
         let name = self.plan.folder.name();
         (connection, Err(Error::io(format!("attachment \"{name}\": {DETACHED_BUT} {failure}"))))
