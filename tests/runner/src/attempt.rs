@@ -112,7 +112,7 @@ fn watch(
     let mut pause = Duration::from_millis(1);
     let (mut looked, mut active, mut seen) = (begun, begun, (0, Duration::ZERO));
     loop {
-        // Read before the process is waited for: then it is gone.
+        // Read before the process is waited for, which removes its entry.
         let processor = processor_time(child.id());
         if let Some(status) = child.try_wait()? {
             return Ok((Ok(status), processor));
@@ -138,9 +138,11 @@ fn watch(
 
 /// Ends the rest of a test's process group.
 fn end_group(child: &mut Child) {
-    // The shell's own `kill`, as the standard library ends only single processes. Fails where none is left.
+    // The shell's own `kill`, as the standard library ends only single processes. Fails if no process is left.
     let line = format!("kill -s KILL -- -{}", child.id());
     let _ = Command::new("sh").args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+    // In case the shell couldn't start; an ended test is left alone.
+    let _ = child.kill();
     let killed = now();
     while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < KILLED {
         wait(Duration::from_millis(20));
