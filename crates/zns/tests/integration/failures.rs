@@ -119,7 +119,10 @@ fn other_files_and_damaged_zones_are_refused_or_offline() {
         file.write_at(0, data.into(), block::Durability::Visible).await.unwrap();
         let open = async || Zns::open_file(&file, Settings::default()).await;
         let error = open().await.unwrap_err();
-        assert!(matches!(&error, Error::NotFound(text) if text.contains("--format")), "{error}");
+        assert!(
+            matches!(&error, Error::NotFound(text) if text.contains("siltstone format --force")),
+            "{error}"
+        );
         Zns::format(&file, &shape()).await.unwrap();
         let zns = open().await.unwrap();
         zns.open().await.unwrap().append(ZoneIndex(2), payload(8192)).await.unwrap();

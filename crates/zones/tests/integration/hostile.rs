@@ -208,7 +208,10 @@ fn foreign_devices_are_refused_by_name() {
             let before = disk.bytes();
             let error = refused(&disk).await;
             assert!(matches!(error, Error::Protocol(_)), "{error}");
-            assert!(error.to_string().contains(name) && error.to_string().contains("--format"), "{error}");
+            assert!(
+                error.to_string().contains(name) && error.to_string().contains("siltstone format --force"),
+                "{error}"
+            );
             assert!(before == disk.bytes(), "a refused device is not written to");
         }
     });
