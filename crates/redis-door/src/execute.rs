@@ -475,6 +475,8 @@ impl Executor {
                 },
             };
             self.replies.optional_value(stored.as_ref().map(|stored| stored.value.as_slice()));
+            // The replies have a copy of the value, which may wait long for the client.
+            drop(stored);
             self.step().await?;
         }
         Ok(Ok(Flow::Continue))
