@@ -162,6 +162,19 @@ impl<'a> TableWriter<'a> {
 }
 
 impl Core {
+    /// Returns the decision which entries are kept at present. The range tombstones include those of the
+    /// merged tables.
+    pub(super) fn retention(&self, tombstones: impl IntoIterator<Item = RangeTombstone>) -> Retention {
+        Retention::new(
+            self.tables.snapshots.sequences(),
+            tombstones,
+            crate::entry::now(),
+            self.settings.delete_persistence.is_some(),
+        )
+        .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
+        .ahead(self.erasure.clock().ahead())
+    }
+
     /// Merges the entries of a cursor up to a sequence into new tables of a level.
     pub(super) async fn rewrite(
         self: &Rc<Self>,
@@ -171,17 +184,9 @@ impl Core {
         class: u8,
         is_bottom: impl Fn(&[u8]) -> bool,
     ) -> Result<(Output, u64)> {
-        let snapshots = self.tables.snapshots.sequences();
-        let held_by = snapshots.last().copied();
+        let held_by = self.tables.snapshots.sequences().last().copied();
         let bottom_range = is_bottom_range(self, level, &is_bottom);
-        let mut retention = Retention::new(
-            snapshots,
-            tombstones.iter().cloned(),
-            crate::entry::now(),
-            self.settings.delete_persistence.is_some(),
-        )
-        .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
-        .ahead(self.erasure.clock().ahead());
+        let mut retention = self.retention(tombstones.iter().cloned());
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
         // A flush frees zones of the write-ahead log, so compactions leave zones for it.
