@@ -127,9 +127,10 @@ impl<'a> TableWriter<'a> {
         data.append_zeroes(data.missing());
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
-        let item = KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
-        let alone = self.core.space_for_tables(self.kept, self.class, blocks).await?;
-        self.core.append_alone(&alone, self.class, vec![item]).await?;
+        let entry =
+            KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
+        let permit = self.core.space_for_tables(self.kept, self.class, blocks).await?;
+        self.core.append_alone(&permit, self.class, vec![entry]).await?;
         self.next_block += blocks;
         self.written += whole as u64;
         Ok(())
@@ -227,7 +228,7 @@ impl Core {
         class: u8,
     ) -> Result<()> {
         // An edit frees more than it takes, so it may use the zones that are kept for the cleaner.
-        let alone = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
+        let permit = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
         // While the permit is held, no piece is moved until the edit is appended.
         for moved in &mut edit.added {
             let file = self.tables.file(moved.id);
@@ -245,8 +246,8 @@ impl Core {
             });
             files.push(file);
         }
-        let item = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
-        self.append_alone(&alone, class, vec![item]).await
+        let entry = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
+        self.append_alone(&permit, class, vec![entry]).await
     }
 }
 

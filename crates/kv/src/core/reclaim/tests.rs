@@ -38,7 +38,7 @@ fn a_purge_stamps_expired_values_by_the_deadline_clock() {
         };
         let homes = crate::recovery::format(&zones, &settings).await.unwrap();
         let test = |core: Rc<Core>| async move {
-            let permit = core.compactions.alone().await;
+            let permit = core.compactions.permit().await;
             let put = |expires| Write::Put { key: b"key", value: b"value", expires };
             let older = table_of(&core, put(None), "live").await;
             compact(&core, older, 2).await;
