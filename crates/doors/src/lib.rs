@@ -5,13 +5,12 @@
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
 //! - [`ublk`]: a device as a block device of the kernel.
 //! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
-//! - [`served`]: common parts of the doors; [`acceptor`]: of doors with connections, also in other crates.
+//! - [`served`]: common parts of the doors.
 //! - [`sysfs`]: attributes of the machine's block devices.
 //!
 //! Other crates execute requests on devices; `runtime` has the sockets and tasks.
 #![doc = include_str!("../DESIGN.md")]
 
-pub mod acceptor;
 pub mod fuse;
 pub mod nbd;
 pub mod served;

@@ -112,11 +112,11 @@ impl Audit<'_> {
             self.findings.records += 1;
             let found = Found::new(&parsed);
             // The plain bytes of a damaged header are searched anyway.
-            let Ok(items) = Recorded::decode_all(&found) else { continue };
+            let Ok(entries) = Recorded::decode_all(&found) else { continue };
             let mut at = offset + BLOCK;
-            for item in items {
-                let length = item.blocks() as usize * BLOCK;
-                match item {
+            for entry in entries {
+                let length = entry.blocks() as usize * BLOCK;
+                match entry {
                     Recorded::Piece { table, first, blocks, .. } => {
                         let piece = Piece { zone, offset: at, first, blocks };
                         tables.entry((shard_of(found.header.stream), table)).or_default().push(piece);

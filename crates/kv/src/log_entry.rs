@@ -1,4 +1,4 @@
-//! Items: entries that a shard appends to its log.
+//! Entries that a shard appends to its log.
 //!
 //! The stream of users has the writes of clients: the write-ahead log. The stream of the cleaner has pieces
 //! of tables, also those that the cleaner moves, and edits of the manifest. Short writes and edits are in the
@@ -53,7 +53,7 @@ pub fn decode_parts<'a>(bytes: &'a [u8], mut visit: impl FnMut(Part<'a>) -> Resu
     Ok(())
 }
 
-/// Origin of an item, and the requests that wait for it.
+/// Origin of an entry, and the requests that wait for it.
 #[derive(Debug)]
 pub enum Origin {
     /// Writes for this shard and `others`.
@@ -93,7 +93,7 @@ pub enum Origin {
 pub struct Body {
     /// Encoded writes or edit.
     pub bytes: Vec<u8>,
-    /// Whether a part was refused; if so, the item has no effect.
+    /// Whether a part was refused; if so, the entry has no effect.
     pub is_refused: Cell<bool>,
 }
 
@@ -106,16 +106,16 @@ impl Body {
 /// Entry that a shard appends to its log.
 #[derive(Debug)]
 pub struct KvEntry {
-    /// Origin of the item.
+    /// Origin of the entry.
     pub origin: Origin,
-    /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one item share the body.
+    /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one entry share the body.
     pub body: Rc<Body>,
     /// Offset of this part in the body, in bytes.
     pub offset: u32,
     /// Data of a piece, or of a body that isn't inline.
     pub data: Payload,
     block: u32,
-    /// Whether all writes of the item are deletes.
+    /// Whether all writes of the entry are deletes.
     frees: bool,
 }
 
@@ -136,13 +136,13 @@ impl KvEntry {
         KvEntry { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
     }
 
-    /// Returns the item, marked as consisting only of deletes if `frees`.
+    /// Returns the entry, marked as consisting only of deletes if `frees`.
     #[must_use]
     pub fn freeing(self, frees: bool) -> Self {
         KvEntry { frees, ..self }
     }
 
-    /// Returns an item of clients' writes, encoded by [`encode_parts`].
+    /// Returns an entry of clients' writes, encoded by [`encode_parts`].
     pub fn writes(
         body: Vec<u8>,
         others: SmallVec<[StreamId; 1]>,
@@ -153,7 +153,7 @@ impl KvEntry {
         KvEntry::with_body(Origin::Writes { others, requests, is_applied }, body, block)
     }
 
-    /// Returns an item of this shard's part of writes that another shard appended.
+    /// Returns an entry of this shard's part of writes that another shard appended.
     pub fn shared(body: Vec<u8>) -> Self {
         KvEntry {
             origin: Origin::Shared,
@@ -165,13 +165,13 @@ impl KvEntry {
         }
     }
 
-    /// Returns an item of a piece of a table, in whole blocks.
+    /// Returns an entry of a piece of a table, in whole blocks.
     pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
         let origin = Origin::Piece { table, first, from };
         KvEntry { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
 
-    /// Returns an item of an edit of the manifest.
+    /// Returns an entry of an edit of the manifest.
     pub fn edit(edit: Edit, added: Vec<Rc<TableFile>>, block: usize) -> Self {
         let body = edit.encode();
         KvEntry::with_body(Origin::Edit(Box::new((edit, added))), body, block)
@@ -225,7 +225,7 @@ impl KvEntry {
     }
 }
 
-/// Tags of items on the medium.
+/// Tags of entries on the medium.
 const WRITES: u8 = 1;
 const PIECE: u8 = 2;
 const EDIT: u8 = 3;
@@ -234,7 +234,7 @@ const EDIT: u8 = 3;
 const PIECE_META: usize = 1 + 8 + 4 + 4 + 8;
 /// Length of the meta of a body, without the body: kind, whether it is inline, length, offset of the part.
 const BODY_META: usize = 1 + 1 + 4 + 4;
-/// Maximum length of the meta of an item with one block of data.
+/// Maximum length of the meta of an entry with one block of data.
 pub const MAX_META: usize = PIECE_META;
 
 impl Entry for KvEntry {
@@ -303,7 +303,7 @@ impl Entry for KvEntry {
     }
 }
 
-/// An item of a record as it is on the medium.
+/// An entry of a record as it is on the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
     /// A part of writes or of an edit: the bytes at `offset` of a body of `length` bytes.
@@ -333,31 +333,31 @@ pub enum Recorded {
 }
 
 impl Recorded {
-    /// Number of data blocks of the item.
+    /// Number of data blocks of the entry.
     pub fn blocks(&self) -> u32 {
         match self {
             Recorded::Body { blocks, .. } | Recorded::Piece { blocks, .. } => *blocks,
         }
     }
 
-    /// Decodes the items of a record.
+    /// Decodes the entries of a record.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for meta that no version of this program writes.
     pub fn decode_all(record: &Found) -> Result<Vec<Recorded>> {
         let mut reader = Reader::new(&record.meta, "the meta of a record");
-        let mut items = Vec::new();
+        let mut entries = Vec::new();
         let mut left = record.header.blocks;
         while reader.remaining() > 0 {
-            let item = Recorded::decode(&mut reader)?;
+            let entry = Recorded::decode(&mut reader)?;
             left = left
-                .checked_sub(item.blocks())
+                .checked_sub(entry.blocks())
                 .ok_or_else(|| reader.strange("names more blocks than the record has"))?;
-            items.push(item);
+            entries.push(entry);
         }
         match left {
-            0 => Ok(items),
-            left => Err(Error::corrupt(format!("a record has {left} data blocks that no item names"))),
+            0 => Ok(entries),
+            left => Err(Error::corrupt(format!("a record has {left} data blocks that no entry names"))),
         }
     }
 
@@ -377,12 +377,14 @@ impl Recorded {
                     0 => (None, reader.u32()?),
                     1 if offset == 0 => (Some(reader.bytes(length as usize)?.to_vec()), 0),
                     _ => {
-                        return Err(reader.strange("has an item that is neither in the meta nor in the data"));
+                        return Err(
+                            reader.strange("has an entry that is neither in the meta nor in the data")
+                        );
                     }
                 };
                 Ok(Recorded::Body { is_edit: kind == EDIT, length, offset, inline, blocks })
             }
-            kind => Err(reader.strange(&format!("has an item of unknown kind {kind}"))),
+            kind => Err(reader.strange(&format!("has an entry of unknown kind {kind}"))),
         }
     }
 }
@@ -395,7 +397,7 @@ mod tests {
     fn all_pieces_of_writes_that_are_cut_are_parts() {
         let body = encode_parts([Part { shard: 0, bytes: &[7; 20_000] }].into_iter());
         let mut rest = KvEntry::writes(body, SmallVec::new(), SmallVec::new(), false, 4096);
-        assert!(!rest.is_part() && rest.is_last_part(), "a whole item");
+        assert!(!rest.is_part() && rest.is_last_part(), "a whole entry");
         for _ in 0..2 {
             let piece = rest.cut(2);
             assert!(piece.is_part() && !piece.is_last_part());

@@ -53,7 +53,8 @@ use std::time::Duration;
 /// Names of all compaction policies, as accepted by [`compaction`].
 pub const COMPACTIONS: [&str; 3] = [saturation::NAME, fade::NAME, zap::NAME];
 
-/// Maximum number of levels of a tree.
+/// Maximum number of levels of a tree. Also bounds the levels in a manifest: raising it makes manifests that
+/// earlier versions of the program refuse, lowering it makes existing ones unreadable.
 pub const MAX_LEVELS: usize = 8;
 
 /// Description of a table for policies.

@@ -129,21 +129,21 @@ async fn start(
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
     let own = |shard: u16| [write_stream(shard), table_stream(shard)];
-    let checkpoint_size = SharedSpace::new(shards);
+    let space = SharedSpace::new(shards);
     let core = {
         let kit = |policy: Box<dyn Policy>| {
             let settings = kit_settings(settings, &layout, (0, shards), open_zones);
             Kit::new(parts, handle, settings, policy, &own(0))
         };
         let erasure = |kit: &Rc<Kit>| Erasure::new(kit.pool.clone(), settings.delete_persistence, promise);
-        Core::new((0, shards, open_zones), kit, settings, first, erasure, &checkpoint_size)?
+        Core::new((0, shards, open_zones), kit, settings, first, erasure, &space)?
     };
     core.kit().budget().set(open_zones.demand());
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
         let (peer, zones, settings, erasure) =
             (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
-        let size = checkpoint_size.clone();
+        let space = space.clone();
         let begin = move || async move {
             let handle = zones.open().await?;
             let kit = |policy: Box<dyn Policy>| {
@@ -155,7 +155,7 @@ async fn start(
                     &own(shard),
                 )
             };
-            let core = Core::new((shard, shards, open_zones), kit, &settings, found, |_| erasure, &size)?;
+            let core = Core::new((shard, shards, open_zones), kit, &settings, found, |_| erasure, &space)?;
             Ok::<_, Error>(Home::here(core))
         };
         homes.push(runtime::spawn_on(place_of(shard), begin).await??);

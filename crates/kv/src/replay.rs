@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 /// Name of the owner in a root.
 pub const OWNER: [u8; 8] = *b"kv      ";
+
 /// State of a shard from the medium, or of a new shard.
 pub struct RecoveredShard {
     /// Manifest of the shard.
@@ -23,15 +24,15 @@ pub struct RecoveredShard {
     pub lost: Vec<String>,
 }
 
-/// An item of writes from the log.
+/// An entry of writes from the log.
 pub struct ReplayedWrites {
     /// Encoded writes of this shard.
     pub bytes: Vec<u8>,
-    /// Zones of the item's records.
+    /// Zones of the entry's records.
     pub zones: SmallVec<[u32; 2]>,
-    /// Number of the item's first record.
+    /// Number of the entry's first record.
     pub first: u64,
-    /// Number of the item's last record.
+    /// Number of the entry's last record.
     pub record: u64,
 }
 
@@ -150,10 +151,10 @@ async fn replay(
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
         let (zone, mut position) = (record.header.zone, record.header.position + 1);
-        for item in goal.tolerate(Recorded::decode_all(record), &mut lost)?.unwrap_or_default() {
-            let blocks = item.blocks();
+        for entry in goal.tolerate(Recorded::decode_all(record), &mut lost)?.unwrap_or_default() {
+            let blocks = entry.blocks();
             *clock += u64::from(blocks);
-            match item {
+            match entry {
                 Recorded::Piece { table, first, blocks, from } => {
                     let run = Extent { first, blocks, place: Place { zone, position } };
                     manifest.next_table = manifest.next_table.max(table + 1);
@@ -175,7 +176,7 @@ async fn replay(
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let number = recovery::number_in(record, if is_edit { tables } else { users });
                     let number =
-                        number.ok_or_else(|| Error::corrupt("an item in a record of another stream"))?;
+                        number.ok_or_else(|| Error::corrupt("an entry in a record of another stream"))?;
                     match assembly.add(&part, offset, length, (zone, number), damaged) {
                         Some(Assembly { damaged: Some(at), .. }) if is_edit => {
                             goal.tolerate(

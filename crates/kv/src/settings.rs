@@ -142,7 +142,7 @@ impl Settings {
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name or parameters out of range.
-    pub fn check(&self) -> Result<()> {
+    pub fn check_compaction(&self) -> Result<()> {
         self.compaction(1, u64::MAX).map(drop)
     }
 

@@ -9,14 +9,10 @@ mod status;
 pub use iterator::Iterator;
 
 use crate::batch::{Batch, Write};
-use crate::core::Core;
-use crate::core::Snapshot;
-use crate::core::{BatchCondition, Parts};
-use crate::entry::now;
-use crate::entry::{Sequence, Timestamp};
+use crate::core::{BatchCondition, Core, Parts, Snapshot};
+use crate::entry::{Sequence, Timestamp, now};
 use crate::recovery;
-use crate::scan::{Pair, Pairs};
-use crate::scan::{Scan, Stored};
+use crate::scan::{Pair, Pairs, Scan, Stored};
 use crate::settings::{Acknowledge, Settings};
 use crate::tree::salvage;
 use block::{Error, Result, ZonesPart};
@@ -433,13 +429,13 @@ impl Store {
             closed = closed.and(home.with(settle).await);
         }
         let end = |core: Rc<Core>| async move {
-            // Before the lanes stop taking items: writes that were admitted earlier.
+            // Before the lanes stop taking entries: writes that were admitted earlier.
             core.submit();
             core.kit().begin_closing();
             core.wake();
             core.kit().tasks.ended().await;
             // Other shards may wait for permits of these zones.
-            let _alone = core.table_zones.alone().await;
+            let _permit = core.table_zones.permit().await;
             core.close_zones().await;
             Ok(())
         };

@@ -3,8 +3,7 @@
 //! The crate `resp` parses replies. A reply has at most [`MAX_REPLY_BYTES`].
 
 use block::{Buffer, Data, Error, Result, Status};
-use kv::{Pair, Pairs};
-use kv::{Scan, Stored};
+use kv::{Pair, Pairs, Scan, Stored};
 use resp::{Reply, Scanner, parse, put_command};
 use runtime::net::{Address, Stream};
 use serde_json::Value;

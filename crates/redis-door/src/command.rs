@@ -2,8 +2,7 @@
 
 use crate::pattern::Pattern;
 use crate::table::{self, Command};
-use kv::Scan;
-use kv::{MAX_KEY_BYTES, Timestamp};
+use kv::{MAX_KEY_BYTES, Scan, Timestamp};
 use resp::{Arguments, integer};
 use std::borrow::Cow;
 

@@ -20,12 +20,8 @@ use crate::connection::{CLOCK_INTERVAL, MAX_TURN};
 use crate::facts::{Facts, Session};
 use crate::transaction::is_http;
 use block::{Error, Result};
-use kv::Stored;
-use kv::{Batch, Write, now};
-use kv::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp};
-use kv::{Snapshot, Store, Update};
-use resp::Replies;
-use resp::{Arguments, integer};
+use kv::{Batch, MAX_KEY_BYTES, MAX_VALUE_BYTES, Snapshot, Store, Stored, Timestamp, Update, Write, now};
+use resp::{Arguments, Replies, integer};
 use runtime::Instant;
 use runtime::net::Stream;
 use std::cell::Cell;
@@ -475,6 +471,8 @@ impl Executor {
                 },
             };
             self.replies.optional_value(stored.as_ref().map(|stored| stored.value.as_slice()));
+            // The replies have a copy of the value, which may wait long for the client.
+            drop(stored);
             self.step().await?;
         }
         Ok(Ok(Flow::Continue))

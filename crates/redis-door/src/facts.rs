@@ -2,9 +2,9 @@
 
 use crate::scan_cursors::ScanCursors;
 use crate::transaction::Transaction;
-use doors::acceptor::Clients;
 use resp::Protocol;
 use runtime::Instant;
+use runtime::net::acceptor::Clients;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -42,17 +42,32 @@ pub fn redis_requests(piece: usize, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
+
+    /// A word of a command: a name, an option, a number, text or any bytes.
+    fn word() -> impl Strategy<Value = Vec<u8>> {
+        let text = "[ -~]{0,12}|[0-9'\" *-]{1,3}|SCAN|KEYS|SET|MATCH|COUNT";
+        prop_oneof![text.prop_map(String::into_bytes), vec(any::<u8>(), 0..12)]
+    }
+
+    /// Bytes of a client: words of inline commands with their ends, a command as an array, or any bytes.
+    fn sent() -> impl Strategy<Value = Vec<u8>> {
+        let inline = (word(), proptest::sample::select(&["\r\n", " ", "\n"][..]));
+        let inline = inline.prop_map(|(word, end)| [&word, end.as_bytes()].concat());
+        let array = vec(word(), 0..6).prop_map(|words| {
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            let mut bytes = Vec::new();
+            resp::put_command(&mut bytes, &words);
+            bytes
+        });
+        prop_oneof![8 => inline, 8 => array, 1 => vec(any::<u8>(), 0..12)]
+    }
 
     proptest! {
         #[test]
-        fn any_bytes_are_requests_or_refused(
-            words in proptest::collection::vec("[ -~]{0,12}|[0-9'\" *-]{1,3}|SCAN|KEYS|SET|MATCH|COUNT", 0..20),
-            ends in proptest::collection::vec(proptest::sample::select(&["\r\n", " ", "\n"][..]), 20),
-            piece in 1usize..20,
-        ) {
-            let text: String = words.iter().zip(&ends).flat_map(|(word, end)| [word.as_str(), end]).collect();
-            redis_requests(piece, text.as_bytes());
+        fn any_bytes_are_requests_or_refused(sent in vec(sent(), 0..20), piece in 1usize..20) {
+            redis_requests(piece, &sent.concat());
         }
     }
 }

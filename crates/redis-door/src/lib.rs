@@ -15,6 +15,7 @@ mod command;
 mod connection;
 mod execute;
 mod facts;
+#[doc(hidden)]
 pub mod fuzzing;
 pub mod kind;
 mod pattern;

@@ -14,9 +14,9 @@
 use crate::connection::{End, serve};
 use crate::facts::Facts;
 use block::{Error, Result, Status};
-use doors::acceptor::{ClientPermit, Clients, Connections, accept};
 use kv::Store;
 use runtime::PerShard;
+use runtime::net::acceptor::{ClientPermit, Clients, Connections, accept};
 use runtime::net::{Access, Address, Listener, RemoteStream, Stream};
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
@@ -169,19 +169,22 @@ impl Server {
         let (stop, closed, failures) =
             (StopSource::new(), StopSource::new(), Arc::new(Mutex::new(Vec::new())));
         let closed_token = closed.token();
-        let accepting = listeners.into_iter().map(|listener| {
-            let (shared, stop, failures) = (shared.clone(), stop.token(), failures.clone());
-            runtime::spawn(async move {
-                // As in redis; a client that doesn't read the error sees the end of the connection.
-                let refuse = |stream: &Stream| _ = stream.try_send(b"-ERR max number of clients reached\r\n");
-                let clients = shared.facts.clients.clone();
-                let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
-                accept((&listener, &stop), &clients, refuse, serve).await;
-                if let Err(error) = listener.close().await {
-                    failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
-                }
-            })
-        });
+        let accepting =
+            listeners.into_iter().zip(self.config.addresses.clone()).map(|(listener, address)| {
+                let (shared, stop, failures) = (shared.clone(), stop.token(), failures.clone());
+                runtime::spawn(async move {
+                    // As in redis; a client that doesn't read the error sees the end of the connection.
+                    let refuse =
+                        |stream: &Stream| _ = stream.try_send(b"-ERR max number of clients reached\r\n");
+                    let clients = shared.facts.clients.clone();
+                    let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
+                    let server = ("redis door", &address);
+                    accept(server, (&listener, &stop), &clients, refuse, serve).await;
+                    if let Err(error) = listener.close().await {
+                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                    }
+                })
+            });
         let accepting: Vec<_> = accepting.collect();
         runtime::spawn(async move {
             for task in accepting {

@@ -6,8 +6,7 @@ use crate::facts::{Facts, REDIS_VERSION, Session};
 use crate::table::{COMMANDS, Command};
 use block::Status;
 use kv::MAX_VALUE_BYTES;
-use resp::{Arguments, integer};
-use resp::{Protocol, Replies};
+use resp::{Arguments, Protocol, Replies, integer};
 use std::borrow::Cow;
 use std::fmt::Write;
 

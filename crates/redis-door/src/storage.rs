@@ -102,7 +102,7 @@ pub(crate) fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -
         );
         return refuse(arguments, "level_size", text);
     }
-    settings.check().map_err(|error| match delete_persistence {
+    settings.check_compaction().map_err(|error| match delete_persistence {
         Some(_) => arguments.refuse("delete_persistence", error.detail().to_owned()),
         None => arguments.refuse("compaction", error.detail().to_owned()),
     })?;

@@ -124,7 +124,7 @@ impl<'a> Arguments<'a> {
 }
 
 /// Parser of the requests of a connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parser {
     /// Maximum size of an argument, in bytes.
     max_argument: usize,
@@ -143,9 +143,19 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Creates a parser of commands whose arguments have at most `max_argument` bytes each.
+    /// Creates a parser of commands whose arguments have at most `max_argument` bytes each. Only
+    /// [`MAX_LINE_BYTES`] limits the words of inline commands.
     pub fn new(max_argument: usize) -> Self {
-        Parser { max_argument, ..Parser::default() }
+        Parser {
+            max_argument,
+            spans: Vec::new(),
+            words: Vec::new(),
+            is_inline: false,
+            missing: 0,
+            length: None,
+            parsed: 0,
+            searched: 0,
+        }
     }
 
     /// Returns the arguments of the command that [`next`](Self::next) returned for this input.

@@ -23,6 +23,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+pub mod acceptor;
 mod access;
 mod descriptors;
 mod direct;

@@ -17,13 +17,12 @@ use super::connection::{End, Offered, Watch, serve};
 use super::negotiation::ExportDescription;
 use super::protocol::MAX_STRING;
 use super::source::ExportSource;
-use crate::acceptor::{ClientPermit, Clients, Connections, accept};
 use crate::served::export::Export;
 use block::{Device, DevicePart, Error, Result, Status};
-use runtime::PerShard;
-use runtime::ShardIndex;
+use runtime::net::acceptor::{ClientPermit, Clients, Connections, accept};
 use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown};
 use runtime::sync::{StopSource, StopToken};
+use runtime::{PerShard, ShardIndex};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -199,9 +198,10 @@ impl Server {
             let listener = Listener::replace_stale(&shared.address, shared.access).await?;
             let address = listener.local_address().clone();
             runtime::spawn(async move {
-                let clients = shared.clients.clone();
-                let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
-                accept((&listener, &token), &clients, |_| {}, serve).await;
+                let (server, clients) = (("NBD door", &shared.address), &shared.clients);
+                let of_connection = shared.clone();
+                let serve = move |remote, permit| run_connection(of_connection.clone(), remote, permit);
+                accept(server, (&listener, &token), clients, |_| {}, serve).await;
                 if let Err(error) = listener.close().await {
                     let _ = failure.set(error);
                 }

@@ -106,19 +106,25 @@ impl Buffers {
         }
     }
 
+    /// Notes that an earlier part of an entry, whose last part has committed now, is in `zone`. The zone
+    /// isn't new: it was counted when that part committed, perhaps for a buffer that is frozen since.
+    pub fn note_old_zone(&self, zone: u32) {
+        self.active().note_zone(zone);
+    }
+
     /// Whether records since the last call gave the active buffer another zone.
     pub fn take_new_zone(&self) -> bool {
         self.has_new_zone.take()
     }
 
-    /// Notes that the queued writes, which have taken effect, were submitted in an item.
+    /// Notes that the queued writes, which have taken effect, were submitted in a log entry.
     pub fn early_submitted(&self, body: &Rc<Body>) {
         self.uncommitted.submitted(body);
     }
 
-    /// Notes that the first item of writes that have taken effect before has committed.
+    /// Notes that the first log entry of writes that have taken effect before has committed.
     pub fn early_committed(&self) {
-        self.uncommitted.committed();
+        self.uncommitted.note_committed();
     }
 
     /// Releases frozen buffers whose writes are in tables, up to this position.
@@ -135,7 +141,7 @@ impl Buffers {
 impl Core {
     /// Applies writes of the log that aren't in a table.
     pub(super) fn replay(&self, writes: Vec<ReplayedWrites>) -> Result<()> {
-        // For each item, the first record that it or a later item needs.
+        // For each log entry, the first record that it or a later entry needs.
         let mut needed: Vec<u64> = Vec::with_capacity(writes.len());
         for replayed in writes.iter().rev() {
             let after = needed.last().copied().unwrap_or(u64::MAX);
@@ -170,7 +176,7 @@ impl Core {
         Ok(())
     }
 
-    /// Applies writes before they are in an item.
+    /// Applies writes before they are in a log entry.
     pub(super) fn apply_early(&self, writes: &[u8]) -> Result<()> {
         let before = self.buffers.sequence();
         self.apply(writes)?;
@@ -203,7 +209,7 @@ impl Core {
             return;
         }
         let record = self.commit.last_complete_record(self.peers.shard);
-        let sequence = self.buffers.uncommitted.before(self.buffers.sequence());
+        let sequence = self.buffers.uncommitted.committed_sequence(self.buffers.sequence());
         self.buffers.active().note_last(Flushed { record, sequence });
         self.push_frozen();
     }

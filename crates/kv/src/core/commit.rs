@@ -1,4 +1,4 @@
-//! Commit of the writes of a shard: queued writes become items of the log, which take effect when their
+//! Commit of the writes of a shard: queued writes become entries of the log, which take effect when their
 //! records commit.
 
 use super::{Core, WRITE_CLASS, add, zones_of_buffered};
@@ -21,6 +21,7 @@ const MAX_PENDING: usize = 4 << 20;
 /// smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
+
 /// Writes queued for the next record.
 #[derive(Debug, Default)]
 struct Pending {
@@ -36,27 +37,27 @@ struct Pending {
     since: Option<runtime::Instant>,
 }
 
-/// An item in several records, the last of which hasn't committed.
+/// An entry in several records, the last of which hasn't committed.
 struct Incomplete {
     body: Rc<Body>,
-    /// Number of the item's first record.
+    /// Number of the entry's first record.
     record: u64,
-    /// Zones of the item's parts.
+    /// Zones of the entry's parts.
     zones: SmallVec<[u32; 2]>,
 }
 
 /// Commit of the writes of a shard.
 pub(crate) struct Commit {
     pub appender: Appender<KvEntry>,
-    /// Requests that wait for their items.
+    /// Requests that wait for their entries.
     pub requests: Requests,
     pending: RefCell<Pending>,
     has_pending: Notify,
-    /// Item whose last part hasn't committed.
+    /// Entry whose last part hasn't committed.
     incomplete: RefCell<Option<Incomplete>>,
-    /// Bytes of the items of writes in flight.
+    /// Bytes of the entries of writes in flight.
     unwritten: Cell<u64>,
-    /// Numbers of items of writes that were submitted, and that have ended.
+    /// Numbers of entries of writes that were submitted, and that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
 }
@@ -76,42 +77,42 @@ impl Commit {
         }
     }
 
-    /// Encoded writes that are queued for the next item.
+    /// Encoded writes that are queued for the next entry.
     pub fn pending(&self) -> Ref<'_, Vec<u8>> {
         Ref::map(self.pending.borrow(), |pending| &pending.bytes)
     }
 
-    /// Number of items of writes in flight.
+    /// Number of entries of writes in flight.
     fn in_flight(&self) -> u64 {
         self.submitted.get() - self.ended.get()
     }
 
-    /// Wakes the task that submits items.
+    /// Wakes the task that submits entries.
     pub fn wake(&self) {
         self.has_pending.notify_one();
     }
 
-    /// Whether no item is committed in part.
+    /// Whether no entry is committed in part.
     pub fn is_complete(&self) -> bool {
         self.incomplete.borrow().is_none()
     }
 
-    /// Last committed record of the shard's writes that replay doesn't need for an item that is committed in
-    /// part: such an item is replayed as a whole.
+    /// Last committed record of the shard's writes that replay doesn't need for an entry that is committed in
+    /// part: such an entry is replayed as a whole.
     pub fn last_complete_record(&self, shard: u16) -> u64 {
         let incomplete = self.incomplete.borrow().as_ref().map(|incomplete| incomplete.record - 1);
         incomplete.unwrap_or_else(|| self.appender.committed(write_stream(shard)))
     }
 
-    /// Visits the zones of the item that is committed in part.
+    /// Visits the zones of the entry that is committed in part.
     pub fn for_each_incomplete_zone(&self, visit: impl FnMut(u32)) {
         let incomplete = self.incomplete.borrow();
         incomplete.iter().flat_map(|incomplete| incomplete.zones.iter().copied()).for_each(visit);
     }
 
-    /// Forgets the committed parts of an item, of which another part was refused.
-    pub fn forget_parts(&self, item: &KvEntry) {
-        drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &item.body)));
+    /// Forgets the committed parts of an entry, of which another part was refused.
+    pub fn forget_parts(&self, entry: &KvEntry) {
+        drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &entry.body)));
     }
 
     /// Adds writes to those queued for the next record.
@@ -173,7 +174,7 @@ impl Core {
             !pending.bytes.is_empty()
                 && (pending.is_applied != is_buffered || pending.frees != frees && self.is_low())
         };
-        // An item has either acknowledged or waiting writes, and no puts together with deletes if only
+        // An entry has either acknowledged or waiting writes, and no puts together with deletes if only
         // deletes may take the last zones.
         if is_other_kind(&self.commit.pending.borrow()) {
             self.submit();
@@ -197,7 +198,7 @@ impl Core {
         self.events.changed.notify_all();
     }
 
-    /// Submits the queued writes as one item.
+    /// Submits the queued writes as one entry.
     pub(crate) fn submit(&self) {
         let Pending { mut bytes, requests, is_applied, frees, .. } = self.commit.pending.take();
         if bytes.is_empty() {
@@ -206,20 +207,20 @@ impl Core {
         let body = encode_parts([Part { shard: self.peers.shard, bytes: &bytes }].into_iter());
         add(&self.commit.submitted, 1);
         add(&self.commit.unwritten, body.len() as u64);
-        let item =
+        let entry =
             KvEntry::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
                 .freeing(frees);
         // The allocation is reused.
         bytes.clear();
         self.commit.pending.borrow_mut().bytes = bytes;
         if is_applied {
-            self.buffers.early_submitted(&item.body);
+            self.buffers.early_submitted(&entry.body);
         }
-        lane::push(self, WRITE_CLASS, item);
+        lane::push(self, WRITE_CLASS, entry);
         self.kit.events.work.notify_one();
     }
 
-    /// Notes the end of an item of writes.
+    /// Notes the end of an entry of writes.
     pub(crate) fn submitted_ended(&self, bytes: u64) {
         self.commit.unwritten.set(self.commit.unwritten.get().saturating_sub(bytes));
         add(&self.commit.ended, 1);
@@ -227,7 +228,7 @@ impl Core {
         self.events.changed.notify_all();
     }
 
-    /// Time until the queued writes are put into an item; `None` if that is now.
+    /// Time until the queued writes are put into an entry; `None` if that is now.
     fn wait_of_pending(&self) -> Option<Duration> {
         let pending = self.commit.pending.borrow();
         let since =
@@ -235,7 +236,7 @@ impl Core {
         BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 
-    /// Makes items of queued writes: group commit, with two items in flight.
+    /// Makes entries of queued writes: group commit, with two entries in flight.
     pub(crate) async fn run_commits(self: Rc<Self>) {
         loop {
             let has_bytes = !self.commit.pending.borrow().bytes.is_empty();
@@ -260,13 +261,13 @@ impl Core {
                 return;
             }
             self.commit.has_pending.notified().await;
-            // Writes that other clients submit in the same turn join the item.
+            // Writes that other clients submit in the same turn join the entry.
             runtime::yield_now().await;
         }
     }
 
-    /// Waits until every write that is acknowledged or queued at the call has taken effect. Items end in the
-    /// order of their submission.
+    /// Waits until every write that is acknowledged or queued at the call has taken effect. Entries end in
+    /// the order of their submission.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.submit();
         let last = self.commit.submitted.get();
@@ -290,30 +291,30 @@ impl Core {
         self.kit.pool.free() > self.kept_zones() + zones_of_buffered(&self.kit.layout, bytes)
     }
 
-    /// Completes the requests and jobs that wait for an item.
-    pub(super) fn end(&self, item: &KvEntry, outcome: &Result<()>) {
-        let Origin::Writes { requests, others, is_applied } = &item.origin else { return };
+    /// Completes the requests and jobs that wait for an entry.
+    pub(super) fn end(&self, entry: &KvEntry, outcome: &Result<()>) {
+        let Origin::Writes { requests, others, is_applied } = &entry.origin else { return };
         if *is_applied {
             self.buffers.early_committed();
         }
         requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
         if others.is_empty() {
-            self.submitted_ended(item.body.bytes.len() as u64);
+            self.submitted_ended(entry.body.bytes.len() as u64);
         }
     }
 
-    /// Applies writes when the last part of their item commits.
-    pub(super) fn commit_writes(&self, item: &KvEntry, zone: u32) -> Result<()> {
+    /// Applies writes when the last part of their entry commits.
+    pub(super) fn commit_writes(&self, entry: &KvEntry, zone: u32) -> Result<()> {
         self.may_be_reclaimed();
         self.buffers.note_zone(zone);
-        if item.is_part() {
-            self.note_part(item, zone);
+        if entry.is_part() {
+            self.note_part(entry, zone);
         }
-        if !item.is_last_part() || item.body.is_refused.get() {
+        if !entry.is_last_part() || entry.body.is_refused.get() {
             return Ok(());
         }
-        if !matches!(item.origin, Origin::Writes { is_applied: true, .. }) {
-            decode_parts(&item.body.bytes, |part| match part.shard == self.peers.shard {
+        if !matches!(entry.origin, Origin::Writes { is_applied: true, .. }) {
+            decode_parts(&entry.body.bytes, |part| match part.shard == self.peers.shard {
                 true => self.apply(part.bytes),
                 false => Ok(()),
             })?;
@@ -321,22 +322,25 @@ impl Core {
         Ok(())
     }
 
-    /// Notes a committed part of an item in several records: its first record is needed until the last one
+    /// Notes a committed part of an entry in several records: its first record is needed until the last one
     /// has committed.
-    fn note_part(&self, item: &KvEntry, zone: u32) {
+    fn note_part(&self, entry: &KvEntry, zone: u32) {
         let mut incomplete = self.commit.incomplete.borrow_mut();
-        if item.is_last_part() {
-            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &item.body)) {
-                done.zones.into_iter().for_each(|zone| _ = self.buffers.active().note_zone(zone));
+        if entry.is_last_part() {
+            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &entry.body)) {
+                done.zones.into_iter().for_each(|zone| self.buffers.note_old_zone(zone));
             }
             return;
         }
         let record = self.commit.appender.committed(write_stream(self.peers.shard));
         match &mut *incomplete {
-            Some(known) if Rc::ptr_eq(&known.body, &item.body) => known.zones.push(zone),
+            Some(known) if Rc::ptr_eq(&known.body, &entry.body) => known.zones.push(zone),
             other => {
-                *other =
-                    Some(Incomplete { body: item.body.clone(), record, zones: SmallVec::from_slice(&[zone]) })
+                *other = Some(Incomplete {
+                    body: entry.body.clone(),
+                    record,
+                    zones: SmallVec::from_slice(&[zone]),
+                })
             }
         }
     }

@@ -76,13 +76,23 @@ impl Compactions {
     }
 
     /// Waits for the permit to compact.
-    pub async fn alone(&self) -> Permit {
+    pub async fn permit(&self) -> Permit {
         self.permits.acquire(1).await
     }
 
     /// The compaction policy.
     pub fn policy(&self) -> &dyn Compaction {
         &*self.policy
+    }
+
+    /// Error of the last compaction; `None` if it succeeded.
+    fn error(&self) -> Option<Error> {
+        self.error.borrow().clone()
+    }
+
+    /// Sets the error of the last compaction.
+    fn set_error(&self, error: Option<Error>) {
+        self.error.replace(error);
     }
 
     /// Notes that a flush has written range tombstones.
@@ -99,13 +109,13 @@ impl Compactions {
 impl Core {
     /// Error of the last flush or compaction, which will be retried; `None` if both succeeded.
     pub(crate) fn background_error(&self) -> Option<Error> {
-        self.buffers.error().or_else(|| self.compactions.error.borrow().clone())
+        self.buffers.error().or_else(|| self.compactions.error())
     }
 
     /// Runs compactions while the policy returns jobs, until the store is closed.
     pub(crate) async fn run_compactions(self: Rc<Self>) {
         while !self.kit.is_closing() && self.kit.failure().is_none() {
-            let alone = self.compactions.alone().await;
+            let permit = self.compactions.permit().await;
             let changed = self.events.changed.notified();
             let now = self.erasure.now();
             let due = self.with_tree(|tree| self.compactions.policy.wakes_at(tree));
@@ -116,9 +126,11 @@ impl Core {
                 Ok(Next::Job(job, claim)) => (Some(job), claim),
                 Ok(Next::Nothing) => (None, None),
                 Ok(Next::NoSpace) => {
-                    drop(alone);
+                    drop(permit);
                     let error = Error::no_space("no compaction has space; delete some keys");
-                    if self.compactions.error.replace(Some(error)).is_none() {
+                    let is_new = self.compactions.error().is_none();
+                    self.compactions.set_error(Some(error));
+                    if is_new {
                         self.events.changed.notify_all();
                     }
                     // After the timeout the loop checks again.
@@ -126,16 +138,15 @@ impl Core {
                     continue;
                 }
                 Err(error) => {
-                    drop(alone);
-                    if !self.note_outcome(|error| _ = self.compactions.error.replace(error), Err(error)).await
-                    {
+                    drop(permit);
+                    if !self.note_compaction(Err(error)).await {
                         return;
                     }
                     continue;
                 }
             };
             let Some(job) = job else {
-                drop(alone);
+                drop(permit);
                 // Where operations are counted, each grant of operations notifies `changed`.
                 let due = due.filter(|_| !self.erasure.counts_operations());
                 let wait =
@@ -144,17 +155,22 @@ impl Core {
                 let _elapsed = runtime::timeout(wait, changed).await;
                 // The error limited the search to small jobs, and none was found: the next search considers
                 // all jobs.
-                self.compactions.error.replace(None);
+                self.compactions.set_error(None);
                 continue;
             };
             self.compactions.is_running.set(true);
             let outcome = self.compact(&job).await;
-            drop((alone, claim));
+            drop((permit, claim));
             self.compactions.is_running.set(false);
-            if !self.note_outcome(|error| _ = self.compactions.error.replace(error), outcome).await {
+            if !self.note_compaction(outcome).await {
                 return;
             }
         }
+    }
+
+    /// Notes the outcome of a compaction. Returns false if no further job may begin.
+    async fn note_compaction(&self, outcome: Result<()>) -> bool {
+        self.note_outcome(|error| self.compactions.set_error(error), outcome).await
     }
 
     /// Finds the next job and claims its zones; reclaims space first if there isn't enough.

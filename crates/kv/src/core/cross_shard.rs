@@ -154,8 +154,8 @@ impl Core {
         }
         let request = self.commit.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        let item = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
-        lane::push(self, WRITE_CLASS, item);
+        let entry = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
+        lane::push(self, WRITE_CLASS, entry);
         self.kit.events.work.notify_one();
         self.commit.requests.wait(request).await
     }

@@ -1,6 +1,10 @@
 //! Mutual exclusion of writes and updates (read, then write) of the same keys, in the order of arrival.
 //!
 //! Keys are hashed to slots. Writes share a slot; an update has the slots of its keys exclusively.
+//!
+//! A batch for several shards enters the gate of each of its shards; the gate keeps the permits of the batch
+//! until it leaves. The gate of the home numbers these batches and limits them; a snapshot of all shards
+//! excludes them.
 
 use crate::batch::{Batch, Write};
 use crate::table::key_hash;
@@ -14,7 +18,7 @@ const SLOTS: usize = 512;
 /// Maximum number of concurrent writes in a slot; an update takes all permits.
 const PERMITS: usize = 1 << 20;
 
-/// Gate that all writes of a shard enter.
+/// Gate that all writes of a shard enter, also those of batches for several shards.
 #[derive(Debug)]
 pub struct KeyGate {
     slots: Vec<Rc<Semaphore>>,

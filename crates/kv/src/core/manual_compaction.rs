@@ -73,7 +73,7 @@ impl Core {
         let mut pass = Pass { end, ..Pass::default() };
         loop {
             // The policy may run a job between two steps.
-            let _alone = self.compactions.alone().await;
+            let _permit = self.compactions.permit().await;
             self.compact_level0().await?;
             let before = pass.clone();
             let Some(job) = self.with_tree(|tree| next(tree, last, &mut pass)) else { break };
@@ -90,7 +90,7 @@ impl Core {
             tree.level(last).iter().filter(|table| is_due(table)).map(|table| table.id).collect::<Vec<_>>()
         });
         for id in deletes {
-            let _alone = self.compactions.alone().await;
+            let _permit = self.compactions.permit().await;
             self.compact_level0().await?;
             let find = |tree: &Tree<'_>| tree.level(last).iter().position(|table| table.id == id);
             // The table may have been compacted meanwhile.

@@ -1,5 +1,5 @@
-//! A shard as an owner of the log kit: its items take effect when their records commit, and the cleaner finds
-//! and moves the live blocks of its tables.
+//! A shard as an owner of the log kit: its entries take effect when their records commit, and the cleaner
+//! finds and moves the live blocks of its tables.
 //!
 //! The cleaner runs on the home. It requests the live blocks of tables from each shard, and each shard
 //! appends the moves of its own blocks.
@@ -128,22 +128,22 @@ impl Owner for Core {
         &self.commit.appender
     }
 
-    fn commit(&self, items: &[KvEntry], zone: u32, position: u32) {
+    fn commit(&self, entries: &[KvEntry], zone: u32, position: u32) {
         let mut place = Place { zone, position };
         let mut user_blocks = 0;
-        for item in items {
-            let blocks = item.blocks();
-            match &item.origin {
+        for entry in entries {
+            let blocks = entry.blocks();
+            match &entry.origin {
                 Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => {
                     user_blocks += u64::from(blocks);
-                    let outcome = self.commit_writes(item, zone);
+                    let outcome = self.commit_writes(entry, zone);
                     let refused =
                         Err(Error::no_space("a part of the writes found no space; discard some data"));
                     if let Err(error) = &outcome {
                         self.fail(error);
                     }
-                    let outcome = if item.body.is_refused.get() { refused } else { outcome };
-                    self.end(item, &outcome);
+                    let outcome = if entry.body.is_refused.get() { refused } else { outcome };
+                    self.end(entry, &outcome);
                 }
                 Origin::Piece { table, first, from } => {
                     let moved = *from != Place::NOWHERE;
@@ -160,12 +160,12 @@ impl Owner for Core {
                         user_blocks += u64::from(blocks);
                     }
                 }
-                Origin::Edit(edit) if item.is_last_part() => self.commit_edit(&edit.0, &edit.1),
+                Origin::Edit(edit) if entry.is_last_part() => self.commit_edit(&edit.0, &edit.1),
                 Origin::Edit(_) | Origin::EditPart => {}
             }
             place = place.after(blocks);
         }
-        if items.iter().any(|item| matches!(item.origin, Origin::Writes { .. } | Origin::Shared)) {
+        if entries.iter().any(|entry| matches!(entry.origin, Origin::Writes { .. } | Origin::Shared)) {
             self.freeze_if_full();
             if self.buffers.take_new_zone() {
                 self.freeze_if_wasteful();
@@ -178,34 +178,34 @@ impl Owner for Core {
         }
     }
 
-    fn refuse(&self, item: &KvEntry, error: &Error) {
-        item.body.is_refused.set(true);
-        if item.is_part() {
-            // The rest of the item isn't written, so replay never finds it complete.
-            self.commit.forget_parts(item);
+    fn refuse(&self, entry: &KvEntry, error: &Error) {
+        entry.body.is_refused.set(true);
+        if entry.is_part() {
+            // The rest of the entry isn't written, so replay never finds it complete.
+            self.commit.forget_parts(entry);
         }
-        self.end(item, &Err(error.clone()));
+        self.end(entry, &Err(error.clone()));
     }
 
-    fn answer(&self, item: &mut KvEntry, error: &Error) {
-        if let Origin::Writes { requests, .. } = &mut item.origin {
+    fn answer(&self, entry: &mut KvEntry, error: &Error) {
+        if let Origin::Writes { requests, .. } = &mut entry.origin {
             let outcome = Err(error.clone());
             requests.drain(..).for_each(|request| self.commit.requests.item_ended(request, &outcome));
         }
     }
 
-    fn cut(&self, item: &mut KvEntry, blocks: u32) -> KvEntry {
-        item.cut(blocks)
+    fn cut(&self, entry: &mut KvEntry, blocks: u32) -> KvEntry {
+        entry.cut(blocks)
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[KvEntry], zone: u32, position: u32) {
+    fn share(&self, joint: &Arc<Joint>, entries: &[KvEntry], zone: u32, position: u32) {
         for (stream, _) in
             joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.peers.shard))
         {
             let shard = shard_of(*stream);
             let mut body = None;
-            for item in items {
-                let found = decode_parts(&item.body.bytes, |part| {
+            for entry in entries {
+                let found = decode_parts(&entry.body.bytes, |part| {
                     if part.shard == shard {
                         body = Some(encode_parts([Part { shard, bytes: part.bytes }].into_iter()));
                     }
@@ -216,8 +216,8 @@ impl Owner for Core {
             let joint = joint.clone();
             let (here, there) = (self.peers.at(self.peers.shard), self.peers.at(shard));
             let deliver = move |core: Rc<Core>| async move {
-                let items = body.into_iter().map(KvEntry::shared).collect();
-                lane::joint_written(&*core, joint, items, zone, position);
+                let entries = body.into_iter().map(KvEntry::shared).collect();
+                lane::joint_written(&*core, joint, entries, zone, position);
                 Ok(())
             };
             let task = async move {
@@ -234,8 +234,8 @@ impl Owner for Core {
         }
     }
 
-    fn before_append(&self, zone: u32, generation: u64, items: &[KvEntry]) {
-        let has_edit = items.iter().any(|item| matches!(item.origin, Origin::Edit(_) | Origin::EditPart));
+    fn before_append(&self, zone: u32, generation: u64, entries: &[KvEntry]) {
+        let has_edit = entries.iter().any(|entry| matches!(entry.origin, Origin::Edit(_) | Origin::EditPart));
         self.note_append(zone, generation, has_edit);
     }
 
@@ -275,7 +275,7 @@ impl Owner for Core {
     /// A task that appends holds the permit, also between two appends: it may have looked for space in an
     /// open zone.
     async fn seal_idle_movers(&self) {
-        let _alone = self.table_zones.alone().await;
+        let _permit = self.table_zones.permit().await;
         self.close_zones().await;
     }
 
@@ -284,8 +284,8 @@ impl Owner for Core {
         for (number, record) in victim.records().iter().enumerate() {
             let shard = shard_of(record.header.stream);
             let mut at = 0;
-            for item in Recorded::decode_all(record)? {
-                if let Recorded::Piece { table, first, blocks, .. } = item {
+            for entry in Recorded::decode_all(record)? {
+                if let Recorded::Piece { table, first, blocks, .. } = entry {
                     let name = Name { shard, table, block: first };
                     let position = record.header.position + 1 + at;
                     let piece = Piece { position, count: blocks, name, offset: 0, record: number, first: at };
@@ -295,7 +295,7 @@ impl Owner for Core {
                     })?
                     .push(piece);
                 }
-                at += item.blocks();
+                at += entry.blocks();
             }
         }
         let (zone, mut live) = (victim.zone(), Vec::new());

@@ -20,7 +20,7 @@ pub(crate) struct SharedSpace {
 }
 
 impl SharedSpace {
-    /// Returns the size for a store of `shards` shards without tables.
+    /// Returns the state of a store of `shards` shards without tables.
     pub fn new(shards: u16) -> Arc<Self> {
         let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
         Arc::new(SharedSpace {

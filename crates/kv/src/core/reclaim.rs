@@ -8,11 +8,13 @@
 //!
 //! Only tables are considered to hide entries: writes that are only in the log may be lost.
 
+#[cfg(test)]
+mod tests;
+
 use super::table_writer::{Clip, Output, TableWriter};
 use crate::core::{Core, TABLE_CLASS};
 use crate::cursor::Cursor;
 use crate::cursor::merge::Merge;
-use crate::cursor::retention::Retention;
 use crate::entry::{Entry, RangeTombstone, Sequence, order};
 use crate::table::TableCursor;
 use crate::tree::level_cursor::AnyCursor;
@@ -147,13 +149,7 @@ impl Core {
         let below: Vec<&Rc<Table>> =
             levels.0.iter().skip(level + 1).flatten().filter(|other| other.overlaps(table)).collect();
         let is_bottom = |key: &[u8]| !below.iter().any(|other| other.may_have(key));
-        let mut retention = Retention::new(
-            self.tables.snapshots.sequences(),
-            ranges,
-            crate::entry::now(),
-            self.settings.delete_persistence.is_some(),
-        )
-        .counting(self.erasure.counts_operations().then(|| self.erasure.now()));
+        let mut retention = self.retention(ranges);
         let kept_ranges =
             own_ranges.into_iter().filter(|range| retention.keeps_range(range, below.is_empty()));
         let mut clip = Clip::new(kept_ranges.collect());

@@ -127,9 +127,10 @@ impl<'a> TableWriter<'a> {
         data.append_zeroes(data.missing());
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
-        let item = KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
-        let alone = self.core.space_for_tables(self.kept, self.class, blocks).await?;
-        self.core.append_alone(&alone, self.class, vec![item]).await?;
+        let entry =
+            KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
+        let permit = self.core.space_for_tables(self.kept, self.class, blocks).await?;
+        self.core.append_alone(&permit, self.class, vec![entry]).await?;
         self.next_block += blocks;
         self.written += whole as u64;
         Ok(())
@@ -162,6 +163,19 @@ impl<'a> TableWriter<'a> {
 }
 
 impl Core {
+    /// Returns the decision which entries are kept at present. The range tombstones include those of the
+    /// merged tables.
+    pub(super) fn retention(&self, tombstones: impl IntoIterator<Item = RangeTombstone>) -> Retention {
+        Retention::new(
+            self.tables.snapshots.sequences(),
+            tombstones,
+            crate::entry::now(),
+            self.settings.delete_persistence.is_some(),
+        )
+        .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
+        .ahead(self.erasure.clock().ahead())
+    }
+
     /// Merges the entries of a cursor up to a sequence into new tables of a level.
     pub(super) async fn rewrite(
         self: &Rc<Self>,
@@ -171,17 +185,9 @@ impl Core {
         class: u8,
         is_bottom: impl Fn(&[u8]) -> bool,
     ) -> Result<(Output, u64)> {
-        let snapshots = self.tables.snapshots.sequences();
-        let held_by = snapshots.last().copied();
+        let held_by = self.tables.snapshots.sequences().last().copied();
         let bottom_range = is_bottom_range(self, level, &is_bottom);
-        let mut retention = Retention::new(
-            snapshots,
-            tombstones.iter().cloned(),
-            crate::entry::now(),
-            self.settings.delete_persistence.is_some(),
-        )
-        .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
-        .ahead(self.erasure.clock().ahead());
+        let mut retention = self.retention(tombstones.iter().cloned());
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
         // A flush frees zones of the write-ahead log, so compactions leave zones for it.
@@ -222,7 +228,7 @@ impl Core {
         class: u8,
     ) -> Result<()> {
         // An edit frees more than it takes, so it may use the zones that are kept for the cleaner.
-        let alone = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
+        let permit = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
         // While the permit is held, no piece is moved until the edit is appended.
         for moved in &mut edit.added {
             let file = self.tables.file(moved.id);
@@ -240,8 +246,8 @@ impl Core {
             });
             files.push(file);
         }
-        let item = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
-        self.append_alone(&alone, class, vec![item]).await
+        let entry = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
+        self.append_alone(&permit, class, vec![entry]).await
     }
 }
 

@@ -40,7 +40,7 @@ impl TableZones {
     }
 
     /// Waits for the permit to append.
-    pub async fn alone(&self) -> Permit {
+    pub async fn permit(&self) -> Permit {
         self.permits.acquire(1).await
     }
 
@@ -59,14 +59,14 @@ impl Core {
     pub(super) async fn space_for_tables(&self, kept: u32, class: u8, blocks: u32) -> Result<Permit> {
         let class = self.table_zones.open_zones.class(class);
         loop {
-            let alone = self.table_zones.alone().await;
+            let permit = self.table_zones.permit().await;
             self.check_running()?;
             if self.kit.pool.free() > kept
                 || self.table_zones.zones.borrow().has_room(&self.kit.layout, class, blocks)
             {
-                return Ok(alone);
+                return Ok(permit);
             }
-            drop(alone);
+            drop(permit);
             if let Some(error) = self.kit.stuck() {
                 return Err(error);
             }
@@ -90,30 +90,30 @@ impl Core {
     /// Appends moves of blocks of this shard's tables.
     pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
         let block = self.kit.layout.block_bytes();
-        let items = moves.into_iter().filter_map(|(table, first, from, data)| {
+        let entries = moves.into_iter().filter_map(|(table, first, from, data)| {
             Some(KvEntry::piece(self.tables.file(table)?, first, from, data.into(), block))
         });
-        let items: Vec<KvEntry> = items.collect();
-        self.append_tables(class, items).await
+        let entries: Vec<KvEntry> = entries.collect();
+        self.append_tables(class, entries).await
     }
 
-    /// Appends items of tables; one task appends at a time.
-    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<KvEntry>) -> Result<()> {
-        let alone = self.table_zones.alone().await;
-        self.append_alone(&alone, class, items).await
+    /// Appends entries of tables; one task appends at a time.
+    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, entries: Vec<KvEntry>) -> Result<()> {
+        let permit = self.table_zones.permit().await;
+        self.append_alone(&permit, class, entries).await
     }
 
-    /// Appends items of tables; the caller holds the permit to append.
+    /// Appends entries of tables; the caller holds the permit to append.
     pub(crate) async fn append_alone(
         self: &Rc<Self>,
-        _alone: &Permit,
+        _permit: &Permit,
         class: u8,
-        items: Vec<KvEntry>,
+        entries: Vec<KvEntry>,
     ) -> Result<()> {
         // The zone may have a class of another placement policy, with which the store was open before.
         let class = self.table_zones.open_zones.class(class.min(self.table_zones.placement.classes() - 1));
         let mut zones = self.table_zones.zones.replace(Mover::new(0));
-        let outcome = zones.append(self, class, items).await;
+        let outcome = zones.append(self, class, entries).await;
         zones.answer(&**self).await;
         self.table_zones.zones.replace(zones);
         outcome
@@ -127,7 +127,7 @@ impl Core {
 
     /// Seals those of the zones that are open.
     pub(super) async fn seal_zones(&self, zones: impl Iterator<Item = u32>) {
-        let _alone = self.table_zones.alone().await;
+        let _permit = self.table_zones.permit().await;
         let mut open = self.table_zones.zones.replace(Mover::new(0));
         for zone in zones {
             open.seal(self, zone).await;
@@ -135,7 +135,7 @@ impl Core {
         self.table_zones.zones.replace(open);
     }
 
-    /// Seals all open zones, for good.
+    /// Seals all open zones. No append to tables may follow.
     pub(crate) async fn end_zones(&self) {
         let mut zones = self.table_zones.zones.replace(Mover::new(0));
         zones.close(self).await;

@@ -18,9 +18,9 @@ use std::rc::Rc;
 /// Uncommitted writes of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Uncommitted {
-    /// Items in flight in the order of the log, each with the number of its writes.
-    items: RefCell<VecDeque<(Rc<Body>, u64)>>,
-    /// Number of writes that are queued for the next item.
+    /// Log entries in flight in the order of the log, each with the number of its writes.
+    log_entries: RefCell<VecDeque<(Rc<Body>, u64)>>,
+    /// Number of writes that are queued for the next log entry.
     pending: Cell<u64>,
 }
 
@@ -30,24 +30,24 @@ impl Uncommitted {
         self.pending.set(self.pending.get() + writes);
     }
 
-    /// Notes that the queued writes were submitted in an item.
+    /// Notes that the queued writes were submitted in a log entry.
     pub fn submitted(&self, body: &Rc<Body>) {
-        self.items.borrow_mut().push_back((body.clone(), self.pending.take()));
+        self.log_entries.borrow_mut().push_back((body.clone(), self.pending.take()));
     }
 
-    /// Notes that the first item has committed.
-    pub fn committed(&self) {
-        self.items.borrow_mut().pop_front();
+    /// Notes that the first log entry has committed.
+    pub fn note_committed(&self) {
+        self.log_entries.borrow_mut().pop_front();
     }
 
     /// Sequence of the newest write whose record has committed; `newest` is that of the newest write.
-    pub fn before(&self, newest: Sequence) -> Sequence {
-        newest - self.pending.get() - self.items.borrow().iter().map(|(_, writes)| writes).sum::<u64>()
+    pub fn committed_sequence(&self, newest: Sequence) -> Sequence {
+        newest - self.pending.get() - self.log_entries.borrow().iter().map(|(_, writes)| writes).sum::<u64>()
     }
 
     /// Copies the uncommitted writes of a full buffer to the next one. `pending` has the queued writes.
     pub fn carry_over(&self, (full, next): (&WriteBuffer, &WriteBuffer), pending: &[u8], newest: Sequence) {
-        let first = self.before(newest);
+        let first = self.committed_sequence(newest);
         let mut sequence = first;
         let mut copy = |writes: &[u8]| -> Result<()> {
             Write::decode_all(writes, |write| {
@@ -57,8 +57,8 @@ impl Uncommitted {
                 }
             })
         };
-        for (body, _) in &*self.items.borrow() {
-            decode_parts(&body.bytes, |part| copy(part.bytes)).expect("an item of this shard");
+        for (body, _) in &*self.log_entries.borrow() {
+            decode_parts(&body.bytes, |part| copy(part.bytes)).expect("a log entry of this shard");
         }
         if self.pending.get() > 0 {
             copy(pending).expect("writes of this shard");

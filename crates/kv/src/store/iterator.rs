@@ -2,8 +2,7 @@
 
 use crate::core::Snapshot;
 use crate::entry::Timestamp;
-use crate::scan::Scan;
-use crate::scan::{Pair, Pairs};
+use crate::scan::{Pair, Pairs, Scan};
 use crate::store::Store;
 use block::Result;
 

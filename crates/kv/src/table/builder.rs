@@ -1,11 +1,10 @@
 //! Construction of tables.
 
-use super::Options;
 use super::entries_writer::{EntriesWriter, common_prefix, order_after};
 use super::filter::{self, key_hash};
-use super::range_tombstones;
 use super::stored::{BlockHandle, BlockKind, Sealer, TRAILER_BYTES};
 use super::summary::{FOOTER_BYTES, Summary, encode_footer};
+use super::{Options, range_tombstones};
 use crate::entry::{Entry, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Timestamp, Value};
 use block::{Error, Result};
 use std::cmp::Ordering;

@@ -3,8 +3,7 @@
 use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
 use crate::table::{Block, BlockHandle, BlockSource, Reader, Summary, TableCursor};
-use crate::tree::extents::Place;
-use crate::tree::extents::{Extent, ReadAhead, place, read_runs, runs};
+use crate::tree::extents::{Extent, Place, ReadAhead, place, read_runs, runs};
 use crate::tree::manifest::{TableId, TableMeta};
 use crate::tree::salvage::Lost;
 use block::{Buffer, Error, Result};

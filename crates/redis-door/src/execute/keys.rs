@@ -5,8 +5,7 @@ use crate::command::Failure;
 use crate::pattern::Pattern;
 use crate::scan_cursors::{HashPage, Position};
 use block::Result;
-use kv::Pairs;
-use kv::Scan;
+use kv::{Pairs, Scan};
 
 const TOO_MANY: Failure = Failure::fixed("ERR the matching keys have more than 64 MiB; use SCAN");
 

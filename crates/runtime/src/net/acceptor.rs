@@ -1,9 +1,9 @@
 //! Acceptor of a server's connections: each is handed to a shard, up to a limit, and all end when the server
 //! stops.
 
-use runtime::ShardIndex;
-use runtime::net::{Listener, RemoteStream, Shutdown, Stream};
-use runtime::sync::{Notify, StopToken};
+use super::{Address, Listener, RemoteStream, Shutdown, Stream};
+use crate::ShardIndex;
+use crate::sync::{Notify, StopToken};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -47,8 +47,10 @@ impl Drop for ClientPermit {
 }
 
 /// Accepts connections until the stop signal; the n-th one is served on shard n mod the number of shards.
-/// Connections beyond the limit are closed after `refuse`. All callers for one limit are on the same shard.
+/// Connections beyond the limit are closed after `refuse`, with a warning that names the server and its
+/// configured address. All callers for one limit are on the same shard.
 pub async fn accept<F: Future<Output = ()> + 'static>(
+    (server, address): (&str, &Address),
     (listener, stop): (&Listener, &StopToken),
     clients: &Arc<Clients>,
     refuse: impl Fn(&Stream),
@@ -60,8 +62,10 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
         if clients.connected() >= clients.max {
             clients.refused.fetch_add(1, Ordering::Relaxed);
             refuse(&stream);
-            let (address, most) = (listener.local_address(), clients.max);
-            tracing::warn!("a client of {address} was refused: the limit of {most} connections is reached");
+            let max = clients.max;
+            tracing::warn!(
+                "{server}: a client of {address} was refused: the limit of {max} connections is reached"
+            );
             continue;
         }
         let remote = match stream.into_remote() {
@@ -73,8 +77,8 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
         };
         clients.connected.fetch_add(1, Ordering::Relaxed);
         let (serve, permit) = (serve.clone(), ClientPermit(clients.clone()));
-        let shard = ShardIndex(count % runtime::shard_count());
-        runtime::spawn_on(shard, move || serve(remote, permit)).detach();
+        let shard = ShardIndex(count % crate::shard_count());
+        crate::spawn_on(shard, move || serve(remote, permit)).detach();
         count += 1;
     }
 }
@@ -132,7 +136,7 @@ impl<W> Connections<W> {
             // The stream may be closed already.
             let _ = stream(&watch).shutdown(Shutdown::Read).await;
         }
-        let have_ended = runtime::timeout(limit, self.all_ended()).await.is_ok();
+        let have_ended = crate::timeout(limit, self.all_ended()).await.is_ok();
         for watch in self.all() {
             let _ = stream(&watch).shutdown(Shutdown::Both).await;
         }
