@@ -249,6 +249,19 @@ impl Session {
         self.ended().await;
     }
 
+    /// Aborts the connection, unless the session has ended: requests of the users fail, and the mount is
+    /// removed. Another mount at its path stays. For a server that ends without waiting for its storage.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub async fn abort(&self) -> Result<()> {
+        match self.outcome() {
+            // The number of the connection may belong to another one by now.
+            Some(_) => Ok(()),
+            None => self.mount.abort().await,
+        }
+    }
+
     /// Unmounts and ends the session. While the file system is in use, retries for at most `limit`.
     ///
     /// # Errors
