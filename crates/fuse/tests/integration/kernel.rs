@@ -234,7 +234,6 @@ fn an_abort_spares_the_mount_of_another_server() {
         aside(move || std::fs::write(path.join("other"), b"data").expect("it is served")).await;
         second.abort().await.expect("aborted");
         second.ended().await;
-        assert_eq!(second.outcome(), Some(&Ended::Aborted));
     });
     assert!(!point.is_mounted());
 }
