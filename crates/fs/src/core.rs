@@ -8,7 +8,8 @@
 //!
 //! Its parts have private state: `admission` refuses and delays operations, `durability` numbers them and
 //! knows how far they are written, `checkpoint` freezes trees, `moves` has the zones of the cleaner's
-//! moves.
+//! moves. Open are only parts of parts, with private state of their own: the gate and the classes of
+//! `admission`, the locks of `Peers`, and the reads in progress of `Reader`.
 //!
 //! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
 //! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
@@ -48,7 +49,7 @@ use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::extents::{Lost, Place};
 use crate::metadata::inode::InodeNumber;
-use crate::metadata::stripes::Striping;
+use crate::names::striping::Striping;
 use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
 use block::{Payload, Result};

@@ -420,7 +420,7 @@ impl Core {
         let enough = (live + live / 2).div_ceil(u64::from(self.kit.layout.zone_blocks)) as usize + 1;
         let surplus = zones.len().saturating_sub(enough);
         // Rewritten pages need space: at most half of the free zones above the reserve, or half a zone.
-        let spare = pool.free().saturating_sub(self.kept_zones());
+        let spare = pool.free().saturating_sub(self.admission.kept_zones());
         let most = (u64::from(spare) * u64::from(self.kit.layout.zone_blocks))
             .max(u64::from(self.kit.layout.zone_blocks))
             / 2;

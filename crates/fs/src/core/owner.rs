@@ -162,6 +162,10 @@ impl Owner for Core {
         self.admission.checkpoint_zones()
     }
 
+    fn kept_zones(&self) -> u32 {
+        self.admission.kept_zones()
+    }
+
     fn zones_left_by_cleaner(&self) -> u32 {
         self.checkpoint_zones() + REMOVAL_RESERVE
     }
