@@ -392,7 +392,7 @@ pub(crate) fn contents(core: &Core, version: Option<SnapshotNumber>) -> Result<C
 /// Returns the metadata of a version, one element for each core.
 ///
 /// # Errors
-/// Errors of [`contents`](contents).
+/// Errors of [`contents`].
 pub(crate) async fn all_contents(core: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
     let mut parts = Vec::new();
     for each in core.cores().all() {

@@ -16,8 +16,7 @@ use crate::metadata::change::{Attributes, Change, KEEP_TIMES};
 
 use crate::metadata::extents::{Blocks, Extent, Moved, Place, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, kind};
+use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, Value, kind};
 use crate::metadata::versions::{Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};

@@ -193,7 +193,7 @@ impl Admission {
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
-    pub fn check_space_for_item(&self) -> Result<()> {
+    pub fn check_space_for_operation(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
         // An eighth is reserved for writes and removals.
         self.check_memory(8)?;

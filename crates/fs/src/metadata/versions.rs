@@ -12,12 +12,11 @@
 //! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
 //! with a shared block are also consecutive.
 
-use crate::metadata::Metadata;
-use crate::metadata::directory;
 use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{InodeNumber, Time, kind};
 use crate::metadata::shared::{self, Run};
+use crate::metadata::{Metadata, directory};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 

@@ -14,12 +14,11 @@
 
 use crate::core::entry::{FsEntry, Origin};
 use crate::core::{Broken, Core, user_stream};
-use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::directory;
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::metadata::stripes::{self, Stripes};
+use crate::metadata::{Metadata, directory};
 use crate::names::locks::MOVES;
 use crate::tree::{Key, Released};
 use block::{Error, Payload, Result};
@@ -119,7 +118,7 @@ pub(crate) async fn jointly<T: 'static>(
     outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
 }
 
-/// As [`jointly`](jointly), for a caller that isn't dropped before the end. `decide` may wait; the
+/// As [`jointly`], for a caller that isn't dropped before the end. `decide` may wait; the
 /// inodes stay locked. `answer` gets the outcome: for lack of space, before this function returns,
 /// because the operation may still take effect. When this returns, the operation has taken effect or
 /// failed.
@@ -297,7 +296,7 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
     if core.breaks(Broken::SplitsOperations) {
         return (append_apart(core, changes).await, 0);
     }
-    // Ended lanes take no items.
+    // Ended lanes take no entries.
     if let Err(error) = core.check_open() {
         return (Err(error), 0);
     }
@@ -316,18 +315,19 @@ async fn append_apart(core: &Rc<Core>, changes: Changes) -> Result<()> {
 }
 
 /// Sends the changes of a joint record to the other cores that it involves.
-pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
+pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, entries: &[FsEntry], zone: u32, position: u32) {
     for (stream, _) in &joint.members()[1..] {
         let index = u32::from(stream.0) / 2;
         let is_its = |change: &&Change| core.cores().index_of(change.inode()) == index;
-        let changes: Changes = items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
-        let (joint, is_refused) = (joint.clone(), items.is_empty());
+        let changes: Changes =
+            entries.iter().flat_map(|entry| &entry.changes).filter(is_its).cloned().collect();
+        let (joint, is_refused) = (joint.clone(), entries.is_empty());
         let (here, there) =
             (core.cores().all()[core.index() as usize].clone(), core.cores().all()[index as usize].clone());
         let deliver = move |core: Rc<Core>| async move {
             let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
-            let item = (!is_refused).then(|| number(changes));
-            lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
+            let entry = (!is_refused).then(|| number(changes));
+            lane::joint_written(&*core, joint, entry.into_iter().collect(), zone, position);
             Ok(())
         };
         let task = async move {

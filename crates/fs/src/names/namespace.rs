@@ -7,10 +7,8 @@ use crate::metadata::change::{Attributes, Change, Changes};
 
 use crate::metadata::directory::{self, Found, MAX_NAME, check_name, show};
 use crate::metadata::forest::{Forest, Shard};
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, kind};
-use crate::metadata::stripes;
-use crate::metadata::{Metadata, orphan};
+use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, Value, kind};
+use crate::metadata::{Metadata, orphan, stripes};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;

@@ -96,7 +96,7 @@ fn begin_striping(core: &Rc<Core>, directory: InodeNumber) {
 
 /// Makes a directory of this core striped.
 async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
-    core.check_space_for_item()?;
+    core.check_space_for_operation()?;
     let own = core.inode(directory)?;
     let (shards, first) = {
         let metadata = core.metadata.borrow();
@@ -132,7 +132,7 @@ async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
 
 /// Creates an inode without names that can become a stripe of a directory.
 async fn make_stripe(core: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
-    core.check_space_for_item()?;
+    core.check_space_for_operation()?;
     let decide = |metadata: &Metadata| {
         let number = metadata.next_inode(shard);
         let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
@@ -210,7 +210,7 @@ async fn copy_to(core: &Core, directory: InodeNumber, stripes: &Stripes, index: 
 /// Adds copies of names to a stripe of this core, and waits until they are written.
 async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
     core.check_open()?;
-    core.check_space_for_item()?;
+    core.check_space_for_operation()?;
     let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
     core.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
     for together in names.chunks(COPIED_TOGETHER) {

@@ -13,12 +13,11 @@
 use crate::core::Core;
 use crate::core::cores::Cores;
 use crate::format::BLOCK;
-use crate::metadata::Metadata;
-use crate::metadata::directory;
 use crate::metadata::extents::{Extent, GONE};
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::shared::{FIRST_KEEPER, Run};
+use crate::metadata::{Metadata, directory};
 use crate::tree::Key;
 use block::Result;
 use logkit::Layout;
