@@ -374,12 +374,12 @@ pub(crate) struct Contents {
 ///
 /// # Errors
 /// ESTALE for a deleted snapshot.
-pub(crate) fn contents(here: &Core, version: Option<SnapshotNumber>) -> Result<Contents> {
+pub(crate) fn contents(core: &Core, version: Option<SnapshotNumber>) -> Result<Contents> {
     let pages = match version {
-        None => pages_of(&here.metadata.borrow()),
+        None => pages_of(&core.metadata.borrow()),
         Some(_) => Vec::new(),
     };
-    here.in_version(version, |metadata| {
+    core.in_version(version, |metadata| {
         Ok(Contents {
             items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
             inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
@@ -392,12 +392,12 @@ pub(crate) fn contents(here: &Core, version: Option<SnapshotNumber>) -> Result<C
 /// Returns the metadata of a version, one element for each core.
 ///
 /// # Errors
-/// Errors of [`contents`](contents).
-pub(crate) async fn all_contents(here: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
+/// Errors of [`contents`].
+pub(crate) async fn all_contents(core: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
     let mut parts = Vec::new();
-    for core in here.cores().all() {
+    for each in core.cores().all() {
         let contents = move |core: Rc<Core>| async move { contents(&core, version) };
-        parts.push(core.with(contents).await?);
+        parts.push(each.with(contents).await?);
     }
     Ok(parts)
 }
@@ -405,39 +405,39 @@ pub(crate) async fn all_contents(here: &Core, version: Option<SnapshotNumber>) -
 /// Checks the metadata of all cores of the open file system, and the live counts by which zones are
 /// reset.
 pub(crate) fn check_contents(
-    here: &Core,
+    core: &Core,
     parts: Vec<Contents>,
     snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
 ) -> Result<Report> {
     let mut report = Report::new(Options::default());
-    let shards = here.metadata.borrow().items.shards();
+    let shards = core.metadata.borrow().items.shards();
     let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
     let mut pages = Vec::new();
-    for (core, contents) in (0..).zip(parts) {
+    for (index, contents) in (0..).zip(parts) {
         contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
         metadata.preallocated += contents.preallocated;
         pages.extend(contents.pages);
         for (shard, inodes) in
-            (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, here.totals().cores()) == core)
+            (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, core.totals().cores()) == index)
         {
             metadata.set_inodes(shard, inodes);
         }
     }
-    let mut extents = items::check(&metadata, &here.kit.layout, &mut report);
+    let mut extents = items::check(&metadata, &core.kit.layout, &mut report);
     for (info, parts) in snapshots {
         let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
         for (key, value) in parts.iter().flat_map(|part| &part.items) {
             metadata.put(key, value);
         }
-        let (found, own) = check_snapshot(&metadata, &here.kit.layout, report.most);
+        let (found, own) = check_snapshot(&metadata, &core.kit.layout, report.most);
         report.add_snapshot(&info, own);
         extents.extend(found);
     }
     let extents = united(extents);
     report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
     check_places(&extents, &pages, &mut report);
-    check_counts(&extents, None, &here.kit.pool, &mut report);
-    report.excluded_zones = here.kit.pool.damaged();
+    check_counts(&extents, None, &core.kit.pool, &mut report);
+    report.excluded_zones = core.kit.pool.damaged();
     Ok(report)
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Its parts have private state: `admission` refuses and delays operations, `durability` numbers them and
 //! knows how far they are written, `checkpoint` freezes trees, `moves` has the zones of the cleaner's
-//! moves.
+//! moves. Open are only parts of parts, with private state of their own: the gate and the classes of
+//! `admission`, the locks of `Peers`, and the reads in progress of `Reader`.
 //!
 //! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
 //! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
@@ -48,7 +49,7 @@ use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::extents::{Lost, Place};
 use crate::metadata::inode::InodeNumber;
-use crate::metadata::stripes::Striping;
+use crate::names::striping::Striping;
 use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
 use block::{Payload, Result};
@@ -61,8 +62,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Properties of an opening of the file system.
-pub(crate) struct Opened {
+/// Values that the opening of the file system found.
+pub(crate) struct OpeningReport {
     /// Preferred size of requests in bytes, as reported to programs.
     pub block_size: u64,
     /// Number of records that were replayed.
@@ -75,7 +76,7 @@ pub(crate) struct Opened {
 pub struct Core {
     pub(crate) kit: Rc<Kit>,
     pub(crate) peers: Peers,
-    pub(crate) opened: Opened,
+    pub(crate) opened: OpeningReport,
     pub(crate) metadata: RefCell<Metadata>,
     pub(crate) nodes: Nodes,
     pub(crate) admission: Admission,
@@ -103,7 +104,7 @@ impl Core {
         policy: Box<dyn Policy>,
         (mut metadata, released): (Metadata, Released),
         settings: &Settings,
-        opened: Opened,
+        opened: OpeningReport,
     ) -> Rc<Self> {
         metadata.snapshots.keeps_nothing = settings.breaks(Broken::ForgetsSnapshots);
         metadata.snapshots.ignores_shared = settings.breaks(Broken::IgnoresShared);
@@ -201,17 +202,17 @@ impl Core {
         self.admission.check_open()
     }
 
-    /// [`Admission::check_space`].
+    /// Refuses an operation that needs `blocks` blocks if fewer are free, as [`Admission::check_space`].
     pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
         self.admission.check_space(blocks)
     }
 
-    /// [`Admission::check_space_for_item`].
-    pub(crate) fn check_space_for_item(&self) -> Result<()> {
-        self.admission.check_space_for_item()
+    /// Refuses operations without data that need space, as [`Admission::check_space_for_operation`].
+    pub(crate) fn check_space_for_operation(&self) -> Result<()> {
+        self.admission.check_space_for_operation()
     }
 
-    /// [`Admission::is_short`].
+    /// Whether little space is free, as [`Admission::is_short`].
     pub(crate) fn is_short(&self) -> bool {
         self.admission.is_short()
     }
@@ -230,7 +231,8 @@ impl Core {
     /// Applies an operation on names or attributes, and queues it for its record. Returns its number.
     ///
     /// # Errors
-    /// [`Corrupt`](block::Error::Corrupt) for a damaged item: the file system refuses all changes after that.
+    /// [`Corrupt`](block::Error::Corrupt) for a damaged tree item: the file system refuses all changes after
+    /// that.
     pub fn submit(&self, changes: Changes, permit: Option<Permit>) -> Result<u64> {
         if changes.is_empty() {
             return Ok(self.durability.done());
@@ -265,11 +267,11 @@ impl Core {
         Ok(self.queue(Changes::new(), Payload::default(), origin))
     }
 
-    /// Numbers and queues an item.
+    /// Numbers and queues a log entry.
     pub(crate) fn queue(&self, changes: Changes, data: Payload, origin: Origin) -> u64 {
-        let item = self.durability.number(changes, data, origin);
-        let ticket = item.ticket;
-        lane::push(self, self.durability.class(), item);
+        let entry = self.durability.number(changes, data, origin);
+        let ticket = entry.ticket;
+        lane::push(self, self.durability.class(), entry);
         self.kit.events.work.notify_one();
         ticket
     }
@@ -287,7 +289,7 @@ impl Core {
         Admitted { permit, turn }: Admitted,
         held: RangeGuard,
     ) -> Result<u64> {
-        // Ended lanes take no items.
+        // Ended lanes take no entries.
         self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
         self.admission.reserve(growth);
@@ -343,11 +345,11 @@ impl Core {
         self.sync(self.durability.issued()).await
     }
 
-    /// Completes an item that has taken effect, or failed.
-    fn end(&self, item: &FsEntry, outcome: &Result<()>) {
-        if let Origin::Write { growth, .. } = item.origin {
+    /// Completes a log entry that has taken effect, or failed.
+    fn end(&self, entry: &FsEntry, outcome: &Result<()>) {
+        if let Origin::Write { growth, .. } = entry.origin {
             self.admission.release(growth);
         }
-        self.durability.end(item, outcome);
+        self.durability.end(entry, outcome);
     }
 }

@@ -94,7 +94,7 @@ pub struct ShardState {
     /// Tree of the shard.
     pub tree: Stored,
     /// Inodes of the shard.
-    pub inodes: Inodes,
+    pub(crate) inodes: Inodes,
 }
 
 /// A snapshot as it is stored in checkpoints.

@@ -8,16 +8,15 @@ pub mod directory;
 pub(crate) mod extents;
 pub(crate) mod forest;
 pub mod inode;
-pub mod shared;
-pub mod stripes;
+pub(crate) mod shared;
+pub(crate) mod stripes;
 pub mod versions;
 
 use crate::metadata::change::{Attributes, Change, KEEP_TIMES};
 
 use crate::metadata::extents::{Blocks, Extent, Moved, Place, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, kind};
+use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, Value, kind};
 use crate::metadata::versions::{Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};
@@ -28,7 +27,7 @@ const REMOVED_AT_ONCE: usize = 8;
 
 /// Inode counts of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inodes {
+pub(crate) struct Inodes {
     /// Number of the next new inode.
     pub next: InodeNumber,
     /// Number of inodes.
@@ -47,7 +46,7 @@ impl Inodes {
 
 /// The metadata of a core.
 #[derive(Debug, Clone)]
-pub struct Metadata {
+pub(crate) struct Metadata {
     /// All items.
     pub items: Forest,
     /// Inode counts of each shard.
@@ -340,7 +339,7 @@ impl Metadata {
     }
 
     /// Inodes without names, which were open.
-    pub fn orphans(&self) -> Vec<InodeNumber> {
+    pub(crate) fn orphans(&self) -> Vec<InodeNumber> {
         self.named_by(kind::ORPHAN)
     }
 
@@ -363,7 +362,7 @@ impl Metadata {
 }
 
 /// Key of the item that marks an inode as an orphan, without names.
-pub fn orphan(inode: InodeNumber) -> Key {
+pub(crate) fn orphan(inode: InodeNumber) -> Key {
     Key { inode: 0, kind: kind::ORPHAN, offset: inode }
 }
 
@@ -396,7 +395,7 @@ fn set(inode: &mut Inode, attributes: &Attributes) {
 ///
 /// # Errors
 /// ENXIO if `offset` isn't below the size of the file, or if no data follows.
-pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
+pub(crate) fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
     let size = metadata.inode(inode)?.size;
     let none =
         || Error::from_errno(libc::ENXIO, format!("inode {inode} ends at byte {size}, before {offset}"));

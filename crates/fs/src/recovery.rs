@@ -7,8 +7,8 @@ use crate::core::checkpoint::unseal;
 use crate::core::cores::{Cores, Totals, core_of};
 use crate::core::geometry::{check_new, too_few};
 use crate::core::{
-    Accounting, Broken, Core, Opened, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
-    user_stream,
+    Accounting, Broken, Core, OpeningReport, STREAMS, Settings, cleaner_stream, kit_settings, now,
+    reserved_zones, user_stream,
 };
 use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
 use crate::metadata::change::{Change, Recorded};
@@ -16,15 +16,13 @@ use crate::metadata::extents::{Blocks, Extent, GONE};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{InodeNumber, ROOT, kind};
 use crate::metadata::shared::FIRST_KEEPER;
-use crate::metadata::versions::SnapshotInfo;
-use crate::metadata::versions::{Snapshot, own_blocks, visit_own_blocks};
+use crate::metadata::versions::{Snapshot, SnapshotInfo, own_blocks, visit_own_blocks};
 use crate::metadata::{Inodes, Metadata};
 use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::Identity;
-use logkit::recovery::LostParts;
-use logkit::recovery::{self, Goal, Opening};
+use logkit::recovery::{self, Goal, LostParts, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Parts, Sequences, ZonePool};
 use runtime::{Home, ShardIndex};
@@ -206,7 +204,7 @@ async fn start(
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
             let (block_size, replayed) = (properties.block_size, loaded.replayed);
-            let opened = Opened { block_size, replayed, lost: RefCell::new(lost) };
+            let opened = OpeningReport { block_size, replayed, lost: RefCell::new(lost) };
             let core = Core::new(
                 (index, totals),
                 kit,

@@ -109,14 +109,21 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Aborts the connection of the mount of `source` at a path, and removes the mount point. A mount of another
-/// source stays. Blocks the thread.
+/// Returns the number of the connection of the topmost mount at a path, if it is one of siltstone. Sends no
+/// request to its server.
+pub(crate) fn number_at(path: &Path) -> Option<u32> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    Some(topmost(&text, &own_path(path).ok()?)?.connection)
+}
+
+/// Aborts a connection by its mount at a path, and removes the mount. A mount of another connection stays.
+/// Blocks the thread.
 ///
 /// # Errors
 /// The kernel's error.
-pub fn abort_mount(path: &Path, source: &str) -> Result<()> {
+pub(crate) fn abort_mount(path: &Path, connection: u32) -> Result<()> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    match topmost(&text, path).filter(|found| found.source == source) {
+    match topmost(&text, path).filter(|found| found.connection == connection) {
         Some(found) => abort(&found),
         None => Ok(()),
     }

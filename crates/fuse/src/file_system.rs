@@ -12,7 +12,7 @@
 //!
 //! # Errors
 //! An error is answered with its [number](block::Error::errno). After ENOSYS ([`not_implemented`]) the kernel
-//! sends most operations no more: FLUSH and FSYNC succeed, CREATE is replaced by MKNOD and OPEN.
+//! no longer sends most operations: FLUSH and FSYNC succeed, CREATE is replaced by MKNOD and OPEN.
 //!
 //! The kernel implements locks (`flock`, POSIX).
 

@@ -44,6 +44,8 @@ pub struct MountOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     path: PathBuf,
+    /// Number of its connection, if it could be found.
+    connection: Option<u32>,
 }
 
 fn failed(error: rustix::io::Errno, doing: impl std::fmt::Display) -> Error {
@@ -53,7 +55,11 @@ fn failed(error: rustix::io::Errno, doing: impl std::fmt::Display) -> Error {
 impl Mount {
     /// Returns the file system that is mounted at this path, for [`Session::adopt`](crate::Session::adopt).
     pub fn existing(path: PathBuf) -> Mount {
-        Mount { path }
+        Mount::at(path)
+    }
+
+    fn at(path: PathBuf) -> Mount {
+        Mount { connection: crate::connection::number_at(&path), path }
     }
 
     /// Mount point, without symbolic links.
@@ -100,6 +106,12 @@ impl Mount {
         let path = self.path.clone();
         runtime::blocking(move || unmount(&path, true)).await
     }
+
+    /// Aborts the connection and removes the mount, if it is still the topmost one at its path.
+    pub(crate) async fn abort(&self) -> Result<()> {
+        let Mount { path, connection: Some(connection) } = self.clone() else { return Ok(()) };
+        runtime::blocking(move || crate::connection::abort_mount(&path, connection)).await
+    }
 }
 
 fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
@@ -125,9 +137,9 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     match mount_directly(options, &path, metadata.mode()) {
         Err(Error::PermissionDenied(_) | Error::Os(libc::EPERM, _)) => {
             let device = mount_by_helper(HELPER, options, &path)?;
-            Ok((Mount { path }, device))
+            Ok((Mount::at(path), device))
         }
-        other => other.map(|device| (Mount { path }, device)),
+        other => other.map(|device| (Mount::at(path), device)),
     }
 }
 

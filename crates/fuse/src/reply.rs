@@ -88,7 +88,10 @@ impl Reply {
             WRITE | COPY_FILE_RANGE | COPY_FILE_RANGE_64 => matches!(self, Reply::Written(_)),
             LSEEK => matches!(self, Reply::Offset(_)),
             STATFS => matches!(self, Reply::Statistics(_)),
-            READDIR | READDIRPLUS => matches!(self, Reply::Directory(_)),
+            READDIR | READDIRPLUS => {
+                let with_attributes = opcode == READDIRPLUS;
+                matches!(self, Reply::Directory(entries) if entries.with_attributes() == with_attributes)
+            }
             _ => matches!(self, Reply::Done),
         }
     }
@@ -101,7 +104,7 @@ impl Reply {
     pub(crate) fn frame(self, request: &InHeader, limit: u64) -> Result<Payload> {
         if !self.answers(request.opcode) {
             return Err(Error::io(format!(
-                "the file system answered request {} by another reply",
+                "FUSE request {}: the file system returned a reply of another kind",
                 request.opcode
             )));
         }

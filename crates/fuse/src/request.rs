@@ -284,7 +284,7 @@ fn on_node<'a>(arguments: &mut Arguments<'a>) -> Result<Option<Operation<'a>>, M
 /// A WRITE, which must have as much data as it announces.
 #[inline]
 fn write(arguments: WriteIn, data: Option<Buffer>) -> Result<Operation<'static>, Malformed> {
-    let data = data.unwrap_or_else(|| Buffer::new(0));
+    let data = data.ok_or(Malformed::Arguments(opcode::WRITE))?;
     match data.filled().len() == arguments.size as usize {
         true => Ok(Operation::Write(Write::of(&arguments, data))),
         false => Err(Malformed::Data(data.filled().len(), arguments.size)),

@@ -21,7 +21,7 @@ use crate::dispatch::{self, Request};
 use crate::file_system::{FileSystem, FileSystemPart};
 use crate::mount::{DEVICE, Mount, MountOptions};
 use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
-use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, init_flag, notify, opcode};
+use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, InitIn, init_flag, notify, opcode};
 use crate::reply;
 use crate::request::{self, Message};
 use block::{Buffer, Error, Result};
@@ -249,6 +249,19 @@ impl Session {
         self.ended().await;
     }
 
+    /// Aborts the connection, unless the session has ended: requests of the users fail, and the mount is
+    /// removed. Another mount at its path stays. For a server that ends without waiting for its storage.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub async fn abort(&self) -> Result<()> {
+        match self.outcome() {
+            // The number of the connection may belong to another one by now.
+            Some(_) => Ok(()),
+            None => self.mount.abort().await,
+        }
+    }
+
     /// Unmounts and ends the session. While the file system is in use, retries for at most `limit`.
     ///
     /// # Errors
@@ -317,6 +330,19 @@ fn clone_of(device: &OwnedFd) -> Result<OwnedFd> {
     Ok(clone)
 }
 
+/// Parses the first request of a connection, of `length` bytes.
+fn first_request(bytes: &[u8], length: usize) -> Result<(InHeader, InitIn)> {
+    let malformed = |malformed: request::Malformed| Error::protocol(malformed.to_string());
+    let header = request::header(bytes, length).map_err(malformed)?;
+    if header.opcode == opcode::INIT
+        && let Message::Init(init) =
+            request::parse(&header, &bytes[size_of::<InHeader>()..], None, false).map_err(malformed)?
+    {
+        return Ok((header, init));
+    }
+    Err(Error::protocol(format!("FUSE request {}: expected INIT ({}) first", header.opcode, opcode::INIT)))
+}
+
 /// Answers INIT.
 async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
     let device = MessageDevice::from_descriptor(duplicate(device)?, DEVICE)?;
@@ -324,16 +350,7 @@ async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
     let (result, head, body) = runtime::timeout(INIT_LIMIT, reading).await?;
     let mut bytes = head.filled().to_vec();
     bytes.extend_from_slice(body.filled());
-    let malformed = |malformed: request::Malformed| Error::protocol(malformed.to_string());
-    let header = request::header(&bytes, result?).map_err(malformed)?;
-    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], None, false).map_err(malformed)?;
-    let Message::Init(init) = parsed else {
-        return Err(Error::protocol(format!(
-            "FUSE request {}: expected INIT ({}) first",
-            header.opcode,
-            opcode::INIT
-        )));
-    };
+    let (header, init) = first_request(&bytes, result?)?;
     let requests = REQUESTS * runtime::shard_count();
     match negotiate(&init, capabilities, requests) {
         Ok((negotiated, out)) => {
@@ -553,4 +570,20 @@ async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_request_other_than_init_is_named() {
+        for (opcode, arguments) in [(opcode::WRITE, [1; 104]), (opcode::STATFS, [0; 104])] {
+            let len = (size_of::<InHeader>() + arguments.len()) as u32;
+            let header = InHeader { len, opcode, ..InHeader::default() };
+            let error = first_request(&[header.as_bytes(), &arguments].concat(), len as usize);
+            let expected = format!("FUSE request {opcode}: expected INIT (26) first");
+            assert!(error.expect_err("refused").to_string().contains(&expected));
+        }
+    }
 }

@@ -137,8 +137,7 @@ impl FuseDoor {
     /// Removes the mount, unless another process holds it.
     async fn abort_mount(&self) -> Result<()> {
         let Some(running) = self.running().clone().filter(|_| !self.is_held) else { return Ok(()) };
-        let path = running.session.path().to_owned();
-        let aborted = runtime::blocking(move || fuse::connection::abort_mount(&path, SOURCE)).await;
+        let aborted = running.session.abort().await;
         remove_mount_point(&self.config.path, running.created).await;
         aborted
     }

@@ -3,12 +3,11 @@
 use super::places::SharedBlocks;
 use super::{Kind, Mapped, Report, Subject, check_totals};
 use crate::format::BLOCK;
-use crate::metadata::attributes;
 use crate::metadata::directory::{self, check_name, show};
 use crate::metadata::extents::Extent;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::stripes::{self, Striped, Stripes};
-use crate::metadata::{Inodes, Metadata};
+use crate::metadata::{Inodes, Metadata, attributes};
 use crate::tree::Key;
 use logkit::Layout;
 use std::collections::BTreeMap;

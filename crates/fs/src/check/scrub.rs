@@ -12,7 +12,7 @@ use crate::metadata::extents::Extent;
 use crate::metadata::inode::InodeNumber;
 use crate::metadata::shared;
 use crate::metadata::versions::{SnapshotNumber, own_blocks, visit_own_blocks};
-use crate::names::path_of::{self, Opened};
+use crate::names::path_of::{self, OpenVersion};
 use crate::tree::{Key, PAGE, Place};
 use block::{Buffer, Error, Result};
 use std::collections::BTreeSet;
@@ -136,7 +136,7 @@ async fn name_files(core: &Core, found: &mut Findings) -> Result<()> {
         let of_version = || found.files.iter().filter(|it| it.version == version);
         let inodes = of_version().map(|it| it.inode).collect();
         // A snapshot may have been deleted meanwhile.
-        let Ok(paths) = path_of::paths_of(&Opened(core, version), &inodes).await else {
+        let Ok(paths) = path_of::paths_of(&OpenVersion(core, version), &inodes).await else {
             core.check_alive()?;
             continue;
         };

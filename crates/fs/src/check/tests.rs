@@ -1,10 +1,9 @@
 use super::*;
 use crate::metadata::change::{Attributes, Change};
-use crate::metadata::directory;
 use crate::metadata::extents::Lost;
 use crate::metadata::inode::{FileType, Inode, ROOT, kind};
-use crate::metadata::orphan;
 use crate::metadata::stripes::{self, Striped, Stripes};
+use crate::metadata::{directory, orphan};
 use crate::names::namespace::{self, New};
 use crate::tree::{Key, Released};
 use block::BlockSize;

@@ -193,8 +193,8 @@ impl Admission {
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
-    pub fn check_space_for_item(&self) -> Result<()> {
-        self.kit.check_known_space(self.kit.settings.cleaner_reserve + self.checkpoint_zones())?;
+    pub fn check_space_for_operation(&self) -> Result<()> {
+        self.kit.check_known_space(self.kept_zones())?;
         // An eighth is reserved for writes and removals.
         self.check_memory(8)?;
         self.check_space(1)
@@ -227,6 +227,11 @@ impl Admission {
         let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
         let cost = self.checkpoint_cost();
         (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    /// Number of free zones that users leave to the cleaner and to checkpoints.
+    pub fn kept_zones(&self) -> u32 {
+        self.kit.settings.cleaner_reserve + self.checkpoint_zones()
     }
 
     /// Whether dirty pages will soon need more zones than are reserved for them.

@@ -12,19 +12,16 @@
 use crate::core::cores::core_of;
 use crate::core::{Broken, Core, cleaner_stream, user_stream};
 use crate::format::{ShardState, SnapshotState, State};
-use crate::metadata::extents::Blocks;
-use crate::metadata::extents::Lost;
+use crate::metadata::extents::{Blocks, Lost};
 use crate::metadata::forest::Shard;
-use crate::metadata::versions::SnapshotInfo;
-use crate::metadata::versions::SnapshotNumber;
+use crate::metadata::versions::{SnapshotInfo, SnapshotNumber};
 use crate::metadata::{Inodes, Metadata};
 use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
 use block::{Buffer, Error, Result};
-use logkit::StreamId;
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
-use logkit::{Kit, Owner};
+use logkit::{Kit, Owner, StreamId};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -420,7 +417,7 @@ impl Core {
         let enough = (live + live / 2).div_ceil(u64::from(self.kit.layout.zone_blocks)) as usize + 1;
         let surplus = zones.len().saturating_sub(enough);
         // Rewritten pages need space: at most half of the free zones above the reserve, or half a zone.
-        let spare = pool.free().saturating_sub(self.kept_zones());
+        let spare = pool.free().saturating_sub(self.admission.kept_zones());
         let most = (u64::from(spare) * u64::from(self.kit.layout.zone_blocks))
             .max(u64::from(self.kit.layout.zone_blocks))
             / 2;

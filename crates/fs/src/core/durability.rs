@@ -35,7 +35,7 @@ impl Durability {
         }
     }
 
-    /// Queue of items for records.
+    /// Queue of log entries for records.
     #[inline]
     pub fn appender(&self) -> &Appender<FsEntry> {
         &self.appender
@@ -51,8 +51,8 @@ impl Durability {
         self.class
     }
 
-    /// Returns an item with the number of a new operation. Changes that took effect on submission are counted
-    /// until its record commits.
+    /// Returns a log entry with the number of a new operation. Changes that took effect on submission are
+    /// counted until its record commits.
     pub fn number(&self, changes: Changes, data: Payload, origin: Origin) -> FsEntry {
         if let Origin::Submitted { count, .. } = &origin {
             self.shown.set(self.shown.get() + u64::from(*count));
@@ -86,16 +86,16 @@ impl Durability {
         self.durable.set(self.durable.get().max(ticket));
     }
 
-    /// Ends an item that has taken effect, or failed, and completes its request.
-    pub fn end(&self, item: &FsEntry, outcome: &Result<()>) {
-        match &item.origin {
+    /// Ends a log entry that has taken effect, or failed, and completes its request.
+    pub fn end(&self, entry: &FsEntry, outcome: &Result<()>) {
+        match &entry.origin {
             Origin::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
             Origin::Write { request, .. } | Origin::Joint { request, .. } => {
                 self.requests.item_ended(*request, outcome);
             }
             Origin::Shared | Origin::Move | Origin::Answered { .. } => {}
         }
-        self.tickets.borrow_mut().end(item.ticket);
+        self.tickets.borrow_mut().end(entry.ticket);
     }
 
     /// Waits until the operations up to this one have ended, or `go_on` returns an error. Returns the number

@@ -1,4 +1,4 @@
-//! Items queued for a core's stream of the log: the changes of an operation, with their data.
+//! Log entries queued for a core's stream of the log: the changes of an operation, with their data.
 
 use crate::classes::Turn;
 use crate::metadata::change::{Change, Changes};
@@ -13,18 +13,18 @@ use smallvec::SmallVec;
 /// Most blocks of a write that is atomic over a power cut.
 pub const ATOMIC_BLOCKS: u32 = 16;
 
-/// Origin of an item, which decides when its changes take effect.
+/// Origin of a log entry, which decides when its changes take effect.
 #[derive(Debug)]
 pub enum Origin {
     /// An operation on names or attributes. It has taken effect and was acknowledged.
     Submitted {
         /// Blocks that die when the record is written.
         lost: Lost,
-        /// Encoded changes, which take less memory: thousands of items may be queued.
+        /// Encoded changes, which take less memory: thousands of entries may be queued.
         meta: Vec<u8>,
         /// Number of changes.
         count: u32,
-        /// Permit that bounds the number of items in memory.
+        /// Permit that bounds the number of entries in memory.
         _permit: Option<Permit>,
     },
     /// A write. It takes effect when its record is written.
@@ -65,7 +65,7 @@ pub struct FsEntry {
     pub changes: Changes,
     /// Data of the changes that have blocks.
     pub data: Payload,
-    /// Origin of the item.
+    /// Origin of the entry.
     pub origin: Origin,
     /// Number of the operation on its core; 0 for moves.
     pub ticket: u64,
@@ -97,7 +97,7 @@ impl Entry for FsEntry {
         }
     }
 
-    /// Whether the item has no data: such an item is written even if no zone takes data.
+    /// Whether the entry has no data: such an entry is written even if no zone takes data.
     fn only_frees(&self) -> bool {
         self.data.is_empty()
     }
@@ -128,7 +128,7 @@ impl Entry for FsEntry {
 }
 
 impl FsEntry {
-    /// Splits off the first `blocks` blocks of an item with one change.
+    /// Splits off the first `blocks` blocks of an entry with one change.
     pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> FsEntry {
         let bytes = blocks as usize * block_bytes;
         let first = self.data.slice(0..bytes);

@@ -6,14 +6,11 @@ use crate::core::{Broken, Core, Times, now};
 use crate::data::cut::Cut;
 use crate::data::node::Node;
 use crate::format::BLOCK;
-use crate::metadata::attributes;
 use crate::metadata::change::{Attributes, Change, Changes};
-use crate::metadata::directory;
 use crate::metadata::extents::extents;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, end_of};
-use crate::metadata::seek;
 use crate::metadata::stripes::{self, Stripes};
-use crate::metadata::{Metadata, orphan};
+use crate::metadata::{Metadata, attributes, directory, orphan, seek};
 use crate::names::joint::{self, View, Wanted};
 use crate::names::namespace::{self, New};
 use block::{Error, Result};
@@ -90,7 +87,7 @@ impl Core {
     /// # Errors
     /// As [`create`](Self::create).
     pub async fn create_unnamed(&self, directory: InodeNumber, new: &New) -> Result<Rc<Node>> {
-        self.check_space_for_item()?;
+        self.check_space_for_operation()?;
         let decide = |metadata: &Metadata| {
             let number = metadata.next_inode(metadata.items.shard_of(directory));
             Ok((number, namespace::create_unnamed(metadata, number, directory, new, now())?))
@@ -415,7 +412,7 @@ impl Core {
         value: &[u8],
         setting: attributes::Setting,
     ) -> Result<()> {
-        self.check_space_for_item()?;
+        self.check_space_for_operation()?;
         let decide =
             |metadata: &Metadata| Ok(((), attributes::set(metadata, inode, name, value, setting, now())?));
         let ((), ticket) = self.change(decide).await?;

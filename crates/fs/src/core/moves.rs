@@ -42,13 +42,13 @@ impl Moves {
         &self,
         core: &Rc<O>,
         class: u8,
-        items: impl Iterator<Item = FsEntry>,
+        entries: impl Iterator<Item = FsEntry>,
     ) -> Result<()> {
         let taken = self.mover.borrow_mut().take();
         let Some(mut mover) = taken else {
             return Err(Error::closed("the file system is being closed; open it again"));
         };
-        let outcome = mover.append(core, class, items).await;
+        let outcome = mover.append(core, class, entries).await;
         mover.answer(&**core).await;
         *self.mover.borrow_mut() = Some(mover);
         outcome

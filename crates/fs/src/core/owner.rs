@@ -62,33 +62,33 @@ impl Owner for Core {
         self.durability.appender()
     }
 
-    fn commit(&self, items: &[FsEntry], zone: u32, position: u32) {
+    fn commit(&self, entries: &[FsEntry], zone: u32, position: u32) {
         let mut failed = Ok(());
         let mut at = Place { zone, position };
         let mut metadata = self.metadata.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
         let (mut user_blocks, mut moved_blocks) = (0, 0);
-        for item in items {
-            match &item.origin {
+        for entry in entries {
+            match &entry.origin {
                 Origin::Submitted { lost, .. } => {
                     lost.0.iter().for_each(|(zone, count)| blocks.dying(*zone, *count));
                 }
                 Origin::Joint { .. } | Origin::Shared => {
-                    for change in item.changes.iter().filter(|change| self.is_here(change.inode())) {
+                    for change in entry.changes.iter().filter(|change| self.is_here(change.inode())) {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                     }
                 }
                 Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
-                    for change in &item.changes {
+                    for change in &entry.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                         at.position += change.blocks();
                     }
-                    let written = match item.origin {
+                    let written = match entry.origin {
                         Origin::Move => &mut moved_blocks,
                         _ => &mut user_blocks,
                     };
-                    *written += u64::from(logkit::Entry::blocks(item));
+                    *written += u64::from(logkit::Entry::blocks(entry));
                 }
             }
         }
@@ -98,7 +98,7 @@ impl Owner for Core {
         if let Err(error) = &failed {
             self.fail(error);
         }
-        items.iter().for_each(|item| self.end(item, &failed));
+        entries.iter().for_each(|entry| self.end(entry, &failed));
         self.publish();
         self.kit.events.committed.notify_all();
         if self.kit.is_stuck() {
@@ -110,33 +110,33 @@ impl Owner for Core {
         self.reader.note_sums(zone, position, sums);
     }
 
-    fn refuse(&self, item: &FsEntry, error: &Error) {
-        self.end(item, &Err(error.clone()));
+    fn refuse(&self, entry: &FsEntry, error: &Error) {
+        self.end(entry, &Err(error.clone()));
         self.publish();
         self.kit.events.committed.notify_all();
     }
 
-    fn answer(&self, item: &mut FsEntry, error: &Error) {
+    fn answer(&self, entry: &mut FsEntry, error: &Error) {
         // The write may still take effect, so its range stays locked until then; its capacity is released.
-        match &mut item.origin {
+        match &mut entry.origin {
             Origin::Write { request, growth, held, .. } => {
                 self.admission.release(*growth);
                 self.durability.requests().item_ended(*request, &Err(error.clone()));
-                item.origin = Origin::Answered { held: held.take() };
+                entry.origin = Origin::Answered { held: held.take() };
             }
             Origin::Joint { request, .. } => {
                 self.durability.requests().item_ended(*request, &Err(error.clone()));
-                item.origin = Origin::Shared;
+                entry.origin = Origin::Shared;
             }
             _ => {}
         }
     }
 
-    fn cut(&self, item: &mut FsEntry, blocks: u32) -> FsEntry {
-        if let Origin::Write { request, .. } = item.origin {
+    fn cut(&self, entry: &mut FsEntry, blocks: u32) -> FsEntry {
+        if let Origin::Write { request, .. } = entry.origin {
             self.durability.requests().item_was_cut(request);
         }
-        item.cut(blocks, self.kit.layout.block_bytes())
+        entry.cut(blocks, self.kit.layout.block_bytes())
     }
 
     async fn flush_all(&self) -> Result<()> {
@@ -146,8 +146,8 @@ impl Owner for Core {
         Ok(())
     }
 
-    fn share(&self, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
-        joint::pass_on(self, joint, items, zone, position);
+    fn share(&self, joint: &Arc<Joint>, entries: &[FsEntry], zone: u32, position: u32) {
+        joint::pass_on(self, joint, entries, zone, position);
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
@@ -160,6 +160,10 @@ impl Owner for Core {
 
     fn checkpoint_zones(&self) -> u32 {
         self.admission.checkpoint_zones()
+    }
+
+    fn kept_zones(&self) -> u32 {
+        self.admission.kept_zones()
     }
 
     fn zones_left_by_cleaner(&self) -> u32 {
@@ -220,12 +224,12 @@ impl Owner for Core {
         }
         for (index, moves) in (0..).zip(moves) {
             if index == self.index() {
-                mover.append(self, class, moves.into_iter().map(item_of_move)).await?;
+                mover.append(self, class, moves.into_iter().map(entry_of_move)).await?;
             } else if !moves.is_empty() {
                 self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
                 let core = &self.cores().all()[index as usize];
                 let work = core.with(move |core: Rc<Core>| async move {
-                    core.moves.append(&core, class, moves.into_iter().map(item_of_move)).await
+                    core.moves.append(&core, class, moves.into_iter().map(entry_of_move)).await
                 });
                 mover.meanwhile(&**self, work).await?;
             }
@@ -250,7 +254,7 @@ impl Owner for Core {
 /// A move of the cleaner, with its data.
 type CleanerMove = (Change, Data);
 
-fn item_of_move((change, data): CleanerMove) -> FsEntry {
+fn entry_of_move((change, data): CleanerMove) -> FsEntry {
     FsEntry { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
 }
 
@@ -330,7 +334,7 @@ mod tests {
                     let from = Place { zone: 63, position: 1 };
                     let change =
                         Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
-                    core.moves.append(&core, 0, std::iter::once(item_of_move((change, data())))).await?;
+                    core.moves.append(&core, 0, std::iter::once(entry_of_move((change, data())))).await?;
                     core.kit.budget().lose();
                     Ok(())
                 };

@@ -82,17 +82,17 @@ impl Copied {
 /// EFBIG, [`Error::NoSpace`]; errors of [`read`](Core::read). If an error occurs after some bytes, the
 /// number of these bytes is returned instead.
 pub(crate) async fn copy_range(
-    here: &Rc<Core>,
+    core: &Rc<Core>,
     node: &Rc<Node>,
     copied: Copied,
     most_copied: u64,
     times: Times,
 ) -> Result<Cloned> {
-    let source = here.cores().of(copied.from);
+    let source = core.cores().of(copied.from);
     let from = copied.from;
     let regular = move |core: Rc<Core>| async move { core.check_regular(from).map(|inode| inode.size) };
     let size = source.with(regular).await?;
-    here.check_regular(node.inode)?;
+    core.check_regular(node.inode)?;
     let length = copied.length.min(size.saturating_sub(copied.from_offset));
     let all = Copied { length, ..copied };
     end_of(all.to_offset, length)?;
@@ -105,7 +105,7 @@ pub(crate) async fn copy_range(
     }
     let mut done = Cloned::default();
     while done.bytes < length && done.bytes - done.shared < most_copied {
-        match copy_step(here, node, all.after(done.bytes), times).await {
+        match copy_step(core, node, all.after(done.bytes), times).await {
             Ok(Cloned { bytes: 0, .. }) => break,
             Ok(step) => {
                 done.bytes += step.bytes;
@@ -119,15 +119,15 @@ pub(crate) async fn copy_range(
 }
 
 /// Shares as much of the rest as possible, or else copies a part of it.
-async fn copy_step(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
-    let shard_of = |inode| here.metadata.borrow().items.shard_of(inode);
+async fn copy_step(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
+    let shard_of = |inode| core.metadata.borrow().items.shard_of(inode);
     let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
     let until_block = match may_share {
         true => rest.from_offset.next_multiple_of(BLOCK) - rest.from_offset,
         false => 0,
     };
     if may_share && until_block == 0 {
-        let shared = share_blocks(here, node, rest, times).await?;
+        let shared = share_blocks(core, node, rest, times).await?;
         if shared > 0 {
             return Ok(Cloned { bytes: shared, shared });
         }
@@ -136,25 +136,25 @@ async fn copy_step(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times)
         // After this part, both ranges continue at a block boundary.
         true if until_block > 0 => rest.length.min(until_block),
         // A partial block, or blocks with the greatest number of owners.
-        true => rest.length.min(unshareable_bytes(here, rest)?),
+        true => rest.length.min(unshareable_bytes(core, rest)?),
         false => rest.length.min(COPIED_AT_ONCE),
     };
     let Copied { class, from, from_offset: offset, .. } = rest;
     let read =
         move |core: Rc<Core>| async move { core.read_in(class, None, from, offset, piece as usize).await };
-    let data = here.cores().of(from).with(read).await?;
+    let data = core.cores().of(from).with(read).await?;
     let bytes = data.len() as u64;
     match times {
-        Times::Kept => here.write_back(node, rest.to_offset, data).await?,
-        Times::Present => here.write(class, node, rest.to_offset, data).await?,
+        Times::Kept => core.write_back(node, rest.to_offset, data).await?,
+        Times::Present => core.write(class, node, rest.to_offset, data).await?,
     }
     Ok(Cloned { bytes, shared: 0 })
 }
 
 /// Returns the number of bytes before the next block that may be shared: at least one block, at most
 /// [`COPIED_AT_ONCE`].
-fn unshareable_bytes(here: &Core, rest: Copied) -> Result<u64> {
-    let metadata = here.metadata.borrow();
+fn unshareable_bytes(core: &Core, rest: Copied) -> Result<u64> {
+    let metadata = core.metadata.borrow();
     let (from, _) = rest.blocks();
     let range = from.start..from.end.min(from.start + COPIED_AT_ONCE / BLOCK);
     let mut end = range.start;
@@ -173,12 +173,12 @@ fn unshareable_bytes(here: &Core, rest: Copied) -> Result<u64> {
 /// Locks the blocks of both files, in the same order for all callers. Also holds the source's node: a
 /// file that isn't in use would get another lock.
 async fn lock_both(
-    here: &Core,
+    core: &Core,
     node: &Rc<Node>,
     copied: &Copied,
 ) -> (RangeGuard, Option<RangeGuard>, Rc<Node>) {
     let (from, to) = copied.blocks();
-    let source = here.node(copied.from);
+    let source = core.node(copied.from);
     if copied.from == node.inode {
         // One lock covers both ranges: with two, requests could deadlock on each other's second lock.
         let all = from.start.min(to.start)..from.end.max(to.end);
@@ -193,10 +193,10 @@ async fn lock_both(
 
 /// Shares blocks from the beginning of a range up to the first block that can't be shared. Returns the
 /// number of bytes.
-async fn share_blocks(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
-    here.set_back(node, times).await?;
-    here.admission.gate.pass().await;
-    let _held = lock_both(here, node, &rest).await;
+async fn share_blocks(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
+    core.set_back(node, times).await?;
+    core.admission.gate.pass().await;
+    let _held = lock_both(core, node, &rest).await;
     let mut done = 0;
     while done < rest.length {
         let decide = |metadata: &Metadata| {
@@ -204,8 +204,8 @@ async fn share_blocks(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Tim
             if piece.blocks == 0 {
                 return Ok((0, Changes::new()));
             }
-            here.check_space_for_item()?;
-            here.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
+            core.check_space_for_operation()?;
+            core.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
             let (from, to) = rest.after(done).blocks();
             let share = Change::Share {
                 inode: node.inode,
@@ -218,7 +218,7 @@ async fn share_blocks(here: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Tim
             };
             Ok((piece.bytes, smallvec![share]))
         };
-        match here.change(decide).await {
+        match core.change(decide).await {
             Ok((0, _)) => break,
             Ok((bytes, ticket)) => {
                 node.note(ticket);

@@ -98,7 +98,7 @@ fn find(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<std::res
 ///
 /// # Errors
 /// ENODATA; ESTALE.
-pub fn get(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn get(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
     metadata.inode(inode)?;
     match find(metadata, inode, name)? {
         Ok((_, value)) => Ok(value),
@@ -110,7 +110,7 @@ pub fn get(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<Vec<u
 ///
 /// # Errors
 /// ESTALE.
-pub fn names(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn names(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<Vec<u8>>> {
     metadata.inode(inode)?;
     let first = Key { inode, kind: kind::ATTRIBUTE, offset: 0 };
     attributes(metadata, first).map(|attribute| attribute.map(|(_, name, _)| name)).collect()
@@ -142,7 +142,7 @@ fn touched(inode: InodeNumber, now: Time) -> Change {
 /// # Errors
 /// ERANGE for a name that is empty or too long; E2BIG for a value that is too long; [`Error::AlreadyExists`]
 /// or ENODATA where `setting` isn't met.
-pub fn set(
+pub(crate) fn set(
     metadata: &Metadata,
     inode: InodeNumber,
     name: &[u8],
@@ -189,7 +189,7 @@ pub fn set(
 ///
 /// # Errors
 /// ENODATA; ESTALE.
-pub fn remove(metadata: &Metadata, inode: InodeNumber, name: &[u8], now: Time) -> Result<Changes> {
+pub(crate) fn remove(metadata: &Metadata, inode: InodeNumber, name: &[u8], now: Time) -> Result<Changes> {
     metadata.inode(inode)?;
     let Ok((first, value)) = find(metadata, inode, name)? else { return Err(missing(inode, name)) };
     let keys = (0..parts(length(name, &value))).map(|part| Key { offset: first.offset + part, ..first });

@@ -19,8 +19,7 @@
 
 use crate::metadata::directory;
 use crate::metadata::extents::Place;
-use crate::metadata::inode::BLOCK;
-use crate::metadata::inode::{Inode, InodeNumber, MAX_FILE, Time, Value, kind};
+use crate::metadata::inode::{BLOCK, Inode, InodeNumber, MAX_FILE, Time, Value, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use logkit::leb128::{Numbers, length, put};

@@ -6,8 +6,7 @@
 use crate::metadata::change::{Change, Changes};
 
 use crate::metadata::forest::Forest;
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{FileType, InodeNumber, kind};
+use crate::metadata::inode::{FileType, InodeNumber, Value, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};

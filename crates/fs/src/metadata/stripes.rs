@@ -14,16 +14,13 @@
 //! of the directory also sets those of all stripes; a change of names sets the times of one stripe.
 
 use crate::metadata::change::{Change, Changes};
-
 use crate::metadata::directory::{self, HASH_BITS, hash, hash_at};
 use crate::metadata::forest::Forest;
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{Inode, InodeNumber, kind};
-use crate::metadata::{Metadata, orphan};
+use crate::metadata::inode::{Inode, InodeNumber, Value, kind};
+use crate::metadata::orphan;
 use crate::tree::Key;
 use block::Result;
 use logkit::leb128::{Numbers, put};
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -34,9 +31,6 @@ pub const MAX_STRIPES: usize = 32;
 const COUNTED: u64 = 64;
 /// The size is estimated at one of this number of new names.
 const COUNTS_EVERY: u64 = 16;
-
-/// Default number of names above which a directory becomes striped, with several cores.
-const STRIPE_ABOVE: u64 = 16_384;
 
 /// Stripes of a directory, in the order of their hash ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,39 +258,6 @@ pub struct Holder {
     pub inode: InodeNumber,
 }
 
-/// Decides when a core makes a directory striped.
-#[derive(Debug)]
-pub(crate) struct Striping {
-    /// Number of names above which a directory is made striped.
-    above: u64,
-    /// Whether a directory of this core is being made striped; at most one at a time.
-    is_busy: Cell<bool>,
-}
-
-impl Striping {
-    /// Returns the state without work; `above` is [`Settings::stripe_above`](crate::Settings::stripe_above).
-    pub fn new(above: Option<u64>, cores: u32) -> Self {
-        let usual = if cores > 1 { STRIPE_ABOVE } else { u64::MAX };
-        Striping { above: above.unwrap_or(usual), is_busy: Cell::new(false) }
-    }
-
-    /// Whether the holder of the new name `name` is to be made striped now.
-    #[inline]
-    pub fn wants(&self, metadata: &RefCell<Metadata>, holder: Holder, name: &[u8]) -> bool {
-        let is_candidate = holder.inode == holder.directory && !self.is_busy.get();
-        is_candidate && self.is_large(&metadata.borrow().items, holder.directory, name)
-    }
-
-    fn is_large(&self, items: &Forest, directory: InodeNumber, name: &[u8]) -> bool {
-        self.above < u64::MAX && items.shards() > 1 && is_large(items, directory, name, self.above)
-    }
-
-    /// Notes that making a directory striped begins or ends.
-    pub fn set_busy(&self, is_busy: bool) {
-        self.is_busy.set(is_busy);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,22 +326,5 @@ mod tests {
             let name = add(&mut few, number);
             assert_eq!(is_large(&few, 7, &name, 4), number >= 4);
         }
-    }
-
-    #[test]
-    fn one_directory_at_a_time_is_made_striped_and_no_stripe_is() {
-        let metadata = RefCell::new(Metadata::empty(Forest::new(4, &Released::new())));
-        let name = |number: u8| [b'a' + number];
-        for number in 0..3 {
-            let key = directory::first_key(7, &name(number));
-            metadata.borrow_mut().put(&key, &directory::encode(9, 8, &name(number)));
-        }
-        let (own, stripe) = (Holder { directory: 7, inode: 7 }, Holder { directory: 3, inode: 7 });
-        let wants = |striping: &Striping, holder| striping.wants(&metadata, holder, &name(2));
-        let striping = Striping::new(Some(2), 2);
-        assert!(wants(&striping, own) && !wants(&striping, stripe));
-        striping.set_busy(true);
-        assert!(!wants(&striping, own), "another one is being made striped");
-        assert!(!wants(&Striping::new(Some(3), 2), own) && !wants(&Striping::new(None, 1), own));
     }
 }

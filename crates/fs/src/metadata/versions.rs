@@ -12,12 +12,11 @@
 //! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
 //! with a shared block are also consecutive.
 
-use crate::metadata::Metadata;
-use crate::metadata::directory;
 use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{InodeNumber, Time, kind};
 use crate::metadata::shared::{self, Run};
+use crate::metadata::{Metadata, directory};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 
@@ -36,14 +35,14 @@ pub struct Snapshot {
     /// Number of the snapshot.
     pub number: SnapshotNumber,
     /// Metadata as of the snapshot, without snapshots.
-    pub metadata: Metadata,
+    pub(crate) metadata: Metadata,
     /// Shards whose tree has been removed, while the snapshot is being deleted.
     removed: Vec<bool>,
 }
 
 impl Snapshot {
     /// Returns a snapshot with this metadata.
-    pub fn new(number: SnapshotNumber, metadata: Metadata) -> Self {
+    pub(crate) fn new(number: SnapshotNumber, metadata: Metadata) -> Self {
         let removed = vec![false; metadata.items.shards() as usize];
         Snapshot { number, metadata, removed }
     }
@@ -93,7 +92,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.
-    pub fn get(&self, number: SnapshotNumber) -> Result<&Metadata> {
+    pub(crate) fn get(&self, number: SnapshotNumber) -> Result<&Metadata> {
         let found = self.list.iter().find(|it| it.number == number && !it.removed.contains(&true));
         found.map(|it| &it.metadata).ok_or_else(|| {
             Error::from_errno(libc::ESTALE, format!("snapshot {number} of the file system was deleted"))

@@ -222,8 +222,10 @@ pub(super) async fn rename(
 
 /// As [`entry`], for an inode that may be on another core.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
-    core.cores().of(inode).with(entry).await
+    if core.is_here(inode) {
+        return entry(core, inode).await;
+    }
+    core.cores().of(inode).with(async move |core: Rc<Core>| entry(&core, inode).await).await
 }
 
 /// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
@@ -240,7 +242,10 @@ pub(super) async fn create_and_open(
         // A new file needs no truncation.
         other => (other?, flags & !libc::O_TRUNC),
     };
-    core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await
+    match core.is_here(inode) {
+        true => open_entry(core, inode, flags).await,
+        false => core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await,
+    }
 }
 
 async fn open_entry(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {

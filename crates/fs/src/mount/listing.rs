@@ -18,9 +18,9 @@ pub(super) const AFTER_PARENT: u64 = 2;
 
 /// Version of a directory that is read: a snapshot with the nodes of its files, or the present version.
 #[derive(Debug, Clone)]
-pub(super) struct Version(pub(super) Option<(SnapshotNumber, Arc<Slots>)>);
+pub(super) struct ListedVersion(pub(super) Option<(SnapshotNumber, Arc<Slots>)>);
 
-impl Version {
+impl ListedVersion {
     fn number(&self) -> Option<SnapshotNumber> {
         self.0.as_ref().map(|(number, _)| *number)
     }
@@ -45,7 +45,7 @@ impl Version {
 /// Reads a directory of this core at or after an offset, beginning with `.` and `..`.
 pub(super) async fn read_directory(
     core: Rc<Core>,
-    version: Version,
+    version: ListedVersion,
     directory: InodeNumber,
     from: u64,
     mut found: DirectoryEntries,
@@ -89,7 +89,7 @@ pub(super) async fn read_directory(
 
 /// Refuses snapshots of a file system that has failed or is closed. Names of the present version are read in
 /// open directories, and [opening](super::actions::open_directory) one checks the same.
-fn check_version(core: &Core, version: &Version) -> Result<()> {
+fn check_version(core: &Core, version: &ListedVersion) -> Result<()> {
     match version.0 {
         None => Ok(()),
         Some(_) => core.check_alive(),
@@ -101,7 +101,7 @@ fn check_version(core: &Core, version: &Version) -> Result<()> {
 /// cores, striped directories and files of snapshots.
 fn add_names(
     core: &Core,
-    version: &Version,
+    version: &ListedVersion,
     holder: InodeNumber,
     from: u64,
     found: &mut DirectoryEntries,

@@ -37,7 +37,6 @@ pub struct MountConfig {
 /// served, and can't be mounted again, until another program has unmounted it.
 pub struct Mounted {
     session: Arc<Session>,
-    source: String,
     files: FileSystem,
     notifier: SharedNotifier,
     stop: StopSource,
@@ -102,7 +101,7 @@ impl Mounted {
         let stop = StopSource::new();
         runtime::spawn(commit_regularly(files.clone(), stop.token())).detach();
         let (session, mounting) = (Arc::new(session), Mutex::new(Some(mounting)));
-        Ok(Mounted { session, source, files, notifier, stop, mounting })
+        Ok(Mounted { session, files, notifier, stop, mounting })
     }
 
     /// Mount point, without symbolic links.
@@ -134,8 +133,7 @@ impl Mounted {
     /// # Errors
     /// Errors of the kernel.
     pub async fn abort(&self) -> Result<()> {
-        let (path, source) = (self.session.path().to_owned(), self.source.clone());
-        runtime::blocking(move || fuse::connection::abort_mount(&path, &source)).await
+        self.session.abort().await
     }
 
     /// Unmounts, unless that was done before, and ends the session. While files are open, retries for at most

@@ -2,7 +2,7 @@
 
 use super::actions::{self, os};
 use super::control::{Control, Controls};
-use super::listing::{Version, read_directory};
+use super::listing::{ListedVersion, read_directory};
 use super::refused_reads::RefusedReads;
 use super::slots::Slots;
 use super::snapshots::FilesAndSnapshots;
@@ -10,10 +10,9 @@ use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
 use crate::core::cores::Cores;
 use crate::file_system::Mounting;
-use crate::metadata::attributes;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::versions::SnapshotNumber;
-use crate::metadata::{Metadata, seek};
+use crate::metadata::{Metadata, attributes, seek};
 use crate::names::namespace::{self, New};
 use block::{Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
@@ -64,12 +63,16 @@ pub(super) struct PresentFiles {
     pub(super) part: FilesPart,
 }
 
-/// Answer to an operation.
-pub(super) type Answer<'a> = Call<'a, Result<Reply>>;
+/// Call that returns the reply to an operation.
+pub(super) type ReplyCall<'a> = Call<'a, Result<Reply>>;
 
 impl PresentFiles {
     /// Executes an operation on the core of a node.
-    fn at<R, Fut>(&self, node: InodeNumber, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Answer<'_>
+    fn at<R, Fut>(
+        &self,
+        node: InodeNumber,
+        work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static,
+    ) -> ReplyCall<'_>
     where
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
@@ -84,7 +87,7 @@ impl PresentFiles {
         parent: InodeNumber,
         name: &[u8],
         work: impl FnOnce(Rc<Core>, Vec<u8>) -> Fut + Send + 'static,
-    ) -> Answer<'_>
+    ) -> ReplyCall<'_>
     where
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
@@ -98,7 +101,7 @@ impl PresentFiles {
         &self,
         node: InodeNumber,
         work: impl FnOnce(&Rc<Core>) -> Result<R> + Send + 'static,
-    ) -> Answer<'_> {
+    ) -> ReplyCall<'_> {
         self.at(node, move |core| async move { work(&core) })
     }
 
@@ -108,7 +111,7 @@ impl PresentFiles {
         version: Option<SnapshotNumber>,
         inode: InodeNumber,
         read: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
-    ) -> Answer<'_> {
+    ) -> ReplyCall<'_> {
         self.at_once(inode, move |core| {
             if version.is_some() {
                 core.check_alive()?;
@@ -118,7 +121,7 @@ impl PresentFiles {
     }
 
     /// Executes an operation on a name of the directory `context.node`; no other one is implemented.
-    fn serve_name<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
+    fn serve_name<'a>(&'a self, context: Context, operation: Operation<'a>) -> ReplyCall<'a> {
         let parent = context.node;
         match operation {
             Operation::Lookup { name } => {
@@ -160,7 +163,7 @@ impl PresentFiles {
         }
     }
 
-    fn create(&self, parent: InodeNumber, name: &[u8], new: New) -> Answer<'_> {
+    fn create(&self, parent: InodeNumber, name: &[u8], new: New) -> ReplyCall<'_> {
         self.at_name(parent, name, move |core, name| actions::create(core, (parent, name), new))
     }
 
@@ -172,7 +175,7 @@ impl PresentFiles {
         version: Option<SnapshotNumber>,
         inode: InodeNumber,
         operation: Operation<'a>,
-    ) -> Answer<'a> {
+    ) -> ReplyCall<'a> {
         match operation {
             Operation::Read(read) => {
                 let refused = self.part.refused_reads.clone();
@@ -185,7 +188,7 @@ impl PresentFiles {
             }
             Operation::ReadDirectory(read) => {
                 let entries = read.entries();
-                let version = Version(version.map(|number| (number, self.part.slots.clone())));
+                let version = ListedVersion(version.map(|number| (number, self.part.slots.clone())));
                 self.at(inode, move |core| read_directory(core, version, inode, read.offset, entries))
             }
             Operation::ReadLink => self.at_version(version, inode, move |metadata| {
@@ -208,7 +211,7 @@ impl PresentFiles {
         }
     }
 
-    fn seek(&self, node: InodeNumber, offset: u64, whence: i32) -> Answer<'_> {
+    fn seek(&self, node: InodeNumber, offset: u64, whence: i32) -> ReplyCall<'_> {
         let notifier = self.part.notifier();
         self.at(node, move |core| async move {
             actions::seek(&core, notifier, node, offset, whence).await.map(Reply::Offset)
@@ -222,7 +225,7 @@ impl PresentFiles {
         Ok(Reply::Done)
     }
 
-    fn set_extended(&self, context: Context, name: &[u8], value: &[u8], flags: i32) -> Answer<'_> {
+    fn set_extended(&self, context: Context, name: &[u8], value: &[u8], flags: i32) -> ReplyCall<'_> {
         let node = context.node;
         match Control::of(name) {
             Ok(None) => {
@@ -260,7 +263,7 @@ impl PresentFiles {
 }
 
 /// Boxes the future of an answer.
-pub(super) fn answer<'a, R: Into<Reply>>(future: impl Future<Output = Result<R>> + 'a) -> Answer<'a> {
+pub(super) fn answer<'a, R: Into<Reply>>(future: impl Future<Output = Result<R>> + 'a) -> ReplyCall<'a> {
     Call::new(async move { future.await.map(Into::into) })
 }
 
@@ -282,7 +285,7 @@ pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CAC
 impl FileSystem for PresentFiles {
     // FLUSH isn't implemented: on close(2) the kernel has already written back its cache, and sends no FLUSH
     // after the first ENOSYS. It checks permissions itself, so ACCESS isn't needed.
-    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
+    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> ReplyCall<'a> {
         let node = context.node;
         match operation {
             Operation::Read(_)

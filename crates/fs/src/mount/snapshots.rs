@@ -7,7 +7,7 @@
 use super::actions::os;
 use super::convert::{self, CACHED};
 use super::listing::{AFTER_PARENT, AFTER_SELF};
-use super::serve::{Answer, OPENED, PresentFiles, answer};
+use super::serve::{OPENED, PresentFiles, ReplyCall, answer};
 use super::slots::{DIRECTORY, NodeKind, Slots};
 use crate::core::Core;
 use crate::core::cores::Cores;
@@ -30,7 +30,7 @@ const NAME: &[u8] = b".snapshots";
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 
 /// A file of a snapshot.
-type File = (SnapshotNumber, InodeNumber);
+type FileOfSnapshot = (SnapshotNumber, InodeNumber);
 
 #[cold]
 fn read_only() -> Error {
@@ -69,7 +69,7 @@ impl FilesAndSnapshots {
     /// Reads the metadata of an inode of a snapshot on its core.
     async fn read_at<R: Send + 'static>(
         &self,
-        (number, inode): File,
+        (number, inode): FileOfSnapshot,
         work: impl FnOnce(&Core, &Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let read = move |core: Rc<Core>| async move {
@@ -119,11 +119,11 @@ impl FilesAndSnapshots {
         }
     }
 
-    async fn attributes(&self, file: File) -> Result<CachedAttributes> {
+    async fn attributes(&self, file: FileOfSnapshot) -> Result<CachedAttributes> {
         Ok((self.entry(file).await?.attributes, CACHED))
     }
 
-    async fn entry(&self, file: File) -> Result<Entry> {
+    async fn entry(&self, file: FileOfSnapshot) -> Result<Entry> {
         let (number, inode) = file;
         let block_size = self.read_at(file, |core, _| Ok(core.block_size())).await?;
         let found = self.cores().attributes_in(Some(number), inode).await?;
@@ -140,7 +140,7 @@ impl FilesAndSnapshots {
         Ok(Entry { attributes, generation: number.into(), name_time: CACHED, attributes_time: CACHED })
     }
 
-    async fn lookup(&self, (number, parent): File, name: &[u8]) -> Result<Entry> {
+    async fn lookup(&self, (number, parent): FileOfSnapshot, name: &[u8]) -> Result<Entry> {
         let name = name.to_vec();
         let holder = self.cores().holder_in(number, parent, &name).await?;
         let look = move |_: &Core, metadata: &Metadata| resolve(metadata, holder, &name);
@@ -214,7 +214,7 @@ impl FilesAndSnapshots {
     }
 
     /// Executes an operation on the directory of snapshots.
-    fn serve_directory<'a>(&'a self, operation: Operation<'a>) -> Answer<'a> {
+    fn serve_directory<'a>(&'a self, operation: Operation<'a>) -> ReplyCall<'a> {
         Call::ready(match operation {
             Operation::Lookup { name } => return answer(self.snapshot_entry(name)),
             Operation::GetAttributes { .. } => return answer(self.directory_attributes()),
@@ -230,7 +230,12 @@ impl FilesAndSnapshots {
     }
 
     /// Executes an operation on a file of a snapshot.
-    fn serve_file<'a>(&'a self, context: Context, file: File, operation: Operation<'a>) -> Answer<'a> {
+    fn serve_file<'a>(
+        &'a self,
+        context: Context,
+        file: FileOfSnapshot,
+        operation: Operation<'a>,
+    ) -> ReplyCall<'a> {
         let (number, inode) = file;
         match operation {
             Operation::Lookup { name } => answer(self.lookup(file, name)),
@@ -263,7 +268,7 @@ fn read_only_reply(operation: &Operation<'_>) -> Result<Reply> {
 }
 
 impl FileSystem for FilesAndSnapshots {
-    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> Answer<'a> {
+    fn serve<'a>(&'a self, context: Context, operation: Operation<'a>) -> ReplyCall<'a> {
         if let Err(error) = self.check_pair(context.node, &operation) {
             return Call::ready(Err(error));
         }

@@ -14,12 +14,11 @@
 
 use crate::core::entry::{FsEntry, Origin};
 use crate::core::{Broken, Core, user_stream};
-use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::directory;
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::metadata::stripes::{self, Stripes};
+use crate::metadata::{Metadata, directory};
 use crate::names::locks::MOVES;
 use crate::tree::{Key, Released};
 use block::{Error, Payload, Result};
@@ -102,50 +101,50 @@ impl View {
 /// # Errors
 /// Errors of `decide`; [`Error::NoSpace`]; the failure of the log.
 pub(crate) async fn jointly<T: 'static>(
-    here: &Rc<Core>,
+    core: &Rc<Core>,
     wanted: Wanted,
     decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>> + 'static,
 ) -> Result<Option<T>> {
-    here.check_open()?;
+    core.check_open()?;
     let (sender, mut receiver) = oneshot();
-    let core = here.clone();
+    let own = core.clone();
     let task = async move {
         let decide = async move |view: &View| decide(view);
         // The caller may have been dropped.
-        carry_out(&core, wanted, decide, |outcome| drop(sender.send(outcome))).await;
+        carry_out(&own, wanted, decide, |outcome| drop(sender.send(outcome))).await;
     };
-    here.kit.tasks.spawn(task).detach();
+    core.kit.tasks.spawn(task).detach();
     let outcome = receiver.receive().await;
     outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
 }
 
-/// As [`jointly`](jointly), for a caller that isn't dropped before the end. `decide` may wait; the
+/// As [`jointly`], for a caller that isn't dropped before the end. `decide` may wait; the
 /// inodes stay locked. `answer` gets the outcome: for lack of space, before this function returns,
 /// because the operation may still take effect. When this returns, the operation has taken effect or
 /// failed.
 pub(crate) async fn carry_out<T>(
-    here: &Rc<Core>,
+    core: &Rc<Core>,
     wanted: Wanted,
     decide: impl AsyncFnOnce(&View) -> Result<Option<(T, Changes)>>,
     answer: impl FnOnce(Result<Option<T>>),
 ) {
-    let permit = match here.admit().await {
+    let permit = match core.admit().await {
         Ok(permit) => permit,
         Err(error) => return answer(Err(error)),
     };
-    let inside = here.admission.gate.enter().await;
+    let inside = core.admission.gate.enter().await;
     let mut view =
         View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
     let above = wanted.above.clone();
     let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
     let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
     let mut outcome = Ok(());
-    for (core, part) in by_core(here, wanted) {
+    for (index, part) in by_core(core, wanted) {
         let inodes = part.inodes.clone();
-        let read = here.cores().all()[core as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
+        let read = core.cores().all()[index as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
         match read.await {
             Ok(gathered) => {
-                locked.push((core, inodes));
+                locked.push((index, inodes));
                 view.add(gathered);
             }
             Err(error) => {
@@ -155,7 +154,7 @@ pub(crate) async fn carry_out<T>(
         }
     }
     if outcome.is_ok() {
-        outcome = read_above(here, above, &mut view).await;
+        outcome = read_above(core, above, &mut view).await;
     }
     let decided = match outcome.and_then(|()| view.has_names_of(&directories)) {
         Ok(true) => decide(&view).await,
@@ -164,7 +163,7 @@ pub(crate) async fn carry_out<T>(
     };
     let (outcome, ticket) = match decided {
         Ok(Some((result, changes))) => {
-            let (appended, ticket) = append_jointly(here, changes).await;
+            let (appended, ticket) = append_jointly(core, changes).await;
             (appended.map(|()| Some(result)), ticket)
         }
         Ok(None) => (Ok(None), 0),
@@ -175,21 +174,21 @@ pub(crate) async fn carry_out<T>(
         // The record may take effect once there is space, so the inodes stay locked until then.
         Err(error @ Error::NoSpace(_)) => {
             answer(Err(error));
-            here.admission.gate.look_again();
-            here.ended(ticket).await;
+            core.admission.gate.look_again();
+            core.ended(ticket).await;
             None
         }
         outcome => Some((answer, outcome)),
     };
     // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
-    locked.sort_by_key(|(core, _)| *core == here.index());
-    for (core, inodes) in locked {
+    locked.sort_by_key(|(index, _)| *index == core.index());
+    for (index, inodes) in locked {
         let end = move |core: Rc<Core>| async move {
             end_joint(&core, &inodes);
             Ok(())
         };
         // An ended core has no locks.
-        here.cores().all()[core as usize].with(end).await.ok();
+        core.cores().all()[index as usize].with(end).await.ok();
     }
     drop(inside);
     if let Some((answer, outcome)) = answered_later {
@@ -198,7 +197,7 @@ pub(crate) async fn carry_out<T>(
 }
 
 /// Splits the wanted inodes and names by core.
-fn by_core(here: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
+fn by_core(core: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
     let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
     let Wanted { mut inodes, names, new, above } = wanted;
     if !above.is_empty() {
@@ -206,7 +205,7 @@ fn by_core(here: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
     }
     inodes.sort_unstable();
     inodes.dedup();
-    let of = |inode| here.cores().index_of(inode);
+    let of = |inode| core.cores().index_of(inode);
     inodes.into_iter().for_each(|inode| parts.entry(of(inode)).or_default().inodes.push(inode));
     names.into_iter().for_each(|name| parts.entry(of(name.0)).or_default().names.push(name));
     if let Some(shard) = new {
@@ -216,20 +215,20 @@ fn by_core(here: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
 }
 
 /// Locks inodes of this core, and reads the wanted items.
-async fn lock_and_read(here: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
-    here.check_open()?;
+async fn lock_and_read(core: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
+    core.check_open()?;
     if !wanted.inodes.is_empty() {
-        here.peers.locks.lock(&wanted.inodes).await;
-        if let Err(error) = here.written(here.durability.issued()).await {
-            here.peers.locks.unlock(&wanted.inodes);
+        core.peers.locks.lock(&wanted.inodes).await;
+        if let Err(error) = core.written(core.durability.issued()).await {
+            core.peers.locks.unlock(&wanted.inodes);
             return Err(error);
         }
     }
     let mut gathered = Gathered::default();
     if let Some(shard) = wanted.new {
-        gathered.number = here.metadata.borrow_mut().take_number(shard);
+        gathered.number = core.metadata.borrow_mut().take_number(shard);
     }
-    let metadata = here.metadata.borrow();
+    let metadata = core.metadata.borrow();
     let mut keep = |(key, value): (Key, &[u8])| gathered.items.push((key, value.to_vec()));
     for inode in &wanted.inodes {
         let key = Inode::key(*inode);
@@ -246,12 +245,12 @@ async fn lock_and_read(here: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
     for (directory, name) in &wanted.names {
         directory::alike(&metadata.items, *directory, name).for_each(&mut keep);
     }
-    gathered.open = wanted.inodes.into_iter().filter(|inode| here.nodes.is_open(*inode)).collect();
+    gathered.open = wanted.inodes.into_iter().filter(|inode| core.nodes.is_open(*inode)).collect();
     Ok(gathered)
 }
 
 /// Reads the inodes of all ancestors of these directories.
-async fn read_above(here: &Core, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
+async fn read_above(core: &Core, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
     for directory in directories {
         let (mut at, mut passed) = (directory, BTreeSet::new());
         while at != ROOT {
@@ -267,7 +266,7 @@ async fn read_above(here: &Core, directories: Vec<InodeNumber>, view: &mut View)
                         lane::commit(&*core, user_stream(core.index()));
                         core.inode(at)
                     };
-                    let inode = here.cores().of(at).with(read).await?;
+                    let inode = core.cores().of(at).with(read).await?;
                     view.metadata.put(&Inode::key(at), &inode.encode());
                     inode
                 }
@@ -283,51 +282,52 @@ async fn read_above(here: &Core, directories: Vec<InodeNumber>, view: &mut View)
 
 /// Appends changes of inodes of several cores, and waits until they have taken effect on this core.
 /// Returns the outcome and the number of the operation, 0 without changes.
-async fn append_jointly(here: &Rc<Core>, changes: Changes) -> (Result<()>, u64) {
+async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) {
     if changes.is_empty() {
         return (Ok(()), 0);
     }
     let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
-    for core in changes.iter().map(|change| here.cores().index_of(change.inode())) {
-        let stream = user_stream(core);
-        if core != here.index() && !joins.contains(&stream) {
+    for index in changes.iter().map(|change| core.cores().index_of(change.inode())) {
+        let stream = user_stream(index);
+        if index != core.index() && !joins.contains(&stream) {
             joins.push(stream);
         }
     }
-    if here.breaks(Broken::SplitsOperations) {
-        return (append_apart(here, changes).await, 0);
+    if core.breaks(Broken::SplitsOperations) {
+        return (append_apart(core, changes).await, 0);
     }
-    // Ended lanes take no items.
-    if let Err(error) = here.check_open() {
+    // Ended lanes take no entries.
+    if let Err(error) = core.check_open() {
         return (Err(error), 0);
     }
-    let request = here.durability.requests().begin(1, None);
-    let ticket = here.queue(changes, Payload::default(), Origin::Joint { request, joins });
-    (here.durability.requests().wait(request).await, ticket)
+    let request = core.durability.requests().begin(1, None);
+    let ticket = core.queue(changes, Payload::default(), Origin::Joint { request, joins });
+    (core.durability.requests().wait(request).await, ticket)
 }
 
-async fn append_apart(here: &Rc<Core>, changes: Changes) -> Result<()> {
+async fn append_apart(core: &Rc<Core>, changes: Changes) -> Result<()> {
     for change in changes {
         let inode = change.inode();
         let submit = move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-        here.cores().of(inode).with(submit).await?;
+        core.cores().of(inode).with(submit).await?;
     }
     Ok(())
 }
 
 /// Sends the changes of a joint record to the other cores that it involves.
-pub(crate) fn pass_on(here: &Core, joint: &Arc<Joint>, items: &[FsEntry], zone: u32, position: u32) {
+pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, entries: &[FsEntry], zone: u32, position: u32) {
     for (stream, _) in &joint.members()[1..] {
         let index = u32::from(stream.0) / 2;
-        let is_its = |change: &&Change| here.cores().index_of(change.inode()) == index;
-        let changes: Changes = items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
-        let (joint, is_refused) = (joint.clone(), items.is_empty());
-        let (own, there) =
-            (here.cores().all()[here.index() as usize].clone(), here.cores().all()[index as usize].clone());
+        let is_its = |change: &&Change| core.cores().index_of(change.inode()) == index;
+        let changes: Changes =
+            entries.iter().flat_map(|entry| &entry.changes).filter(is_its).cloned().collect();
+        let (joint, is_refused) = (joint.clone(), entries.is_empty());
+        let (here, there) =
+            (core.cores().all()[core.index() as usize].clone(), core.cores().all()[index as usize].clone());
         let deliver = move |core: Rc<Core>| async move {
             let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
-            let item = (!is_refused).then(|| number(changes));
-            lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
+            let entry = (!is_refused).then(|| number(changes));
+            lane::joint_written(&*core, joint, entry.into_iter().collect(), zone, position);
             Ok(())
         };
         let task = async move {
@@ -337,23 +337,23 @@ pub(crate) fn pass_on(here: &Core, joint: &Arc<Joint>, items: &[FsEntry], zone: 
                     Ok(())
                 };
                 // If this fails, the file system has also ended here.
-                own.with(fail).await.ok();
+                here.with(fail).await.ok();
             }
         };
-        here.kit.tasks.spawn(task).detach();
+        core.kit.tasks.spawn(task).detach();
     }
 }
 
 /// Unlocks inodes after an operation on them and inodes of other cores.
-fn end_joint(here: &Rc<Core>, inodes: &[InodeNumber]) {
+fn end_joint(core: &Rc<Core>, inodes: &[InodeNumber]) {
     // The operation may not have committed here yet.
-    lane::commit(&**here, user_stream(here.index()));
-    here.note(inodes, here.durability.issued());
+    lane::commit(&**core, user_stream(core.index()));
+    core.note(inodes, core.durability.issued());
     for inode in inodes.iter().filter(|inode| **inode != MOVES) {
-        if let Err(error) = here.publish_stripes(*inode) {
-            logkit::Owner::fail(&**here, &error);
+        if let Err(error) = core.publish_stripes(*inode) {
+            logkit::Owner::fail(&**core, &error);
         }
     }
-    here.peers.locks.unlock(inodes);
-    inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| here.remove_unused(*inode));
+    core.peers.locks.unlock(inodes);
+    inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| core.remove_unused(*inode));
 }

@@ -7,10 +7,8 @@ use crate::metadata::change::{Attributes, Change, Changes};
 
 use crate::metadata::directory::{self, Found, MAX_NAME, check_name, show};
 use crate::metadata::forest::{Forest, Shard};
-use crate::metadata::inode::Value;
-use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, kind};
-use crate::metadata::stripes;
-use crate::metadata::{Metadata, orphan};
+use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, Value, kind};
+use crate::metadata::{Metadata, orphan, stripes};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
@@ -100,7 +98,7 @@ fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
 ///
 /// # Errors
 /// ENOTDIR, ENAMETOOLONG; ESTALE.
-pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
+pub(crate) fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
     if name.len() > MAX_NAME {
         check_name(name)?;
     }
@@ -116,7 +114,7 @@ pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<
 ///
 /// # Errors
 /// [`Error::NotFound`]; errors of [`find`].
-pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
+pub(crate) fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
     find(metadata, directory, name)?.ok_or_else(|| missing(directory, name))
 }
 
@@ -142,7 +140,7 @@ fn put_entry(key: Key, inode: InodeNumber, code: u8, name: &[u8]) -> Change {
 ///
 /// # Errors
 /// As [`create`].
-pub fn create_unnamed(
+pub(crate) fn create_unnamed(
     metadata: &Metadata,
     number: InodeNumber,
     directory: InodeNumber,
@@ -217,7 +215,7 @@ fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Ke
 /// # Errors
 /// [`Error::AlreadyExists`]; [`Error::NotFound`] for a removed directory; ENOTDIR, ENAMETOOLONG, EMLINK;
 /// [`Error::Invalid`] for an invalid name or mode.
-pub fn create(
+pub(crate) fn create(
     metadata: &Metadata,
     number: InodeNumber,
     directory: InodeNumber,
@@ -236,7 +234,7 @@ pub fn create(
 ///
 /// # Errors
 /// As [`create`], except for [`Error::AlreadyExists`].
-pub fn find_or_create(
+pub(crate) fn find_or_create(
     metadata: &Metadata,
     number: InodeNumber,
     directory: InodeNumber,
@@ -272,7 +270,7 @@ pub fn find_or_create(
 ///
 /// # Errors
 /// [`Error::Invalid`] for a file of another type.
-pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
+pub(crate) fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
     if metadata.inode(inode)?.file_type() != FileType::Link {
         return Err(Error::invalid(format!("inode {inode} isn't a symbolic link")));
     }
@@ -286,7 +284,7 @@ pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`create`]; EPERM for a directory; [`Error::NotFound`] for an inode that is being removed.
-pub fn link(
+pub(crate) fn link(
     metadata: &Metadata,
     inode: InodeNumber,
     directory: InodeNumber,
@@ -341,7 +339,7 @@ fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Chang
 ///
 /// # Errors
 /// EISDIR.
-pub fn unlink(
+pub(crate) fn unlink(
     metadata: &Metadata,
     directory: InodeNumber,
     (name, found): (&[u8], Found),
@@ -368,7 +366,7 @@ fn check_empty(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Resu
 ///
 /// # Errors
 /// ENOTDIR, ENOTEMPTY.
-pub fn remove_directory(
+pub(crate) fn remove_directory(
     metadata: &Metadata,
     directory: InodeNumber,
     (name, found): (&[u8], Found),
@@ -422,7 +420,7 @@ type Side<'a> = (InodeNumber, &'a [u8]);
 /// # Errors
 /// As [`create`], [`unlink`] and [`remove_directory`]; [`Error::Invalid`] for moving a directory below
 /// itself.
-pub fn rename(
+pub(crate) fn rename(
     metadata: &Metadata,
     from: Side<'_>,
     to: Side<'_>,
@@ -512,7 +510,7 @@ fn moved_to(inode: InodeNumber, file: &Inode, directory: InodeNumber, now: Time)
 ///
 /// # Errors
 /// ENOTDIR, ENAMETOOLONG.
-pub fn resolve(
+pub(crate) fn resolve(
     metadata: &Metadata,
     directory: InodeNumber,
     name: &[u8],

@@ -6,13 +6,11 @@
 
 use crate::core::Core;
 use crate::core::cores::core_of;
-use crate::metadata::Metadata;
-use crate::metadata::directory;
 use crate::metadata::extents::Extent;
 use crate::metadata::forest::Shard;
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
-use crate::metadata::stripes;
 use crate::metadata::versions::SnapshotNumber;
+use crate::metadata::{Metadata, directory, stripes};
 use crate::tree::{Key, Place};
 use block::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,9 +67,9 @@ impl Version for Whole<'_> {
 }
 
 /// A version of an open file system: a snapshot, or the present one.
-pub(crate) struct Opened<'a>(pub &'a Core, pub Option<SnapshotNumber>);
+pub(crate) struct OpenVersion<'a>(pub &'a Core, pub Option<SnapshotNumber>);
 
-impl Version for Opened<'_> {
+impl Version for OpenVersion<'_> {
     fn shards(&self) -> u32 {
         self.0.metadata.borrow().items.shards()
     }

@@ -15,7 +15,7 @@ use crate::core::inodes::BETWEEN_ATTEMPTS;
 use crate::core::{Broken, Core};
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, decode};
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{FileType, Inode, InodeNumber, Value, kind};
 use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::metadata::{Metadata, orphan};
@@ -23,7 +23,7 @@ use crate::names::joint::{self, View, Wanted};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Names that are copied to a stripe at a time.
@@ -33,43 +33,79 @@ const COPIED_TOGETHER: usize = 8;
 /// Leftovers that are removed at a time.
 const REMOVED_AT_ONCE: usize = 64;
 
+/// Default number of names above which a directory becomes striped, with several cores.
+const STRIPE_ABOVE: u64 = 16_384;
+
 /// A name of a directory to copy: offset and value.
 type Copied = (u64, Value);
 
+/// Decides when a core makes a directory striped.
+#[derive(Debug)]
+pub(crate) struct Striping {
+    /// Number of names above which a directory is made striped.
+    above: u64,
+    /// Whether a directory of this core is being made striped; at most one at a time.
+    is_busy: Cell<bool>,
+}
+
+impl Striping {
+    /// Returns the state without work; `above` is [`Settings::stripe_above`](crate::Settings::stripe_above).
+    pub fn new(above: Option<u64>, cores: u32) -> Self {
+        let usual = if cores > 1 { STRIPE_ABOVE } else { u64::MAX };
+        Striping { above: above.unwrap_or(usual), is_busy: Cell::new(false) }
+    }
+
+    /// Whether the holder of the new name `name` is to be made striped now.
+    #[inline]
+    pub fn wants(&self, metadata: &RefCell<Metadata>, holder: Holder, name: &[u8]) -> bool {
+        let is_candidate = holder.inode == holder.directory && !self.is_busy.get();
+        is_candidate && self.is_large(&metadata.borrow().items, holder.directory, name)
+    }
+
+    fn is_large(&self, items: &Forest, directory: InodeNumber, name: &[u8]) -> bool {
+        self.above < u64::MAX && items.shards() > 1 && stripes::is_large(items, directory, name, self.above)
+    }
+
+    /// Notes that making a directory striped begins or ends.
+    pub fn set_busy(&self, is_busy: bool) {
+        self.is_busy.set(is_busy);
+    }
+}
+
 /// Starts making a directory striped if it has many names; called when the name `name` was added.
 #[inline]
-pub(crate) fn note_name(here: &Rc<Core>, holder: Holder, name: &[u8]) {
-    if here.striping.wants(&here.metadata, holder, name) {
-        begin_striping(here, holder.directory);
+pub(crate) fn note_name(core: &Rc<Core>, holder: Holder, name: &[u8]) {
+    if core.striping.wants(&core.metadata, holder, name) {
+        begin_striping(core, holder.directory);
     }
 }
 
 #[cold]
-fn begin_striping(here: &Rc<Core>, directory: InodeNumber) {
-    here.striping.set_busy(true);
-    let core = here.clone();
+fn begin_striping(core: &Rc<Core>, directory: InodeNumber) {
+    core.striping.set_busy(true);
+    let own = core.clone();
     let striping = async move {
-        match stripe(&core, directory).await {
-            Ok(()) => remove_leftovers(&core, directory),
+        match stripe(&own, directory).await {
+            Ok(()) => remove_leftovers(&own, directory),
             Err(error) => tracing::debug!("directory {directory} isn't striped for now: {error}"),
         }
-        core.striping.set_busy(false);
+        own.striping.set_busy(false);
     };
-    here.kit.tasks.spawn(striping).detach();
+    core.kit.tasks.spawn(striping).detach();
 }
 
 /// Makes a directory of this core striped.
-async fn stripe(here: &Rc<Core>, directory: InodeNumber) -> Result<()> {
-    here.check_space_for_item()?;
-    let own = here.inode(directory)?;
+async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
+    core.check_space_for_operation()?;
+    let own = core.inode(directory)?;
     let (shards, first) = {
-        let metadata = here.metadata.borrow();
+        let metadata = core.metadata.borrow();
         (metadata.items.shards(), metadata.items.shard_of(directory))
     };
     let make = |index: u32| {
         let shard = (first + index) % shards;
         let make = move |core: Rc<Core>| async move { make_stripe(&core, shard, directory, own.mode).await };
-        here.cores().of(shard.into()).with(make)
+        core.cores().of(shard.into()).with(make)
     };
     let (mut made, mut outcome) = (Vec::new(), Ok(()));
     for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
@@ -79,7 +115,7 @@ async fn stripe(here: &Rc<Core>, directory: InodeNumber) -> Result<()> {
         }
     }
     if outcome.is_ok() {
-        outcome = fill_stripes(here, directory, Stripes::new(&made)).await;
+        outcome = fill_stripes(core, directory, Stripes::new(&made)).await;
     }
     if outcome.is_err() {
         for stripe in made {
@@ -88,33 +124,33 @@ async fn stripe(here: &Rc<Core>, directory: InodeNumber) -> Result<()> {
                 Ok(())
             };
             // If the core has ended, the next opening removes the stripe.
-            here.cores().of(stripe).with(remove).await.ok();
+            core.cores().of(stripe).with(remove).await.ok();
         }
     }
     outcome
 }
 
 /// Creates an inode without names that can become a stripe of a directory.
-async fn make_stripe(here: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
-    here.check_space_for_item()?;
+async fn make_stripe(core: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
+    core.check_space_for_operation()?;
     let decide = |metadata: &Metadata| {
         let number = metadata.next_inode(shard);
         let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
         let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
         Ok((number, changes))
     };
-    here.change(decide).await.map(|(number, _)| number)
+    core.change(decide).await.map(|(number, _)| number)
 }
 
 /// Copies the names of a directory to its stripes, and makes it striped.
-async fn fill_stripes(here: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
+async fn fill_stripes(core: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
     let mut inodes = stripes.all().to_vec();
     inodes.push(directory);
-    let unlocked = match here.breaks(Broken::StripesUnlocked) {
-        true => Some(copy_names(here, directory, &stripes).await?),
+    let unlocked = match core.breaks(Broken::StripesUnlocked) {
+        true => Some(copy_names(core, directory, &stripes).await?),
         false => None,
     };
-    let (core, to_fill) = (here.clone(), stripes.clone());
+    let (own_core, to_fill) = (core.clone(), stripes.clone());
     let fill = async move |view: &View| {
         // An unmount may have removed stripes before they were locked, as files without names.
         for stripe in to_fill.all() {
@@ -126,15 +162,15 @@ async fn fill_stripes(here: &Rc<Core>, directory: InodeNumber, stripes: Stripes)
         }
         let subdirectories = match unlocked {
             Some(subdirectories) => subdirectories,
-            None => copy_names(&core, directory, &to_fill).await?,
+            None => copy_names(&own_core, directory, &to_fill).await?,
         };
         Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
     };
     let outcome = Cell::new(Ok(()));
     let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
-    joint::carry_out(here, Wanted { inodes, ..Wanted::default() }, fill, answer).await;
+    joint::carry_out(core, Wanted { inodes, ..Wanted::default() }, fill, answer).await;
     // The record may have taken effect after it was answered with an error for lack of space.
-    match stripes::read(&here.metadata.borrow().items, directory)? {
+    match stripes::read(&core.metadata.borrow().items, directory)? {
         Some(striped) if striped.stripes == stripes => Ok(()),
         _ => outcome.into_inner(),
     }
@@ -142,18 +178,18 @@ async fn fill_stripes(here: &Rc<Core>, directory: InodeNumber, stripes: Stripes)
 
 /// Copies the names of a directory to its stripes, and waits until they are written. Returns the number
 /// of directories in each stripe.
-async fn copy_names(here: &Core, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
-    let copies = (0..stripes.all().len()).map(|index| copy_to(here, directory, stripes, index));
+async fn copy_names(core: &Core, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
+    let copies = (0..stripes.all().len()).map(|index| copy_to(core, directory, stripes, index));
     runtime::join_all(copies).await.into_iter().collect()
 }
 
-async fn copy_to(here: &Core, directory: InodeNumber, stripes: &Stripes, index: usize) -> Result<u32> {
+async fn copy_to(core: &Core, directory: InodeNumber, stripes: &Stripes, index: usize) -> Result<u32> {
     let stripe = stripes.all()[index];
     let (mut from, mut subdirectories) = (stripes.first_offset(index), 0);
     loop {
         let mut names: Vec<Copied> = Vec::new();
         {
-            let metadata = here.metadata.borrow();
+            let metadata = core.metadata.borrow();
             let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
             let own = metadata.items.range(&first).take_while(|(key, _)| {
                 (key.inode, key.kind) == (directory, kind::ENTRY) && stripes.at(key.offset) == Some(stripe)
@@ -167,27 +203,27 @@ async fn copy_to(here: &Core, directory: InodeNumber, stripes: &Stripes, index: 
         let Some((last, _)) = names.last() else { return Ok(subdirectories) };
         from = last + 1;
         let take = move |core: Rc<Core>| async move { take_names(&core, stripe, names).await };
-        here.cores().of(stripe).with(take).await?;
+        core.cores().of(stripe).with(take).await?;
     }
 }
 
 /// Adds copies of names to a stripe of this core, and waits until they are written.
-async fn take_names(here: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
-    here.check_open()?;
-    here.check_space_for_item()?;
+async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
+    core.check_open()?;
+    core.check_space_for_operation()?;
     let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
-    here.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
+    core.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
     for together in names.chunks(COPIED_TOGETHER) {
         let put = |(offset, value): &Copied| {
             let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
             Change::Put { key, value: value.clone() }
         };
-        here.submit(together.iter().map(put).collect(), None)?;
+        core.submit(together.iter().map(put).collect(), None)?;
     }
-    match here.breaks(Broken::StripesEarly) {
+    match core.breaks(Broken::StripesEarly) {
         true => Ok(()),
         // Ensures that the record that makes the directory striped has a later number, also on this core.
-        false => here.written(here.durability.issued()).await.map(drop),
+        false => core.written(core.durability.issued()).await.map(drop),
     }
 }
 
@@ -196,19 +232,20 @@ async fn take_names(here: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Res
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
-pub(crate) fn open_striped(here: &Rc<Core>) -> Result<()> {
-    let directories = here.metadata.borrow().striped_directories();
+pub(crate) fn open_striped(core: &Rc<Core>) -> Result<()> {
+    let directories = core.metadata.borrow().striped_directories();
     for directory in directories {
-        here.publish_stripes(directory)?;
-        remove_leftovers(here, directory);
+        core.publish_stripes(directory)?;
+        remove_leftovers(core, directory);
     }
     Ok(())
 }
 
 /// Removes the leftovers of a striped directory in the background.
-fn remove_leftovers(here: &Rc<Core>, directory: InodeNumber) {
-    let core = here.clone();
+fn remove_leftovers(core: &Rc<Core>, directory: InodeNumber) {
+    let own = core.clone();
     let removing = async move {
+        let core = &own;
         loop {
             let permit = match core.admit().await {
                 Ok(permit) => permit,
@@ -240,7 +277,7 @@ fn remove_leftovers(here: &Rc<Core>, directory: InodeNumber) {
             runtime::yield_now().await;
         }
     };
-    here.kit.tasks.spawn(removing).detach();
+    core.kit.tasks.spawn(removing).detach();
 }
 
 /// Returns the next changes that remove leftovers of a directory; none at the end, or if it isn't striped.
@@ -255,4 +292,27 @@ fn next_leftovers(metadata: &Metadata, directory: InodeNumber) -> Result<Changes
     }
     let value = Striped { has_leftovers: false, ..striped }.encode();
     Ok(smallvec![Change::Put { key: stripes::key(directory), value }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Released;
+
+    #[test]
+    fn one_directory_at_a_time_is_made_striped_and_no_stripe_is() {
+        let metadata = RefCell::new(Metadata::empty(Forest::new(4, &Released::new())));
+        let name = |number: u8| [b'a' + number];
+        for number in 0..3 {
+            let key = directory::first_key(7, &name(number));
+            metadata.borrow_mut().put(&key, &directory::encode(9, 8, &name(number)));
+        }
+        let (own, stripe) = (Holder { directory: 7, inode: 7 }, Holder { directory: 3, inode: 7 });
+        let wants = |striping: &Striping, holder| striping.wants(&metadata, holder, &name(2));
+        let striping = Striping::new(Some(2), 2);
+        assert!(wants(&striping, own) && !wants(&striping, stripe));
+        striping.set_busy(true);
+        assert!(!wants(&striping, own), "another one is being made striped");
+        assert!(!wants(&Striping::new(Some(3), 2), own) && !wants(&Striping::new(None, 1), own));
+    }
 }

@@ -13,12 +13,11 @@
 use crate::core::Core;
 use crate::core::cores::Cores;
 use crate::format::BLOCK;
-use crate::metadata::Metadata;
-use crate::metadata::directory;
 use crate::metadata::extents::{Extent, GONE};
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::shared::{FIRST_KEEPER, Run};
+use crate::metadata::{Metadata, directory};
 use crate::tree::Key;
 use block::Result;
 use logkit::Layout;
@@ -115,7 +114,9 @@ pub(crate) fn tell_unreadable(
                 _ => "was reset after the checkpoint that was read",
             };
             let zone = zone & !GONE;
-            lost.note(format!("{version}{blocks} blocks of inode {inode} in zone {zone}, which {why}"));
+            lost.note_with(|| {
+                format!("{version}{blocks} blocks of inode {inode} in zone {zone}, which {why}")
+            });
         }
     };
     // Blocks of one file by zone: the items of a file follow one another.
@@ -339,7 +340,8 @@ pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
         for (inode, file_type) in unnamed {
             let name = format!("#{inode}");
             put_name(&mut metadata, directory, name.as_bytes(), (inode, file_type))?;
-            core.opened.lost.borrow_mut().note(format!("the name of inode {inode}: it is {path}/{name}"));
+            let mut lost = core.opened.lost.borrow_mut();
+            lost.note_with(|| format!("the name of inode {inode}: it is {path}/{name}"));
         }
         Ok(())
     };
@@ -436,6 +438,7 @@ mod tests {
         let items = forest(&(2..2 + files).map(|inode| (inode, extent(0, 1, 8, 0))).collect::<Vec<_>>());
         let mut lost = LostParts::default();
         tell_unreadable(&items, None, &[8], "", &mut lost);
-        assert_eq!((lost.count, lost.lines.len()), (files, 1000));
+        assert_eq!(lost.count, files);
+        assert!(lost.count > lost.lines.len() as u64);
     }
 }

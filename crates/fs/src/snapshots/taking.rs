@@ -22,14 +22,14 @@ use runtime::sync::oneshot;
 use std::rc::Rc;
 
 /// Runs a task to completion, even if its caller is dropped.
-async fn to_the_end<T: 'static>(here: &Core, task: impl Future<Output = Result<T>> + 'static) -> Result<T> {
-    here.check_open()?;
+async fn to_the_end<T: 'static>(core: &Core, task: impl Future<Output = Result<T>> + 'static) -> Result<T> {
+    core.check_open()?;
     let (sender, mut receiver) = oneshot();
     let run = async move {
         // The caller may have been dropped.
         sender.send(task.await).ok();
     };
-    here.kit.tasks.spawn(run).detach();
+    core.kit.tasks.spawn(run).detach();
     let outcome = receiver.receive().await;
     outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
 }
@@ -39,9 +39,10 @@ async fn to_the_end<T: 'static>(here: &Core, task: impl Future<Output = Result<T
 /// # Errors
 /// [`Error::AlreadyExists`], [`Error::Invalid`] or ENAMETOOLONG for the name; [`Error::NoSpace`]; the
 /// failure of the log.
-pub(crate) async fn create(here: &Rc<Core>, name: String) -> Result<SnapshotInfo> {
-    let core = here.clone();
-    to_the_end(here, async move {
+pub(crate) async fn create(core: &Rc<Core>, name: String) -> Result<SnapshotInfo> {
+    let own = core.clone();
+    to_the_end(core, async move {
+        let core = &own;
         let _alone = core.snapshot_list.alone.acquire(1).await;
         core.check_open()?;
         let info = core.snapshot_list.new_snapshot(&name)?;
@@ -52,7 +53,7 @@ pub(crate) async fn create(here: &Rc<Core>, name: String) -> Result<SnapshotInfo
         };
         core.check_space(copied)?;
         let number = info.number;
-        let kept = keep_versions(&core, number).await;
+        let kept = keep_versions(core, number).await;
         if kept.is_ok() {
             core.snapshot_list.add(info.clone());
         }
@@ -66,24 +67,24 @@ pub(crate) async fn create(here: &Rc<Core>, name: String) -> Result<SnapshotInfo
             return Ok(info);
         }
         core.snapshot_list.remove(number);
-        drop_versions(&core, number).await?;
+        drop_versions(core, number).await?;
         outcome.map(|()| info)
     })
     .await
 }
 
 /// Makes all cores keep their trees of one point in time.
-async fn keep_versions(here: &Core, number: SnapshotNumber) -> Result<()> {
-    let mut outcome = match here.breaks(Broken::SnapshotsApart) {
+async fn keep_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
+    let mut outcome = match core.breaks(Broken::SnapshotsApart) {
         true => Ok(()),
-        false => shut_gates(here).await,
+        false => shut_gates(core).await,
     };
-    for core in here.cores().all() {
-        if here.breaks(Broken::SnapshotsApart) || here.breaks(Broken::SlowSnapshots) {
+    for each in core.cores().all() {
+        if core.breaks(Broken::SnapshotsApart) || core.breaks(Broken::SlowSnapshots) {
             runtime::sleep(std::time::Duration::from_millis(1)).await;
         }
         if outcome.is_ok() {
-            outcome = core
+            outcome = each
                 .with(move |core: Rc<Core>| async move {
                     keep_version(&core, number);
                     Ok(())
@@ -91,33 +92,33 @@ async fn keep_versions(here: &Core, number: SnapshotNumber) -> Result<()> {
                 .await;
         }
     }
-    open_gates(here).await.and(outcome)
+    open_gates(core).await.and(outcome)
 }
 
 /// Shuts the gates of all cores, one after another. Afterwards no operation is in progress.
 ///
 /// # Errors
 /// [`Error::NoSpace`] while an operation on several cores waits for space.
-async fn shut_gates(here: &Core) -> Result<()> {
+async fn shut_gates(core: &Core) -> Result<()> {
     let mut outcome = Ok(());
-    for core in here.cores().all() {
+    for each in core.cores().all() {
         let shut = |core: Rc<Core>| async move {
             // An operation that was answered with ENOSPC may wait for space forever.
             core.admission.gate.shut(|| core.kit.space.check()).await
         };
-        outcome = outcome.and(core.with(shut).await);
+        outcome = outcome.and(each.with(shut).await);
     }
     outcome
 }
 
-async fn open_gates(here: &Core) -> Result<()> {
+async fn open_gates(core: &Core) -> Result<()> {
     let mut outcome = Ok(());
-    for core in here.cores().all() {
+    for each in core.cores().all() {
         let open = |core: Rc<Core>| async move {
             core.admission.gate.open();
             Ok(())
         };
-        outcome = core.with(open).await.and(outcome);
+        outcome = each.with(open).await.and(outcome);
     }
     outcome
 }
@@ -128,31 +129,32 @@ async fn open_gates(here: &Core) -> Result<()> {
 /// # Errors
 /// The failure of the log; errors of `work`.
 pub(crate) async fn at_one_moment<R: 'static>(
-    here: &Rc<Core>,
+    core: &Rc<Core>,
     work: impl AsyncFnOnce(&Rc<Core>) -> Result<R> + 'static,
 ) -> Result<R> {
-    let core = here.clone();
-    to_the_end(here, async move {
+    let own = core.clone();
+    to_the_end(core, async move {
+        let core = &own;
         let _alone = core.snapshot_list.alone.acquire(1).await;
-        let mut outcome = shut_gates(&core).await;
+        let mut outcome = shut_gates(core).await;
         for each in core.cores().all() {
             outcome = outcome.and(each.with(|core: Rc<Core>| async move { core.sync_all().await }).await);
         }
         let found = match outcome {
-            Ok(()) => work(&core).await,
+            Ok(()) => work(core).await,
             Err(error) => Err(error),
         };
-        open_gates(&core).await.and(found)
+        open_gates(core).await.and(found)
     })
     .await
 }
 
-fn keep_version(here: &Core, number: SnapshotNumber) {
-    let mut metadata = here.metadata.borrow_mut();
+fn keep_version(core: &Core, number: SnapshotNumber) {
+    let mut metadata = core.metadata.borrow_mut();
     let version = metadata.version();
     metadata.snapshots.add(Snapshot::new(number, version));
     drop(metadata);
-    here.publish();
+    core.publish();
 }
 
 /// Deletes a snapshot. Space that only it used is free when this returns. Runs on the home.
@@ -160,9 +162,10 @@ fn keep_version(here: &Core, number: SnapshotNumber) {
 /// # Errors
 /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still
 /// exists.
-pub(crate) async fn delete(here: &Rc<Core>, name: String) -> Result<()> {
-    let core = here.clone();
-    to_the_end(here, async move {
+pub(crate) async fn delete(core: &Rc<Core>, name: String) -> Result<()> {
+    let own = core.clone();
+    to_the_end(core, async move {
+        let core = &own;
         let _alone = core.snapshot_list.alone.acquire(1).await;
         core.check_open()?;
         let number = core.snapshot_list.find(&name)?.number;
@@ -172,44 +175,44 @@ pub(crate) async fn delete(here: &Rc<Core>, name: String) -> Result<()> {
             return Err(error);
         }
         core.snapshot_list.remove(number);
-        drop_versions(&core, number).await?;
+        drop_versions(core, number).await?;
         // This checkpoint frees the blocks and pages of the snapshot.
         core.write_checkpoint(false).await
     })
     .await
 }
 
-async fn drop_versions(here: &Core, number: SnapshotNumber) -> Result<()> {
-    for core in here.cores().all() {
-        core.with(move |core: Rc<Core>| async move { drop_version(&core, number).await }).await?;
+async fn drop_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
+    for each in core.cores().all() {
+        each.with(move |core: Rc<Core>| async move { drop_version(&core, number).await }).await?;
     }
     Ok(())
 }
 
 /// Removes the trees of a snapshot, shard by shard.
-async fn drop_version(here: &Core, number: SnapshotNumber) -> Result<()> {
-    let shards = here.metadata.borrow().items.shards();
-    for shard in (0..shards).filter(|shard| core_of(*shard, here.totals().cores()) == here.index()) {
-        drop_shard(here, number, shard)?;
+async fn drop_version(core: &Core, number: SnapshotNumber) -> Result<()> {
+    let shards = core.metadata.borrow().items.shards();
+    for shard in (0..shards).filter(|shard| core_of(*shard, core.totals().cores()) == core.index()) {
+        drop_shard(core, number, shard)?;
         runtime::yield_now().await;
     }
-    here.metadata.borrow_mut().snapshots.forget(number);
-    here.publish();
+    core.metadata.borrow_mut().snapshots.forget(number);
+    core.publish();
     Ok(())
 }
 
 /// Removes the tree of a shard of a snapshot. Blocks that only this tree had start dying.
-fn drop_shard(here: &Core, number: SnapshotNumber, shard: Shard) -> Result<()> {
+fn drop_shard(core: &Core, number: SnapshotNumber, shard: Shard) -> Result<()> {
     let removed = {
-        let mut metadata = here.metadata.borrow_mut();
+        let mut metadata = core.metadata.borrow_mut();
         let Metadata { items, snapshots, .. } = &mut *metadata;
         snapshots.remove_shard(number, shard, items)
     };
-    let lost = removed.inspect_err(|error| logkit::Owner::fail(here, error))?;
-    let mut accounts = here.kit.pool.accounts();
+    let lost = removed.inspect_err(|error| logkit::Owner::fail(core, error))?;
+    let mut accounts = core.kit.pool.accounts();
     for (zone, count) in lost.0 {
         accounts.begin_dying(zone, count);
-        here.checkpointer.drop_blocks(zone, count);
+        core.checkpointer.drop_blocks(zone, count);
     }
     Ok(())
 }

@@ -211,6 +211,39 @@ fn a_dead_mount_is_replaced_and_a_session_in_use_is_busy() {
 }
 
 #[test]
+fn an_abort_spares_the_mount_of_another_server() {
+    let Some(point) = Point::new() else { return };
+    let (options, path) = (point.options(), point.path.clone());
+    run(1, move || async move {
+        let first = Session::mount(Arc::new(Memory::new()), options.clone()).await.expect("mounted");
+        let removed = path.clone();
+        // The open file keeps the connection of the first session.
+        let file = aside(move || {
+            let file = File::create(removed.join("file")).expect("created");
+            let unmounted = Command::new("umount").arg("-l").arg(removed).status().expect("it runs");
+            assert!(unmounted.success());
+            file
+        });
+        let file = file.await;
+        let second = Session::mount(Arc::new(Memory::new()), options.clone()).await.expect("mounted");
+        assert_eq!(first.outcome(), None);
+        first.abort().await.expect("nothing to abort");
+        aside(move || drop(file)).await;
+        first.ended().await;
+        first.abort().await.expect("nothing to abort");
+        let is_mounted = aside(move || {
+            let device = |path: &Path| std::fs::metadata(path).expect("it is there").dev();
+            device(&path) != device(path.parent().expect("a folder"))
+        });
+        assert!(is_mounted.await);
+        assert_eq!(second.outcome(), None);
+        second.abort().await.expect("aborted");
+        second.ended().await;
+    });
+    assert!(!point.is_mounted());
+}
+
+#[test]
 fn mount_points_that_are_none() {
     let Some(point) = Point::new() else { return };
     run(1, move || async move {

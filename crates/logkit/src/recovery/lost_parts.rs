@@ -15,10 +15,15 @@ pub struct LostParts {
 impl LostParts {
     /// Adds a part. Returns whether its description is kept.
     pub fn note(&mut self, line: String) -> bool {
+        self.note_with(|| line)
+    }
+
+    /// As [`note`](Self::note), with a description that is made only if it is kept.
+    pub fn note_with(&mut self, line: impl FnOnce() -> String) -> bool {
         self.count += 1;
         let is_described = self.lines.len() < MAX_LINES;
         if is_described {
-            self.lines.push(line);
+            self.lines.push(line());
         }
         is_described
     }
@@ -49,7 +54,7 @@ mod tests {
         lost.extend((0..MAX_LINES).map(|number| number.to_string()));
         let mut more = LostParts::default();
         more.extend((0..MAX_LINES + 5).map(|number| number.to_string()));
-        assert!(!more.note("another".to_owned()));
+        assert!(!more.note_with(|| panic!("it isn't kept")));
         lost.append(more);
         assert_eq!((lost.lines.len(), lost.count), (MAX_LINES, 2 * MAX_LINES as u64 + 6));
     }
