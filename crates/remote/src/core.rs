@@ -94,7 +94,7 @@ pub struct Core {
     pub(crate) work: Notify,
     /// Error of writes while no zone is available.
     pub(crate) stuck: RefCell<Option<Error>>,
-    /// ZoneTable that the cleaner couldn't read, with the time of the attempt.
+    /// Zones in which a pass left live pages, with the time of the pass.
     pub(crate) unreadable: RefCell<BTreeMap<u32, runtime::Instant>>,
     pub(crate) is_closing: Cell<bool>,
     /// Stops the background tasks when the device is closed.

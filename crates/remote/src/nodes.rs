@@ -5,7 +5,8 @@
 //! reads and writes until a connection succeeds again. Its contents may be lost then, which the checksums of
 //! slots detect. An error in a node's answer fails only that request: the node is down only after
 //! [`MAX_ERRORS`] failed reads in a row, and gets no new regions after [`MAX_WRITE_ERRORS`] failed writes
-//! in a row.
+//! in a row. A refused write ends the placement on its node at once, so that a block whose pages move isn't
+//! placed there again: otherwise it would be refused and moved without end.
 //!
 //! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices
 //! in Randomized Load Balancing", 2001): the one with the larger ratio of free share to latency.
@@ -48,13 +49,28 @@ pub enum State {
     Down(runtime::Instant),
 }
 
+impl State {
+    /// State of a node by the time since which it is down, by whether it reclaims memory, and by the time since
+    /// its last refused write.
+    fn of(down: Option<runtime::Instant>, reclaims: bool, refused: Option<Duration>) -> Self {
+        match down {
+            Some(since) => State::Down(since),
+            None if reclaims || refused.is_some_and(|since| since < FULL) => State::Draining,
+            None => State::Up,
+        }
+    }
+}
+
 /// A memory node.
 pub struct Node {
     /// Name in the stack.
     pub name: String,
     part: Arc<dyn DevicePart>,
     device: RefCell<Option<Rc<dyn Device>>>,
-    state: Cell<State>,
+    /// Time since which the node hasn't answered; `None` if it answers.
+    down_since: Cell<Option<runtime::Instant>>,
+    /// Bytes that the node reclaims, from its status.
+    reclaim: Cell<u64>,
     /// Number of connections.
     epoch: Cell<u64>,
     /// Whether contents from before this connection have been checked: known to be there, or to be lost.
@@ -63,7 +79,7 @@ pub struct Node {
     memory_epoch: Cell<Option<u64>>,
     /// Time of the last answer.
     answered: Cell<runtime::Instant>,
-    /// Time at which a write found no memory.
+    /// Time of the last write that found no memory, or followed [`MAX_WRITE_ERRORS`] failed ones.
     full_since: Cell<Option<runtime::Instant>>,
     /// Time limit of a request, and of connecting.
     limit: Duration,
@@ -117,7 +133,8 @@ impl Node {
             name,
             part,
             device: RefCell::default(),
-            state: Cell::new(State::Down(runtime::now())),
+            down_since: Cell::new(Some(runtime::now())),
+            reclaim: Cell::new(0),
             epoch: Cell::new(0),
             is_checked: Cell::new(false),
             memory_epoch: Cell::new(None),
@@ -156,9 +173,7 @@ impl Node {
         self.epoch.set(self.epoch.get() + 1);
         self.is_checked.set(false);
         self.answered.set(runtime::now());
-        if let State::Down(_) = self.state.get() {
-            self.state.set(State::Up);
-        }
+        self.down_since.set(None);
         Ok(())
     }
 
@@ -209,30 +224,30 @@ impl Node {
 
     /// State of the node.
     pub fn state(&self) -> State {
-        self.state.get()
+        State::of(
+            self.down_since.get(),
+            self.reclaim.get() > 0,
+            self.full_since.get().map(|since| since.elapsed()),
+        )
     }
 
     /// Whether the node answers.
     pub fn is_up(&self) -> bool {
-        !matches!(self.state.get(), State::Down(_))
+        self.down_since.get().is_none()
     }
 
     /// Whether the node has been down for at least this time.
     pub fn is_down_for(&self, time: Duration) -> bool {
-        matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
+        self.down_since.get().is_some_and(|since| since.elapsed() >= time)
     }
 
     /// Time since which the node is down; `None` if it is up.
     pub fn down_since(&self) -> Option<runtime::Instant> {
-        match self.state.get() {
-            State::Down(since) => Some(since),
-            _ => None,
-        }
+        self.down_since.get()
     }
 
-    /// Updates the state from the node's status: the node is draining if `reclaim_bytes` is greater than 0,
-    /// or if it had no memory for a write recently. If the status has another `epoch`, the node has other
-    /// memory, and its contents are unchecked.
+    /// Updates the state from the node's status: the node is draining if `reclaim_bytes` is greater than 0. If
+    /// the status has another `epoch`, the node has other memory, and its contents are unchecked.
     pub async fn ask(&self) {
         let status = runtime::timeout(self.limit, self.part.status()).await.unwrap_or_default();
         let epoch = status.get("epoch").and_then(serde_json::Value::as_u64).filter(|epoch| *epoch > 0);
@@ -241,24 +256,19 @@ impl Node {
         {
             self.is_checked.set(false);
         }
-        let reclaim = status.get("reclaim_bytes").and_then(serde_json::Value::as_u64);
-        let is_full = self.full_since.get().is_some_and(|since| since.elapsed() < FULL);
-        match (self.state.get(), is_full || reclaim > Some(0)) {
-            (State::Up, true) => {
-                match reclaim {
-                    Some(bytes @ 1..) => {
-                        tracing::info!("node {} is draining: it reclaims {bytes} bytes", self.name)
-                    }
-                    _ => tracing::info!(
-                        "node {} is draining: it had no memory for a write, or writes failed",
-                        self.name
-                    ),
-                }
-                self.state.set(State::Draining);
-            }
-            (State::Draining, false) => self.state.set(State::Up),
-            _ => {}
+        let reclaim = status.get("reclaim_bytes").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        if self.state() == State::Up && reclaim > 0 {
+            tracing::info!("node {} is draining: it reclaims {reclaim} bytes", self.name);
         }
+        self.reclaim.set(reclaim);
+    }
+
+    /// Notes a refused write: the node is draining from now on.
+    fn note_full(&self) {
+        if self.state() == State::Up {
+            tracing::info!("node {} is draining: it had no memory for a write, or writes failed", self.name);
+        }
+        self.full_since.set(Some(runtime::now()));
     }
 
     /// Takes a free region; `None` if there is none.
@@ -322,7 +332,7 @@ impl Node {
             }
         }
         tracing::warn!("node {} is down: {}", self.name, self.unnamed(error));
-        self.state.set(State::Down(runtime::now()));
+        self.down_since.set(Some(runtime::now()));
         self.losses.set(self.losses.get() + 1);
         self.device.replace(None);
     }
@@ -375,11 +385,11 @@ impl Node {
             Err(_) => Err(self.too_late("a write")),
         };
         match &outcome {
-            Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
+            Err(Error::NoSpace(_)) => self.note_full(),
             Err(error) => {
                 self.failed(&device, error, &self.write_errors, u32::MAX);
                 if self.write_errors.get() >= MAX_WRITE_ERRORS {
-                    self.full_since.set(Some(runtime::now()));
+                    self.note_full();
                 }
             }
             Ok(()) => {
@@ -455,4 +465,21 @@ pub fn choose(nodes: &[Node], others: &[u8], zones: u32, random: &mut Random) ->
     let (one, other) = (any(), any());
     let weight = |number: u8| nodes[usize::from(number)].weight();
     Some(if weight(other) > weight(one) { other } else { one })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_drains_from_a_refused_write_on_and_for_a_limited_time() {
+        let ago = |time| Some(Duration::from_millis(time));
+        assert_eq!(State::of(None, false, None), State::Up);
+        assert_eq!(State::of(None, false, ago(0)), State::Draining);
+        assert_eq!(State::of(None, false, ago(9_999)), State::Draining);
+        assert_eq!(State::of(None, false, ago(10_000)), State::Up);
+        assert_eq!(State::of(None, true, ago(10_000)), State::Draining);
+        let since = runtime::now();
+        assert_eq!(State::of(Some(since), true, ago(0)), State::Down(since));
+    }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(500);
 /// Pause after a zone that couldn't be read.
 const RETRY: Duration = Duration::from_millis(200);
-/// Time for which a zone that couldn't be read isn't chosen again.
+/// Time for which a zone isn't chosen again after a pass that left live pages in it.
 const AVOID: Duration = Duration::from_secs(10);
 
 /// A live slot: its page, its offset in the block, the length of its bytes, its encoding and its place.
@@ -34,10 +34,24 @@ struct Live {
 /// Outcome of moving the pages of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// All live pages were moved, or the others may still be readable later.
+    /// All live pages were moved.
     All,
+    /// Live pages are left, and may be readable later.
+    Partly,
     /// Every copy was read, and all of them lack some pages.
     LackingPages,
+}
+
+impl Moved {
+    /// Outcome by the number of live granules that are left, and by whether every copy that the zone may have
+    /// was read.
+    fn of(live: u32, were_all_read: bool) -> Self {
+        match (live, were_all_read) {
+            (0, _) => Moved::All,
+            (_, true) => Moved::LackingPages,
+            (_, false) => Moved::Partly,
+        }
+    }
 }
 
 impl Core {
@@ -175,7 +189,8 @@ impl Core {
         Ok(())
     }
 
-    /// Moves the live pages of a zone that any copy has.
+    /// Moves the live pages of a zone that any copy has. Unless these are all, the zone isn't chosen again at
+    /// once: another pass would gain nothing, and cleaning would never end.
     pub(crate) async fn move_pages(self: &Rc<Self>, zone: u32) -> Result<Moved> {
         let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
         let sources = self.sources(zone);
@@ -192,15 +207,16 @@ impl Core {
                 }
             }
         }
-        if self.pool.live(zone) == 0 {
-            return Ok(Moved::All);
+        let were_all_read = failure.is_none()
+            && !sources.is_empty()
+            && self.sources(zone) == sources
+            && self.unreachable(zone).is_none();
+        let moved = Moved::of(self.pool.live(zone), were_all_read);
+        if moved != Moved::Partly {
+            return Ok(moved);
         }
-        if let Some(error) = failure {
-            self.unreadable.borrow_mut().insert(zone, runtime::now());
-            return Err(error);
-        }
-        let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
-        Ok(if !sources.is_empty() && is_certain { Moved::LackingPages } else { Moved::All })
+        self.unreadable.borrow_mut().insert(zone, runtime::now());
+        failure.map_or(Ok(moved), Err)
     }
 
     /// Marks the pages that are still in these zones as lost. The caller ensures that the zones aren't reset
@@ -301,5 +317,18 @@ impl Core {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_lost_only_if_every_copy_was_read() {
+        assert_eq!(Moved::of(0, false), Moved::All);
+        assert_eq!(Moved::of(0, true), Moved::All);
+        assert_eq!(Moved::of(1, false), Moved::Partly);
+        assert_eq!(Moved::of(1, true), Moved::LackingPages);
     }
 }

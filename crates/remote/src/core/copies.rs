@@ -74,7 +74,7 @@ impl Core {
         let mut lost = Vec::new();
         for zone in &zones {
             match self.move_pages(*zone).await {
-                Ok(Moved::All) => {}
+                Ok(Moved::All | Moved::Partly) => {}
                 Ok(Moved::LackingPages) => lost.push(*zone),
                 Err(error) => tracing::debug!("zone {zone}: {error}"),
             }

@@ -147,3 +147,11 @@ fn from_every_full_state_a_discard_leads_out() {
         }
     }
 }
+
+/// A node without memory refuses the blocks that wait for it. With this seed, pages of a refused block were
+/// moved to another region of the same node without end, before the node was seen to be full.
+#[test]
+fn pages_of_a_refused_block_are_not_moved_to_the_node_that_refused_it() {
+    let seed = 101;
+    simulate(seed, move || async move { leads_out(&CASES[1], seed, "case 1").await });
+}

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod cleaning;
 mod conformance_suite;
 mod errors;
 mod full;
