@@ -194,11 +194,16 @@ impl<E: Entry> Appender<E> {
             break;
         }
         let taken = batch.entries.len() as u64 - u64::from(was_cut);
-        self.queued.set(self.queued.get().saturating_sub(taken));
-        if queue.is_empty() {
+        self.note_taken(taken, queue.is_empty());
+        batch
+    }
+
+    /// Notes that entries were taken from a queue, which may be empty now.
+    fn note_taken(&self, entries: u64, is_empty: bool) {
+        self.queued.set(self.queued.get().saturating_sub(entries));
+        if entries > 0 && is_empty {
             self.drained.notify_all();
         }
-        batch
     }
 
     /// Waits until the last queued entry of some class is taken.
@@ -215,8 +220,9 @@ impl<E: Entry> Appender<E> {
 
     /// Takes the first queued entry of a class.
     pub(crate) fn take_first(&self, class: u8) -> Option<E> {
-        let first = self.queues.borrow_mut()[usize::from(class)].pop_front();
-        self.queued.set(self.queued.get().saturating_sub(u64::from(first.is_some())));
+        let queue = &mut self.queues.borrow_mut()[usize::from(class)];
+        let first = queue.pop_front();
+        self.note_taken(u64::from(first.is_some()), queue.is_empty());
         first
     }
 
@@ -245,7 +251,7 @@ impl<E: Entry> Appender<E> {
             }
         }
         *queue = kept;
-        self.queued.set(self.queued.get().saturating_sub((before - queue.len()) as u64));
+        self.note_taken((before - queue.len()) as u64, queue.is_empty());
         (batch, others)
     }
 
@@ -256,10 +262,10 @@ impl<E: Entry> Appender<E> {
             if class.is_none_or(|class| usize::from(class) == number) {
                 let (kept, rest): (VecDeque<E>, VecDeque<E>) = queue.drain(..).partition(&is_kept);
                 *queue = kept;
+                self.note_taken(rest.len() as u64, queue.is_empty());
                 refused.extend(rest);
             }
         }
-        self.queued.set(self.queued.get().saturating_sub(refused.len() as u64));
         refused
     }
 
@@ -349,6 +355,8 @@ mod tests {
     use crate::stream::Sequences;
     use crate::summary::Builder;
     use block::{BlockSize, Payload};
+    use std::pin::pin;
+    use std::task::{Context, Waker};
 
     fn layout() -> Layout {
         Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
@@ -402,6 +410,27 @@ mod tests {
         let zone = Taken { zone: 3, generation: 1, limit: None, is_open: false };
         let zone = ZoneWriter::new(zone, 0, &layout(), Builder::default());
         appender.take(0, &zone, |_, _| unreachable!("it is atomic")).entries.len()
+    }
+
+    #[test]
+    fn whatever_takes_the_last_entry_of_a_class_ends_waiting_for_that() {
+        type Take = fn(&Appender<Piece>);
+        let takes: [Take; 4] = [
+            |appender| drop(appender.take_first(0)),
+            |appender| drop(appender.take_without_data(0, |_| true)),
+            |appender| drop(appender.take_refused(Some(0), |_| false)),
+            |appender| drop(appender.take_all()),
+        ];
+        let mut context = Context::from_waker(Waker::noop());
+        for take in takes {
+            let appender = appender();
+            appender.push(0, piece(1, 0, 0));
+            let mut drained = pin!(appender.drained(0));
+            assert!(drained.as_mut().poll(&mut context).is_pending());
+            take(&appender);
+            assert!(drained.poll(&mut context).is_ready());
+            assert_eq!(appender.queued(), 0);
+        }
     }
 
     #[test]

@@ -367,6 +367,7 @@ pub async fn write_record<O: Owner>(
             return Written::default();
         }
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
+        let was_refused = zone.was_refused(&error);
         kit.abandon_after(&error, &zone).await;
         drop(zone);
         // Acknowledged data can't be refused; entries without data are written to another zone.
@@ -375,8 +376,8 @@ pub async fn write_record<O: Owner>(
             return Written { zone: None, refused: Some(error) };
         }
         // The number has been issued, so the record must be written to another zone; otherwise no later
-        // record can commit.
-        let another = match attempts < MAX_ATTEMPTS {
+        // record can commit. A drive that opened no zone in all the time of the append opens no other one.
+        let another = match attempts < MAX_ATTEMPTS && !was_refused {
             true => kit.open_zone_beside(class, 1, held).await,
             false => None,
         };

@@ -3,7 +3,7 @@
 use crate::checkpoint;
 use crate::kit::Kit;
 use crate::pool::CHECKPOINT_CLASS;
-use crate::pool::budget::drive::{BETWEEN_BUSY, DriveTurn, MAX_BUSY, still_busy};
+use crate::pool::budget::drive::{BETWEEN_BUSY, DriveTurn};
 use crate::pool::budget::{Permit, Purpose};
 use crate::prepare;
 use crate::seals;
@@ -70,7 +70,8 @@ impl Kit {
             is_over.await;
             None
         };
-        seals::first_of(taken, is_over).await
+        // A task that needs the permit no more leaves it to the others.
+        seals::first_of(is_over, taken).await
     }
 
     /// Opens a zone for a class with this permit, if more than `keep` zones are free.
@@ -95,15 +96,9 @@ impl Kit {
         payload: Payload,
         held: &mut [Option<ZoneWriter>],
     ) -> Result<()> {
-        if !zone.is_empty() {
-            return zone.append(&*self.zones, &self.layout, header, payload).await;
-        }
+        // Only a call closes a zone of `Zones`, so one that was opened stays open.
         if zone.is_open() {
-            let appended = zone.append(&*self.zones, &self.layout, header, payload.clone()).await;
-            // The drive may have closed the zone meanwhile.
-            if !matches!(appended, Err(Error::Busy(_))) {
-                return appended;
-            }
+            return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
         self.until_opened(held, async || {
             zone.begin(self.budget().requests().for_drive);
@@ -119,8 +114,8 @@ impl Kit {
     /// for them.
     ///
     /// # Errors
-    /// Errors of `open`; [`Error::Busy`] if the drive refused this task and opened no zone for any task for
-    /// 10 s, although every holder was asked; the failure of the log.
+    /// Errors of `open`; [`Error::Busy`] if the drive opened no zone for any waiting task for 10 s, although
+    /// every holder was asked; the failure of the log.
     pub(crate) async fn until_opened<T>(
         self: &Rc<Self>,
         held: &mut [Option<ZoneWriter>],
@@ -129,12 +124,13 @@ impl Kit {
         let drive = self.budget().drive();
         let mut turn = None;
         if self.budget().has_refused() {
-            turn = Some(self.drive_turn(held).await.0);
+            let joined = turn.insert(drive.join());
+            self.wait_for_turn(joined, held).await;
         }
         let mut attempts = 0;
         loop {
-            if let Some(failure) = self.failure() {
-                return Err(failure);
+            if let Some(error) = self.failure().or_else(|| turn.as_ref().and_then(DriveTurn::given_up)) {
+                return Err(error);
             }
             let finished = drive.finished();
             let error = match open().await {
@@ -146,21 +142,11 @@ impl Kit {
                     return outcome;
                 }
             };
-            let stalled = drive.note_refused(runtime::now());
-            if stalled >= MAX_BUSY {
-                return Err(still_busy(&error, stalled));
+            let turn = turn.get_or_insert_with(|| drive.join());
+            turn.note_refused(&error, runtime::now());
+            if turn.given_up().is_some() || self.wait_for_turn(turn, held).await {
+                continue;
             }
-            let turn = match &turn {
-                Some(turn) => turn,
-                None => {
-                    let (joined, has_waited) = self.drive_turn(held).await;
-                    let joined = turn.insert(joined);
-                    if has_waited {
-                        continue;
-                    }
-                    joined
-                }
-            };
             if attempts % ATTEMPTS_TO_ASK == 0 {
                 tracing::debug!("a zone can't be opened yet: {error}");
                 self.seal_all(held).await;
@@ -176,12 +162,11 @@ impl Kit {
 
     /// Waits until all tasks that the drive refused earlier have opened their zones or given up, for a task
     /// that holds zones. Returns whether there were any.
-    async fn drive_turn(&self, held: &mut [Option<ZoneWriter>]) -> (DriveTurn, bool) {
-        let turn = self.budget().drive().join();
+    async fn wait_for_turn(&self, turn: &DriveTurn, held: &mut [Option<ZoneWriter>]) -> bool {
         let waits = !turn.is_first();
         if waits {
             seals::park(self, held, turn.first()).await;
         }
-        (turn, waits)
+        waits
     }
 }

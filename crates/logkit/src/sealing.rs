@@ -3,7 +3,7 @@
 use crate::kit::{Kit, count};
 use crate::prepare;
 use crate::zone_writer::ZoneWriter;
-use block::{Error, ZoneIndex};
+use block::{Error, ZoneIndex, ZoneState};
 use std::rc::Rc;
 
 impl Kit {
@@ -60,13 +60,19 @@ impl Kit {
     }
 
     /// Ends the use of a zone to which an append failed with this error. A zone that the drive didn't open is
-    /// unchanged, and free again.
+    /// free again if it is still empty.
     pub(crate) async fn abandon_after(&self, error: &Error, zone: &ZoneWriter) {
-        match error {
-            Error::Busy(_) if zone.is_empty() => self.pool.put_back(zone.zone()),
-            _ => self.abandon(zone.zone(), zone.position()).await,
+        match zone.was_refused(error) && self.is_unopened(zone.zone()).await {
+            true => self.pool.put_back(zone.zone()),
+            false => self.abandon(zone.zone(), zone.position()).await,
         }
         self.note_no_space(error);
+    }
+
+    /// Whether the drive reports a zone as empty: `Busy` promises that for an explicit open only.
+    async fn is_unopened(&self, zone: u32) -> bool {
+        let report = self.zones.report(ZoneIndex(zone), 1).await;
+        report.is_ok_and(|reports| reports.iter().all(|report| report.state == ZoneState::Empty))
     }
 
     /// Finishes a zone to which an append failed, without a summary, so that its records can be read and

@@ -394,6 +394,7 @@ async fn fill<O: Owner>(
                 }
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be written to the filler: {error}");
+                    let was_refused = zone.was_refused(&error);
                     kit.abandon_after(&error, &zone).await;
                     drop(zone);
                     // A zone that the cleaner frees wouldn't have space either.
@@ -401,7 +402,7 @@ async fn fill<O: Owner>(
                     next_zone = runtime::now() + between_zones;
                     between_zones = (between_zones * 2).min(MAX_BETWEEN_ZONES);
                     failures += usize::from(!matches!(error, Error::NoSpace(_)));
-                    if failures >= MAX_ATTEMPTS {
+                    if failures >= MAX_ATTEMPTS || was_refused {
                         owner.fail(&error.in_context(format!("record {sequence} can't be written")));
                     }
                 }

@@ -84,6 +84,12 @@ impl ZoneWriter {
         self.is_open || !self.is_empty()
     }
 
+    /// Whether an append failed with this error because the drive didn't open the zone, also after
+    /// [waiting](crate::kit::Kit::append) for it.
+    pub(crate) fn was_refused(&self, error: &Error) -> bool {
+        matches!(error, Error::Busy(_)) && !self.is_open()
+    }
+
     /// Whether a request concerns this zone, of those with these numbers.
     pub(crate) fn is_asked_for(&self, requests: Requests) -> bool {
         self.seals_before.for_permits < requests.for_permits || self.is_asked_for_drive(requests)

@@ -2,7 +2,8 @@
 
 use crate::bare::{Bare, Item, KIND, MOVED, zones};
 use crate::failing::{Classes, Failing, simulate};
-use block::{Error, Result, ZonesPart};
+use block::{Error, Result, ZoneIndex, Zones, ZonesPart};
+use logkit::layout::ROOT_ZONES;
 use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Layout, Mover, Owner, checkpoint, lane};
@@ -81,6 +82,7 @@ async fn waiting_tasks(failing: &Rc<Failing>) -> Result<([Rc<Bare>; 2], Vec<runt
     let other = Bare::join(&home, classes());
     lane::start(&home);
     lane::start(&other);
+    checkpoint::seal(home.kit()).await;
     failing.is_shut.set(true);
     let mut tasks = Vec::new();
     for owner in [&home, &other] {
@@ -118,6 +120,74 @@ fn a_drive_that_opens_no_zone_fails_all_tasks_at_once_when_patience_ends() {
         }
         let took = begun.elapsed();
         assert!(Duration::from_secs(10) <= took && took < Duration::from_secs(11), "{took:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn refused_attempts_that_are_slow_end_after_ten_seconds_too() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        failing.busy_takes.set(Duration::from_millis(1500));
+        let begun = runtime::now();
+        let (owners, tasks) = waiting_tasks(&failing).await?;
+        for task in tasks {
+            task.await;
+        }
+        let took = begun.elapsed();
+        // The first attempt, 10 s, and the attempt that is in flight then.
+        assert!(Duration::from_secs(10) <= took && took < Duration::from_secs(14), "{took:?}");
+        for owner in owners {
+            owner.close().await;
+        }
+        Ok(())
+    });
+}
+
+/// A checkpoint that the drive refuses until the zone of a lane is finished, which is in an append of 12 s.
+#[test]
+fn a_task_that_comes_after_ten_seconds_asks_the_holder_of_a_zone_again() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        lane::start(&owner);
+        owner.append(Item::new(1, 1, 8)).await;
+        checkpoint::seal(owner.kit()).await;
+        let (zone, ..) = owner.seen.borrow().committed[0];
+        failing.opener.set(Some(ZoneIndex(zone)));
+        failing.is_shut.set(true);
+        failing.append_takes.set(Duration::from_secs(12));
+        let slow = {
+            let owner = owner.clone();
+            runtime::spawn(async move { owner.append(Item::new(2, 1, 8)).await })
+        };
+        runtime::sleep(Duration::from_millis(1)).await;
+        failing.append_takes.set(Duration::ZERO);
+        let begun = runtime::now();
+        let refused = owner.take_checkpoint(false).await.expect_err("the holder is slow");
+        assert!(matches!(refused, Error::Busy(_)) && begun.elapsed() < Duration::from_secs(11), "{refused}");
+        owner.take_checkpoint(false).await?;
+        assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
+        slow.await;
+        owner.close().await;
+        assert_eq!(owner.kit().failure(), None);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_zone_that_a_refused_append_has_opened_is_finished() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        checkpoint::seal(owner.kit()).await;
+        failing.is_shut.set(true);
+        failing.opens_refused.set(true);
+        let refused = owner.take_checkpoint(false).await.expect_err("no append succeeds");
+        assert!(matches!(refused, Error::Busy(_)), "{refused}");
+        let reports = failing.report(ZoneIndex(0), failing.geometry().zones).await?;
+        let active = reports.iter().filter(|report| report.state.is_active() && report.zone.0 >= ROOT_ZONES);
+        assert_eq!(active.count(), 0, "zones that the log doesn't use are open");
         Ok(())
     });
 }

@@ -28,9 +28,12 @@ pub struct Failing {
     /// drive permits; and those that begin a root zone.
     pub is_shut: Cell<bool>,
     pub is_shut_for_roots: Cell<bool>,
+    /// Whether an append that gets `Busy` because of `is_shut` has opened its zone nevertheless.
+    pub opens_refused: Cell<bool>,
     /// Zone whose finish ends `is_shut`.
     pub opener: Cell<Option<ZoneIndex>>,
-    /// Duration of appends and finishes.
+    /// Duration of appends, of those that get `Busy`, and of finishes.
+    pub busy_takes: Cell<Duration>,
     pub append_takes: Cell<Duration>,
     pub finish_takes: Cell<Duration>,
     /// Number of finishes in progress.
@@ -56,7 +59,9 @@ impl Failing {
             refuses_marks: Cell::new(false),
             is_shut: Cell::new(false),
             is_shut_for_roots: Cell::new(false),
+            opens_refused: Cell::new(false),
             opener: Cell::new(None),
+            busy_takes: Cell::default(),
             append_takes: Cell::default(),
             finish_takes: Cell::default(),
             finishing: Cell::new(0),
@@ -100,7 +105,14 @@ impl Zones for Failing {
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
         if let Some(error) = self.error_of(zone, payload.len()) {
-            return Call::ready(Err(error));
+            let takes = if matches!(error, Error::Busy(_)) { self.busy_takes.get() } else { Duration::ZERO };
+            return Call::new(async move {
+                if self.is_shut.get() && self.opens_refused.get() {
+                    self.inner.open(zone).await?;
+                }
+                runtime::sleep(takes).await;
+                Err(error)
+            });
         }
         self.begun.borrow_mut().insert(zone);
         Call::new(async move {

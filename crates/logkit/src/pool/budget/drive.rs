@@ -1,7 +1,8 @@
 //! Tasks for which the drive opened no zone: they try again one after the other, at each finish of a zone.
 //!
-//! A *stall* begins when the drive refuses the first task, and ends when any zone is opened. All tasks share
-//! its duration, so a drive that stays refused fails the last task as soon as the first.
+//! A *stall* begins when the drive refuses a task, and ends when any zone is opened, when no task waits any
+//! more, or after [`MAX_BUSY`]. At that limit all waiting tasks give up, the last as soon as the first. A task
+//! that comes later begins another stall.
 
 use block::Error;
 use runtime::Instant;
@@ -15,9 +16,6 @@ use std::time::Duration;
 pub(crate) const BETWEEN_BUSY: Duration = Duration::from_millis(10);
 /// Duration of a stall after which tasks give up.
 pub(crate) const MAX_BUSY: Duration = Duration::from_secs(10);
-/// Time without a refusal after which the next one begins another stall: slots of the drive may have been
-/// free meanwhile.
-const BETWEEN_STALLS: Duration = Duration::from_secs(1);
 
 /// Adds to the error of a drive that opened no zone for [`MAX_BUSY`] how long that was.
 pub(crate) fn still_busy(error: &Error, stalled: Duration) -> Error {
@@ -28,33 +26,27 @@ pub(crate) fn still_busy(error: &Error, stalled: Duration) -> Error {
     ))
 }
 
-/// Time in which the drive opened no zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stall {
-    begun: Instant,
-    /// Time of the last refusal.
-    refused: Instant,
-}
-
-impl Stall {
-    /// Returns the stall after a refusal at `now`: the previous one, unless it is over.
-    fn after_refusal(previous: Option<Stall>, now: Instant) -> Stall {
-        let begun = match previous {
-            Some(stall) if now - stall.refused < BETWEEN_STALLS => stall.begun,
-            _ => now,
-        };
-        Stall { begun, refused: now }
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     /// Tickets of waiting tasks in the order of arrival.
     refused: VecDeque<(u64, Option<Waker>)>,
     last_ticket: u64,
-    stall: Option<Stall>,
+    /// Begin of the stall.
+    stall: Option<Instant>,
+    /// Error of the last stall that reached the limit, and the last ticket of its tasks.
+    given_up: Option<(u64, Error)>,
     /// Number of zones that were finished.
     finished: u64,
+}
+
+impl State {
+    fn has_given_up(&self, ticket: u64) -> bool {
+        self.given_up.as_ref().is_some_and(|(last, _)| ticket <= *last)
+    }
+
+    fn given_up_by(&self, ticket: u64) -> Option<Error> {
+        self.given_up.as_ref().filter(|(last, _)| ticket <= *last).map(|(_, error)| error.clone())
+    }
 }
 
 /// Queue of the tasks for which the drive opened no zone.
@@ -69,14 +61,37 @@ pub(crate) struct DriveTurn {
 }
 
 impl DriveTurn {
-    /// Waits until all tasks that came earlier have opened their zones or given up.
+    /// Waits until all tasks that came earlier have opened their zones or given up, or this task has to give up.
     pub(crate) async fn first(&self) {
-        self.wait(|state| self.is_first_of(state)).await;
+        self.wait(|state| self.is_first_of(state) || state.has_given_up(self.ticket)).await;
     }
 
     /// Whether all tasks that came earlier have opened their zones or given up.
     pub(crate) fn is_first(&self) -> bool {
         self.is_first_of(&self.queue.lock())
+    }
+
+    /// Notes that the drive refused to open a zone for this task at `now`. At the limit of the stall all
+    /// waiting tasks give up.
+    pub(crate) fn note_refused(&self, error: &Error, now: Instant) {
+        let mut state = self.queue.lock();
+        if state.has_given_up(self.ticket) {
+            return;
+        }
+        let stalled = now - *state.stall.get_or_insert(now);
+        if stalled < MAX_BUSY {
+            return;
+        }
+        state.stall = None;
+        state.given_up = Some((state.last_ticket, still_busy(error, stalled)));
+        let woken: Vec<Waker> = state.refused.iter_mut().filter_map(|(_, waker)| waker.take()).collect();
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Error of this task, if it has to give up.
+    pub(crate) fn given_up(&self) -> Option<Error> {
+        self.queue.lock().given_up_by(self.ticket)
     }
 
     fn is_first_of(&self, state: &State) -> bool {
@@ -108,6 +123,9 @@ impl Drop for DriveTurn {
     fn drop(&mut self) {
         let mut state = self.queue.lock();
         state.refused.retain(|(ticket, _)| *ticket != self.ticket);
+        if state.refused.is_empty() {
+            state.stall = None;
+        }
         wake_first(state);
     }
 }
@@ -138,14 +156,6 @@ impl DriveQueue {
     /// Whether no task waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().refused.is_empty()
-    }
-
-    /// Notes that the drive refused to open a zone. Returns the duration of the stall.
-    pub(crate) fn note_refused(&self, now: Instant) -> Duration {
-        let mut state = self.lock();
-        let stall = Stall::after_refusal(state.stall, now);
-        state.stall = Some(stall);
-        now - stall.begun
     }
 
     /// Notes that the drive opened a zone, which ends the stall.
@@ -195,14 +205,45 @@ mod tests {
         assert!(queue.is_empty());
     }
 
+    fn at(milliseconds: u64) -> Instant {
+        Instant::from_nanoseconds(milliseconds * 1_000_000)
+    }
+
     #[test]
-    fn a_stall_lasts_from_the_first_refusal_until_a_zone_is_opened() {
-        let queue = DriveQueue::default();
-        let at = |milliseconds: u64| Instant::from_nanoseconds(milliseconds * 1_000_000);
-        let refused = |milliseconds| queue.note_refused(at(milliseconds)).as_millis();
-        assert_eq!([refused(500), refused(1000), refused(1900), refused(2899)], [0, 500, 1400, 2399]);
+    fn all_waiting_tasks_give_up_together_ten_seconds_after_the_first_refusal() {
+        let queue: Arc<DriveQueue> = Arc::default();
+        let error = Error::busy("14 zones are open");
+        let mut context = Context::from_waker(Waker::noop());
+        let (first, second) = (queue.join(), queue.join());
+        // Refused attempts may be slow.
+        [500, 5000, 10_499].into_iter().for_each(|now| first.note_refused(&error, at(now)));
+        let mut turn = Box::pin(second.first());
+        assert!(turn.as_mut().poll(&mut context).is_pending() && first.given_up().is_none());
+        first.note_refused(&error, at(10_500));
+        assert!(turn.as_mut().poll(&mut context).is_ready());
+        assert!(first.given_up().is_some() && second.given_up().is_some());
+        // The next task has 10 s of its own, though others still wait.
+        let third = queue.join();
+        second.note_refused(&error, at(10_600));
+        third.note_refused(&error, at(10_700));
+        third.note_refused(&error, at(20_699));
+        assert_eq!(third.given_up(), None);
+        third.note_refused(&error, at(20_700));
+        assert!(third.given_up().is_some());
+    }
+
+    #[test]
+    fn a_stall_ends_when_a_zone_is_opened_or_no_task_waits() {
+        let queue: Arc<DriveQueue> = Arc::default();
+        let error = Error::busy("14 zones are open");
+        let first = queue.join();
+        first.note_refused(&error, at(0));
         queue.note_opened();
-        assert_eq!([refused(2900), refused(3000)], [0, 100]);
-        assert_eq!(refused(4000), 0, "no task was refused for a second");
+        [9_000, 18_999].into_iter().for_each(|now| first.note_refused(&error, at(now)));
+        assert_eq!(first.given_up(), None);
+        drop(first);
+        let second = queue.join();
+        second.note_refused(&error, at(19_500));
+        assert_eq!(second.given_up(), None);
     }
 }
