@@ -566,7 +566,7 @@ impl FileSystem {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`crate::names::namespace::rename`]; errors of resolving the paths.
+    /// As `crate::names::namespace::rename`; errors of resolving the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
         let sides = [split(old), split(new)];
         let mut directories = [ROOT; 2];

@@ -1,6 +1,6 @@
 //! The metadata of a core: the items of its shards, and the allocated inode numbers.
 //!
-//! Only [`Metadata::apply`] changes the trees, both for new operations and for replay.
+//! Only `Metadata::apply` changes the trees, both for new operations and for replay.
 
 pub mod attributes;
 pub mod change;

@@ -404,7 +404,7 @@ impl Core {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// As [`attributes::set`]; [`Error::NoSpace`].
+    /// As `attributes::set`; [`Error::NoSpace`].
     pub async fn set_attribute(
         &self,
         inode: InodeNumber,

@@ -84,7 +84,7 @@ impl Core {
     /// Creates a file. Returns its inode.
     ///
     /// # Errors
-    /// As [`namespace::create`]; [`Error::NoSpace`](block::Error::NoSpace).
+    /// As `namespace::create`; [`Error::NoSpace`](block::Error::NoSpace).
     pub async fn create(
         self: &Rc<Self>,
         directory: InodeNumber,
@@ -192,7 +192,7 @@ impl Core {
     /// Creates another name of a file.
     ///
     /// # Errors
-    /// As [`namespace::link`]; [`Error::NoSpace`](block::Error::NoSpace).
+    /// As `namespace::link`; [`Error::NoSpace`](block::Error::NoSpace).
     pub async fn link(
         self: &Rc<Self>,
         inode: InodeNumber,
@@ -241,7 +241,7 @@ impl Core {
     /// Removes a name of a file other than a directory.
     ///
     /// # Errors
-    /// As [`namespace::unlink`].
+    /// As `namespace::unlink`.
     pub async fn unlink(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
         self.remove_name(directory, name, Removing::Name).await
     }
@@ -249,7 +249,7 @@ impl Core {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// As [`namespace::remove_directory`].
+    /// As `namespace::remove_directory`.
     pub async fn remove_directory(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
         self.remove_name(directory, name, Removing::Directory).await
     }
@@ -334,7 +334,7 @@ impl Core {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`namespace::rename`]; [`Error::NoSpace`](block::Error::NoSpace) for a longer name.
+    /// As `namespace::rename`; [`Error::NoSpace`](block::Error::NoSpace) for a longer name.
     pub async fn rename(
         self: &Rc<Self>,
         from: (InodeNumber, &[u8]),

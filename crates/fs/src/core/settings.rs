@@ -59,7 +59,7 @@ pub struct Settings {
     /// counts [16 KiB](crate::classes::REQUEST_COST) in addition to its bytes.
     pub io_depth: u64,
     /// Number of names above which the names of a directory are divided among
-    /// [stripes](crate::metadata::stripes) on all cores; values above 64 are compared with an estimate.
+    /// stripes on all cores; values above 64 are compared with an estimate.
     /// `None` for 16384 on several cores, and for no limit on one core.
     pub stripe_above: Option<u64>,
     /// Purpose of the opening: use or salvage.

@@ -2,7 +2,7 @@
 //!
 //! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges have the
 //! same offset within a block. A partial last block of the source is shared if the target file also ends
-//! there. A block with [`MAX_OWNERS`](crate::metadata::shared::MAX_OWNERS) owners is copied.
+//! there. A block with `MAX_OWNERS` owners is copied.
 //!
 //! Writes in flight to either range take effect before its blocks are shared; later writes take effect after.
 //! One step shares up to [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may take

@@ -20,7 +20,7 @@ const PART: usize = 1024;
 const PART_BITS: u32 = 4;
 const ALIKE_BITS: u32 = 8;
 
-/// Condition of [`set`] on whether the attribute exists.
+/// Condition of `set` on whether the attribute exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Setting {
     /// Creates or replaces the attribute.

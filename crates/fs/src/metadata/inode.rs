@@ -27,7 +27,7 @@ pub type Time = i64;
 /// Inode number of the root directory.
 pub const ROOT: InodeNumber = 1;
 
-/// Value of [`Inode::device`] in a [stripe](crate::metadata::stripes) of a directory.
+/// Value of [`Inode::device`] in a stripe of a directory.
 pub const STRIPE: u32 = 1;
 
 /// Number of numbers in an inode's encoding.
@@ -51,10 +51,10 @@ pub mod kind {
     pub const EXTENT: u8 = 5;
     /// Item of inode 0: an inode without names, which is removed when its last open file is closed.
     pub const ORPHAN: u8 = 6;
-    /// Item of the keeper of a shard ([`shared`](crate::metadata::shared)): blocks of a zone with several
+    /// Item of the keeper of a shard (`shared`): blocks of a zone with several
     /// owners.
     pub const SHARED: u8 = 7;
-    /// Item of inode 0: the [stripes](crate::metadata::stripes) of a directory.
+    /// Item of inode 0: the stripes of a directory.
     pub const STRIPES: u8 = 8;
 }
 

@@ -8,7 +8,7 @@
 //!   at the same place.
 //! - A block that the cleaner moves is moved in all versions at once, and is counted once.
 //!
-//! A block is identified by the file and the block for which it was written. A version has a [shared] block
+//! A block is identified by the file and the block for which it was written. A version has a shared block
 //! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
 //! with a shared block are also consecutive.
 
@@ -144,7 +144,7 @@ impl Snapshots {
     /// Returns a snapshot that isn't being deleted, with the next newer version.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// As `get`.
     pub fn beside_newer<'a>(
         &'a self,
         number: SnapshotNumber,
