@@ -45,7 +45,7 @@ pub mod lane;
 pub mod layout;
 pub mod leb128;
 pub mod mover;
-mod opening;
+mod opening_zones;
 pub mod owner;
 pub mod pace;
 pub mod pool;

@@ -182,6 +182,14 @@ impl Mover {
         Mover { zones, frozen: Frozen::default() }
     }
 
+    /// Takes those of the open zones that a task asked for, to be sealed; this mover keeps the others.
+    #[must_use]
+    pub fn take_asked<O: Owner>(&mut self, owner: &O) -> Mover {
+        let is_asked = |zone: &mut ZoneWriter| seals::time_left(owner.kit(), zone, false).is_some();
+        let zones = self.zones.iter_mut().map(|zone| zone.take_if(is_asked)).collect();
+        Mover { zones, frozen: Frozen::default() }
+    }
+
     /// Seals an open zone, if it is one of this mover's: nothing more is appended to it.
     pub async fn seal<O: Owner>(&mut self, owner: &O, zone: u32) {
         let found = self.zones.iter_mut().find(|open| open.as_ref().is_some_and(|open| open.zone() == zone));

@@ -70,14 +70,12 @@ pub(crate) fn wake(kit: &Kit) {
 
 /// Time until an open zone has to be sealed because a task asked for it and still waits, or because the owner
 /// asked; `None` if neither has. A holder that has records for the zone keeps it for a quantum.
-pub(crate) fn time_left(kit: &Kit, zone: &ZoneWriter, has_records: bool) -> Option<Duration> {
+pub(crate) fn time_left(kit: &Kit, zone: &mut ZoneWriter, has_records: bool) -> Option<Duration> {
     if kit.is_to_seal(zone.zone(), zone.generation()) {
         return Some(Duration::ZERO);
     }
-    let requests = kit.budget().requests();
-    let is_lacked = zone.is_asked_for(requests)
-        && (zone.is_permit_lacked() || zone.is_asked_for_drive(requests) && kit.budget().has_refused());
-    is_lacked.then(|| if has_records { zone.quantum_left() } else { Duration::ZERO })
+    let waiting = zone.waiting(kit.budget().requests(), || kit.budget().drive().waiting());
+    (waiting > 0).then(|| if has_records { zone.quantum_left(waiting) } else { Duration::ZERO })
 }
 
 /// Seals those of a task's zones that a request concerns, also a request that is made meanwhile. The task has
@@ -88,12 +86,12 @@ pub(crate) async fn answer(
     held: &mut [Option<ZoneWriter>],
     has_records: impl Fn(u8) -> bool,
 ) -> Option<Duration> {
-    let left = |zone: &ZoneWriter| time_left(kit, zone, has_records(zone.class()));
+    let left = |zone: &mut ZoneWriter| time_left(kit, zone, has_records(zone.class()));
     let is_due = |zone: &mut ZoneWriter| left(zone).is_some_and(|left| left.is_zero());
     while let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_due)) {
         kit.seal_now(zone).await;
     }
-    held.iter().flatten().filter_map(left).min()
+    held.iter_mut().flatten().filter_map(left).min()
 }
 
 /// Seals those of a task's zones that a request concerns, for a task that has no records for them.

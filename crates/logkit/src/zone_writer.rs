@@ -10,16 +10,19 @@ use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
 use runtime::Instant;
 use std::time::Duration;
 
-/// Longest time for which a holder that has records for a zone keeps it although a task asks for it, and the
-/// share of the capacity, 1/2, after which it doesn't. Without a quantum, tasks with one permit too few would
-/// use a zone for each record; with a longer one, they would wait longer.
+/// Time, divided by the number of tasks that wait, for which a holder that has records for a zone keeps it
+/// although they ask for it; the least such time; and the share of the capacity, 1/2, after which it doesn't.
+/// Without a quantum, tasks with one permit too few would use a zone for each record; with a longer one, they
+/// would wait longer.
 pub(crate) const QUANTUM: Duration = Duration::from_secs(1);
+const MIN_QUANTUM: Duration = Duration::from_millis(50);
 const QUANTUM_SHARE: u32 = 2;
 
-fn quantum_left(position: u32, capacity: u32, age: Duration) -> Duration {
+/// Time that is left of a quantum at a position of a zone, `age` after the first request for it.
+fn quantum_left(position: u32, capacity: u32, age: Duration, waiting: u32) -> Duration {
     match position >= capacity / QUANTUM_SHARE {
         true => Duration::ZERO,
-        false => QUANTUM.saturating_sub(age),
+        false => (QUANTUM / waiting.max(1)).max(MIN_QUANTUM).saturating_sub(age),
     }
 }
 
@@ -38,8 +41,8 @@ pub struct ZoneWriter {
     is_open: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
-    /// Time since which the zone uses a permit or is open on the drive.
-    since: Instant,
+    /// Time at which the holder first saw that waiting tasks ask for the zone.
+    asked: Option<Instant>,
     /// Numbers of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
     seals_before: Requests,
 }
@@ -60,7 +63,7 @@ impl ZoneWriter {
             has_next: false,
             is_open,
             permit: None,
-            since: Instant::from_nanoseconds(0),
+            asked: None,
             seals_before: Requests::default(),
         }
     }
@@ -69,14 +72,14 @@ impl ZoneWriter {
     /// the numbers of requests to seal zones before it was opened.
     #[must_use]
     pub(crate) fn with_permit(self, permit: Permit, seals_before: Requests) -> Self {
-        ZoneWriter { permit: Some(permit), seals_before, since: runtime::now(), ..self }
+        ZoneWriter { permit: Some(permit), seals_before, ..self }
     }
 
     /// Notes that the drive is about to open this zone: requests that were made before because the drive
     /// opened no zone, `for_drive` of them, don't concern it.
     pub(crate) fn begin(&mut self, for_drive: u64) {
         self.seals_before.for_drive = for_drive;
-        self.since = runtime::now();
+        self.asked = None;
     }
 
     /// Whether the zone is open on the drive, so that an append doesn't open it.
@@ -90,24 +93,32 @@ impl ZoneWriter {
         matches!(error, Error::Busy(_)) && !self.is_open()
     }
 
-    /// Whether a request concerns this zone, of those with these numbers.
-    pub(crate) fn is_asked_for(&self, requests: Requests) -> bool {
-        self.seals_before.for_permits < requests.for_permits || self.is_asked_for_drive(requests)
-    }
-
     /// Whether a request concerns this zone that was made because the drive opened no zone.
     pub(crate) fn is_asked_for_drive(&self, requests: Requests) -> bool {
         self.seals_before.for_drive < requests.for_drive
     }
 
-    /// Whether a task still waits for this zone's permit.
-    pub(crate) fn is_permit_lacked(&self) -> bool {
-        self.permit.as_ref().is_some_and(Permit::is_lacked)
+    /// Returns the number of tasks that wait and ask for this zone: for its permit, and `for_drive` of them
+    /// for the drive. `requests` are the numbers of requests, read before. If no task waits any more, these
+    /// requests don't concern the zone from now on.
+    pub(crate) fn waiting(&mut self, requests: Requests, for_drive: impl FnOnce() -> u32) -> u32 {
+        let is_asked = self.seals_before.for_permits < requests.for_permits;
+        let permit = self.permit.as_ref().filter(|_| is_asked);
+        let mut waiting = permit.map_or(0, Permit::waiting);
+        if self.is_asked_for_drive(requests) {
+            waiting += for_drive();
+        }
+        if waiting == 0 {
+            (self.seals_before, self.asked) = (requests, None);
+        }
+        waiting
     }
 
-    /// Time left of the [quantum](QUANTUM), in which a holder with records for this zone keeps it.
-    pub(crate) fn quantum_left(&self) -> Duration {
-        quantum_left(self.position, self.capacity, self.since.elapsed())
+    /// Time left of the [quantum](QUANTUM), in which a holder with records for this zone keeps it, though
+    /// this many tasks wait. It begins with the first call.
+    pub(crate) fn quantum_left(&mut self, waiting: u32) -> Duration {
+        let asked = *self.asked.get_or_insert_with(runtime::now);
+        quantum_left(self.position, self.capacity, asked.elapsed(), waiting)
     }
 
     /// Notes that the zone is being sealed, so that its permit is returned soon.
@@ -242,9 +253,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantum_ends_with_half_the_capacity_or_a_time() {
-        let left = |position, milliseconds| quantum_left(position, 15, Duration::from_millis(milliseconds));
-        assert_eq!([left(0, 0), left(6, 999)], [QUANTUM, Duration::from_millis(1)]);
-        assert_eq!([left(0, 1000), left(7, 0), left(6, 5000)], [Duration::ZERO; 3]);
+    fn a_quantum_ends_with_half_the_capacity_or_a_time_that_tasks_share() {
+        let ms = Duration::from_millis;
+        let left = |position, age, waiting| quantum_left(position, 15, ms(age), waiting);
+        assert_eq!([left(0, 0, 1), left(6, 999, 1), left(0, 100, 4)], [QUANTUM, ms(1), ms(150)]);
+        assert_eq!([left(0, 0, 100), left(0, 49, 100)], [MIN_QUANTUM, ms(1)]);
+        assert_eq!([left(0, 1000, 1), left(7, 0, 1), left(6, 5000, 1), left(0, 50, 99)], [Duration::ZERO; 4]);
     }
 }

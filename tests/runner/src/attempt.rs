@@ -138,7 +138,8 @@ fn watch(
 
 /// Ends the rest of a test's process group.
 fn end_group(child: &mut Child) {
-    // The shell's own `kill`, as the standard library ends only single processes. Fails if no process is left.
+    // The shell's own `kill`, as the standard library ends only single processes. Fails if no process is
+    // left.
     let line = format!("kill -s KILL -- -{}", child.id());
     let _ = Command::new("sh").args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::null()).status();
     // In case the shell couldn't start; an ended test is left alone.

@@ -54,9 +54,9 @@ impl Moves {
         outcome
     }
 
-    /// Seals the open zones while the mover is idle.
+    /// Seals the open zones that a task asked for, while the mover is idle.
     pub async fn seal_idle<O: Owner>(&self, core: &O) {
-        let idle = self.mover.borrow_mut().as_mut().map(Mover::take_open);
+        let idle = self.mover.borrow_mut().as_mut().map(|mover| mover.take_asked(core));
         if let Some(mut idle) = idle {
             idle.close(core).await;
         }

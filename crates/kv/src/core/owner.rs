@@ -276,7 +276,7 @@ impl Owner for Core {
     /// open zone.
     async fn seal_idle_movers(&self) {
         let _permit = self.table_zones.permit().await;
-        self.close_zones().await;
+        self.seal_asked_zones().await;
     }
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {

@@ -125,6 +125,12 @@ impl Core {
         zones.close(self).await;
     }
 
+    /// Seals the open zones that a task asked for; the caller holds the permit to append.
+    pub(super) async fn seal_asked_zones(&self) {
+        let mut zones = self.table_zones.zones.borrow_mut().take_asked(self);
+        zones.close(self).await;
+    }
+
     /// Seals those of the zones that are open.
     pub(super) async fn seal_zones(&self, zones: impl Iterator<Item = u32>) {
         let _permit = self.table_zones.permit().await;

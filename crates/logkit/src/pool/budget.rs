@@ -186,13 +186,16 @@ impl Permit {
         before
     }
 
-    /// Whether a task waits for a permit, and this one would help. Otherwise a request that concerned the
-    /// zone needs no answer, and a task that lacks a permit later asks again.
-    pub(crate) fn is_lacked(&self) -> bool {
+    /// Number of tasks that wait for a permit, if this one would help any; otherwise 0. Then a request that
+    /// concerned the zone needs no answer, and a task that lacks a permit later asks again.
+    pub(crate) fn waiting(&self) -> u32 {
         let mut state = self.budget.lock();
         let is_lacked = state.lacks(|purpose| purpose == self.purpose as usize);
         state.is_unasked[self.purpose as usize] |= !is_lacked;
-        is_lacked
+        match is_lacked {
+            true => state.waiters.iter().filter(|waiter| !waiter.has_permit).count() as u32,
+            false => 0,
+        }
     }
 
     /// Notes that the zone is being sealed, so that the permit is returned soon.

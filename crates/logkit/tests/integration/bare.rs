@@ -95,9 +95,19 @@ impl Bare {
         prepare_zones: bool,
         policy: Box<dyn Policy>,
     ) -> Result<Rc<Self>> {
+        Self::with_shards(zones, prepare_zones, policy, 2).await
+    }
+
+    /// Creates a log on these zones, with streams for this number of shards.
+    pub async fn with_shards(
+        zones: Rc<dyn Zones>,
+        prepare_zones: bool,
+        policy: Box<dyn Policy>,
+        shards: u16,
+    ) -> Result<Rc<Self>> {
         let layout = Layout::new(zones.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*zones, &layout).await?;
-        let parts = recovery::create(layout, pool, identity, 4, KIND, Vec::new());
+        let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), KIND, Vec::new());
         let own = [USER, CLEANER];
         let settings = Self::settings(&layout, own, prepare_zones);
         let classes = policy.classes();
@@ -109,7 +119,12 @@ impl Bare {
 
     /// Another shard of a log, on the same shard of the runtime.
     pub fn join(home: &Bare, policy: Box<dyn Policy>) -> Rc<Self> {
-        let own = [StreamId(2), StreamId(3)];
+        Self::join_as(home, 1, policy)
+    }
+
+    /// The shard with this number, on the same shard of the runtime.
+    pub fn join_as(home: &Bare, shard: u16, policy: Box<dyn Policy>) -> Rc<Self> {
+        let own = [StreamId(2 * shard), StreamId(2 * shard + 1)];
         let settings = Self::settings(&home.kit.layout, own, false);
         let classes = policy.classes();
         let kit = Kit::join(home.kit.peer(), home.kit.zones.clone(), settings, policy, &own);

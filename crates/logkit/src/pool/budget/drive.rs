@@ -1,8 +1,8 @@
 //! Tasks for which the drive opened no zone: they try again one after the other, at each finish of a zone.
 //!
 //! A *stall* begins when the drive refuses a task, and ends when any zone is opened, when no task waits any
-//! more, or after [`MAX_BUSY`]. At that limit all waiting tasks give up, the last as soon as the first. A task
-//! that comes later begins another stall.
+//! more, or after [`MAX_BUSY`]. At that limit all waiting tasks give up, the last as soon as the first. The
+//! next refusal begins another stall.
 
 use block::Error;
 use runtime::Instant;
@@ -61,7 +61,8 @@ pub(crate) struct DriveTurn {
 }
 
 impl DriveTurn {
-    /// Waits until all tasks that came earlier have opened their zones or given up, or this task has to give up.
+    /// Waits until all tasks that came earlier have opened their zones or given up, or this task has to give
+    /// up.
     pub(crate) async fn first(&self) {
         self.wait(|state| self.is_first_of(state) || state.has_given_up(self.ticket)).await;
     }
@@ -156,6 +157,11 @@ impl DriveQueue {
     /// Whether no task waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().refused.is_empty()
+    }
+
+    /// Number of tasks that wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.lock().refused.len() as u32
     }
 
     /// Notes that the drive opened a zone, which ends the stall.
