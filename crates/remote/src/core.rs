@@ -23,7 +23,7 @@ use crate::entry::{Entry, Place};
 use crate::frames::Frames;
 use crate::nodes::{FreeRegions, Node};
 use crate::slot::{self, GENERATIONS, GRANULE, PAGE};
-use crate::staging::{Staging, Use};
+use crate::staging::Staging;
 use crate::zones::ZoneTable;
 use block::{Error, Result};
 use counters::subtract;
@@ -312,8 +312,9 @@ impl Core {
         self.stuck.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Whether a staged block is being written.
+    /// Whether the end of a write of a block may free a zone. A block that the nodes have refused may be
+    /// written again for as long as they have no memory, so nothing waits for that.
     pub(crate) fn is_writing(&self) -> bool {
-        self.staging.borrow().count(Use::Full) > 0
+        self.staging.borrow().is_writing()
     }
 }

@@ -50,8 +50,8 @@ pub enum State {
 }
 
 impl State {
-    /// State of a node by the time since which it is down, by whether it reclaims memory, and by the time since
-    /// its last refused write.
+    /// State of a node by the time since which it is down, by whether it reclaims memory, and by the time
+    /// since its last refused write.
     fn of(down: Option<runtime::Instant>, reclaims: bool, refused: Option<Duration>) -> Self {
         match down {
             Some(since) => State::Down(since),
@@ -246,8 +246,8 @@ impl Node {
         self.down_since.get()
     }
 
-    /// Updates the state from the node's status: the node is draining if `reclaim_bytes` is greater than 0. If
-    /// the status has another `epoch`, the node has other memory, and its contents are unchecked.
+    /// Updates the state from the node's status: the node is draining if `reclaim_bytes` is greater than 0.
+    /// If the status has another `epoch`, the node has other memory, and its contents are unchecked.
     pub async fn ask(&self) {
         let status = runtime::timeout(self.limit, self.part.status()).await.unwrap_or_default();
         let epoch = status.get("epoch").and_then(serde_json::Value::as_u64).filter(|epoch| *epoch > 0);

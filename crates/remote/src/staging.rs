@@ -65,6 +65,8 @@ pub struct Staging {
     /// Staged block of each block; [`NONE`] if it isn't staged.
     numbers: Vec<u32>,
     empty: Vec<u32>,
+    /// Whether a block's last write was refused by every node; only of full blocks.
+    refused: Vec<bool>,
     /// Written staged blocks, the oldest first.
     written: VecDeque<u32>,
 }
@@ -78,6 +80,7 @@ impl Staging {
             all: Vec::new(),
             numbers: vec![NONE; blocks as usize],
             empty: Vec::with_capacity(sizes.staged as usize),
+            refused: vec![false; sizes.staged as usize],
             written: VecDeque::with_capacity(sizes.staged as usize),
         };
         for number in 0..sizes.staged {
@@ -160,9 +163,21 @@ impl Staging {
         self.set(arena, number, Staged { usage: Use::Full, ..staged });
     }
 
+    /// Notes that every node has refused a full block: the block stays full, and is in flight no longer.
+    pub fn refuse(&mut self, number: u32) {
+        self.refused[number as usize] = true;
+    }
+
+    /// Whether a block that wasn't refused is being written to the nodes.
+    pub fn is_writing(&self) -> bool {
+        let is_full = self.all.iter().map(|staged| staged.usage == Use::Full);
+        is_full.zip(&self.refused).any(|(is_full, is_refused)| is_full && !is_refused)
+    }
+
     /// Notes that a full block was written to the nodes.
     pub fn written(&mut self, arena: &Arena, number: u32) {
         let staged = self.get(number);
+        self.refused[number as usize] = false;
         self.set(arena, number, Staged { usage: Use::Written, ..staged });
         self.written.push_back(number);
     }
@@ -174,6 +189,7 @@ impl Staging {
             self.written.retain(|other| *other != number);
         }
         self.numbers[staged.block as usize] = NONE;
+        self.refused[number as usize] = false;
         self.set(arena, number, Staged::EMPTY);
         self.empty.push(number);
     }

@@ -164,6 +164,7 @@ impl Core {
         }
         let is_cleaner = stream == CLEANER_STREAM;
         let keep = if is_cleaner { 0 } else { self.settings.reserve };
+        let mut is_asked = false;
         // ZoneTable that users write have class 0, zones that the cleaner writes class 1.
         loop {
             if let Some(taken) = self.pool.take(u8::from(is_cleaner), keep, false, self.clock.get()) {
@@ -181,7 +182,11 @@ impl Core {
                     }
                 }
             }
-            self.work.notify_all();
+            // The cleaner is woken once: after a pass it notifies `freed`, and if that woke it again, neither
+            // would pause.
+            if !std::mem::replace(&mut is_asked, true) {
+                self.work.notify_all();
+            }
             self.check()?;
             // Only the cleaner frees zones, so it can't wait for one unless a reset or a write in flight
             // ends.
@@ -206,6 +211,7 @@ impl Core {
             is_anywhere = self.write_copies(zone, offset, buffer.freeze().into()).await;
         }
         if !is_anywhere && used > 0 && self.pool.live(zone) > 0 {
+            self.staging.borrow_mut().refuse(staged);
             // The pages go to another zone.
             if let Err(error) = self.move_block(tag.block, 0).await {
                 let block = tag.block;

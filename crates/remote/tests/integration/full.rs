@@ -12,6 +12,7 @@ use runtime::Random;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fill {
@@ -154,4 +155,51 @@ fn from_every_full_state_a_discard_leads_out() {
 fn pages_of_a_refused_block_are_not_moved_to_the_node_that_refused_it() {
     let seed = 101;
     simulate(seed, move || async move { leads_out(&CASES[1], seed, "case 1").await });
+}
+
+/// A node without memory refuses the cleaner's blocks, which are written again until it has memory. A write
+/// that needs a group that only the cleaner could free doesn't wait for that.
+#[test]
+fn a_write_fails_while_a_full_node_refuses_the_blocks_of_the_cleaner() {
+    // One in this number of pages is discarded, and the node becomes full after this number of milliseconds.
+    for (discarded, after) in [(2, 0), (20, 400), (30, 40)] {
+        simulate(71, move || async move {
+            let nodes = [TestNode::new(40)];
+            nodes[0].controls.delay.store(1000, Relaxed);
+            let config = Config { size: Some(160 << 20), may_overcommit: true, ..config(&nodes) };
+            let part = RemotePart::open(config).await.unwrap();
+            let device = part.open().await.unwrap();
+            let mut pages = 0;
+            while write(&device, pages, 4096).await.is_ok() {
+                pages += 1;
+            }
+            settle().await;
+            nodes[0].controls.is_full.store(after == 0, Relaxed);
+            for number in (0..pages).step_by(discarded) {
+                let range = BlockRange { start: BlockIndex(number), count: BlockCount(1) };
+                device.discard(range).await.unwrap();
+            }
+            runtime::sleep(Duration::from_millis(after)).await;
+            nodes[0].controls.is_full.store(true, Relaxed);
+            settle().await;
+            let write_some = async || {
+                for number in pages..pages + 3000 {
+                    write(&device, number, 4096).await?;
+                }
+                Ok::<(), Error>(())
+            };
+            let what = format!("one in {discarded} pages, {after} ms");
+            let outcome = runtime::timeout(Duration::from_secs(20), write_some()).await;
+            let outcome = outcome.unwrap_or_else(|_| panic!("{what}: a write waits for the node"));
+            assert!(matches!(outcome, Err(Error::NoSpace(_))), "{what}: {outcome:?}");
+            nodes[0].controls.is_full.store(false, Relaxed);
+            let half = BlockRange { start: BlockIndex(0), count: BlockCount(pages / 2) };
+            device.discard(half).await.unwrap();
+            settle().await;
+            for number in 0..pages / 3 {
+                write(&device, number, 4096).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+            part.close().await.unwrap();
+        });
+    }
 }
