@@ -50,7 +50,7 @@ use shape::Shape;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Names of all compaction policies, as accepted by [`compaction`].
+/// Names of all compaction policies, as accepted by `compaction`.
 pub const COMPACTIONS: [&str; 3] = [saturation::NAME, fade::NAME, zap::NAME];
 
 /// Maximum number of levels of a tree. Also bounds the levels in a manifest: raising it makes manifests that

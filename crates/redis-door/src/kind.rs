@@ -109,7 +109,7 @@ pub const KIND: Kind = Kind {
 /// Parses the address of the key `listen`; `absolute` resolves the path of a unix socket.
 ///
 /// # Errors
-/// [`Error::Invalid`] for any other text; errors of `absolute`.
+/// [`block::Error::Invalid`] for any other text; errors of `absolute`.
 pub fn parse_listen(text: &str, absolute: impl Fn(&Path) -> Result<PathBuf>) -> Result<Address> {
     let Some(path) = text.strip_prefix("unix:") else { return text.parse() };
     format!("unix:{}", absolute(Path::new(path))?.display()).parse()

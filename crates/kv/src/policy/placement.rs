@@ -15,7 +15,7 @@ use super::lifetimes::Lifetimes;
 use crate::entry::Timestamp;
 use block::{Error, Result};
 
-/// Names of all placement policies, as accepted by [`placement`].
+/// Names of all placement policies, as accepted by `placement`.
 pub const PLACEMENTS: [&str; 2] = [LIFETIME, ZAP];
 
 /// Name of placement by level.
