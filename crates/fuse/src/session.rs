@@ -249,16 +249,17 @@ impl Session {
         self.ended().await;
     }
 
-    /// Aborts the connection, unless the session has ended: requests of the users fail, and the mount is
-    /// removed. Another mount at its path stays. For a server that ends without waiting for its storage.
+    /// Aborts the connection, unless the file system was unmounted: requests of the users fail, and the mount
+    /// is removed. Another mount at its path stays. For a server that ends without waiting for its storage.
     ///
     /// # Errors
     /// Errors of the kernel.
     pub async fn abort(&self) -> Result<()> {
         match self.outcome() {
             // The number of the connection may belong to another one by now.
-            Some(_) => Ok(()),
-            None => self.mount.abort().await,
+            Some(Ended::Unmounted) => Ok(()),
+            // A session that has left its users may still wait for the lazy removal of the mount.
+            _ => self.mount.abort().await,
         }
     }
 

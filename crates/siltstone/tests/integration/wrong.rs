@@ -448,7 +448,7 @@ fn messages_say_things_once() {
             "--nbd: address \"999.0.0.1:9\": expected unix:PATH or IP:PORT",
         ),
         (said(&["detach", "nothing-of-this-name"]), "nothing of this name is attached; "),
-        (said(&["status", "zeros.img"]), "such as 'file(zeros.img)'"),
+        (said(&["status", "zeros.img"]), "to use it as a disk: 'file(zeros.img)'"),
     ] {
         assert_eq!(text.matches(expected).count(), 1, "{expected}: {text}");
     }
