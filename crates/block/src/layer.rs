@@ -1,4 +1,4 @@
-//! Layers that keep the promises of the part below them, written as what they add.
+//! Layers with the promises of the part below them: each implements only its own additions.
 //!
 //! [`DeviceLayer`] and [`ZonesLayer`] pass the questions to a part on to the part below. [`Observed`] is a
 //! handle that shows every call to an [`Observer`] and changes none.
@@ -112,7 +112,7 @@ pub trait Observer<C> {
     /// Notes the begin of a call, when it is first polled.
     fn begin(&self, call: C) -> Self::InFlight<'_>;
 
-    /// Notes the end of a call; `bytes` is the length of what it reads, writes, discards or zeroes.
+    /// Notes the end of a call; `bytes` is the number of bytes read, written, discarded or zeroed.
     fn end(&self, call: Self::InFlight<'_>, bytes: u64, is_ok: bool);
 }
 

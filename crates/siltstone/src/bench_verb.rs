@@ -68,7 +68,7 @@ fn what_is(argument: &str) -> Result<ArgumentKind, Failure> {
         )));
     }
     if !is_meant_as_file {
-        input::check_stack(argument)?;
+        input::check_line(argument)?;
         return Ok(ArgumentKind::Stack);
     }
     let expected = "a plan or a stack (.toml), or a fio job file (.fio)";

@@ -23,27 +23,17 @@ pub fn unreadable(kind: &str, path: &Path, error: &Error, expected: &str) -> Fai
     Failure::Usage(format!("{kind} \"{}\": {}; expected {expected}", path.display(), describe(error)))
 }
 
-/// Refuses an argument that names a stack file that can't be read. Other arguments are stacks in one line.
+/// Reads the text of a stack file; `None` for an argument that is a stack in one line.
 ///
 /// # Errors
-/// [`Failure::Usage`].
-pub fn check_stack(argument: &str) -> Result<(), Failure> {
-    if argument.contains('(') {
-        return Ok(());
-    }
+/// [`Failure::Usage`] for a file that can't be read, and those of [`check_line`].
+pub fn read_stack(argument: &str) -> Result<Option<String>, Failure> {
     let path = Path::new(argument);
-    let is_meant_as_file = argument.contains('/') || argument.ends_with(".toml");
-    // A pipe is read once, by the stack's reader. A folder may have the name of a kind, such as `null`.
-    let is_other = |found: std::fs::Metadata| match found.is_dir() {
-        true => !is_meant_as_file,
-        false => !found.is_file(),
-    };
-    if std::fs::metadata(path).is_ok_and(is_other) {
-        return Ok(());
+    if !argument.ends_with(".toml") && !path.is_file() {
+        return check_line(argument).map(|()| None);
     }
     match stack::read_file(path) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotFound && !is_meant_as_file => Ok(()),
+        Ok(text) => Ok(Some(text)),
         Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::FileTooLarge) => {
             Err(Failure::Usage(format!(
                 "stack \"{argument}\": {}; expected {STACK}; to use it as a disk: 'file({})'",
@@ -53,4 +43,21 @@ pub fn check_stack(argument: &str) -> Result<(), Failure> {
         }
         Err(error) => Err(unreadable("stack", path, &error, STACK)),
     }
+}
+
+/// Refuses a path as a stack in one line. A folder may have the name of a kind, such as `null`.
+///
+/// # Errors
+/// [`Failure::Usage`].
+pub fn check_line(argument: &str) -> Result<(), Failure> {
+    if argument.contains('(') || !argument.contains('/') {
+        return Ok(());
+    }
+    let path = Path::new(argument);
+    let error = match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => ErrorKind::IsADirectory.into(),
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    Err(unreadable("stack", path, &error, STACK))
 }

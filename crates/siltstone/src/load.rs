@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::input;
 use stack::{Registry, Stack};
 use std::io::Read;
+use std::path::Path;
 
 /// Reads a stack.
 ///
@@ -21,8 +22,11 @@ pub fn stack(argument: &str, registry: &Registry) -> Result<Stack, Failure> {
         };
         return Ok(stack);
     }
-    input::check_stack(argument)?;
-    Ok(Stack::load(argument, registry)?)
+    let Some(text) = input::read_stack(argument)? else {
+        return Ok(Stack::from_line("stack", argument, registry)?);
+    };
+    let folder = Path::new(argument).parent().unwrap_or(Path::new(""));
+    Ok(Stack::from_toml(argument, &text, registry)?.with_base_directory(folder))
 }
 
 /// Whether a text is TOML rather than one line: its first line of code is a section or `key = value`.

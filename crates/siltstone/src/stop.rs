@@ -57,8 +57,8 @@ pub trait Served {
 /// Nothing that needs an end of its own.
 impl Served for () {}
 
-/// The end of a server. It gives up where the storage doesn't complete the requests ([`Wait`]): the
-/// connections of mounts are aborted and the process ends, as its threads may wait in the kernel for ever.
+/// The end of a server. If the storage doesn't complete the requests ([`Wait`]), the connections of mounts
+/// are aborted and the process ends, as its threads may wait in the kernel for ever.
 pub struct Stop {
     name: String,
     loss: String,
@@ -103,7 +103,7 @@ struct Seen {
     signals: u32,
 }
 
-/// Reason for which a server gives up, with the time in seconds.
+/// Reason for which a server ends without its storage, with the time in seconds.
 #[derive(Debug, PartialEq, Eq)]
 enum Reason {
     Unanswered(u64),
@@ -130,7 +130,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A wait, in turns of a second. Any completion of a request to the storage is progress. The server gives up:
+/// A wait, in turns of a second. Any completion of a request to the storage is progress. The server ends
+/// without its storage:
 /// - when nothing completes for [`STOP_PATIENCE`], unless closing waits for space.
 /// - after the second signal, when requests are in flight and none completes for [`SIGNALLED_PATIENCE`].
 /// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing
@@ -177,8 +178,8 @@ impl Wait {
 }
 
 impl Stop {
-    /// Installs the handler of signals. `loss` is said when the server gives up: what is lost, and the
-    /// remedy.
+    /// Installs the handler of signals. `loss` is the end of the message of a server that ends without its
+    /// storage: the lost changes, and the remedy.
     ///
     /// # Errors
     /// Errors of [`StopSignals::catch`].
@@ -265,7 +266,7 @@ mod tests {
     use super::*;
     use std::task::Waker;
 
-    /// Turns until the server gives up, at most 2000, where `seen` tells what is seen in each.
+    /// Turns until the server ends without its storage, at most 2000; `seen` has the observations of a turn.
     fn given_up(seen: impl Fn(u64) -> Seen) -> Option<(u64, Reason)> {
         let mut wait = Wait::default();
         (0..2000).find_map(|turn| wait.turn(seen(turn)).map(|reason| (turn, reason)))

@@ -10,7 +10,7 @@
 //! their zones ([`seals`](crate::seals)), unless the permits of zones that are being sealed suffice for it. A
 //! request concerns the zones that were opened before it, so there is another one whenever a zone is opened
 //! whose permit a task waits for. A task seals its own zones before it waits, so no two wait for each other.
-//! A request is out of date once no task waits that the permit of a zone would help: the zone is kept.
+//! A request expires once no waiting task needs the permit of a zone: the zone is kept.
 //!
 //! A drive may permit fewer open zones than the budget, since other programs have zones open too. The tasks
 //! that it refused try again one after the other, before any other task opens a zone (`drive`).

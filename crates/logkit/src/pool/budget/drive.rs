@@ -1,8 +1,8 @@
 //! Tasks for which the drive opened no zone: they try again one after the other, at each finish of a zone.
 //!
 //! A *stall* begins when the drive refuses a task, and ends when any zone is opened, when no task waits any
-//! more, or after [`MAX_BUSY`]. At that limit all waiting tasks give up, the last as soon as the first. The
-//! next refusal begins another stall.
+//! more, or after [`MAX_BUSY`]. At that limit all waiting tasks fail, the last as soon as the first. The next
+//! refusal begins another stall.
 
 use block::Error;
 use runtime::Instant;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Time between attempts to open a zone that the drive refuses, because it has its maximum of open zones.
 pub(crate) const BETWEEN_BUSY: Duration = Duration::from_millis(10);
-/// Duration of a stall after which tasks give up.
+/// Duration of a stall after which tasks fail.
 pub(crate) const MAX_BUSY: Duration = Duration::from_secs(10);
 
 /// Adds to the error of a drive that opened no zone for [`MAX_BUSY`] how long that was.
@@ -73,7 +73,7 @@ impl DriveTurn {
     }
 
     /// Notes that the drive refused to open a zone for this task at `now`. At the limit of the stall all
-    /// waiting tasks give up.
+    /// waiting tasks fail.
     pub(crate) fn note_refused(&self, error: &Error, now: Instant) {
         let mut state = self.queue.lock();
         if state.has_given_up(self.ticket) {
@@ -90,7 +90,7 @@ impl DriveTurn {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Error of this task, if it has to give up.
+    /// Error of this task, if it has to fail.
     pub(crate) fn given_up(&self) -> Option<Error> {
         self.queue.lock().given_up_by(self.ticket)
     }
