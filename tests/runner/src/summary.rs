@@ -111,7 +111,7 @@ impl Summary {
             return self.counts;
         }
         println!(
-            "the tests took {taken} shares and the budget has {of}: correct SHARES in crates/conformance/src/budget.rs"
+            "the tests took {taken} shares and the budget has {of}: correct SHARES in crates/core/conformance/src/budget.rs"
         );
         Counts { failed: self.counts.failed.max(1), ..self.counts }
     }

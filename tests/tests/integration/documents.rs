@@ -12,19 +12,32 @@ pub fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// Folders of the crates in `crates/`, which are grouped there.
+pub fn crates() -> Vec<PathBuf> {
+    let folders = |at: PathBuf| std::fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path());
+    let (mut crates, groups): (Vec<_>, Vec<_>) =
+        folders(root().join("crates")).partition(|folder| folder.join("Cargo.toml").exists());
+    crates.extend(groups.into_iter().flat_map(folders));
+    crates
+}
+
+/// Last part of a path.
+pub fn name(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}
+
 /// Crates of the workspace that each crate in `crates/` depends on outside of tests, by the names of their
 /// folders.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
-    let folders = std::fs::read_dir(root().join("crates")).unwrap();
-    let folders: BTreeSet<String> =
-        folders.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    let of = |folder: &String| {
-        let manifest = read(&root().join("crates").join(folder).join("Cargo.toml"));
+    let folders = crates();
+    let names: BTreeSet<String> = folders.iter().map(|folder| name(folder)).collect();
+    let of = |folder: &Path| {
+        let manifest = read(&folder.join("Cargo.toml"));
         let section = manifest.split("\n[").find(|section| section.starts_with("dependencies]"));
-        let names = section.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ', '=']).next());
-        names.filter(|name| folders.contains(*name)).map(str::to_owned).collect()
+        let keys = section.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        keys.filter(|key| names.contains(*key)).map(str::to_owned).collect()
     };
-    folders.iter().map(|folder| (folder.clone(), of(folder))).collect()
+    folders.iter().map(|folder| (name(folder), of(folder))).collect()
 }
 
 /// Crates in the rows of the table of ARCHITECTURE.md, in their order.
@@ -54,7 +67,7 @@ fn the_architecture_lists_every_crate_after_those_it_depends_on() {
 fn markdown_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let name = name(&path);
         if path.is_dir() && !name.starts_with('.') && !["target", "corpus", "artifacts"].contains(&&*name) {
             markdown_files(&path, found);
         } else if name.ends_with(".md") {

@@ -315,7 +315,7 @@ fn git_clones_and_the_compiler_builds_a_crate() {
         "cd clone && CARGO_TARGET_DIR=\"$PWD/target\" CARGO_INCREMENTAL=1 '{cargo}' build --offline -q -p siltstone-block 2>&1"
     );
     mount.shell(&build);
-    mount.shell("touch clone/crates/block/src/lib.rs");
+    mount.shell("touch clone/crates/core/block/src/lib.rs");
     mount.shell(&build);
     let mount = mount.unmounted();
     mount.is_sound();

@@ -5,7 +5,7 @@
 //! loses much of its unflushed data when QEMU is killed (QEMU holds its tables of clusters until then), and
 //! the memory loses nothing: so a transaction of the home that is ahead of the log would be noticed. No
 //! emulator shows the loss of lines that were not flushed from the processor's caches;
-//! `crates/log/src/home/oracle_tests.rs` tests it by cutting the home at every fence.
+//! `crates/storage/log/src/home/oracle_tests.rs` tests it by cutting the home at every fence.
 
 use serde_json::Value;
 use siltstone_tests::foreign::{binary, run};

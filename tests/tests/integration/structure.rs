@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::documents::{read, root};
+use crate::documents::{crates, name, read};
 
 /// Modules in the longest cycle of each crate; crates without a line have no cycle.
 const LONGEST_CYCLES: [(&str, usize); 10] = [
@@ -135,9 +135,8 @@ fn longest_cycle(imports: &Imports) -> BTreeSet<String> {
 fn no_import_cycle_of_a_crate_becomes_longer() {
     let mut permitted: BTreeMap<_, _> = LONGEST_CYCLES.into_iter().collect();
     let mut wrong = Vec::new();
-    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
-        let folder = entry.unwrap().path();
-        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+    for folder in crates() {
+        let name = name(&folder);
         let mut imports = Imports::new();
         add_imports(&folder.join("src"), None, 1, &mut imports);
         let cycle = longest_cycle(&imports);

@@ -1,4 +1,4 @@
-/* SPI NOR flash chips, emulated from tables, for programs in C. Made by cbindgen from crates/spinor-c.
+/* SPI NOR flash chips, emulated from tables, for programs in C. Made by cbindgen from crates/flash/spinor-c.
  *
  * A chip belongs to one thread at a time. NULL, wrong lengths and unknown numbers are errors, never undefined behaviour;
  * a pointer that is neither NULL nor an open chip is, and so are buffers that overlap each other or the memory of

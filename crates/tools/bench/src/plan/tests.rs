@@ -351,7 +351,7 @@ fn a_shorter_plan_to_try() {
 /// Expansion of the repository's plans.
 #[test]
 fn the_plans_of_the_log() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bench/plans");
     let read = |name: &str| {
         let plan = Plan::parse(name, &std::fs::read_to_string(folder.join(name)).unwrap());
         plan.unwrap_or_else(|problems| panic!("{problems}"))
@@ -370,7 +370,7 @@ fn the_plans_of_the_log() {
 
 #[test]
 fn programs_beside_the_plan_are_not_looked_for_among_those_installed() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bench/plans");
     let text = std::fs::read_to_string(folder.join("spinor.toml")).unwrap();
     let mut plan = Plan::parse("spinor.toml", &text).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(plan.leave_out_missing(&|program| ["flashrom", "cargo"].contains(&program)), [""; 0]);
