@@ -28,7 +28,7 @@ pub const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 
 /// Options of a mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MountOptions {
     /// Mount point: an existing directory or regular file.
     pub path: PathBuf,
@@ -36,6 +36,10 @@ pub struct MountOptions {
     pub source: String,
     /// Refuse writes.
     pub read_only: bool,
+    /// Refuse to execute programs.
+    pub no_exec: bool,
+    /// Don't update access times.
+    pub no_access_times: bool,
     /// Let other users than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
 }
@@ -162,6 +166,8 @@ fn mount_directly(options: &MountOptions, path: &Path, mode: u32) -> Result<Owne
     let data = CString::new(data).map_err(|_| Error::invalid("mount options: with a NUL"))?;
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
     flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOEXEC, options.no_exec);
+    flags.set(MountFlags::NOATIME, options.no_access_times);
     rustix::mount::mount(options.source.as_str(), path, "fuse.siltstone", flags, data.as_c_str())
         .map_err(|error| failed(error, format_args!("mounting {}", path.display())))?;
     Ok(device)
@@ -178,8 +184,14 @@ fn mount_by_helper(helper: &str, options: &MountOptions, path: &Path) -> Result<
         if options.read_only { "ro" } else { "rw" },
         options.source.replace('\\', "\\\\").replace(',', "\\,")
     );
-    if options.allow_other {
-        text.push_str(",allow_other");
+    for (is_given, option) in [
+        (options.no_exec, ",noexec"),
+        (options.no_access_times, ",noatime"),
+        (options.allow_other, ",allow_other"),
+    ] {
+        if is_given {
+            text.push_str(option);
+        }
     }
     let mut command = Command::new(helper);
     command.args(["-o", &text, "--"]).arg(path).env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs));
@@ -296,7 +308,7 @@ socket.socket(fileno=int(os.environ['_FUSE_COMMFD'])).sendmsg([b'x'], [sent])
         std::fs::set_permissions(&helper, std::fs::Permissions::from_mode(0o700)).expect("executable");
         std::fs::create_dir(&path).expect("a folder");
         let options =
-            MountOptions { path: path.clone(), source: "a,b".into(), read_only: true, allow_other: false };
+            MountOptions { path: path.clone(), source: "a,b".into(), read_only: true, ..Default::default() };
         let helper = helper.to_str().expect("text");
         let device = mount_by_helper(helper, &options, &path);
         let received = device.map(|device| {

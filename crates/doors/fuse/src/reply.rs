@@ -74,6 +74,15 @@ impl From<(Entry, Opened)> for Reply {
 }
 
 impl Reply {
+    /// Attributes in the reply, to change them. Those in [`Reply::Directory`] are encoded already.
+    pub fn attributes_mut(&mut self) -> Option<&mut Attributes> {
+        match self {
+            Reply::Attributes((attributes, _)) => Some(attributes),
+            Reply::Entry(entry) | Reply::Created(entry, _) => Some(&mut entry.attributes),
+            _ => None,
+        }
+    }
+
     /// Whether this variant answers operations with an opcode. The kernel checks only the length of a frame,
     /// which another variant may have as well.
     fn answers(&self, opcode: u32) -> bool {

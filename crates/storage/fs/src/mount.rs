@@ -30,6 +30,7 @@ mod convert;
 pub mod kind;
 mod listing;
 pub mod mounted;
+mod owner;
 mod refused_reads;
 mod serve;
 mod slots;

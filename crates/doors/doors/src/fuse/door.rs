@@ -107,6 +107,7 @@ impl FuseDoor {
             source: SOURCE.to_owned(),
             read_only: file.is_read_only(),
             allow_other: config.allow_other,
+            ..MountOptions::default()
         };
         match Session::mount(Arc::new(FilePart(file.clone())), options).await {
             Ok(session) => {

@@ -35,12 +35,7 @@ impl Point {
     }
 
     fn options(&self) -> MountOptions {
-        MountOptions {
-            path: self.path.clone(),
-            source: "memory".into(),
-            read_only: false,
-            allow_other: false,
-        }
+        MountOptions { path: self.path.clone(), source: "memory".into(), ..MountOptions::default() }
     }
 
     fn is_mounted(&self) -> bool {

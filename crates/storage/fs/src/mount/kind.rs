@@ -196,6 +196,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         path: arguments.path("mount")?,
         source: "siltstone".to_owned(),
         allow_other: arguments.optional_boolean("allow_other")?.unwrap_or_else(allows_other_by_default),
+        ..MountConfig::default()
     };
     Ok(Built::Door(Arc::new(FsDoor { config, files, mounted: Mutex::default() })))
 }

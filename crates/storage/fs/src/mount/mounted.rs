@@ -2,6 +2,7 @@
 
 use super::actions;
 use super::control::Controls;
+use super::owner;
 use super::refused_reads::RefusedReads;
 use super::serve::{FilesPart, SharedNotifier};
 use crate::core::Core;
@@ -22,7 +23,7 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Options of a mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct MountConfig {
     /// Mount point: an existing directory.
     pub path: PathBuf,
@@ -31,6 +32,16 @@ pub struct MountConfig {
     pub source: String,
     /// Let users other than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
+    /// Refuse writes of users. The file system itself is open for writing: it cleans, and replays its log.
+    pub read_only: bool,
+    /// Refuse to execute programs.
+    pub no_exec: bool,
+    /// Show the mount as one that doesn't update access times. Reads never change them.
+    pub no_access_times: bool,
+    /// User that all files belong to in this mount, instead of their owners.
+    pub uid: Option<u32>,
+    /// Group that all files belong to in this mount, instead of theirs.
+    pub gid: Option<u32>,
 }
 
 /// A mounted file system. [`unmount`](Self::unmount) unmounts it. Dropping it doesn't: the file system is
@@ -81,7 +92,9 @@ impl Mounted {
         let options = MountOptions {
             path: config.path,
             source: config.source,
-            read_only: file_system.is_salvaged().await?,
+            read_only: config.read_only || file_system.is_salvaged().await?,
+            no_exec: config.no_exec,
+            no_access_times: config.no_access_times,
             allow_other: config.allow_other,
         };
         let files = file_system.clone();
@@ -96,7 +109,7 @@ impl Mounted {
             refused_reads: RefusedReads::default(),
             _mounting: mounting.clone(),
         };
-        let session = Session::mount(Arc::new(part), options).await?;
+        let session = Session::mount(owner::shown(part, config.uid, config.gid), options).await?;
         *notifier.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
         let stop = StopSource::new();
         runtime::spawn(commit_regularly(files.clone(), stop.token())).detach();

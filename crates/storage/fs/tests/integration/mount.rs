@@ -100,7 +100,7 @@ fn a_file_system_that_is_mounted_is_not_mounted_again() {
     let folder = tempfile::tempdir().unwrap();
     let config = |name: &str| {
         let path = folder.path().join(name);
-        fs::MountConfig { path, source: "memory".to_owned(), allow_other: false }
+        fs::MountConfig { path, source: "memory".to_owned(), ..fs::MountConfig::default() }
     };
     let configs = ["missing", "first", "second"].map(config);
     for name in ["first", "second"] {
@@ -141,7 +141,8 @@ fn a_file_system_can_be_mounted_after_a_mount_that_was_dropped() {
     let path = folder.path().to_owned();
     let main = move || async move {
         let files = files().await;
-        let config = fs::MountConfig { path: path.clone(), source: "memory".to_owned(), allow_other: false };
+        let config =
+            fs::MountConfig { path: path.clone(), source: "memory".to_owned(), ..fs::MountConfig::default() };
         let mut begun = Box::pin(fs::Mounted::mount(&files, config.clone()));
         let pending =
             std::future::poll_fn(|context| std::task::Poll::Ready(begun.as_mut().poll(context).is_pending()));
