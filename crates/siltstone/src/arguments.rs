@@ -21,6 +21,7 @@ pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};
 
+use crate::log_target::LogTarget;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -53,6 +54,12 @@ pub struct CommandLine {
     /// Set the log level of standard error
     #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
     pub log: LogLevel,
+    /// Write messages to stderr, to syslog, or to a file, which SIGHUP makes the program open again
+    #[arg(long, global = true, value_name = "stderr|syslog|FILE", default_value = "stderr")]
+    pub log_to: LogTarget,
+    /// Start a session of its own, for a server in the background
+    #[arg(long, global = true, hide = true)]
+    pub own_session: bool,
     /// Verb
     #[command(subcommand)]
     pub verb: Verb,
@@ -67,6 +74,20 @@ pub enum LogLevel {
     Info,
     Debug,
     Trace,
+}
+
+impl Verb {
+    /// Whether this is a server that is wanted in the background.
+    pub fn is_in_background(&self) -> bool {
+        match self {
+            Verb::Serve(serve) => serve.background,
+            Verb::Kv(KvVerb::Serve(serve)) => serve.background,
+            Verb::Fs(FsVerb::Mount(mount)) => mount.background,
+            Verb::Spi(SpiVerb::Serve(serve)) => serve.background,
+            Verb::MemoryNode(node) => node.background,
+            _ => false,
+        }
+    }
 }
 
 impl LogLevel {
@@ -91,6 +112,7 @@ pub enum Verb {
     Attach(Attach),
     List(List),
     Detach(Detach),
+    Stop(StopServer),
     Status(Status),
     Message(Message),
     #[command(subcommand)]
@@ -127,6 +149,13 @@ pub enum Verb {
     Completions {
         /// Shell that runs the script
         shell: Shell,
+    },
+    /// Write the manual pages of all verbs
+    #[command(after_help = "Examples:
+  siltstone man-pages /usr/local/share/man/man1       man siltstone-fs-mount shows one of them")]
+    ManPages {
+        /// Existing directory to write them to
+        directory: PathBuf,
     },
 }
 
@@ -221,6 +250,9 @@ pub struct Serve {
     /// Print the addresses, and the control socket, as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Return once clients are served, and continue in the background; siltstone stop ends it
+    #[arg(long)]
+    pub background: bool,
     /// Serve the holder of an attachment, which is connected to standard input
     #[arg(long, hide = true)]
     pub holder: bool,
@@ -345,6 +377,20 @@ pub struct Status {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Stop the server of a stack or a socket, and wait until everything is durable and it has ended
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone stop stack.toml                          end siltstone serve stack.toml
+  siltstone stop 'ram(1GiB)'                         in the working directory in which the server was started
+  siltstone stop unix:node.sock                      end the server of siltstone that listens there
+
+Sends SIGTERM to the server, which is found as by siltstone status. siltstone detach ends attachments, and siltstone fs unmount \
+mounts of siltstone fs mount.")]
+pub struct StopServer {
+    #[command(flatten)]
+    pub operated: Operated,
 }
 
 /// Send a message to a part of a stack

@@ -12,6 +12,8 @@ pub enum Failure {
     World(String),
     /// Failure that was reported already. Exit code 1.
     Said,
+    /// End of a server in the background, which has reported it, with its exit code; `None` after a signal.
+    Ended(Option<u8>),
     /// Ctrl-C or SIGTERM, after the results so far have been written. Exit code 130.
     Interrupted,
 }
@@ -22,6 +24,7 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Usage(_) => 2,
             Failure::World(_) | Failure::Said => 1,
+            Failure::Ended(code) => code.unwrap_or(1),
             Failure::Interrupted => 130,
         })
     }
@@ -31,7 +34,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Usage(text) | Failure::World(text) => formatter.write_str(text),
-            Failure::Said | Failure::Interrupted => Ok(()),
+            Failure::Said | Failure::Ended(_) | Failure::Interrupted => Ok(()),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The module `mounted` has
 //! the verbs for mounted ones.
 
-mod mounted;
+pub mod mounted;
+mod options;
 mod snapshots;
 
 use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
@@ -9,6 +10,7 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print, print_json, print_line, say};
+use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Served, Stop};
 use crate::table;
@@ -329,11 +331,15 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     let shards = (arguments.shards as usize).max(if is_stack(&arguments.image) { stack.shards() } else { 1 });
     let config = Config::default().with_shards(shards).polling();
     let image = arguments.image.clone();
-    let mount = MountConfig {
+    let mut mount = MountConfig {
         path: arguments.directory.clone(),
         source: absolute(&arguments.image),
         allow_other: arguments.allow_other || allows_other_by_default(),
+        ..MountConfig::default()
     };
+    if let Some(list) = &arguments.options {
+        options::apply(list, &mut mount).map_err(|error| Failure::Usage(format!("-o: {error}")))?;
+    }
     let settings = Settings {
         metadata_bytes: arguments.memory.unwrap_or_else(default_memory),
         background_shares: arguments.background_shares,
@@ -418,6 +424,7 @@ async fn until_ended(mounted: &Mounted, image: &str, stop: &Stop) -> Result<(), 
     let mut ended = std::pin::pin!(mounted.ended());
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
     print_line(&format!("{image}: mounted at {}", mounted.path().display()))?;
+    service::ready();
     if let Poll::Ready(result) = early {
         return Ok(result?);
     }

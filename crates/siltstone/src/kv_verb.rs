@@ -64,6 +64,7 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
         no_control: false,
         format: arguments.format,
         json: arguments.json,
+        background: false,
         holder: false,
         swap: false,
     })

@@ -1,11 +1,12 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`,
-//! `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`,
-//! `swap`, `map-lookups`. The only crate that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `message`, `snapshot`,
+//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`,
+//! `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
 
 mod address;
 mod arguments;
 mod attach;
 mod attach_verb;
+mod background;
 mod bench_verb;
 mod check_verb;
 mod control;
@@ -17,20 +18,26 @@ mod kinds;
 mod kv_verb;
 mod lifted;
 mod load;
+mod log_target;
+mod man_verb;
 mod map_lookups_verb;
 mod memory_node_verb;
 mod message_verb;
 mod model_verb;
+mod mount_helper;
 mod output;
 mod overwriting;
 mod progress;
 mod record_verb;
 mod serve_verb;
+mod server_process;
+mod service;
 mod snapshot_verb;
 mod spi_verb;
 mod stack_verb;
 mod status_verb;
 mod stop;
+mod stop_verb;
 mod swap_verb;
 mod table;
 mod unix_connect;
@@ -40,6 +47,7 @@ mod zns_verb;
 use arguments::{CommandLine, LogLevel, Verb};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
+use log_target::LogTarget;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -47,10 +55,22 @@ fn main() -> ExitCode {
     if fuse::run_if_asked() {
         return ExitCode::SUCCESS;
     }
+    if let Some(exit_code) = mount_helper::run_if_called() {
+        return exit_code;
+    }
     let command_line = CommandLine::parse();
-    start_log(command_line.log);
-    attach::record::Record::remove_lost_links();
-    match carry_out(command_line.verb, command_line.log) {
+    if command_line.own_session {
+        background::start_session();
+    }
+    let done = log_target::open(&command_line.log_to).and_then(|()| {
+        if command_line.verb.is_in_background() {
+            return background::run(command_line.log_to != LogTarget::StandardError);
+        }
+        start_log(command_line.log);
+        attach::record::Record::remove_lost_links();
+        carry_out(command_line.verb, command_line.log)
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let text = failure.to_string();
@@ -68,6 +88,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Serve(serve) => serve_verb::serve(&serve),
         Verb::Attach(attach) => attach_verb::attach(&attach, log),
         Verb::List(list) => attach_verb::list(&list),
+        Verb::Stop(stop) => stop_verb::stop(&stop),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
         Verb::Message(message) => message_verb::message(message),
@@ -87,6 +108,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Swap(verb) => swap_verb::swap(verb, log),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
+        Verb::ManPages { directory } => man_verb::man_pages(&directory),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut CommandLine::command(), "siltstone", &mut script);
@@ -104,10 +126,9 @@ fn start_log(level: LogLevel) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_max_level(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal)
+        .with_writer(log_target::Messages)
+        .with_ansi(log_target::is_terminal())
         .init();
 }

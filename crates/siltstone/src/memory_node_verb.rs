@@ -4,6 +4,7 @@ use crate::address::address;
 use crate::arguments::MemoryNodeServe;
 use crate::failure::Failure;
 use crate::output::print_line;
+use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
 use memory_node::{MemoryNode, NodeConfig, check_address, default_reserve, measure};
@@ -49,6 +50,7 @@ async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
         true => print_line(&json!({ "address": address }).to_string()),
         false => print_line(&address),
     };
+    service::ready();
     let ended = match printed {
         Err(failure) => Err(failure),
         Ok(()) => stop.signal().await.map_err(Failure::from),

@@ -1,6 +1,7 @@
 //! Standard output and standard error. A closed reader isn't an error.
 
 use crate::failure::Failure;
+use crate::log_target;
 use std::io::{ErrorKind, Write};
 
 /// Prints a text unchanged, at once.
@@ -33,10 +34,9 @@ pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&format!("{value:#}"))
 }
 
-/// Prints a text to standard error.
+/// Prints a text to the target of messages: standard error, unless `--log-to` names another one.
 pub fn say(text: &str) {
-    // A measurement continues and writes its files even if standard error is closed.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    log_target::write_line(text);
 }
 
 /// Formats a count and its noun, in the singular or the plural.

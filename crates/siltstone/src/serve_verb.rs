@@ -13,6 +13,7 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
 use crate::overwriting;
+use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
 use block::{DevicePart, Error, Result};
@@ -311,6 +312,10 @@ async fn until_stopped(
             print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
         }
         false => print_line(&addresses.join("\n"))?,
+    }
+    // A holder's server belongs to the holder, which is the service.
+    if attached.is_none() {
+        service::ready();
     }
     if let std::task::Poll::Ready(result) = early {
         return Ok(result?);

@@ -3,6 +3,7 @@
 pub mod watch;
 
 use crate::output::say;
+use crate::service;
 use block::{Call, Result};
 use runtime::StopSignals;
 use std::cell::{Cell, RefCell};
@@ -206,6 +207,7 @@ impl Stop {
 
     /// Carries out a part of the end.
     pub async fn wait<T>(&self, served: &dyn Served, ending: impl Future<Output = T>) -> T {
+        service::stopping();
         let (mut ending, mut wait) = (pin!(ending), Wait::default());
         loop {
             let mut turn = pin!(runtime::sleep(TURN));

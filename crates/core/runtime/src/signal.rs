@@ -5,7 +5,7 @@ use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
 
@@ -89,6 +89,31 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
         }
     }
     Ok(duplicate)
+}
+
+static HANGUP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_hangup(_signal: libc::c_int) {
+    HANGUP.store(true, Ordering::Relaxed);
+}
+
+/// Catches SIGHUP, which ends the process by default. Returns a flag that each signal sets; the caller clears
+/// it.
+///
+/// # Errors
+/// Errors of sigaction(2).
+pub fn catch_hangup() -> Result<&'static AtomicBool> {
+    // SAFETY: a sigaction of zeros is valid; the handler only stores to an atomic.
+    let installed = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_hangup as *const () as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGHUP, &action, std::ptr::null_mut())
+    };
+    match installed {
+        0 => Ok(&HANGUP),
+        _ => Err(Error::from_io(&std::io::Error::last_os_error(), "catching SIGHUP")),
+    }
 }
 
 /// Processors that this process may use.

@@ -114,11 +114,11 @@ pub struct FsUnmount {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs mount vol.img /mnt            mount it, and print a line when it is mounted
-  siltstone fs mount vol.img /mnt &          mount it in the background of the shell
+  siltstone fs mount vol.img /mnt --background     return when it is mounted
   siltstone fs unmount /mnt                  make everything durable, close the image and end the server
   siltstone fs mount bad.img /mnt --salvage  mount a damaged file system read-only; losses are listed
 
-Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
+Stays in the foreground without --background. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
 everything else becomes durable within 5 s. If the storage completes no request for 10 minutes after Ctrl-C, the server ends without \
 it, with exit status 1; a second Ctrl-C shortens that to 10 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \
 /dev/fuse, and root or fusermount3.")]
@@ -127,6 +127,10 @@ pub struct FsMount {
     pub image: String,
     /// Mount point, an existing directory
     pub directory: PathBuf,
+    /// Set options in the words of mount(8): ro, noexec, noatime, allow_other; uid=N and gid=N, which all
+    /// files are shown with
+    #[arg(short = 'o', value_name = "OPTION,...")]
+    pub options: Option<String>,
     /// Let users other than the mounting one use the mount, as permissions allow [default: true if root
     /// mounts it, else false]
     #[arg(long)]
@@ -144,6 +148,9 @@ pub struct FsMount {
     /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,
+    /// Return once it is mounted, and continue in the background; siltstone fs unmount ends it
+    #[arg(long)]
+    pub background: bool,
 }
 
 /// Show sizes of a file system

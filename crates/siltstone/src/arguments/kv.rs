@@ -60,6 +60,9 @@ pub struct KvServe {
     /// Print the addresses as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Return once clients are served, and continue in the background; siltstone stop ends it
+    #[arg(long)]
+    pub background: bool,
 }
 
 /// Print the value of a key

@@ -56,6 +56,9 @@ pub struct MemoryNodeServe {
     /// Print the address as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Return once clients are served, and continue in the background; siltstone stop unix:PATH ends it
+    #[arg(long)]
+    pub background: bool,
 }
 
 fn percent(text: &str) -> Result<f64, String> {

@@ -200,6 +200,9 @@ pub struct SpiServe {
     /// Print the addresses, and the control socket, as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Return once clients are served, and continue in the background; siltstone stop unix:PATH ends it
+    #[arg(long)]
+    pub background: bool,
 }
 
 /// Choice of a chip.

@@ -23,7 +23,7 @@ use super::node::{self, MAX_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
 use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DETACHED_BUT, DONE, LONGEST, RECEIVED, UNKNOWN};
-use super::systemd;
+use crate::service;
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Access, Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
@@ -367,7 +367,7 @@ impl Holder {
                     self.node_made(outcome?)?;
                     if let (Some(attached), Some(record)) = (attached.take(), &self.record) {
                         attached(record)?;
-                        systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
+                        service::ready();
                     }
                 }
                 Event::LookAtNode => self.look_at_node(),

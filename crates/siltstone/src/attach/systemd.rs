@@ -1,24 +1,6 @@
-//! systemd: units for `attach --systemd`, and the notification that a service is ready.
+//! Units of systemd for `attach --systemd`.
 
-use block::{Error, Result};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
-
-/// Notifies systemd that the service is ready, if systemd started it (`NOTIFY_SOCKET`, sd_notify(3)).
-///
-/// # Errors
-/// Errors of the kernel.
-pub fn notify_ready() -> Result<()> {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
-    let bytes = name.as_encoded_bytes();
-    let address = match bytes.strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
-    sent.map(|_| ()).map_err(|error| Error::from_io(&error, "notifying systemd (NOTIFY_SOCKET)"))
-}
 
 /// Quotes an argument of a command line in a unit (systemd.service(5), "Command lines").
 fn quoted(argument: &str) -> String {

@@ -5,6 +5,7 @@ use crate::arguments::{FsDefrag, FsScrub, FsUnmount};
 use crate::failure::Failure;
 use crate::output::{print, print_json, print_line};
 use crate::progress::Reading;
+use crate::server_process::{END_LIMIT, ServerProcess};
 use block::Status;
 use runtime::Config;
 use serde_json::{Value, json};
@@ -14,8 +15,6 @@ use std::time::Duration;
 
 /// Type of mounted file systems in `/proc/mounts`.
 const MOUNT_TYPE: &str = "fuse.siltstone";
-/// Time limit for a server to make everything durable and to end after an unmount.
-const CLOSE_LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer in bytes: the kernel's limit for the value of an attribute.
 const LONGEST: usize = 64 << 10;
 /// Interval between reads of a scrub's progress.
@@ -99,34 +98,26 @@ fn tell(path: &Path, name: &str) -> Result<(), Failure> {
 /// Unmounts, and waits until the server has ended.
 ///
 /// # Errors
-/// A directory that isn't a mount point, or is in use; a server that doesn't end within [`CLOSE_LIMIT`].
+/// A directory that isn't a mount point, or is in use; a server that doesn't end within [`END_LIMIT`].
 pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     let shown = mount.at.display();
     let status = ask(&mount.at, "siltstone.status")?;
-    let number = status["process"].as_u64().and_then(|number| i32::try_from(number).ok());
-    let process = number.and_then(rustix::process::Pid::from_raw).ok_or_else(|| {
+    let server = ServerProcess::of(status["process"].as_u64())?.ok_or_else(|| {
         Failure::World(format!(
             "{shown}: its server doesn't tell its process; use the program that mounted it"
         ))
     })?;
-    let watching =
-        |error: rustix::io::Errno| Failure::World(format!("watching the server of {shown}: {error}"));
-    // A process number may be reused; the descriptor keeps referring to the server.
-    let server =
-        rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).map_err(watching)?;
     let unmounting = fuse::Mount::existing(mount.at.clone());
     runtime::run(Config::default(), move || async move { unmounting.unmount().await })??;
-    let mut ended = [rustix::event::PollFd::new(&server, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: CLOSE_LIMIT.as_secs() as i64, tv_nsec: 0 };
-    match rustix::event::poll(&mut ended, Some(&limit)).map_err(watching)? {
-        0 => Err(Failure::World(format!(
+    match server.has_ended()? {
+        false => Err(Failure::World(format!(
             "{shown}: unmounted, but its server (process {}) hasn't ended within {} s; expected its end; if it serves other doors, \
              stop it with SIGTERM, else wait: what it has accepted is durable once it has ended",
-            process.as_raw_nonzero(),
-            CLOSE_LIMIT.as_secs()
+            server.number(),
+            END_LIMIT.as_secs()
         ))),
-        _ => print_line(&format!("{shown}: unmounted; its server has ended")),
+        true => print_line(&format!("{shown}: unmounted; its server has ended")),
     }
 }
 

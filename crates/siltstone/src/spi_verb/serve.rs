@@ -11,6 +11,7 @@ use crate::control::protocol::{Answer, Recipient, Refusal, Request};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::output::{print_line, say};
+use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
 use block::{Call, Error};
@@ -226,6 +227,7 @@ async fn until_stopped(
         }
         false => print_line(&addresses.join("\n"))?,
     }
+    service::ready();
     Ok(stop.signal().await?)
 }
 
