@@ -2,7 +2,8 @@
 
 use crate::documents::{read, root};
 use siltstone_tests::foreign::{binary, has_fuse, run};
-use siltstone_tests::need;
+use siltstone_tests::guest::Options;
+use siltstone_tests::{need, need_guest};
 use std::path::Path;
 
 /// First block of commands below a heading.
@@ -57,6 +58,16 @@ fn keys() {
     need!("redis-cli");
     let printed = paste(&tour("Keys"));
     assert_eq!(printed.matches("hello").count(), 2, "{printed}");
+}
+
+#[test]
+fn swap() {
+    need!("mkswap", "swapon");
+    let guest = need_guest!();
+    let options = Options { modules: vec!["ublk_drv"], memory: 2048, ..Options::default() };
+    let commands =
+        format!("mkdir bin; ln -s $siltstone bin/siltstone; PATH=$PWD/bin:$PATH\n{}", tour("Swap"));
+    guest.run_siltstone(&commands, &options);
 }
 
 #[test]
