@@ -13,7 +13,7 @@
 //!
 //! # Mechanism
 //! Changes are appended to a *journal*, a ring of units, each a record of the log kit
-//! ([`logkit::record`]). *Pages* contain the entries, in two copies that are written alternately; a torn page
+//! ([`zones::record`]). *Pages* contain the entries, in two copies that are written alternately; a torn page
 //! is recovered from the other copy and the journal. Each record contains the *tail*, the number of the first
 //! record whose changes aren't all durable in the pages. A unit is reused only when its record is before the
 //! tail of a durable record. The records of one append are written together, and the next append begins when
@@ -37,10 +37,10 @@ pub(crate) use medium::Medium;
 use block::{BlockSize, Durability, Error, Payload, Result, ZeroMode};
 use format::Superblock;
 use journal::Journal;
-use logkit::StreamId;
-use logkit::record::{Header, Identity, Kind};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use zones::record::StreamId;
+use zones::record::{Header, Identity, Kind};
 use zones::sector;
 
 /// Contents of an entry.

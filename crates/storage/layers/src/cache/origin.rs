@@ -8,8 +8,8 @@
 
 use crate::table::{Medium, OWNER};
 use block::{Error, Result};
-use logkit::record::sum_of;
 use std::fmt::Write;
+use zones::record::sum_of;
 
 /// Number of samples.
 const PLACES: usize = 16;

@@ -5,10 +5,10 @@
 
 use super::Words;
 use block::{Buffer, Error, Payload, Result};
-use logkit::record::{FIXED, Identity, keyed_sum};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
+use zones::record::{FIXED, Identity, keyed_sum};
 use zones::sector::{self, Format, Head};
 
 /// Version of the format that this code writes and reads.

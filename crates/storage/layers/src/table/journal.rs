@@ -5,8 +5,8 @@ use super::layout::Layout;
 use super::medium::Medium;
 use super::{PAGES_IN_FLIGHT, Words};
 use block::{Error, Result};
-use logkit::record::{Header, Parsed};
 use std::collections::{BTreeMap, VecDeque};
+use zones::record::{Header, Parsed};
 
 /// Size of reads of the journal, in bytes.
 const READ: u64 = 1 << 20;

@@ -44,7 +44,7 @@ async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u
 fn record(superblock: &Superblock, sequence: u64, after: u64, durable: u64) -> (u64, Payload) {
     let position = sequence % u64::from(superblock.journal);
     let header = Header {
-        kind: logkit::record::Kind::CacheTable,
+        kind: zones::record::Kind::CacheTable,
         stream: StreamId(0),
         class: 0,
         epoch: superblock.epoch,

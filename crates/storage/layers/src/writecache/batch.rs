@@ -13,7 +13,7 @@ use super::pieces::{Piece, Pieces, Slot};
 use super::scan::Found;
 use super::settings::Order;
 use block::{Error, Payload, Result};
-use logkit::record::sum_of;
+use zones::record::sum_of;
 
 /// Versions of blocks that are removed from the index between two yields.
 const REMOVED_AT_ONCE: usize = 512;

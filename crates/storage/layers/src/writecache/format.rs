@@ -5,10 +5,10 @@
 
 use super::index::BITS;
 use block::{Error, Payload, Result};
-use logkit::record::{FIXED, Identity};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
+use zones::record::{FIXED, Identity};
 use zones::sector::{self, Format, Head};
 
 /// Format version that this code writes and reads.

@@ -42,7 +42,7 @@ impl Piece {
 
 /// Number of the first block whose data doesn't have its checksum.
 fn first_corrupt(data: &[u8], block_size: usize, sums: &[u32]) -> Option<usize> {
-    data.chunks_exact(block_size).zip(sums).position(|(data, sum)| logkit::record::sum_of(data) != *sum)
+    data.chunks_exact(block_size).zip(sums).position(|(data, sum)| zones::record::sum_of(data) != *sum)
 }
 
 impl Core {

@@ -6,10 +6,10 @@
 use super::queue::Item;
 use super::ring::Ring;
 use block::{Payload, Result};
-use logkit::StreamId;
-use logkit::record::{Header, Identity, Kind, sum_of};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use zones::record::StreamId;
+use zones::record::{Header, Identity, Kind, sum_of};
 
 /// A record in flight.
 #[derive(Debug)]

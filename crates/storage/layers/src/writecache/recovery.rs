@@ -12,10 +12,10 @@ use super::log::Position;
 use super::ring::Ring;
 use super::scan::{Expect, Found};
 use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
-use logkit::record::{Identity, Parsed, sum_of};
 use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use zones::record::{Identity, Parsed, sum_of};
 use zones::sector;
 
 /// Limit to the segments that are followed at a time.

@@ -5,7 +5,7 @@
 
 use super::format::{Entry, Meta};
 use block::{Error, Result};
-use logkit::record::{Header, Identity, Parsed};
+use zones::record::{Header, Identity, Parsed};
 
 /// Properties of the cache against which a record's header is checked.
 #[derive(Debug, Clone, Copy)]

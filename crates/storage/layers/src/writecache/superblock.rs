@@ -8,9 +8,9 @@ use super::log::Position;
 use super::ring::Ring;
 use super::scan::Expect;
 use block::{Device, Durability, Result};
-use logkit::record::Identity;
 use std::cell::Cell;
 use std::rc::Rc;
+use zones::record::Identity;
 
 /// The superblock that was written last.
 pub struct Superblocks {

@@ -1,9 +1,9 @@
-//! Records, which the owners of a log append to zones: their format, and the checks that distinguish them
-//! from other data.
+//! Records of a log: their format, and the checks that distinguish them from other data. The log kit appends
+//! them to zones, the write cache to its ring, the table of the cache to its journal.
 //!
 //! A record is one block of header and the data blocks that follow it, in one append. The header names the
 //! record's log, epoch, stream, zone and position. It holds a checksum of every data block, and the owner's
-//! part (`meta`), which the kit doesn't interpret. A record with a mismatch in any of these is invalid: stale
+//! part (`meta`), which isn't interpreted here. A record with a mismatch in any of these is invalid: stale
 //! data of an earlier use of the zone, data of another volume, a copied or forged record. The checksum also
 //! covers a key that is generated when the log is created, is stored in its root and is not exposed to
 //! clients.
@@ -13,13 +13,12 @@
 //!
 //! Decoding accepts untrusted bytes: it never panics, and refuses every deviation from the format.
 
-use crate::stream::StreamId;
+use crate::on_device::format::{Uuid, draw_uuid};
 use block::{Buffer, Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-use zones::on_device::format::{Uuid, draw_uuid};
 
 /// The first bytes of a record, the same in all versions.
 pub const MAGIC: [u8; 8] = *b"SILTREC1";
@@ -31,6 +30,18 @@ pub const FIXED: usize = size_of::<Raw>();
 pub const LINK: usize = size_of::<RawLink>();
 /// Most links of a record.
 pub const MAX_LINKS: usize = 16;
+
+/// Number of a stream of a log. Each stream counts its own records from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u16);
+
+impl StreamId {
+    /// Index into lists by stream.
+    #[inline]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
 
 /// Purpose of a record. Values are those on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,7 +116,7 @@ pub struct Header {
     pub kind: Kind,
     /// Stream of the record; 0 for records of other kinds than [`Kind::Entries`].
     pub stream: StreamId,
-    /// Class of the record's zone, chosen by [`Policy::place`](crate::cleaning::Policy::place).
+    /// Class of the record's zone, chosen by the log's policy.
     pub class: u8,
     /// Epoch of the record: the number of times that the log had been opened.
     pub epoch: u64,
