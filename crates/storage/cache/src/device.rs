@@ -1,26 +1,23 @@
 //! A cache as a device: a part, and a handle per shard. All requests are carried out on the home shard;
 //! requests of other shards are sent there with their buffers.
 
-use crate::core::{Core, Epochs, Tickets};
+use crate::Options;
+use crate::control::Control;
+use crate::core::{Core, Zeroing, orders};
 use crate::counters::Counters;
 use crate::grown::fill_last_part;
-use crate::message::{self, Message};
+use crate::message::Message;
 use crate::origin::Origin;
 use crate::policy::Heat;
 use crate::shape::{self, Shape};
 use crate::state::{Entry, FREE, State};
-use crate::table::{Medium, OWNER, Table};
-use crate::zero::Zeroing;
-use crate::{Options, clean, commit};
+use crate::table::{Medium, Table};
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
     Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::range_lock::RangeLock;
-use runtime::sync::Notify;
-use runtime::{Distant, GroupMember, Home, LimitedPart, TaskGroup};
+use runtime::{Distant, GroupMember, Home, LimitedPart};
 use stack::Tell;
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,7 +65,7 @@ impl CachePart {
         let below = [(slow, "the origin"), (fast, "the fast device")];
         let below = below.map(|(part, name)| LimitedPart::new(part, name, options.timeout));
         let (slow, fast) = (below[0].open().await?, below[1].open().await?);
-        let (slow, fast) = (Medium::new(slow), Rc::new(Medium::new(fast)));
+        let [slow, fast] = [slow, fast].map(|device| Rc::new(Medium::new(device)));
         let (table, shape) = open_table(&fast, &slow, &geometry, name, options).await?;
         let counters = Arc::new(Counters::default());
         let state = State::new(check_entries(&table, &shape)?.into_iter(), counters.clone());
@@ -80,45 +77,16 @@ impl CachePart {
             table_bytes: table.own_bytes(),
             journal_units: table.layout().journal,
             was_clean: table.was_clean(),
-            control: Arc::new(crate::status::Control::new(options)),
+            control: Arc::new(Control::new(options)),
         };
-        let core = Rc::new(Core {
-            fast,
-            slow,
-            shape,
-            table,
-            state: RefCell::new(state),
-            writing: RangeLock::default(),
-            mode: Cell::new(options.mode),
-            is_detaching: Cell::new(false),
-            migration_threshold: Cell::new(options.migration_threshold * 512),
-            sequential_threshold: Cell::new(options.sequential_threshold),
-            migrating: Cell::new(0),
-            slow_epochs: Epochs::unflushed(),
-            // Opening the table has flushed the fast device.
-            fast_epochs: Epochs::new(),
-            marks: Tickets::default(),
-            all: Tickets::default(),
-            undurable_discards: Cell::new(0),
-            is_committing: Cell::new(false),
-            failure: RefCell::default(),
-            had_dirty_parts: Cell::new(false),
-            work: Notify::new(),
-            upkeep: Notify::new(),
-            changed: Notify::new(),
-            is_closed: Cell::new(false),
-            upkeep_ends: Cell::new(false),
-            committer_ends: Cell::new(false),
-            wants_clean: Cell::new(false),
-            requests: Cell::new(0),
-            counters: counters.clone(),
-            calls: TaskGroup::default(),
-            upkeepers: TaskGroup::default(),
-            committer: TaskGroup::default(),
-        });
-        core.committer.spawn(commit::run(core.clone())).detach();
-        core.upkeepers.spawn(commit::evictor(core.clone())).detach();
-        core.upkeepers.spawn(clean::run(core.clone(), options.settle_every)).detach();
+        let core = Core::start(
+            [fast, slow],
+            (table, shape),
+            state,
+            facts.control.clone(),
+            counters.clone(),
+            options,
+        );
         // A part has one state in the table, so writes are atomic up to a part at most.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
@@ -227,7 +195,7 @@ impl Part for CachePart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let closed = self.home.with(|core| async move { close(core).await }).await;
+            let closed = self.home.with(Core::close).await;
             self.home.forget().await?;
             closed
         })
@@ -242,45 +210,8 @@ impl Tell for CachePart {
     type Message = Message;
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
-        let control = self.facts.control.clone();
-        Call::new(self.home.with(move |core: Rc<Core>| async move {
-            let _call = core.calls.enter();
-            message::carry_out(&core, &control, message).await
-        }))
+        Call::new(self.home.with(|core: Rc<Core>| async move { orders::carry_out(&core, message).await }))
     }
-}
-
-async fn close(core: Rc<Core>) -> Result<()> {
-    // Requests in flight end first, including those whose future was dropped. Open handles don't delay the
-    // close: a client may keep one forever.
-    core.is_closed.set(true);
-    core.changed.notify_all();
-    core.calls.ended().await;
-    core.upkeep_ends.set(true);
-    core.upkeep.notify_all();
-    core.upkeepers.ended().await;
-    let outcome = stop_cleanly(&core).await;
-    core.committer_ends.set(true);
-    core.work.notify_all();
-    core.committer.ended().await;
-    // Notices that a device doesn't answer before the stack closes it.
-    let _ = runtime::join_all([core.slow.flush(), core.fast.flush()]).await;
-    outcome
-}
-
-/// Makes all data durable, and records a clean stop in the superblock.
-async fn stop_cleanly(core: &Rc<Core>) -> Result<()> {
-    if core.runs_without_cache() {
-        return core.flush_origin().await;
-    }
-    core.flush().await?;
-    core.settle(true).await;
-    core.flush().await?;
-    core.record_heat().await?;
-    let mut origin = Origin::decode(&core.table.owner_words())?;
-    origin.sums = Origin::sums_of(&core.slow, origin.size).await.ok();
-    let words: [u8; OWNER] = origin.encode();
-    core.table.set_owner(words, true).await
 }
 
 impl DevicePart for CachePart {
@@ -320,7 +251,7 @@ struct Handle {
 impl Handle {
     /// Creates a handle for one call of another shard.
     fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        let call = core.calls.enter();
+        let call = core.calls().group().enter();
         Handle { geometry, core, _call: Some(call) }
     }
 
@@ -331,9 +262,10 @@ impl Handle {
         durability: Durability,
     ) -> Call<'a, Result<()>> {
         match check(&self.geometry, range) {
-            Ok(Some((from, to))) => {
-                runtime::carry_in(&self.core.calls, self.core.clone().zero(from, to, zeroing, durability))
-            }
+            Ok(Some((from, to))) => runtime::carry_in(
+                self.core.calls().group(),
+                self.core.clone().zero(from, to, zeroing, durability),
+            ),
             other => Call::ready(other.map(drop)),
         }
     }
@@ -375,7 +307,7 @@ impl Device for Handle {
 
     fn flush(&self) -> Call<'_, Result<()>> {
         let core = self.core.clone();
-        runtime::carry_in(&self.core.calls, async move { core.flush().await })
+        runtime::carry_in(self.core.calls().group(), async move { core.flush().await })
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {

@@ -45,31 +45,32 @@
 //! the cache's old data. Both sides are equal when the write is acknowledged.
 #![doc = include_str!("../DESIGN.md")]
 
-mod clean;
-mod commit;
+mod calls;
+mod commits;
+mod control;
 mod core;
 mod counters;
 mod device;
 mod grown;
 mod index;
 mod message;
+mod mode;
 mod origin;
 mod policy;
-mod read;
+mod ranges;
 mod sequential;
 mod shape;
+mod side;
 mod state;
 mod status;
 mod table;
-mod warm;
-mod write;
-mod zero;
+mod upkeep;
 
-pub use self::core::Mode;
 pub use device::CachePart;
 pub use message::{CacheBlocks, Message};
+pub use mode::Mode;
 pub use policy::Heat;
-pub use warm::{ByteRange, WarmRange, WarmRanges};
+pub use ranges::{ByteRange, WarmRange, WarmRanges};
 
 use block::{Call, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};

@@ -1,16 +1,10 @@
 //! Messages of operators to an open cache.
 
-use crate::commit::PATIENCE;
-use crate::core::{Core, Level, Mode};
-use crate::state::FREE;
-use crate::status::{Control, Detach};
-use crate::warm::{self, ByteRange, WarmRanges};
-use block::{Error, Result};
+use crate::mode::Mode;
+use crate::ranges::{ByteRange, WarmRanges};
+use block::Result;
 use stack::{FromWords, Words};
-use std::cell::Cell;
 use std::ops::Range;
-use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 stack::messages! {
     /// A message to a cache.
@@ -54,131 +48,11 @@ impl FromWords for Mode {
     }
 }
 
-/// Carries a message out. Returns the answer.
-pub(crate) async fn carry_out(
-    core: &Rc<Core>,
-    control: &std::sync::Arc<Control>,
-    message: Message,
-) -> Result<String> {
-    match message {
-        Message::Mode(mode) => {
-            core.mode.set(mode);
-            control.set_mode(mode);
-            core.upkeep.notify_all();
-            Ok(format!("mode {}", mode.name()))
-        }
-        Message::MigrationThreshold(sectors) => {
-            core.migration_threshold.set(sectors.saturating_mul(512));
-            control.migration_threshold.store(sectors, Ordering::Relaxed);
-            Ok(format!("migration_threshold {sectors} sectors"))
-        }
-        Message::SequentialThreshold(bytes) => {
-            core.sequential_threshold.set(bytes);
-            control.sequential_threshold.store(bytes, Ordering::Relaxed);
-            Ok(format!("sequential_threshold {bytes} bytes"))
-        }
-        Message::Invalidate(ranges) | Message::InvalidateCblocks(ranges) => invalidate(core, &ranges).await,
-        Message::WarmList(from, count) => warm::list(core, from, count).await,
-        Message::WarmFetch(wants) => runtime::carry_in(&core.calls, warm::fetch(core.clone(), wants.0)).await,
-        Message::WarmHeat(wants) => warm::heat(core, wants.0).await,
-        Message::WarmEvict(bytes) => runtime::carry_in(&core.calls, warm::evict(core.clone(), bytes)).await,
-        Message::Detach => {
-            let before = core.is_detaching.replace(true);
-            control.set_detach(Detach::Going);
-            core.upkeep.notify_all();
-            if !before {
-                let (own, control) = (core.clone(), control.clone());
-                core.calls.spawn(async move { detach(&own, &control).await }).detach();
-            }
-            let dirty = core.state.borrow().dirty_slots;
-            Ok(format!("detaching: {dirty} dirty blocks left to write back; \"cancel\" ends it"))
-        }
-        Message::Cancel => {
-            let before = core.is_detaching.replace(false);
-            control.set_detach(Detach::No);
-            core.changed.notify_all();
-            Ok(if before { "attached again".into() } else { "no detach to cancel".into() })
-        }
-    }
-}
-
-/// Evicts clean blocks.
-async fn invalidate(core: &Rc<Core>, ranges: &[CacheBlocks]) -> Result<String> {
-    let slots = core.state.borrow().slots.len() as u32;
-    if let Some(range) = ranges.iter().map(|range| &range.0).find(|range| range.end > slots) {
-        return Err(Error::invalid(format!(
-            "invalidate {}-{}: out of range; expected block numbers below {slots}",
-            range.start, range.end
-        )));
-    }
-    let (mut gone, mut dirty) = (0, 0);
-    for slot in ranges.iter().flat_map(|range| range.0.clone()) {
-        let block = core.state.borrow_mut().slot(slot).block;
-        if block == FREE {
-            continue;
-        }
-        match core.evict_block(slot, block).await? {
-            true => gone += 1,
-            false => dirty += 1,
-        }
-    }
-    match dirty {
-        0 => Ok(format!("{gone} blocks invalidated")),
-        _ => Ok(format!(
-            "{gone} blocks invalidated; {dirty} are dirty and stay: write them back first, with \"detach\""
-        )),
-    }
-}
-
-/// Largest number of slots that one round of a detach frees.
-const AT_ONCE: usize = 1024;
-/// Number of calls to the policy before a detach waits: one call examines only a few slots.
-const PASSES: usize = 16;
-
-/// Waits until all dirty blocks are written back, and evicts all blocks.
-async fn detach(core: &Rc<Core>, control: &Control) {
-    let waits_for_flush = Cell::new(false);
-    while core.is_detaching.get() && !core.is_closed.get() && core.failure.borrow().is_none() {
-        let is_clean = core.state.borrow().dirty_slots == 0;
-        if !is_clean {
-            core.upkeep.notify_all();
-            core.changed.notified().await;
-            continue;
-        }
-        let flushed = match waits_for_flush.take() {
-            true => core.flush_origin_now().await,
-            false => core.flush_origin().await,
-        };
-        if flushed.is_err() {
-            return;
-        }
-        let may = |number: u32, slot: &crate::state::Slot| {
-            let may = core.is_evictable(number, slot.epoch);
-            waits_for_flush.set(waits_for_flush.get() || !may);
-            may
-        };
-        // The policy passes over hot blocks until their hits are used up.
-        let evict = |_| core.state.borrow_mut().evict(AT_ONCE, &may);
-        let chosen = (0..PASSES).map(evict).find(|chosen| *chosen > 0).unwrap_or(0);
-        if chosen > 0 {
-            if core.commit(Level::Marks).await.is_err() {
-                return;
-            }
-            continue;
-        }
-        if core.state.borrow().is_empty() {
-            control.set_detach(Detach::Done);
-            return;
-        }
-        // Without requests there are no notifications.
-        let _ = runtime::timeout(PATIENCE, core.changed.notified()).await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::KIND;
+    use block::Error;
     use stack::Message as _;
 
     #[test]

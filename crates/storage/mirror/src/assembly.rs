@@ -11,7 +11,6 @@
 
 use crate::format::{Slot, SlotState, Superblock, Uuid};
 use crate::leg::{Mask, each};
-use crate::open::naming;
 use block::{Error, Result};
 
 /// Contents of a leg that the stack names.
@@ -370,6 +369,16 @@ fn choose_source(assembly: &mut Assembly, authoritative: &Superblock) {
     let keeps = |leg: &usize| slot_of(*leg).is_some_and(|slot| authoritative.slots[slot].has_bitmap);
     let bitmaps: Mask = each(assembly.active).filter(keeps).map(|leg| 1 << leg).sum();
     assembly.bitmaps = bitmaps;
+}
+
+/// Text of an error of a leg, which names the leg.
+pub(crate) fn naming(leg: &str, error: &Error) -> String {
+    let (name, detail) = (format!("\"{leg}\""), error.detail());
+    match detail.contains(&name) {
+        // That of a part of a stack begins with its kind and name.
+        true => detail.to_owned(),
+        false => format!("{name} can't be read: {detail}"),
+    }
 }
 
 #[cfg(test)]

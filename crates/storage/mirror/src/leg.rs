@@ -1,5 +1,6 @@
 //! One leg: its device, addressed in the mirror's blocks, and its counters.
 
+use crate::format::MAX_LEGS;
 use crate::layout::Layout;
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, Payload, ReadOutcome,
@@ -8,10 +9,13 @@ use block::{
 use runtime::LimitedPart;
 use runtime::range_lock::RangeLock;
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::task::Poll;
 
 /// Set of legs: bit n for leg n.
 pub type Mask = u32;
@@ -26,6 +30,35 @@ pub fn each(mask: Mask) -> impl Iterator<Item = usize> {
             leg
         })
     })
+}
+
+/// Begins a call on each of these legs, and waits for all. Allocates only if a leg fails.
+pub async fn on_legs<'a>(
+    legs: Mask,
+    mut begin: impl FnMut(usize) -> Call<'a, Result<()>>,
+) -> (Mask, Vec<(usize, Error)>) {
+    let mut calls: [Option<Call<'a, Result<()>>>; MAX_LEGS] = [const { None }; _];
+    let (mut waiting, mut done, mut failed) = (0, 0, Vec::new());
+    for leg in each(legs) {
+        calls[leg] = Some(begin(leg));
+        waiting |= 1 << leg;
+    }
+    poll_fn(|context| {
+        for leg in each(waiting) {
+            let Some(call) = &mut calls[leg] else { continue };
+            if let Poll::Ready(outcome) = Pin::new(call).poll(context) {
+                waiting &= !(1 << leg);
+                calls[leg] = None;
+                match outcome {
+                    Ok(()) => done |= 1 << leg,
+                    Err(error) => failed.push((leg, error)),
+                }
+            }
+        }
+        if waiting == 0 { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    (done, failed)
 }
 
 /// Change of blocks on every leg.
@@ -126,6 +159,18 @@ impl LegDevice {
 
     fn block_at(&self, offset: u64) -> BlockIndex {
         BlockIndex(offset >> self.block_size.shift() << self.shift)
+    }
+
+    /// Zeroes both copies of the superblock, so that an old one is never used.
+    ///
+    /// # Errors
+    /// Errors of the leg.
+    pub async fn wipe(&self) -> Result<()> {
+        for copy in 0..2 {
+            let zeros = Buffer::zeroed(Layout::page(self.block_size) as usize).into();
+            self.write_own(Layout::superblock(self.block_size, copy), zeros).await?;
+        }
+        Ok(())
     }
 
     /// Reads metadata at a byte offset.

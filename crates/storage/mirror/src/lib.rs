@@ -26,9 +26,9 @@
 //! mismatch, and `repair` copies the source's data.
 //!
 //! # Structure
-//! `core` is the state on the home shard, with `membership` (superblocks), `bitmap` and `keeper` (resync,
-//! scrubs); `assembly` decides at opening which legs are used; [`format`](mod@format) is the encoding on the
-//! legs. Payloads are not copied for lagging legs: [`block::Data`] is immutable.
+//! `core` is the state on the home shard, composed of parts that have a file each; its folder has the
+//! changes, flushes and reads, `membership` (superblocks), `bitmap` and `keeper` (resync, scrubs). `assembly`
+//! decides at opening which legs are used; [`format`](mod@format) is the encoding on the legs. Payloads are not copied for lagging legs: [`block::Data`] is immutable.
 //!
 //! Outstanding writes of lagging legs are in memory and end with the process; the source has their data, and
 //! a restart resyncs the chunks from it. To keep them over a restart, put a write cache on the fast device in
@@ -36,29 +36,33 @@
 #![doc = include_str!("../DESIGN.md")]
 
 mod assembly;
+mod balance;
 mod behind;
-mod bitmap;
 mod chunks;
+mod copies;
 mod core;
+mod examine;
 pub mod format;
-mod keeper;
 mod layout;
 mod leg;
-mod membership;
+mod loss;
+mod members;
 mod message;
 mod missing;
 mod open;
 mod part;
-mod read;
+mod settings;
 mod shared;
+mod superblocks;
+mod upkeep;
 
-pub use self::core::Settings;
 pub use assembly::Permissions;
 pub use leg::Mask;
 pub use message::Message;
 pub use missing::MissingLeg;
 pub use open::Plan;
 pub use part::MirrorPart;
+pub use settings::Settings;
 
 use block::{BlockSize, Call, Result};
 use layout::{Layout, USUAL_CHUNK};

@@ -1,25 +1,21 @@
 //! Formatting and opening: superblocks and bitmaps are read, the legs' roles are decided
 //! ([`assembly`](crate::assembly)), and recorded on all members before the first request.
 
-use crate::assembly::{Assembly, Found, Permissions, assemble};
-use crate::behind::Behind;
-use crate::chunks::Chunks;
-use crate::core::{Core, Settings};
-use crate::format::{
-    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, decode_bitmap, draw_uuid, encode_bitmap,
-};
+use crate::assembly::{Assembly, Found, Permissions, assemble, naming};
+use crate::core::Core;
+use crate::examine::examine_all;
+use crate::format::{RECORD, Slot, SlotState, Superblock, draw_uuid, encode_bitmap};
 use crate::layout::Layout;
 use crate::leg::{Leg, LegDevice, Mask, each};
 use crate::missing::open_leg;
-use crate::shared::Shared;
+use crate::settings::{Settings, Setup};
+use crate::superblocks::Superblocks;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
 use runtime::LimitedPart;
 use runtime::range_lock::RangeLock;
-use runtime::sync::{Notify, Semaphore};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::sector;
 
 /// Parameters of formatting and opening.
 #[derive(Clone)]
@@ -57,16 +53,6 @@ impl Plan {
             }
         }
         Ok(())
-    }
-}
-
-/// Text of an error of a leg, which names the leg.
-pub(crate) fn naming(leg: &str, error: &Error) -> String {
-    let (name, detail) = (format!("\"{leg}\""), error.detail());
-    match detail.contains(&name) {
-        // That of a part of a stack begins with its kind and name.
-        true => detail.to_owned(),
-        false => format!("{name} can't be read: {detail}"),
     }
 }
 
@@ -123,8 +109,8 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     let events = events.max().unwrap_or(authoritative.events);
     let devices = devices.into_iter().zip(limited).collect();
     let core = core(&plan, devices, missing, layout, authoritative, events, &assembly);
-    load_bitmap(&core, &assembly).await?;
-    begin(&core, &assembly).await?;
+    core.load_bitmap(&assembly).await?;
+    core.begin(&assembly).await?;
     Ok(core)
 }
 
@@ -158,36 +144,6 @@ fn fitting_layout(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) 
     Ok(layout)
 }
 
-async fn examine_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found> {
-    let mut found = Vec::with_capacity(devices.len());
-    for device in devices {
-        found.push(examine(device, block_size).await);
-    }
-    found
-}
-
-/// Reads the superblocks of a leg.
-pub async fn examine(device: &LegDevice, block_size: BlockSize) -> Found {
-    let page = Layout::page(block_size);
-    let mut begin = Vec::new();
-    let (mut copies, mut unreadable) = (Vec::with_capacity(2), None);
-    for copy in 0..2 {
-        match device.read_own(Layout::superblock(block_size, copy), page).await {
-            Ok(buffer) => {
-                begin.extend_from_slice(buffer.filled());
-                copies.push(Superblock::decode(buffer.filled()));
-            }
-            Err(error) => unreadable = Some(error),
-        }
-    }
-    match (sector::newest(copies, |superblock| superblock.events), unreadable) {
-        (Ok(superblock), _) => Found::Member(Box::new(superblock)),
-        (_, Some(error)) => Found::Unreadable(error),
-        (Err(Error::NotFound(_)), _) => Found::Other(sector::describe(&begin).to_owned()),
-        (Err(error), _) => Found::Other(format!("an unusable superblock of a mirror ({})", error.detail())),
-    }
-}
-
 /// Creates a new mirror on all legs. Their contents are lost: the data area of the source, the first leg that
 /// isn't write-mostly, is copied to the others.
 async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
@@ -197,10 +153,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
     let (array, page) = (draw_uuid(), Layout::page(block_size));
     for device in devices {
         // An interrupted format leaves no valid superblock, old or new.
-        for copy in 0..2 {
-            let zeros = Buffer::zeroed(page as usize).into();
-            device.write_own(Layout::superblock(block_size, copy), zeros).await?;
-        }
+        device.wipe().await?;
         let sectors = page / RECORD as u64;
         for number in 0..layout.pages() {
             let mut buffer = Buffer::new(page as usize);
@@ -268,38 +221,11 @@ fn core(
         lane: RangeLock::default(),
         missing,
     });
-    Rc::new(Core {
-        settings: plan.settings.clone(),
-        layout,
-        array: authoritative.array,
-        shared: Arc::new(Shared::new(geometry, plan.legs.len())),
-        legs: legs.collect(),
-        slots: RefCell::new(assembly.slots.clone()),
-        active: Cell::new(assembly.active),
-        rebuilding: Cell::new(assembly.rebuilding),
-        source: Cell::new(assembly.source),
-        trusted: Cell::new(trusted(plan, authoritative, assembly)),
-        kept: Cell::new(0),
-        joined: Cell::new(0),
-        // The highest event count of any member, also after an interrupted update of the superblocks.
-        events: Cell::new(events),
-        cleared_events: Cell::new(authoritative.cleared_events),
-        raise_cleared: Cell::new(false),
-        superblock_changes: Cell::new(1),
-        superblock_written: Cell::new(0),
-        superblock_writer: Semaphore::new(1),
-        bitmap_writer: Semaphore::new(1),
-        chunks: Chunks::new(&layout),
-        copying: Cell::new(0),
-        copied: Cell::new(false),
-        lost: RefCell::default(),
-        locks: RangeLock::default(),
-        behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
-        work: Notify::new(),
-        scrub: RefCell::new(None),
-        is_closing: Cell::new(false),
-        tasks: RefCell::default(),
-    })
+    let setup = Setup { settings: plan.settings.clone(), layout, array: authoritative.array };
+    // The highest event count of any member, also after an interrupted update of the superblocks.
+    let superblocks = Superblocks::new(events, authoritative.cleared_events);
+    let trusted = trusted(plan, authoritative, assembly);
+    Core::new(setup, geometry, legs.collect(), assembly, trusted, superblocks)
 }
 
 /// Legs that are part of every flush, past and future: these may replace the source for unreadable blocks.
@@ -311,70 +237,4 @@ fn trusted(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Mask
         before || plan.settings.fast_flush && plan.settings.write_mostly & 1 << leg != 0
     };
     (0..plan.legs.len()).filter(|leg| !lagged(leg)).map(|leg| 1 << leg).sum()
-}
-
-/// Loads the bitmap: a chunk is dirty if its bit is set in any leg's bitmap, or if no leg has a valid sector
-/// with its bit.
-async fn load_bitmap(core: &Core, assembly: &Assembly) -> Result<()> {
-    let page = core.page_bytes() as u64;
-    let sectors = page / RECORD as u64;
-    for number in 0..core.chunks.pages() {
-        let mut bits: Vec<Option<[u8; BITMAP_BYTES]>> = vec![None; sectors as usize];
-        for leg in each(assembly.bitmaps) {
-            let offset = core.layout.bitmap_offset + number * page;
-            let buffer = match core.legs[leg].device.read_own(offset, page).await {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    tracing::warn!("mirror {}: bitmap of leg {}: {error}", core.array, core.legs[leg].name);
-                    continue;
-                }
-            };
-            for (place, bytes) in bits.iter_mut().zip(buffer.filled().chunks(RECORD)).enumerate() {
-                let (bits, bytes) = bytes;
-                match decode_bitmap(bytes, core.array, (number * sectors) as u32 + place as u32) {
-                    Ok(found) => {
-                        let all = bits.get_or_insert([0; BITMAP_BYTES]);
-                        all.iter_mut().zip(found).for_each(|(all, found)| *all |= found);
-                    }
-                    Err(error) => {
-                        tracing::warn!("mirror {}: leg {}: {error}", core.array, core.legs[leg].name);
-                    }
-                }
-            }
-        }
-        for (place, bits) in bits.iter().enumerate() {
-            let first = (number * sectors + place as u64) * BITMAP_BITS;
-            for bit in 0..BITMAP_BITS.min(core.chunks.len().saturating_sub(first)) {
-                let is_set = bits.is_none_or(|bits| bits[bit as usize / 8] >> (bit % 8) & 1 == 1);
-                if is_set {
-                    core.chunks.found(first + bit);
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Records the decisions on all members, and marks the chunks to copy.
-async fn begin(core: &Rc<Core>, assembly: &Assembly) -> Result<()> {
-    if assembly.lack_all != 0 {
-        core.chunks.request_all();
-        for leg in each(assembly.lack_all) {
-            core.wipe(leg).await?;
-            if let Some(slot) = core.legs[leg].slot.get() {
-                core.slots.borrow_mut()[slot].leg = draw_uuid();
-            }
-        }
-    }
-    if core.active.get().count_ones() > 1 {
-        core.chunks.dirty_differ();
-    }
-    if core.rebuilding.get() != 0 {
-        core.chunks.dirty_lacking();
-    }
-    core.publish();
-    // Writes the whole bitmap to all legs that keep one, then the superblocks.
-    core.write_superblocks().await?;
-    core.publish();
-    Ok(())
 }

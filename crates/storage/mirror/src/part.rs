@@ -4,12 +4,12 @@
 //! and retries after errors, go to the home shard. Changes and flushes are carried out on the home shard.
 
 use crate::KIND;
+use crate::balance::{Timed, choose, probe};
 use crate::core::Core;
 use crate::leg::{Change, LegDevice, Mask};
 use crate::message::Message;
 use crate::missing::{open_leg, stand_in};
 use crate::open::{Plan, open};
-use crate::read::{Timed, choose, probe};
 use crate::shared::Shared;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
@@ -39,10 +39,10 @@ impl MirrorPart {
     /// An error with the reason, and the remedy.
     pub async fn open(plan: Plan) -> Result<Self> {
         let core = open(plan).await?;
-        let legs = core.legs.iter().map(|leg| (leg.limited.clone(), leg.missing.clone())).collect();
+        let legs = core.legs().iter().map(|leg| (leg.limited.clone(), leg.missing.clone())).collect();
         core.start();
-        let (shared, layout) = (core.shared.clone(), core.layout);
-        let first_leg = core.settings.first_leg;
+        let (shared, setup) = (core.shared().clone(), core.setup());
+        let (layout, first_leg) = (setup.layout, setup.settings.first_leg);
         Ok(MirrorPart { home: Home::here(core), shared, legs, layout, first_leg })
     }
 
@@ -68,7 +68,7 @@ impl Part for MirrorPart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let closed = self.home.with(|core| async move { close(core).await }).await;
+            let closed = self.home.with(Core::close).await;
             self.home.forget().await?;
             closed
         })
@@ -90,20 +90,8 @@ impl Tell for MirrorPart {
     type Message = Message;
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
-        Call::new(self.home.with(|core: Rc<Core>| async move { message.carry_out(&core).await }))
+        Call::new(self.home.with(|core: Rc<Core>| async move { core.carry_out(message).await }))
     }
-}
-
-/// Waits for changes in flight, makes them durable on all legs, and clears the bits of chunks that are equal.
-async fn close(core: Rc<Core>) -> Result<()> {
-    core.stop().await;
-    drop(core.hold(&(0..core.shared.geometry.blocks.0)).await);
-    core.behind.drained().await;
-    core.write_superblocks().await?;
-    core.clear_quiet(true).await?;
-    core.make_durable(core.active.get()).await?;
-    core.write_superblocks().await?;
-    core.check_nothing_lost()
 }
 
 impl DevicePart for MirrorPart {

@@ -1,9 +1,7 @@
 //! State of a mirror that all shards read: legs that may be read without the home shard, and the status.
 
-use crate::core::Core;
-use crate::format::SlotState;
 use crate::leg::{LegCounters, Mask, each};
-use block::{DeviceGeometry, Error, Status};
+use block::{DeviceGeometry, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -36,17 +34,17 @@ pub struct Shared {
 
 /// Outstanding write-behind writes and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Lag {
+pub struct Lag {
     /// At most 16383.
-    writes: u64,
-    bytes: u64,
+    pub writes: u64,
+    pub bytes: u64,
 }
 
 /// Number of bits of the bytes: more than the memory of any machine.
 const BYTES_BITS: u32 = 48;
 
 impl Lag {
-    fn to_word(self) -> u64 {
+    pub fn to_word(self) -> u64 {
         self.writes << BYTES_BITS | self.bytes.min((1 << BYTES_BITS) - 1)
     }
 
@@ -58,31 +56,31 @@ impl Lag {
 /// State of the status that changes rarely.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
-    array: String,
-    legs: Vec<LegSummary>,
-    places: usize,
-    active: Mask,
-    rebuilding: Mask,
-    events: u64,
-    source: usize,
-    chunk: u64,
-    chunks: u64,
-    dirty: u64,
-    differ: u64,
-    lacking: u64,
-    fast_flush: bool,
+    pub array: String,
+    pub legs: Vec<LegSummary>,
+    pub places: usize,
+    pub active: Mask,
+    pub rebuilding: Mask,
+    pub events: u64,
+    pub source: usize,
+    pub chunk: u64,
+    pub chunks: u64,
+    pub dirty: u64,
+    pub differ: u64,
+    pub lacking: u64,
+    pub fast_flush: bool,
     /// `check` or `repair`, while one is in progress.
-    scrub: Option<&'static str>,
+    pub scrub: Option<&'static str>,
 }
 
 /// State of one leg.
 #[derive(Debug, Clone)]
-struct LegSummary {
-    name: String,
-    state: &'static str,
-    write_mostly: bool,
+pub struct LegSummary {
+    pub name: String,
+    pub state: &'static str,
+    pub write_mostly: bool,
     /// Error by which the leg couldn't be opened.
-    error: Option<String>,
+    pub error: Option<String>,
 }
 
 impl Shared {
@@ -190,74 +188,6 @@ impl Summary {
         // don't lag.
         let differing = self.differ.saturating_mul(self.chunk);
         differing.saturating_add(if prompt.len() > 1 { 0 } else { lagging })
-    }
-}
-
-impl Core {
-    /// Publishes the state to the other shards.
-    pub fn publish(&self) {
-        let active = self.active.get();
-        let fast = active & !self.settings.write_mostly;
-        let readable = match () {
-            () if self.chunks.differ() > 0 && active.count_ones() > 1 => 0,
-            // Data of a copy in flight may have been read from a leg that is lost by now.
-            () if self.copying.get() > 0 => 0,
-            () if fast != 0 => fast,
-            // Reads of lagging legs wait for outstanding writes, on the home shard.
-            () if self.lanes() != 0 => 0,
-            () => active,
-        };
-        self.shared.readable.store(readable, Ordering::Release);
-        self.summarize();
-        self.publish_behind();
-    }
-
-    /// Publishes the outstanding write-behind writes.
-    pub fn publish_behind(&self) {
-        let lag = Lag { writes: self.behind.writes(), bytes: self.behind.bytes() };
-        self.shared.behind.store(lag.to_word(), Ordering::Relaxed);
-    }
-
-    /// Publishes the summary for the status.
-    pub fn summarize(&self) {
-        let slots = self.slots.borrow();
-        let legs = self.legs.iter().enumerate().map(|(number, leg)| LegSummary {
-            name: leg.name.clone(),
-            state: match (&leg.missing, leg.slot.get()) {
-                (Some(_), _) => "missing",
-                (None, Some(slot)) => slots[slot].state.word(),
-                (None, None) => "not a member",
-            },
-            write_mostly: self.settings.write_mostly & 1 << number != 0,
-            error: leg.missing.as_ref().map(Error::to_string),
-        });
-        let mut legs: Vec<_> = legs.collect();
-        // Slots without a leg of the stack.
-        for (number, slot) in slots.iter().enumerate() {
-            if self.legs.iter().all(|leg| leg.slot.get() != Some(number)) {
-                let state = if slot.state == SlotState::Removed { "removed" } else { "missing" };
-                let (name, write_mostly) = (format!("slot {number}"), slot.write_mostly);
-                legs.push(LegSummary { name, state, write_mostly, error: None });
-            }
-        }
-        let summary = Summary {
-            array: self.array.to_string(),
-            legs,
-            places: slots.len(),
-            active: self.active.get(),
-            rebuilding: self.rebuilding.get(),
-            events: self.events.get(),
-            source: self.source.get(),
-            chunk: self.layout.chunk,
-            chunks: self.chunks.len(),
-            dirty: self.chunks.dirty(),
-            differ: self.chunks.differ(),
-            lacking: self.chunks.lacking(),
-            fast_flush: self.settings.fast_flush,
-            scrub: self.scrub.borrow().as_ref().map(|scrub| scrub.word()),
-        };
-        drop(slots);
-        *self.shared.summary.lock().unwrap_or_else(PoisonError::into_inner) = summary;
     }
 }
 

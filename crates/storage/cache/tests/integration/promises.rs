@@ -388,7 +388,7 @@ fn long_runs_go_past_the_cache() {
 
 #[test]
 fn promotions_are_throttled() {
-    on_a_shard(|| async {
+    simulated(|| async {
         // One block at a time.
         let options = Options { migration_threshold: 0, ..made(Mode::Writethrough) };
         let rules = parse_rules(&["write delay=5ms".to_owned()], stack::Contract::Device).unwrap();

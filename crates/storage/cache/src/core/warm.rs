@@ -13,17 +13,18 @@
 //!
 //! Left to the callers: the order and rate of requests, and files of saved heat.
 
-use crate::core::{Core, Level};
+use super::Core;
+use super::hold::Held;
+use crate::commits::Level;
 use crate::policy::{Heat, Policy};
+use crate::ranges::{ByteRange, WarmRange};
 use crate::shape::{Shape, length_of, runs};
-use crate::state::{EVICTING, EXCLUSIVE, FREE, MARKING, is_idle};
+use crate::state::{EVICTING, EXCLUSIVE, FREE, MARKING, State, is_idle};
 use block::{Error, Result};
 use serde_json::json;
-use stack::{FromWords, Words};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,55 +49,6 @@ const PATIENCE: Duration = Duration::from_millis(10);
 const EVICT_PATIENCE: Duration = Duration::from_millis(500);
 /// Least number of cold slots of each level that one search keeps.
 const REMEMBERED: usize = 4096;
-
-/// Byte range of the origin with a heat to set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WarmRange {
-    /// The bytes.
-    pub bytes: Range<u64>,
-    /// Their heat.
-    pub heat: Heat,
-}
-
-/// Byte ranges of the origin. A range takes the last heat before it, or [`Heat::PREFETCHED`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WarmRanges(pub Vec<WarmRange>);
-
-impl FromWords for WarmRanges {
-    fn from_words(words: &mut Words<'_>) -> Result<Self> {
-        let (mut heat, mut ranges) = (Heat::PREFETCHED, Vec::new());
-        while !words.is_empty() || ranges.is_empty() {
-            let expected = "OFFSET+LENGTH in bytes, or a heat such as main/3/12 before them";
-            let bytes = words.read(expected, |word| match Heat::parse(word) {
-                Some(found) => {
-                    heat = found;
-                    Some(None)
-                }
-                None => ByteRange::parse(word).map(Some),
-            })?;
-            ranges.extend(bytes.map(|bytes| WarmRange { bytes, heat }));
-        }
-        Ok(WarmRanges(ranges))
-    }
-}
-
-/// A range of bytes of the origin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ByteRange(pub Range<u64>);
-
-impl ByteRange {
-    fn parse(word: &str) -> Option<Range<u64>> {
-        let (from, length) = word.split_once('+')?;
-        let (from, length) = (from.parse::<u64>().ok()?, length.parse::<u64>().ok()?);
-        (length > 0).then_some(from..from.checked_add(length)?)
-    }
-}
-
-impl FromWords for ByteRange {
-    fn from_words(words: &mut Words<'_>) -> Result<Self> {
-        words.read("OFFSET+LENGTH in bytes", ByteRange::parse).map(ByteRange)
-    }
-}
 
 /// Lists slots as JSON, one row each: block, valid parts, dirty parts, heat.
 pub(crate) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
@@ -320,35 +272,10 @@ enum Hold {
     Fill(Held, u64),
 }
 
-/// A slot that is closed to writers while a piece of its block is filled.
-struct Held {
-    core: Rc<Core>,
-    slot: u32,
-    is_new: bool,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        {
-            let mut state = self.core.state.borrow_mut();
-            state.slot(self.slot).flags &= !EXCLUSIVE;
-            if self.is_new && state.slot(self.slot).valid == 0 {
-                // The fill failed; the table has no entry for the block.
-                state.policy.remove(self.slot);
-                state.release(self.slot);
-            }
-        }
-        self.core.slot_changed();
-        self.core.upkeep.notify_all();
-    }
-}
-
 impl Core {
     fn check_fetches(&self) -> Result<()> {
-        self.check_open()?;
-        if let Some(error) = self.failure.borrow().clone() {
-            return Err(error);
-        }
+        self.calls.check_open()?;
+        self.commits.check()?;
         match self.may_promote() {
             true => Ok(()),
             false => Err(Error::invalid(
@@ -402,7 +329,7 @@ impl Core {
         let room = Cell::new(room);
         // Pieces of one block are adjacent in the list.
         let of_blocks = missing.chunk_by(|one, other| one.block == other.block);
-        let at_once = (self.migration_threshold.get() / 4 / step(&self.shape)).max(1) as usize;
+        let at_once = (self.control.migration_bytes() / 4 / step(&self.shape)).max(1) as usize;
         let calls = of_blocks.map(|pieces| self.fetch_block(pieces, &room));
         for (piece, outcome) in runtime::join_limited(at_once, calls).await.into_iter().flatten() {
             match outcome {
@@ -444,10 +371,10 @@ impl Core {
                 Hold::NoRoom => return Ok((Outcome::NoRoom, 0)),
                 Hold::Mark => self.commit(Level::Marks).await?,
                 Hold::Busy => {
-                    let _ = runtime::timeout(PATIENCE, self.changed.notified()).await;
+                    let _ = runtime::timeout(PATIENCE, self.calls.changed()).await;
                 }
                 Hold::Fill(held, parts) => {
-                    self.fill(held.slot, piece.block, parts).await?;
+                    self.fill(held.slot(), piece.block, parts).await?;
                     let all: u64 =
                         runs(parts).map(|run| self.shape.bytes(piece.block, run)).map(length_of).sum();
                     self.counters.prefetched_bytes.add(all);
@@ -473,9 +400,8 @@ impl Core {
             // Fails while a write past the cache, a discard or a zeroing is in flight.
             let Some(slot) = state.allocate_hot(piece.block, piece.heat) else { return Hold::Busy };
             room.set(room.get() - 1);
-            state.slot(slot).flags |= EXCLUSIVE;
             self.slot_was_taken(state.free.len());
-            return Hold::Fill(Held { core: self.clone(), slot, is_new: true }, wanted);
+            return Hold::Fill(Held::new(self, state, slot, true), wanted);
         };
         let slot = *state.slot(number);
         let missing = wanted & !slot.valid;
@@ -492,9 +418,8 @@ impl Core {
         if self.mark(state, number, missing) {
             return Hold::Mark;
         }
-        state.slot(number).flags |= EXCLUSIVE;
         warm_up(state, number, piece.heat);
-        Hold::Fill(Held { core: self.clone(), slot: number, is_new: false }, missing)
+        Hold::Fill(Held::new(self, state, number, false), missing)
     }
 
     /// Evicts up to `need` blocks of levels below `level`, the coldest first. Returns their number.
@@ -525,7 +450,7 @@ impl Core {
     }
 
     /// Whether a slot's block may be evicted for one of this level.
-    fn is_cold(&self, state: &crate::state::State, number: u32, level: u8) -> bool {
+    fn is_cold(&self, state: &State, number: u32, level: u8) -> bool {
         let slot = &state.slots[number as usize];
         slot.block != FREE
             && slot.dirty == 0
@@ -557,14 +482,14 @@ impl Core {
 }
 
 /// Sets the heat of a slot's block if its level is lower.
-fn warm_up(state: &mut crate::state::State, slot: u32, heat: Heat) {
+fn warm_up(state: &mut State, slot: u32, heat: Heat) {
     if !state.slot(slot).has(EVICTING) && state.policy.heat(slot).level() < heat.level() {
         state.policy.restore(slot, heat);
     }
 }
 
 pub(crate) async fn heat(core: &Core, ranges: Vec<WarmRange>) -> Result<String> {
-    core.check_open()?;
+    core.calls.check_open()?;
     let mut pieces = Pieces::new(core.shape, ranges);
     let mut budget = Budget::new();
     let (mut present, mut absent) = (0, 0);
@@ -593,14 +518,14 @@ pub(crate) async fn heat(core: &Core, ranges: Vec<WarmRange>) -> Result<String> 
 }
 
 pub(crate) async fn evict(core: Rc<Core>, bytes: Vec<ByteRange>) -> Result<String> {
-    core.check_open()?;
+    core.calls.check_open()?;
     let ranges =
         bytes.into_iter().map(|bytes| WarmRange { bytes: bytes.0, heat: Heat::PREFETCHED }).collect();
     let mut pieces = Pieces::new(core.shape, ranges);
     let mut budget = Budget::new();
     let (mut gone, mut dirty, mut busy, mut absent) = (0, 0, 0, 0);
     while budget.is_left() {
-        core.check_open()?;
+        core.calls.check_open()?;
         let mut found: Vec<(u32, u64, u64)> = Vec::new();
         {
             let state = core.state.borrow();

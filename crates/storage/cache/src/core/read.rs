@@ -1,7 +1,9 @@
 //! Reads: cached parts from the fast device, other parts from the origin; parts that are admitted are
 //! promoted.
 
-use crate::core::{Core, Mode};
+use super::Core;
+use super::hold::Held;
+use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::shape::{length_of, runs};
 use crate::state::{EVICTING, EXCLUSIVE, MARKING, RECENT, State};
@@ -37,7 +39,7 @@ impl<'a> Pin<'a> {
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
         self.core.state.borrow_mut().slot(self.slot).readers -= 1;
-        self.core.slot_changed();
+        self.core.calls.wake();
     }
 }
 
@@ -59,8 +61,7 @@ impl Core {
         buffer.clear();
         let (block, from) = (at / self.shape.block, at % self.shape.block);
         let length = buffer.len() as u64;
-        self.requests.set(self.requests.get() + 1);
-        if let Err(error) = self.check_open() {
+        if let Err(error) = self.calls.begin() {
             return Call::ready((Err(error), buffer));
         }
         if from + length > self.shape.block {
@@ -92,17 +93,16 @@ impl Core {
             Found::Both(pin, there) => Call::new(self.read_both(pin, block, from, there, buffer)),
             Found::Promote(there, promotion) => {
                 let core = self.clone();
-                runtime::carry_in(
-                    &self.calls,
-                    async move { core.promote(promotion, from, there, buffer).await },
-                )
+                runtime::carry_in(self.calls.group(), async move {
+                    core.promote(promotion, from, there, buffer).await
+                })
             }
         }
     }
 
     fn find(self: &Rc<Self>, block: u64, from: u64, to: u64, run: u64) -> Found<'_> {
         let state = &mut *self.state.borrow_mut();
-        let mode = self.mode.get();
+        let mode = self.control.mode();
         let Some(number) = state.find(block) else {
             self.counters.read_misses.add(1);
             let promotion = self.admit(state, block, None, from, to, run);
@@ -146,8 +146,7 @@ impl Core {
         to: u64,
         run: u64,
     ) -> Option<Promotion> {
-        let limit = self.sequential_threshold.get();
-        if limit > 0 && run >= limit {
+        if self.control.is_bypassed(run) {
             self.counters.bypassed.add(1);
             return None;
         }
@@ -158,7 +157,7 @@ impl Core {
             None => around,
         };
         let bytes = runs(parts).map(|run| self.shape.bytes(block, run)).map(length_of).sum();
-        if !self.may_promote() || !self.may_migrate(bytes) {
+        if !self.may_promote() || !self.calls.may_migrate(bytes, self.control.migration_bytes()) {
             return None;
         }
         let (slot, is_new) = match slot {
@@ -180,9 +179,14 @@ impl Core {
                 (slot, true)
             }
         };
-        state.slot(slot).flags |= EXCLUSIVE;
-        self.migrating.set(self.migrating.get() + bytes);
-        Some(Promotion { core: self.clone(), slot, block, parts, bytes, is_new })
+        self.calls.begin_migration(bytes);
+        Some(Promotion {
+            core: self.clone(),
+            held: Held::new(self, state, slot, is_new),
+            block,
+            parts,
+            bytes,
+        })
     }
 
     /// Reads from the origin after an error of the fast device; fails if a part is dirty.
@@ -266,7 +270,7 @@ impl Core {
         there: u64,
         buffer: Buffer,
     ) -> ReadOutcome {
-        let (slot, block, parts) = (promotion.slot, promotion.block, promotion.parts);
+        let (slot, block, parts) = (promotion.held.slot(), promotion.block, promotion.parts);
         let to = from + buffer.len() as u64;
         let is_large = self.shape.part > WINDOW;
         let fetched = RefCell::new(SmallVec::new());
@@ -285,7 +289,10 @@ impl Core {
         let fetched = fetched.into_inner();
         if outcome.0.is_ok() && (is_large || !fetched.is_empty()) {
             let core = self.clone();
-            self.calls.spawn(async move { core.complete_promotion(promotion, fetched).await }).detach();
+            self.calls
+                .group()
+                .spawn(async move { core.complete_promotion(promotion, fetched).await })
+                .detach();
         }
         outcome
     }
@@ -306,7 +313,7 @@ impl Core {
             return self.slow.read(self.on_slow(block) + bytes.start, piece).await;
         };
         // The data that was read is durable on the origin only after a flush that begins after this point.
-        let epoch = self.slow_epochs.now();
+        let epoch = self.slow.now();
         let inside = (bytes.start - run.start) as usize;
         piece.clear();
         piece.append(&found.filled()[inside..inside + piece.len()]);
@@ -316,7 +323,7 @@ impl Core {
 
     /// Writes promoted data to the cache; large parts are read only now.
     async fn complete_promotion(&self, promotion: Promotion, fetched: SmallVec<[Fetched; 2]>) {
-        let (slot, block) = (promotion.slot, promotion.block);
+        let (slot, block) = (promotion.held.slot(), promotion.block);
         let fill = async || {
             if fetched.is_empty() {
                 return self.fill(slot, block, promotion.parts).await;
@@ -327,7 +334,7 @@ impl Core {
             }
             Ok(())
         };
-        if fill().await.is_ok() && promotion.is_new {
+        if fill().await.is_ok() && promotion.held.is_new() {
             self.counters.promotions.add(1);
         }
     }
@@ -336,7 +343,6 @@ impl Core {
     async fn write_promoted(&self, slot: u32, from: u64, data: Payload) -> Result<()> {
         let at = self.table.layout().data(slot) + from;
         let written = self.fast.write(at, data, Durability::Visible).await;
-        self.fast_epochs.note();
         written.inspect_err(|_| self.counters.cache_errors.add(1))
     }
 
@@ -363,7 +369,7 @@ impl Core {
             }
             // The data that was read is durable on the origin only after a flush that begins after this
             // point.
-            let epoch = self.slow_epochs.now();
+            let epoch = self.slow.now();
             self.note_promoted(slot, self.shape.touched(covered.start, covered.end), epoch);
         }
         Ok(())
@@ -378,32 +384,19 @@ struct Fetched {
     epoch: u64,
 }
 
-/// A promotion in flight. Its slot takes no writes and its block no eviction until this is dropped.
+/// A promotion in flight. Its slot is held until this is dropped.
 struct Promotion {
     core: Rc<Core>,
-    slot: u32,
+    held: Held,
     block: u64,
     parts: u64,
-    /// Number of bytes of the parts, counted in `migrating`.
+    /// Number of bytes of the parts, in flight between the devices.
     bytes: u64,
-    /// Whether the slot was allocated for this promotion.
-    is_new: bool,
 }
 
 impl Drop for Promotion {
     fn drop(&mut self) {
-        self.core.migrating.set(self.core.migrating.get() - self.bytes);
-        {
-            let mut state = self.core.state.borrow_mut();
-            state.slot(self.slot).flags &= !EXCLUSIVE;
-            if self.is_new && state.slot(self.slot).valid == 0 {
-                // The promotion failed; the table has no entry for the block.
-                state.policy.remove(self.slot);
-                state.release(self.slot);
-            }
-        }
-        self.core.slot_changed();
-        self.core.upkeep.notify_all();
+        self.core.calls.end_migration(self.bytes);
     }
 }
 

@@ -4,10 +4,11 @@
 //! keeps the progress of copies: copied chunks are cleared there, and a restart continues with the others. A
 //! scrub starts over after a restart.
 
-use crate::core::Core;
+use super::Core;
+use super::read::Copying;
 use crate::format::SlotState;
 use crate::leg::each;
-use crate::read::Copying;
+use crate::upkeep::Scrub;
 use block::{Error, ExtentState, Result};
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,55 +26,23 @@ const MIN_BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 /// Sector, the unit of counted mismatches, in bytes.
 const SECTOR: usize = 512;
 
-/// A comparison of all legs that an operator started.
-#[derive(Debug, Clone)]
-pub struct Scrub {
-    /// Whether differing data is overwritten with the source's.
-    pub repairs: bool,
-    /// The next block.
-    pub at: u64,
-}
-
-impl Scrub {
-    /// Returns md's name of the scrub.
-    pub fn word(&self) -> &'static str {
-        if self.repairs { "repair" } else { "check" }
-    }
-}
-
 impl Core {
     /// Starts the background tasks.
     pub fn start(self: &Rc<Self>) {
-        let tasks = [runtime::spawn(self.clone().keep()), runtime::spawn(self.clone().clear())];
-        self.tasks.borrow_mut().extend(tasks);
-    }
-
-    /// Ends the background tasks, and waits for their end.
-    pub async fn stop(&self) {
-        self.is_closing.set(true);
-        self.work.notify_all();
-        let tasks = self.tasks.take();
-        runtime::join_all(tasks).await;
-    }
-
-    /// Sleeps for `time`, or until there is work.
-    async fn rest(&self, time: Duration) {
-        // No await between this check and the wait, or a notification would be missed.
-        if !self.is_closing.get() {
-            let _ = runtime::timeout(time, self.work.notified()).await;
-        }
+        self.upkeep.start(self.clone().keep());
+        self.upkeep.start(self.clone().clear());
     }
 
     async fn clear(self: Rc<Self>) {
-        let delay = self.settings.bitmap_delay.max(MIN_BETWEEN_LOOKS);
+        let delay = self.setup.settings.bitmap_delay.max(MIN_BETWEEN_LOOKS);
         let mut next = runtime::now() + delay;
-        while !self.is_closing.get() {
-            self.rest(next - runtime::now()).await;
-            if self.is_closing.get() || runtime::now() < next {
+        while !self.upkeep.is_closing() {
+            self.upkeep.rest(next - runtime::now()).await;
+            if self.upkeep.is_closing() || runtime::now() < next {
                 continue;
             }
             if let Err(error) = self.clear_quiet(false).await {
-                tracing::warn!("mirror {}: clearing the bitmap: {error}", self.array);
+                tracing::warn!("mirror {}: clearing the bitmap: {error}", self.setup.array);
             }
             self.summarize();
             next = runtime::now() + delay;
@@ -84,54 +53,54 @@ impl Core {
 
     async fn keep(self: Rc<Self>) {
         let mut position = 0;
-        while !self.is_closing.get() {
+        while !self.upkeep.is_closing() {
             let done = if let Some(chunk) = self.chunks.next_to_copy(position) {
                 position = chunk;
                 self.copy_chunk(chunk).await
             } else if self.chunks.differ() + self.chunks.lacking() > 0 {
                 // The remaining chunks have blocks that no leg could read. They may be written, or become
                 // readable.
-                self.rest(STUCK).await;
+                self.upkeep.rest(STUCK).await;
                 self.chunks.unstick();
                 Ok(())
-            } else if self.rebuilding.get() != 0 || self.should_move_source() {
+            } else if self.members.rebuilding() != 0 || self.members.should_move_source() {
                 self.settle_legs().await
-            } else if self.scrub.borrow().is_some() {
+            } else if self.upkeep.scrub().is_some() {
                 self.scrub_piece().await
             } else {
-                self.work.notified().await;
+                self.upkeep.woken().await;
                 Ok(())
             };
             if let Err(error) = done {
-                tracing::warn!("mirror {}: {error}", self.array);
-                self.rest(AGAIN).await;
+                tracing::warn!("mirror {}: {error}", self.setup.array);
+                self.upkeep.rest(AGAIN).await;
             }
         }
     }
 
     fn pieces(&self, blocks: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-        let step = (PIECE >> self.layout.block_size.shift()).max(1);
+        let step = (PIECE >> self.setup.layout.block_size.shift()).max(1);
         let end = blocks.end;
         blocks.step_by(step as usize).map(move |start| start..(start + step).min(end))
     }
 
     /// Waits until a copy of `bytes` since `began` is within the speed limit.
     async fn pace(&self, began: runtime::Instant, bytes: u64) {
-        let speed = self.settings.sync_speed_max;
+        let speed = self.setup.settings.sync_speed_max;
         if speed > 0 {
             let least = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(speed)) as u64);
             if began.elapsed() < least {
-                self.rest(least.saturating_sub(began.elapsed())).await;
+                self.upkeep.rest(least.saturating_sub(began.elapsed())).await;
             }
         }
     }
 
     /// Copies a chunk from the source to all other legs, unless all legs report it as zeros.
     async fn copy_chunk(self: &Rc<Self>, chunk: u64) -> Result<()> {
-        let (joined, blocks) = (self.joined.get(), self.chunks.blocks_of(chunk));
+        let (joined, blocks) = (self.members.joined(), self.chunks.blocks_of(chunk));
         let holding = self.hold(&blocks).await;
         let is_zero = self.are_zeros(&blocks).await;
-        if is_zero && joined == self.joined.get() {
+        if is_zero && joined == self.members.joined() {
             self.chunks.copied(chunk);
             self.publish_copied();
             return Ok(());
@@ -139,10 +108,10 @@ impl Core {
         self.chunks.begin_copying(chunk);
         drop(holding);
         for piece in self.pieces(blocks) {
-            if self.is_closing.get() {
+            if self.upkeep.is_closing() {
                 return Ok(());
             }
-            if (self.active.get() | self.rebuilding.get()).count_ones() < 2 {
+            if self.members.all().count_ones() < 2 {
                 self.chunks.none_differ();
                 self.chunks.none_lacking();
                 return Ok(());
@@ -155,7 +124,7 @@ impl Core {
         }
         // A leg that joined meanwhile lacks the earlier pieces; a failed change may have made legs differ in
         // them.
-        let is_over = joined == self.joined.get() && !self.chunks.is_to_be_copied_again(chunk);
+        let is_over = joined == self.members.joined() && !self.chunks.is_to_be_copied_again(chunk);
         if is_over && !self.chunks.is_stuck(chunk) {
             self.chunks.copied(chunk);
             self.publish_copied();
@@ -171,7 +140,7 @@ impl Core {
 
     /// Whether all legs report these blocks as zeros.
     async fn are_zeros(&self, blocks: &Range<u64>) -> bool {
-        for leg in each(self.active.get() | self.rebuilding.get()) {
+        for leg in each(self.members.all()) {
             let mut at = blocks.start;
             while at < blocks.end {
                 let Ok(extents) = self.legs[leg].device.extents(&(at..blocks.end)).await else {
@@ -194,7 +163,7 @@ impl Core {
     async fn copy_piece(self: &Rc<Self>, piece: &Range<u64>) -> bool {
         let _holding = self.hold(piece).await;
         let _copying = (self.chunks.differ() > 0).then(|| Copying::begin(self));
-        let members = self.active.get() | self.rebuilding.get();
+        let members = self.members.all();
         let first = match self.read_best(piece).await {
             Ok((data, has_it)) => {
                 self.copy_to(members & !has_it, has_it, piece, data).await;
@@ -202,7 +171,7 @@ impl Core {
             }
             Err(error) => error,
         };
-        tracing::warn!("mirror {}: {first}: copying block by block", self.array);
+        tracing::warn!("mirror {}: {first}: copying block by block", self.setup.array);
         let mut all = true;
         for block in piece.clone() {
             let one = block..block + 1;
@@ -214,29 +183,22 @@ impl Core {
         all
     }
 
-    /// Whether the source is a write-mostly leg although another active leg could be the source.
-    fn should_move_source(&self) -> bool {
-        let bit = 1 << self.source.get();
-        self.settings.write_mostly & bit != 0 && self.active.get() & !self.settings.write_mostly != 0
-    }
-
     /// Makes rebuilt legs active after the last copy, and moves the source to a leg that doesn't lag.
     async fn settle_legs(&self) -> Result<()> {
-        let rebuilt = self.rebuilding.get();
+        let rebuilt = self.members.rebuilding();
         let (_, failed) = self.flush_legs(rebuilt).await;
         for (leg, error) in failed {
             self.fail(leg, error).await?;
         }
         // A leg may have joined meanwhile.
-        let rebuilt = rebuilt & self.rebuilding.get();
+        let rebuilt = rebuilt & self.members.rebuilding();
         if self.chunks.next_to_copy(0).is_some() {
             return Ok(());
         }
-        self.active.set(self.active.get() | rebuilt);
-        self.rebuilding.set(self.rebuilding.get() & !rebuilt);
+        self.members.activate(rebuilt);
         each(rebuilt).for_each(|leg| self.set_state(leg, SlotState::Active));
-        if self.should_move_source() {
-            self.choose_source();
+        if self.members.should_move_source() {
+            self.members.choose_source();
         }
         self.superblocks_changed();
         self.write_superblocks().await
@@ -245,7 +207,7 @@ impl Core {
     /// Compares a piece of all active legs.
     async fn scrub_piece(&self) -> Result<()> {
         let blocks = self.shared.geometry.blocks.0;
-        let Some(Scrub { repairs, at }) = self.scrub.borrow().clone() else { return Ok(()) };
+        let Some(Scrub { repairs, at }) = self.upkeep.scrub() else { return Ok(()) };
         let piece = self.pieces(at..blocks).next().unwrap_or(at..at);
         let began = runtime::now();
         if !piece.is_empty() {
@@ -255,11 +217,9 @@ impl Core {
         let bytes = self.bytes_of(&piece) as u64;
         self.shared.scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed);
         let is_over = piece.end >= blocks;
-        if let Some(scrub) = self.scrub.borrow_mut().as_mut() {
-            scrub.at = piece.end;
-        }
+        self.upkeep.move_scrub(piece.end);
         if is_over {
-            self.scrub.take();
+            self.upkeep.end_scrub();
             self.summarize();
         }
         self.pace(began, bytes).await;
@@ -268,14 +228,14 @@ impl Core {
 
     /// Compares blocks that the caller has locked.
     async fn compare(&self, piece: &Range<u64>, repairs: bool) {
-        let legs: Vec<usize> = each(self.active.get()).collect();
+        let legs: Vec<usize> = each(self.members.active()).collect();
         let reads = runtime::join_all(legs.iter().map(|leg| self.read_leg(*leg, piece))).await;
         for (leg, read) in legs.iter().zip(&reads) {
             if read.is_err() {
                 self.repair_held(*leg, piece).await;
             }
         }
-        let source = legs.iter().position(|leg| *leg == self.source.get());
+        let source = legs.iter().position(|leg| *leg == self.members.source());
         let Some(Ok(right)) = source.and_then(|source| reads.get(source)) else { return };
         for (leg, read) in legs.iter().zip(&reads) {
             let Ok(found) = read else { continue };
@@ -288,10 +248,10 @@ impl Core {
             let name = &self.legs[*leg].name;
             tracing::warn!(
                 "mirror {}: leg {name} differs from the source in {different} sectors of blocks {piece:?}",
-                self.array
+                self.setup.array
             );
             if repairs {
-                self.copy_to(1 << leg, 1 << self.source.get(), piece, right.clone()).await;
+                self.copy_to(1 << leg, 1 << self.members.source(), piece, right.clone()).await;
             }
         }
     }
@@ -301,17 +261,10 @@ impl Core {
     /// # Errors
     /// [`Error::Busy`] if one is running.
     pub fn begin_scrub(&self, repairs: bool) -> Result<()> {
-        if let Some(scrub) = &*self.scrub.borrow() {
-            return Err(Error::busy(format!(
-                "a {} is in progress; end it with \"idle\" first",
-                scrub.word()
-            )));
-        }
-        *self.scrub.borrow_mut() = Some(Scrub { repairs, at: 0 });
+        self.upkeep.begin_scrub(repairs)?;
         self.shared.mismatches.store(0, Ordering::Relaxed);
         self.shared.scrubbed_bytes.store(0, Ordering::Relaxed);
         self.summarize();
-        self.work.notify_all();
         Ok(())
     }
 
@@ -321,8 +274,7 @@ impl Core {
     /// # Errors
     /// [`Error::Invalid`] if the leg is a member already.
     pub async fn join(&self, leg: usize, slot: usize, whole: bool) -> Result<()> {
-        let bit = 1 << leg;
-        if (self.active.get() | self.rebuilding.get()) & bit != 0 {
+        if self.members.has(leg) {
             return Err(Error::invalid(format!(
                 "leg \"{}\" is a member of the mirror already",
                 self.legs[leg].name
@@ -331,26 +283,15 @@ impl Core {
         if whole {
             // The missing chunks are durably marked before the leg is recorded as rebuilding.
             self.chunks.request_all();
-            self.mark(&(0..self.shared.geometry.blocks.0)).await?;
+            self.mark(&self.all_blocks()).await?;
         }
         self.legs[leg].slot.set(Some(slot));
-        self.rebuilding.set(self.rebuilding.get() | bit);
-        self.joined.set(self.joined.get() + 1);
+        self.members.join(leg);
         self.set_state(leg, SlotState::Rebuilding);
         self.chunks.dirty_lacking();
         self.superblocks_changed();
         self.write_superblocks().await?;
-        self.work.notify_all();
-        Ok(())
-    }
-
-    /// Zeroes both copies of a leg's superblock, so that an old one is never used.
-    pub async fn wipe(&self, leg: usize) -> Result<()> {
-        for copy in 0..2 {
-            let offset = crate::layout::Layout::superblock(self.layout.block_size, copy);
-            let zeros = block::Buffer::zeroed(self.page_bytes()).into();
-            self.legs[leg].device.write_own(offset, zeros).await?;
-        }
+        self.upkeep.wake();
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Discards and zeroings: carried out on the origin; the cache drops the covered parts.
 
-use crate::core::{Core, Level};
+use super::Core;
+use crate::commits::Level;
 use crate::state::{CLEANING, EVICTING, EXCLUSIVE, MARKING, RECENT};
 use block::{Durability, Result, ZeroMode};
 use runtime::range_lock::RangeGuard;
@@ -11,7 +12,7 @@ const BLOCKS_AT_ONCE: u64 = 1024;
 
 /// Operation on a range of the origin.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Zeroing {
+pub enum Zeroing {
     Discard,
     Zeroes(ZeroMode),
 }
@@ -32,7 +33,7 @@ impl Drop for Held {
                 state.slot(*slot).flags &= !EXCLUSIVE;
             }
         }
-        self.core.slot_changed();
+        self.core.calls.wake();
     }
 }
 
@@ -45,8 +46,7 @@ impl Core {
         zeroing: Zeroing,
         durability: Durability,
     ) -> Result<()> {
-        self.requests.set(self.requests.get() + 1);
-        self.check_open()?;
+        self.calls.begin()?;
         let mut at = from;
         while at < to {
             let end = ((at / self.shape.block + BLOCKS_AT_ONCE) * self.shape.block).min(to);
@@ -86,14 +86,16 @@ impl Core {
         }
         if outcome.is_ok() {
             outcome = match zeroing {
-                Zeroing::Discard => self.slow.discard(from, to - from).await,
-                Zeroing::Zeroes(mode) => self.slow.write_zeroes(from, to - from, mode, durability).await,
+                Zeroing::Discard => self.slow.medium().discard(from, to - from).await,
+                Zeroing::Zeroes(mode) => {
+                    self.slow.medium().write_zeroes(from, to - from, mode, durability).await
+                }
             };
             if outcome.is_err() {
                 self.counters.origin_errors.add(1);
             }
         }
-        let epoch = self.slow_epochs.note();
+        let epoch = self.slow.note();
         let state = &mut *self.state.borrow_mut();
         for slot in &held.slots {
             let found = *state.slot(*slot);
@@ -117,7 +119,7 @@ impl Core {
     /// Holds all slots of these bytes exclusively once they are idle, in the order of their blocks so that
     /// two calls can't deadlock, and marks them, so that none of their parts is clean in the table.
     async fn hold(self: &Rc<Self>, from: u64, to: u64) -> Result<Held> {
-        let bytes = self.writing.ask(from..to).await;
+        let bytes = self.calls.ranges().ask(from..to).await;
         self.state.borrow_mut().wide += 1;
         let mut held = Held { core: self.clone(), slots: Vec::new(), _bytes: bytes };
         let mut marks = false;
@@ -135,7 +137,7 @@ impl Core {
                         break;
                     }
                 }
-                self.changed.notified().await;
+                self.calls.changed().await;
             }
         }
         if marks {
@@ -154,9 +156,7 @@ impl Core {
             let (start, end) = (part.start.max(bytes.start), part.end.min(bytes.end));
             let at = self.table.layout().data(slot) + start;
             let mode = ZeroMode::KeepAllocated;
-            let zeroed = self.fast.write_zeroes(at, end - start, mode, Durability::Visible).await;
-            self.fast_epochs.note();
-            zeroed?;
+            self.fast.write_zeroes(at..at + (end - start), mode, Durability::Visible).await?;
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Writes: to the cache, to both devices, or past the cache to the origin.
 
-use crate::core::{Core, Level, Mode};
+use super::Core;
+use crate::commits::Level;
+use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::state::{CLEANING, EVICTING, EXCLUSIVE, MARKING, RECENT, State};
 use block::{Call, Durability, Error, Payload, Result};
@@ -40,7 +42,7 @@ impl Drop for Writing {
                 Destination::Direct(block) => *state.direct(block) -= 1,
             }
         }
-        self.core.slot_changed();
+        self.core.calls.wake();
     }
 }
 
@@ -70,21 +72,20 @@ impl Core {
     ) -> Call<'a, Result<()>> {
         let (block, from) = (at / self.shape.block, at % self.shape.block);
         let length = payload.len() as u64;
-        self.requests.set(self.requests.get() + 1);
-        if let Err(error) = self.check_open() {
+        if let Err(error) = self.calls.begin() {
             return Call::ready(Err(error));
         }
         let run = self.state.borrow_mut().sequential.note(at, length);
         let core = self.clone();
         if from + length > self.shape.block {
-            return runtime::carry_in(&self.calls, core.write_blocks(at, run, payload, durability));
+            return runtime::carry_in(self.calls.group(), core.write_blocks(at, run, payload, durability));
         }
         // A write that waits for nothing begins here.
-        let bytes = match self.writing.ask(at..at + length).try_take() {
+        let bytes = match self.calls.ranges().ask(at..at + length).try_take() {
             Ok(bytes) => bytes,
             asked => {
                 return runtime::carry_in(
-                    &self.calls,
+                    self.calls.group(),
                     core.write_piece(asked, (block, from), run, payload, durability),
                 );
             }
@@ -92,7 +93,7 @@ impl Core {
         match self.begin(block, from, from + length, run) {
             Begin::Now(destination) => {
                 let writing = Writing { core, destination, from, to: from + length, _bytes: bytes };
-                runtime::carry_in(&self.calls, write_now(writing, block, payload, durability))
+                runtime::carry_in(self.calls.group(), write_now(writing, block, payload, durability))
             }
             other => {
                 // The call may be dropped before its first poll, so the hold is released here and taken again
@@ -101,7 +102,7 @@ impl Core {
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
                 }
                 runtime::carry_in(
-                    &self.calls,
+                    self.calls.group(),
                     core.write_piece(Ok(bytes), (block, from), run, payload, durability),
                 )
             }
@@ -121,7 +122,7 @@ impl Core {
             let (block, from) = ((at + done) / self.shape.block, (at + done) % self.shape.block);
             let length = (self.shape.block - from).min(payload.len() as u64 - done);
             let piece = payload.slice(done as usize..(done + length) as usize);
-            let bytes = self.writing.ask(at + done..at + done + length).try_take();
+            let bytes = self.calls.ranges().ask(at + done..at + done + length).try_take();
             writes.push(self.clone().write_piece(bytes, (block, from), run, piece, durability));
             done += length;
         }
@@ -148,7 +149,7 @@ impl Core {
                     let writing = Writing { core: self.clone(), destination, from, to, _bytes: bytes };
                     return write_now(writing, block, payload, durability).await;
                 }
-                Begin::Wait => self.changed.notified().await,
+                Begin::Wait => self.calls.changed().await,
                 Begin::Mark => self.commit(Level::Marks).await?,
                 Begin::Fail(error) => return Err(error),
                 Begin::Evict(slot) => {
@@ -158,7 +159,7 @@ impl Core {
                 Begin::Fill(slot, parts) => {
                     let filled = self.fill(slot, block, parts).await;
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
-                    self.slot_changed();
+                    self.calls.wake();
                     filled?;
                 }
             }
@@ -167,7 +168,7 @@ impl Core {
 
     fn begin(&self, block: u64, from: u64, to: u64, run: u64) -> Begin {
         let state = &mut *self.state.borrow_mut();
-        let mode = self.writes();
+        let mode = self.control.writes();
         let (slot, is_new) = match state.find(block) {
             Some(slot) => (slot, false),
             None => match self.allocate_for_write(state, block, run) {
@@ -224,8 +225,7 @@ impl Core {
     }
 
     fn allocate_for_write(&self, state: &mut State, block: u64, run: u64) -> Option<u32> {
-        let limit = self.sequential_threshold.get();
-        if limit > 0 && run >= limit {
+        if self.control.is_bypassed(run) {
             self.counters.bypassed.add(1);
             return None;
         }
@@ -243,15 +243,10 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
     let core = writing.core.clone();
     let slow_at = core.on_slow(block) + writing.from;
     match writing.destination {
-        Destination::Direct(_) => {
-            let written = core.slow.write(slow_at, payload, durability).await;
-            core.slow_epochs.note();
-            written
-        }
+        Destination::Direct(_) => core.slow.write(slow_at, payload, durability).await,
         Destination::Fast(slot) => {
             let fast_at = core.table.layout().data(slot) + writing.from;
             let written = core.fast.write(fast_at, payload, durability).await;
-            core.fast_epochs.note();
             let is_known = written_fast(&writing, slot, block, written.is_ok());
             drop(writing);
             written?;
@@ -296,7 +291,7 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
             1 => state.set_parts(slot, found.valid & !clean, found.dirty),
             _ => state.set_parts(slot, found.valid, found.dirty | clean),
         }
-        state.slot(slot).epoch = core.slow_epochs.now();
+        state.slot(slot).epoch = core.slow.now();
         state.queue_for_flush(slot);
         return true;
     }
@@ -309,7 +304,7 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let known = core.entry(slot);
     if known.block == block && known.dirty & touched == touched {
         // An entry of a commit in flight may not be durable yet; one of a failed commit may never be.
-        return !core.is_committing.get() && core.failure.borrow().is_none();
+        return !core.commits.is_committing() && !core.commits.has_failed();
     }
     state.queue_for_flush(slot);
     false
@@ -332,11 +327,11 @@ async fn write_both(
         0 => Durability::Visible,
         _ => durability,
     };
-    let fast = core.fast.write(fast_at, payload.clone(), fast_durability);
-    let slow = core.slow.write(core.on_slow(block) + from, payload, durability);
+    let fast = core.fast.medium().write(fast_at, payload.clone(), fast_durability);
+    let slow = core.slow.medium().write(core.on_slow(block) + from, payload, durability);
     let (fast, slow) = both(fast, slow).await;
-    core.fast_epochs.note();
-    let epoch = core.slow_epochs.note();
+    core.fast.note();
+    let epoch = core.slow.note();
     let state = &mut *core.state.borrow_mut();
     let found = *state.slot(slot);
     if found.has(CLEANING) {

@@ -3,7 +3,9 @@
 //! It writes back while the cache is idle, while at least half of the slots are dirty, while the evictor
 //! lacks clean slots, and in all modes but writeback.
 
-use crate::core::{Core, Level, Mode};
+use super::Core;
+use crate::commits::Level;
+use crate::mode::Mode;
 use crate::shape::runs;
 use crate::state::{
     CLEANING, EVICTING, EXCLUSIVE, FREE, IN_DIRTY, IN_UNSETTLED, MARKED, MARKING, RECENT, Slot,
@@ -38,16 +40,16 @@ struct Cleaning {
 
 /// Writes dirty blocks back, until the cache closes.
 pub(crate) async fn run(core: Rc<Core>, settle_every: Duration) {
-    let (mut requests, mut idle_looks) = (core.requests.get(), 0);
+    let (mut requests, mut idle_looks) = (core.calls.count(), 0);
     let failures = runtime::FailureRun::default();
     let mut settled = runtime::now();
     let mut looked = runtime::now();
-    while !core.upkeep_ends.get() {
+    while !core.upkeep.is_ending() {
         if looked.elapsed() >= LOOK {
-            idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
-            (requests, looked) = (core.requests.get(), runtime::now());
+            idle_looks = if core.calls.count() == requests { idle_looks + 1 } else { 0 };
+            (requests, looked) = (core.calls.count(), runtime::now());
         }
-        if core.failure.borrow().is_none() {
+        if !core.commits.has_failed() {
             if settled.elapsed() >= settle_every {
                 core.settle(false).await;
                 settled = runtime::now();
@@ -65,7 +67,7 @@ pub(crate) async fn run(core: Rc<Core>, settle_every: Duration) {
                         failures.failed(format_args!(
                             "cache: write-back failed, next try in {AFTER_ERROR:?}: {error}"
                         ));
-                        let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
+                        let _ = runtime::timeout(AFTER_ERROR, core.upkeep.ending()).await;
                     }
                 }
             }
@@ -76,26 +78,20 @@ pub(crate) async fn run(core: Rc<Core>, settle_every: Duration) {
 
 async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
     // After a close there are no further notifications.
-    if core.upkeep_ends.get() {
+    if core.upkeep.is_ending() {
         return;
     }
     let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(MIN_WAIT);
-    let _ = runtime::timeout(left, core.upkeep.notified()).await;
+    let _ = runtime::timeout(left, core.upkeep.woken()).await;
 }
 
 impl Core {
-    async fn closing(&self) {
-        while !self.upkeep_ends.get() {
-            self.upkeep.notified().await;
-        }
-    }
-
     fn wants_cleaning(&self, is_idle: bool) -> bool {
         let state = self.state.borrow();
         state.dirty_slots > 0
             && (is_idle
-                || self.wants_clean.get()
-                || self.writes() != Mode::Writeback
+                || self.upkeep.wants_clean()
+                || self.control.writes() != Mode::Writeback
                 || state.dirty_slots * 100 >= HIGH * state.slots.len() as u64)
     }
 
@@ -113,10 +109,10 @@ impl Core {
             state.for_cleaner.extend(unknown);
             !state.for_cleaner.is_empty()
         };
-        if is_unknown || self.is_committing.get() {
+        if is_unknown || self.commits.is_committing() {
             self.commit(Level::Marks).await?;
         }
-        if self.is_committing.get() {
+        if self.commits.is_committing() {
             return Ok(true);
         }
         let batch = self.choose();
@@ -125,7 +121,7 @@ impl Core {
         }
         let outcome = self.write_back(&batch).await;
         let flushed = match &outcome {
-            Ok(()) => self.flush_origin_now().await,
+            Ok(()) => self.slow.flush_now().await,
             Err(error) => Err(error.clone()),
         };
         {
@@ -145,8 +141,8 @@ impl Core {
                 }
             }
         }
-        self.slot_changed();
-        self.upkeep.notify_all();
+        self.calls.wake();
+        self.upkeep.wake();
         flushed.map(|()| true)
     }
 
@@ -179,7 +175,7 @@ impl Core {
     }
 
     async fn write_back(self: &Rc<Self>, batch: &[Cleaning]) -> Result<()> {
-        let at_once = (self.migration_threshold.get() / self.shape.block).max(1) as usize;
+        let at_once = (self.control.migration_bytes() / self.shape.block).max(1) as usize;
         let slots = batch.iter().map(|cleaning| self.write_back_slot(*cleaning));
         runtime::join_limited(at_once, slots).await.into_iter().collect()
     }
@@ -195,9 +191,7 @@ impl Core {
                 let moved = self.fast.bytes(base + at, length).await;
                 let data = moved.inspect_err(|_| self.counters.cache_errors.add(1))?;
                 let target = self.on_slow(cleaning.block) + at;
-                let written = self.slow.write(target, data.into(), Durability::Visible).await;
-                self.slow_epochs.note();
-                written?;
+                self.slow.write(target, data.into(), Durability::Visible).await?;
                 self.counters.written_back_bytes.add(length);
                 at += length;
             }
@@ -214,11 +208,11 @@ impl Core {
         }
         let needs_flush = {
             let state = self.state.borrow();
-            let is_old = |slot: &u32| self.slow_epochs.covers(state.slots[*slot as usize].epoch);
+            let is_old = |slot: &u32| self.slow.covers(state.slots[*slot as usize].epoch);
             !list.iter().all(is_old)
         };
         let flushed = match needs_flush {
-            true => self.flush_origin_now().await,
+            true => self.slow.flush_now().await,
             false => Ok(()),
         };
         {

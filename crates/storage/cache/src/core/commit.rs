@@ -1,27 +1,15 @@
-//! The committer, the only task that changes the table; and the evictor, which keeps slots free.
+//! The committer, the only task that changes the table.
 
-use crate::core::{Core, Level};
+use super::Core;
 use crate::policy::Policy;
-use crate::state::{EVICTING, FREE, IN_FOR_FLUSH, MARKING, SUSPECT, is_idle};
+use crate::state::{EVICTING, Entry, FREE, IN_FOR_FLUSH, MARKING, SUSPECT, Slot};
 use crate::table::Words;
-use block::{Error, Result};
+use block::Result;
 use std::rc::Rc;
-use std::time::Duration;
-
-/// Largest number of slots that one round of the evictor frees.
-const AT_ONCE: usize = 128;
-/// Sleep of the evictor, or of a detach, when no slot can be evicted: all are dirty, in use or hot.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Commits the requested changes of the table, one group at a time, until the cache closes.
-pub(crate) async fn run(core: Rc<Core>) {
-    loop {
-        while !core.marks.is_open() && !core.all.is_open() {
-            if core.committer_ends.get() {
-                return;
-            }
-            core.work.notified().await;
-        }
+pub async fn run(core: Rc<Core>) {
+    while core.commits.requested().await {
         // Tasks that are ready to run add their requests to this group first.
         runtime::yield_now().await;
         round(&core).await;
@@ -30,29 +18,23 @@ pub(crate) async fn run(core: Rc<Core>) {
 
 /// Commits one group: all requests so far.
 async fn round(core: &Core) {
-    let (marks, all) = (core.marks.asked.get(), core.all.asked.get());
-    let wants_all = core.all.is_open();
-    core.is_committing.set(true);
-    let outcome = if core.failure.borrow().is_none() { commit(core, wants_all).await } else { Ok(()) };
+    let round = core.commits.begin();
+    let outcome = if core.commits.has_failed() { Ok(()) } else { commit(core, round.wants_all).await };
     if let Err(error) = outcome {
         tracing::error!("cache: writing the table failed, no further changes are recorded: {error}");
         let text = format!("cache: writing its table failed, on the fast device: {}", error.detail());
         let slots = core.state.borrow().slots.len() as u32;
         let counts = (0..slots).any(|slot| core.entry(slot).dirty != 0);
-        core.had_dirty_parts.set(counts || core.had_dirty_parts.get());
+        core.commits.note_dirty_parts(counts);
         let error = error.with_detail(text);
         // Set only once: nothing is committed after a failure.
         let _ = core.counters.failure.set(error.to_string());
-        *core.failure.borrow_mut() = Some(error);
+        core.commits.fail(error);
     }
-    core.is_committing.set(false);
-    core.marks.done.set(marks);
-    if wants_all {
-        core.all.done.set(all);
-    }
+    core.commits.end(round);
     count(core);
-    core.changed.notify_all();
-    core.upkeep.notify_all();
+    core.calls.wake();
+    core.upkeep.wake();
 }
 
 fn count(core: &Core) {
@@ -84,19 +66,19 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
         core.table.reserve().await?;
         let mut batch = collect(core, all);
         retry.append(&mut batch.retry);
-        let began = core.fast_epochs.begin();
+        let began = core.fast.begin_flush();
         core.table.set(&batch.changes);
         let outcome = write(core, &batch, batch.needs_durable_data.then_some(began)).await;
         if outcome.is_err() {
             let mut state = core.state.borrow_mut();
             batch.changes.iter().for_each(|(slot, _)| state.slot(*slot).flags |= SUSPECT);
-            core.had_dirty_parts.set(batch.has_dirty_parts);
+            core.commits.note_dirty_parts(batch.has_dirty_parts);
         }
         outcome?;
         finish(core, &batch);
         if batch.is_last {
             if all {
-                core.undurable_discards.set(retry.len());
+                core.commits.set_undurable_discards(retry.len());
             }
             let mut state = core.state.borrow_mut();
             retry.into_iter().for_each(|slot| state.queue_for_flush(slot));
@@ -108,10 +90,7 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
 /// Flushes the cache's data if the changes rely on it, then appends the changes to the table.
 async fn write(core: &Core, batch: &Batch, data_epoch: Option<u64>) -> Result<()> {
     if let Some(began) = data_epoch {
-        if core.fast_epochs.is_dirty() {
-            core.fast.flush().await?;
-        }
-        core.fast_epochs.done(began);
+        core.fast.end_flush(began).await?;
     }
     match batch.changes.is_empty() {
         true => Ok(()),
@@ -207,80 +186,19 @@ impl Core {
     }
 
     /// The entry that a slot would get if both sides were flushed and no write were in flight.
-    fn ideal(&self, slot: &crate::state::Slot) -> crate::state::Entry {
+    fn ideal(&self, slot: &Slot) -> Entry {
         match slot.valid {
-            0 => crate::state::Entry::FREE,
-            valid => crate::state::Entry { block: slot.block, valid, dirty: slot.dirty },
+            0 => Entry::FREE,
+            valid => Entry { block: slot.block, valid, dirty: slot.dirty },
         }
     }
 
     /// Returns the table's failure for a slot whose entry on the medium is unknown or can no longer be
     /// changed.
-    pub fn check_slot(&self, slot: &crate::state::Slot) -> Result<()> {
+    pub fn check_slot(&self, slot: &Slot) -> Result<()> {
         match slot.has(SUSPECT | EVICTING | MARKING) {
-            true => self.failure.borrow().clone().map_or(Ok(()), Err),
+            true => self.commits.check(),
             false => Ok(()),
         }
-    }
-
-    /// Whether the block of a clean, idle slot may be evicted: its entry has no dirty parts that still need a
-    /// flush of the origin.
-    pub fn is_evictable(&self, number: u32, epoch: u64) -> bool {
-        self.entry(number).dirty == 0 || self.slow_epochs.covers(epoch)
-    }
-
-    /// Evicts `block` from a slot once the slot is idle, and waits until the table records it. Returns false
-    /// if the block is dirty.
-    pub async fn evict_block(&self, number: u32, block: u64) -> Result<bool> {
-        loop {
-            let flushes;
-            {
-                let mut state = self.state.borrow_mut();
-                let slot = *state.slot(number);
-                if slot.block != block {
-                    return Ok(true);
-                }
-                if slot.dirty != 0 {
-                    return Ok(false);
-                }
-                self.check_slot(&slot)?;
-                if is_idle(&slot) && self.is_evictable(number, slot.epoch) {
-                    state.begin_eviction(number);
-                    break;
-                }
-                flushes = is_idle(&slot);
-            }
-            match flushes {
-                true => self.flush_origin_now().await?,
-                false => self.changed.notified().await,
-            }
-        }
-        self.commit(Level::Marks).await?;
-        Ok(true)
-    }
-}
-
-/// Keeps slots free, until the cache closes.
-pub(crate) async fn evictor(core: Rc<Core>) {
-    let low = core.low_water();
-    while !core.upkeep_ends.get() {
-        let missing = low.saturating_sub(core.state.borrow().free.len());
-        if missing == 0 || core.failure.borrow().is_some() {
-            core.wants_clean.set(false);
-            core.upkeep.notified().await;
-            continue;
-        }
-        let most = (missing + low / 2).min(AT_ONCE);
-        let may = |number: u32, slot: &crate::state::Slot| core.is_evictable(number, slot.epoch);
-        let chosen = core.state.borrow_mut().evict(most, &may);
-        if chosen > 0 {
-            // After a failure clean blocks remain readable; the failure is reported through `failure`.
-            let _: Result<(), Error> = core.commit(Level::Marks).await;
-            continue;
-        }
-        core.wants_clean.set(true);
-        core.upkeep.notify_all();
-        let waiting = core.upkeep.notified();
-        let _ = runtime::timeout(PATIENCE, waiting).await;
     }
 }

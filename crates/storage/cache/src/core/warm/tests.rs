@@ -1,6 +1,7 @@
 //! Parsing of warming messages, and division of ranges into pieces.
 
 use super::*;
+use crate::WarmRanges;
 use crate::message::Message;
 use block::BlockSize;
 use runtime::Random;
