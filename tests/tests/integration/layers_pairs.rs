@@ -3,15 +3,15 @@
 //! are also checked to fit together. The simulated world's seed decides all orders; waiting takes no real
 //! time.
 
-use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Part, Result};
+use block::{BlockSize, Call, DevicePart};
+use conformance::Whole;
 use conformance::device::{Options, VolatileDisk};
 use layers::{fault, linear, model, record, stats, stripe};
 use runtime::Simulation;
-use stack::{Built, BuiltStack, Contract, Kind, Registry, Shape, Stack};
+use stack::{Built, Contract, Kind, Registry, Shape, Stack};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// Size of a disk, in blocks of 4096 bytes.
@@ -78,38 +78,12 @@ fn registry() -> Registry {
     ])
 }
 
-/// A whole stack as the device at its top.
-struct Whole {
-    built: BuiltStack,
-    top: Arc<dyn DevicePart>,
-}
-
-impl Part for Whole {
-    fn kind(&self) -> &'static str {
-        self.top.kind()
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        self.built.close()
-    }
-}
-
-impl DevicePart for Whole {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.top.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        self.top.open()
-    }
-}
-
 async fn build(line: &str, format: bool) -> Arc<dyn DevicePart> {
     let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|problems| panic!("{problems}"));
     let plan = stack.with_base_directory(Path::new("/")).check(format);
     let built = plan.unwrap_or_else(|problems| panic!("{line}: {problems}")).build().await;
     let built = built.unwrap_or_else(|error| panic!("{line}: {error}"));
-    Arc::new(Whole { top: built.top().expect("it has one"), built })
+    Arc::new(Whole::new(built).expect("it has one device on top"))
 }
 
 /// Line of a pair. Each of its devices is separate, and no other pair has its files: pairs run at the same

@@ -37,13 +37,13 @@ mod address;
 mod carry;
 pub mod clock;
 mod config;
-mod distant;
 pub mod event;
 pub mod extents;
 mod failure_run;
 pub mod file;
 pub mod histogram;
 mod home;
+mod home_device;
 mod in_flight;
 mod kernel_memory;
 mod limited_part;
@@ -83,9 +83,9 @@ pub use clock::{
     Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
 };
 pub use config::{Config, ShardIndex};
-pub use distant::Distant;
 pub use failure_run::FailureRun;
 pub use home::Home;
+pub use home_device::HomeDevice;
 pub use limited_part::LimitedPart;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;

@@ -6,6 +6,7 @@
 
 mod clean;
 mod commit;
+mod device;
 mod evict;
 mod hold;
 pub(crate) mod orders;
@@ -13,8 +14,6 @@ mod read;
 mod warm;
 mod write;
 mod zero;
-
-pub(crate) use zero::Zeroing;
 
 use crate::Options;
 use crate::calls::Calls;
@@ -74,11 +73,6 @@ impl Core {
         core.upkeep.start(evict::run(core.clone()));
         core.upkeep.start(clean::run(core.clone(), options.settle_every));
         core
-    }
-
-    /// Requests that a close waits for.
-    pub fn calls(&self) -> &Calls {
-        &self.calls
     }
 
     /// Whether blocks may be promoted.
@@ -145,7 +139,7 @@ impl Core {
     }
 
     /// Implements [`Device::flush`](block::Device::flush).
-    pub async fn flush(&self) -> Result<()> {
+    pub async fn make_durable(&self) -> Result<()> {
         self.slow.flush().await?;
         loop {
             // After a failure of the table the lists no longer name all undurable changes.
@@ -246,9 +240,9 @@ impl Core {
         if self.runs_without_cache() {
             return self.slow.flush().await;
         }
-        self.flush().await?;
+        self.make_durable().await?;
         self.settle(true).await;
-        self.flush().await?;
+        self.make_durable().await?;
         self.record_heat().await?;
         let mut origin = Origin::decode(&self.table.owner_words())?;
         origin.sums = Origin::sums_of(self.slow.medium(), origin.size).await.ok();

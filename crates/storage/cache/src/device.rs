@@ -1,9 +1,8 @@
-//! A cache as a device: a part, and a handle per shard. All requests are carried out on the home shard;
-//! requests of other shards are sent there with their buffers.
+//! A cache as a part. All requests are carried out on the home shard.
 
 use crate::Options;
 use crate::control::Control;
-use crate::core::{Core, Zeroing, orders};
+use crate::core::{Core, orders};
 use crate::counters::Counters;
 use crate::grown::fill_last_part;
 use crate::message::Message;
@@ -12,11 +11,8 @@ use crate::policy::Heat;
 use crate::shape::{self, Shape};
 use crate::state::{Entry, FREE, State};
 use crate::table::{Medium, Table};
-use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
-};
-use runtime::{Distant, GroupMember, Home, LimitedPart};
+use block::{BlockCount, Call, Device, DeviceGeometry, DevicePart, Error, Part, PartUse, Result, Status};
+use runtime::{Home, LimitedPart};
 use stack::Tell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -133,7 +129,7 @@ async fn open_table(
             options.block_size
         )));
     }
-    let shape = Shape { block, part: origin.part, origin: size };
+    let shape = Shape { block, part: origin.part, origin: size, shift: geometry.block_size.shift() };
     if geometry.block_size.bytes() > shape.part || block.div_ceil(shape.part) > 64 {
         return Err(Error::invalid(format!(
             "block size of the devices: {}; expected at most {}, for which the cache was formatted; create an empty cache \
@@ -194,11 +190,7 @@ impl Part for CachePart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let closed = self.home.with(Core::close).await;
-            self.home.forget().await?;
-            closed
-        })
+        Call::new(self.home.close(Core::close))
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
@@ -229,106 +221,6 @@ impl DevicePart for CachePart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let geometry = self.geometry.clone();
-            Ok(match self.home.is_here() {
-                true => Rc::new(Handle { geometry, core: self.home.get()?, _call: None }) as Rc<dyn Device>,
-                false => Distant::open(geometry, self.home.clone(), Handle::new),
-            })
-        })
-    }
-}
-
-/// The handle of the home shard.
-struct Handle {
-    geometry: DeviceGeometry,
-    core: Rc<Core>,
-    /// Set for a handle that exists for one call of another shard; `None` for a handle of the home shard,
-    /// which may stay open for ever.
-    _call: Option<GroupMember>,
-}
-
-impl Handle {
-    /// Creates a handle for one call of another shard.
-    fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        let call = core.calls().group().enter();
-        Handle { geometry, core, _call: Some(call) }
-    }
-
-    fn zero<'a>(
-        &'a self,
-        range: BlockRange,
-        zeroing: Zeroing,
-        durability: Durability,
-    ) -> Call<'a, Result<()>> {
-        match check(&self.geometry, range) {
-            Ok(Some((from, to))) => runtime::carry_in(
-                self.core.calls().group(),
-                self.core.clone().zero(from, to, zeroing, durability),
-            ),
-            other => Call::ready(other.map(drop)),
-        }
-    }
-}
-
-/// Returns the byte range of a range to change; `None` if it is empty.
-fn check(geometry: &DeviceGeometry, range: BlockRange) -> Result<Option<(u64, u64)>> {
-    geometry.check_writable()?;
-    geometry.check(range)?;
-    let offset = |block| geometry.block_size.offset_of(block).0;
-    Ok((!range.is_empty()).then(|| (offset(range.start), offset(range.end()))))
-}
-
-impl Device for Handle {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
-    }
-
-    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        match self.geometry.range(at, buffer.len()) {
-            Ok(range) if !range.is_empty() => {
-                self.core.read(self.geometry.block_size.offset_of(at).0, buffer)
-            }
-            other => {
-                buffer.clear();
-                Call::ready((other.map(drop), buffer))
-            }
-        }
-    }
-
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        match self.geometry.writable_range(at, payload.len()) {
-            Ok(range) if !range.is_empty() => {
-                self.core.write(self.geometry.block_size.offset_of(at).0, payload, durability)
-            }
-            other => Call::ready(other.map(drop)),
-        }
-    }
-
-    fn flush(&self) -> Call<'_, Result<()>> {
-        let core = self.core.clone();
-        runtime::carry_in(self.core.calls().group(), async move { core.flush().await })
-    }
-
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.zero(range, Zeroing::Discard, Durability::Visible)
-    }
-
-    fn write_zeroes(
-        &self,
-        range: BlockRange,
-        mode: ZeroMode,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        self.zero(range, Zeroing::Zeroes(mode), durability)
-    }
-
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        match self.geometry.check(range) {
-            Ok(()) if !range.is_empty() => {
-                Call::new(self.core.extents(range, self.geometry.block_size.shift()))
-            }
-            other => Call::ready(other.map(|()| Vec::new())),
-        }
+        Call::ready(self.home.open(&self.geometry))
     }
 }

@@ -17,13 +17,15 @@ pub(crate) struct Shape {
     pub part: u64,
     /// Size of the origin.
     pub origin: u64,
+    /// Binary logarithm of the size of the device's blocks.
+    pub shift: u32,
 }
 
 impl Shape {
     /// Chooses the size of parts for cache blocks of `block` bytes on devices with blocks of `device_block`.
     pub fn new(block: u64, device_block: BlockSize, origin: u64) -> Self {
         let part = device_block.bytes().max(block.div_ceil(MAX_PARTS).next_power_of_two());
-        Shape { block, part, origin }
+        Shape { block, part, origin, shift: device_block.shift() }
     }
 
     /// Length of a block in bytes; the origin's last block may be shorter.

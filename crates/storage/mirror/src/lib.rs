@@ -28,7 +28,8 @@
 //! # Structure
 //! `core` is the state on the home shard, composed of parts that have a file each; its folder has the
 //! changes, flushes and reads, `membership` (superblocks), `bitmap` and `keeper` (resync, scrubs). `assembly`
-//! decides at opening which legs are used; [`format`](mod@format) is the encoding on the legs. Payloads are not copied for lagging legs: [`block::Data`] is immutable.
+//! decides at opening which legs are used; [`format`](mod@format) is the encoding on the legs.
+//! Payloads are not copied for lagging legs: [`block::Data`] is immutable.
 //!
 //! Outstanding writes of lagging legs are in memory and end with the process; the source has their data, and
 //! a restart resyncs the chunks from it. To keep them over a restart, put a write cache on the fast device in

@@ -67,11 +67,7 @@ impl Part for MirrorPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let closed = self.home.with(Core::close).await;
-            self.home.forget().await?;
-            closed
-        })
+        Call::new(self.home.close(Core::close))
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {

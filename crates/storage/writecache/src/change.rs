@@ -20,7 +20,7 @@ impl Core {
     ///
     /// # Errors
     /// Errors of [`change`](Self::change).
-    pub fn write<'a>(
+    pub fn begin_write<'a>(
         self: &'a Rc<Self>,
         entry: Entry,
         payload: Payload,
@@ -140,7 +140,7 @@ impl Core {
     ///
     /// # Errors
     /// Errors of either device; the failure of the cache device.
-    pub async fn flush(&self) -> Result<()> {
+    pub async fn make_durable(&self) -> Result<()> {
         count(&self.counters.flush_requests, 1);
         self.flush_cache().await?;
         self.around.flush(&self.origin).await

@@ -8,10 +8,10 @@ use crate::message::Message;
 use crate::settings::Options;
 use crate::{append, commit, recovery, writeback};
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
-    Durability, Error, Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockCount, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::{Distant, GroupMember, Home, LimitedPart};
+use runtime::{Home, HomeDevice, LimitedPart, TaskGroup};
 use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -149,17 +149,12 @@ impl Part for WriteCachePart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let close = |core: Rc<Core>| async move {
-                let closed = core.clone().close().await;
-                // Notices that a device doesn't answer before the stack closes it.
-                let _ = runtime::join_all([core.origin.device().flush(), core.fast.flush()]).await;
-                closed
-            };
-            let closed = self.home.with(close).await;
-            self.home.forget().await?;
+        Call::new(self.home.close(|core: Rc<Core>| async move {
+            let closed = core.clone().close().await;
+            // Notices that a device doesn't answer before the stack closes it.
+            let _ = runtime::join_all([core.origin.device().flush(), core.fast.flush()]).await;
             closed
-        })
+        }))
     }
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
@@ -200,105 +195,55 @@ impl DevicePart for WriteCachePart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let geometry = self.geometry.clone();
-            if !self.home.is_here() {
-                return Ok(Distant::open(geometry, self.home.clone(), Handle::new));
-            }
-            let core = self.home.get()?;
-            Ok(Rc::new(Handle { geometry, core, _call: None }) as Rc<dyn Device>)
-        })
+        Call::ready(self.home.open(&self.geometry))
     }
 }
 
-/// A handle on the home shard.
-struct Handle {
-    geometry: DeviceGeometry,
-    core: Rc<Core>,
-    /// Membership of a handle that lives for one call of another shard; `None` for a handle that a shard
-    /// keeps, perhaps for ever.
-    _call: Option<GroupMember>,
+fn entry(action: Action, range: BlockRange) -> Entry {
+    Entry { action, block: range.start.0, count: range.count.0 }
 }
 
-impl Handle {
-    /// A handle for one call of another shard.
-    fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        let call = core.tasks.enter();
-        Handle { geometry, core, _call: Some(call) }
-    }
-}
-
-/// Checks a call and returns its change; `None` for an empty range.
-fn entry(geometry: &DeviceGeometry, range: BlockRange, action: Action) -> Result<Option<Entry>> {
-    geometry.check_writable()?;
-    geometry.check(range)?;
-    let entry = Entry { action, block: range.start.0, count: range.count.0 };
-    Ok((!range.is_empty()).then_some(entry))
-}
-
-fn write_entry(geometry: &DeviceGeometry, at: BlockIndex, payload: &Payload) -> Result<Option<Entry>> {
-    entry(geometry, geometry.range(at, payload.len())?, Action::Write)
-}
-
-fn zero_action(mode: ZeroMode) -> Action {
-    match mode {
-        ZeroMode::MayDeallocate => Action::Discard,
-        ZeroMode::KeepAllocated => Action::Zero,
-    }
-}
-
-impl Device for Handle {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+impl HomeDevice for Core {
+    fn calls(&self) -> Option<&TaskGroup> {
+        Some(&self.tasks)
     }
 
-    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        match self.geometry.range(at, buffer.len()) {
-            Ok(range) if !range.is_empty() => self.core.read(at.0, buffer),
-            other => {
-                buffer.clear();
-                Call::ready((other.map(drop), buffer))
-            }
-        }
+    fn read(self: &Rc<Self>, range: BlockRange, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.read_blocks(range.start.0, buffer)
     }
 
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        match write_entry(&self.geometry, at, &payload) {
-            Ok(Some(entry)) => self.core.write(entry, payload, durability),
-            other => Call::ready(other.map(drop)),
-        }
+    fn write(
+        self: &Rc<Self>,
+        range: BlockRange,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.begin_write(entry(Action::Write, range), payload, durability)
     }
 
-    fn flush(&self) -> Call<'_, Result<()>> {
-        Call::new(self.core.flush())
+    fn flush(self: &Rc<Self>) -> Call<'_, Result<()>> {
+        Call::new(self.make_durable())
     }
 
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        match entry(&self.geometry, range, Action::Discard) {
-            Ok(Some(entry)) => {
-                count(&self.core.counters.discard_requests, 1);
-                Call::new(self.core.change(entry, Payload::new(), Durability::Visible))
-            }
-            other => Call::ready(other.map(drop)),
-        }
+    fn discard(self: &Rc<Self>, range: BlockRange) -> Call<'_, Result<()>> {
+        count(&self.counters.discard_requests, 1);
+        Call::new(self.change(entry(Action::Discard, range), Payload::new(), Durability::Visible))
     }
 
     fn write_zeroes(
-        &self,
+        self: &Rc<Self>,
         range: BlockRange,
         mode: ZeroMode,
         durability: Durability,
     ) -> Call<'_, Result<()>> {
-        match entry(&self.geometry, range, zero_action(mode)) {
-            Ok(Some(entry)) => Call::new(self.core.change(entry, Payload::new(), durability)),
-            other => Call::ready(other.map(drop)),
-        }
+        let action = match mode {
+            ZeroMode::MayDeallocate => Action::Discard,
+            ZeroMode::KeepAllocated => Action::Zero,
+        };
+        Call::new(self.change(entry(action, range), Payload::new(), durability))
     }
 
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        match self.geometry.check(range) {
-            Ok(()) => Call::new(self.core.extents(range)),
-            Err(error) => Call::ready(Err(error)),
-        }
+    fn extents(self: &Rc<Self>, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        Call::new(self.known_extents(range))
     }
 }

@@ -23,7 +23,7 @@ impl Message {
     pub(crate) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
         Ok(match self {
             Message::Flush => {
-                core.flush().await?;
+                core.make_durable().await?;
                 core.write_back_all().await?;
                 "everything that was cached is on the origin".into()
             }

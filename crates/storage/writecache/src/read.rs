@@ -47,7 +47,7 @@ fn first_corrupt(data: &[u8], block_size: usize, sums: &[u32]) -> Option<usize> 
 
 impl Core {
     /// Fills the buffer, which isn't empty, from this block on.
-    pub fn read<'a>(self: &'a Rc<Self>, block: u64, buffer: Buffer) -> Call<'a, ReadOutcome> {
+    pub fn read_blocks<'a>(self: &'a Rc<Self>, block: u64, buffer: Buffer) -> Call<'a, ReadOutcome> {
         let blocks = self.ring.blocks_in(buffer.len());
         count(&self.counters.read_blocks, blocks);
         let index = self.index.borrow();
@@ -124,10 +124,7 @@ impl Core {
 
     /// Returns the state of a range: cached blocks are data, discarded ones holes, and all others as on the
     /// origin.
-    pub async fn extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
+    pub async fn known_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         // The index is examined before the origin: a block that is written back in between is data in both.
         let mut runs = Vec::new();
         {

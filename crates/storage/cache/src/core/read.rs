@@ -57,8 +57,7 @@ enum Found<'a> {
 
 impl Core {
     /// Reads bytes of the origin.
-    pub fn read(self: &Rc<Self>, at: u64, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        buffer.clear();
+    pub fn read_bytes(self: &Rc<Self>, at: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
         let (block, from) = (at / self.shape.block, at % self.shape.block);
         let length = buffer.len() as u64;
         if let Err(error) = self.calls.begin() {
@@ -404,9 +403,10 @@ impl Drop for Promotion {
 const MAX_LOOKED_UP: u64 = 1 << 16;
 
 impl Core {
-    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes: dirty parts are data, all
+    /// Returns the state of a range: dirty parts are data, all
     /// others as on the origin, which is equal to clean parts.
-    pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
+    pub async fn known_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
+        let shift = self.shape.shift;
         let (from, to) = (range.start.0 << shift, range.end().0 << shift);
         // The slots are examined before the origin: a part that is written back in between is data in both.
         let mut found = Vec::new();

@@ -64,7 +64,7 @@ enum Begin {
 
 impl Core {
     /// Writes bytes of the origin.
-    pub fn write<'a>(
+    pub fn write_bytes<'a>(
         self: &'a Rc<Self>,
         at: u64,
         payload: Payload,
@@ -266,7 +266,7 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             // authoritative during the write, whose data may not be durable there.
             let is_unsafe = lost != 0 || on_fast == Durability::Visible && counts != 0;
             match durability {
-                Durability::Durable if is_unsafe => core.flush().await,
+                Durability::Durable if is_unsafe => core.make_durable().await,
                 _ => Ok(()),
             }
         }

@@ -57,7 +57,7 @@ impl Core {
         match durability {
             Durability::Visible => Ok(()),
             // The discarded parts may still be dirty in the table.
-            Durability::Durable => self.flush().await,
+            Durability::Durable => self.make_durable().await,
         }
     }
 
