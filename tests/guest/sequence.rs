@@ -46,9 +46,9 @@ fn registry() -> Registry {
         &disks::ram::KIND,
         &layers::fault::KIND,
         &layers::linear::KIND,
-        &layers::writecache::KIND,
-        &layers::cache::KIND,
-        &layers::mirror::KIND,
+        &writecache::KIND,
+        &cache::KIND,
+        &mirror::KIND,
     ])
 }
 

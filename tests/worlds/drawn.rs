@@ -1,7 +1,6 @@
 //! Options of caches that a life draws, for all stacks that have one.
 
 use super::life::Life;
-use layers::{cache, writecache};
 use runtime::Random;
 use std::time::Duration;
 

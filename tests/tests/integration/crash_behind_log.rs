@@ -13,12 +13,12 @@ use block::{
     Result,
 };
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
-use layers::writecache::{Options, WriteCachePart};
+use mirror::{MirrorPart, Permissions, Plan, Settings};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::sync::Arc;
 use std::time::Duration;
+use writecache::{Options, WriteCachePart};
 
 /// Sizes of all devices.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! at any of these moments.
 
 use block::{BlockRange, DevicePart, Part, Result};
-use layers::cache::{CachePart, Mode, Options};
+use cache::{CachePart, Mode, Options};
 use layers::linear::part_of;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;

@@ -14,9 +14,9 @@ use block::{
 };
 use conformance::budget::Budget;
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
 use layers::record::{RecordDevicePart, Recorder, Role};
+use mirror::{MirrorPart, Permissions, Plan, Settings};
 use runtime::Random;
 use siltstone_tests::oracle::{Workload, in_simulation, seed};
 use std::collections::BTreeSet;

@@ -12,18 +12,18 @@
 //! state; without one leg of each mirror, nothing is lost.
 
 use block::{BlockCount, BlockRange, BlockSize, DeviceGeometry, DevicePart, Part, Result, Status};
-use layers::cache::{self, CachePart, Mode};
+use cache::{self, CachePart, Mode};
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::record::replay::Search;
 use layers::stripe::stripe;
-use layers::writecache::{self, Order, WriteCachePart};
+use mirror::{MirrorPart, Permissions, Plan, Settings};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use siltstone_tests::stacked::Stacked;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
+use writecache::{self, Order, WriteCachePart};
 
 /// Blocks of the slow disk, or of the stripe over the mirrors.
 const SLOW: u64 = 32;

@@ -3,9 +3,9 @@
 
 use block::{BlockCount, BlockRange, DevicePart, Result};
 use layers::linear::part_of;
-use layers::writecache::{Options, Order, WriteCachePart};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::sync::Arc;
+use writecache::{Options, Order, WriteCachePart};
 
 /// Blocks of the origin, and of the cache device after it.
 const ORIGIN: u64 = 40;

@@ -13,9 +13,9 @@ const STACK: &str = "mirror(cache(log(ram(size=64MiB), zone_size=1MiB, size=16Mi
 fn registry() -> Registry {
     Registry::new(vec![
         &disks::ram::KIND,
-        &layers::cache::KIND,
-        &layers::writecache::KIND,
-        &layers::mirror::KIND,
+        &cache::KIND,
+        &writecache::KIND,
+        &mirror::KIND,
         &zones::on_device::KIND,
         &log::KIND,
     ])

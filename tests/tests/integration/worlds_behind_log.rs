@@ -20,9 +20,8 @@ use block::{
     Result,
 };
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
-use layers::writecache::{Options, Order, WriteCachePart};
+use mirror::{MirrorPart, Permissions, Plan, Settings};
 use runtime::{Random, SimulatedFaults};
 use siltstone_tests::stacked::Stacked;
 use siltstone_tests::worlds::{
@@ -31,6 +30,7 @@ use siltstone_tests::worlds::{
 };
 use std::sync::Arc;
 use std::time::Duration;
+use writecache::{Options, Order, WriteCachePart};
 
 /// As many as take less than twenty seconds on two busy cores.
 const USUAL_SEEDS: u64 = 200;

@@ -3,7 +3,7 @@
 //! against a model. `worlds` explains seeds.
 
 use block::{DevicePart, Error, Part, Result};
-use layers::cache::{CachePart, Mode, Options};
+use cache::{CachePart, Mode, Options};
 use runtime::Random;
 use siltstone_tests::worlds::{
     self, Change, Disks, File, Finds, Life, Loss, Stop, Subject, cache_options, keeps_its_promises, pick,

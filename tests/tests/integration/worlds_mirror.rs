@@ -3,7 +3,7 @@
 //! `worlds` explains seeds.
 
 use block::{Device, DevicePart, Error, Part, Result};
-use layers::mirror::{Mask, MirrorPart, Permissions, Plan, Settings};
+use mirror::{Mask, MirrorPart, Permissions, Plan, Settings};
 use runtime::{Random, SimulatedFaults};
 use siltstone_tests::worlds::{
     self, Change, Disks, File, Finds, Life, Loss, Stop, Subject, keeps_its_promises, pick, read_all, try_seed,

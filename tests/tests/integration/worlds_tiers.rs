@@ -2,8 +2,7 @@
 //! of them, power cuts at any time, either cache lost; checked against a model. `worlds` explains seeds.
 
 use block::{DevicePart, Result};
-use layers::cache::{CachePart, Mode, Options};
-use layers::writecache::{Order, WriteCachePart};
+use cache::{CachePart, Mode, Options};
 use runtime::Random;
 use siltstone_tests::stacked::Stacked;
 use siltstone_tests::worlds::{
@@ -11,6 +10,7 @@ use siltstone_tests::worlds::{
     write_cache_options,
 };
 use std::sync::Arc;
+use writecache::{Order, WriteCachePart};
 
 /// As many as take less than twenty seconds on two busy cores.
 const USUAL_SEEDS: u64 = 150;

@@ -3,7 +3,6 @@
 //! seeds.
 
 use block::{BlockRange, Device, DevicePart, Error, ExtentState, Part, Result};
-use layers::writecache::{Options, Order, WriteCachePart};
 use runtime::Random;
 use siltstone_tests::worlds::{
     self, Change, Disks, File, Finds, Life, Loss, Model, Stop, Subject, keeps_its_promises, pick,
@@ -12,6 +11,7 @@ use siltstone_tests::worlds::{
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use writecache::{Options, Order, WriteCachePart};
 
 /// As many as take less than half a minute on two quiet cores.
 const USUAL_SEEDS: u64 = 500;

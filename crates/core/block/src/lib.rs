@@ -8,9 +8,9 @@
 //! path calls. Calls go one way, from the door down to the leaf; a part has no access to the parts above it.
 //!
 //! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
-//! zeroed memory ([`memory`]), wrappers of parts and handles ([`layer`]), the boxed future of a call, which
-//! needs no allocation ([`Call`]), geometry, and the one error type. Execution is in the crate `runtime`,
-//! storage in `disks`.
+//! zeroed memory ([`memory`]), wrappers of parts and handles ([`layer`]), extents of layers ([`extents`]),
+//! the boxed future of a call, which needs no allocation ([`Call`]), geometry, and the one error type.
+//! Execution is in the crate `runtime`, storage in `disks`.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod address;
@@ -18,6 +18,7 @@ pub mod buffer;
 pub mod call;
 pub mod device;
 pub mod error;
+pub mod extents;
 pub mod geometry;
 pub mod growing;
 pub mod layer;

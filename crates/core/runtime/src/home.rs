@@ -130,6 +130,19 @@ impl<T: 'static> Home<T> {
         })
     }
 
+    /// Runs `close` on the object, on its home shard, and releases the object.
+    ///
+    /// # Errors
+    /// Errors of `close`; those of [`forget`](Self::forget).
+    pub async fn close<Fut>(&self, close: impl FnOnce(Rc<T>) -> Fut + Send + 'static) -> Result<()>
+    where
+        Fut: Future<Output = Result<()>> + 'static,
+    {
+        let closed = self.with(close).await;
+        self.forget().await?;
+        closed
+    }
+
     /// Releases the object: later calls fail with [`Error::Closed`]. Existing references keep it alive.
     ///
     /// # Errors

@@ -146,6 +146,12 @@ impl Key {
         }
     }
 
+    /// Creates the key `timeout` with this default, read by
+    /// [`Arguments::time_limit`](crate::Arguments::time_limit).
+    pub const fn time_limit(help: &'static str, default: &'static str) -> Self {
+        Key::optional("timeout", ValueKind::Duration, help).or(default)
+    }
+
     /// Makes the key positional: the one-line form also accepts its values without its name.
     pub const fn positional(self) -> Self {
         Key { positional: true, ..self }

@@ -25,6 +25,13 @@ impl Shape {
         Shape { bytes: Some(geometry.capacity()), block_size: None, zones: Some(geometry) }
     }
 
+    /// Returns the block size of a device over devices of these shapes, the largest of theirs; `None` while
+    /// one is unknown.
+    pub fn largest_block(shapes: &[Shape]) -> Option<u32> {
+        let sizes: Option<Vec<u32>> = shapes.iter().map(|shape| shape.block_size).collect();
+        sizes.and_then(|sizes| sizes.into_iter().max())
+    }
+
     /// Returns the geometry of a device of this shape, to plan a part on it: writable, with a volatile cache,
     /// with writes of one block that aren't torn. `None` if capacity or block size are known only after
     /// opening.

@@ -94,7 +94,7 @@ Fetched blocks count as requested twice (small/1/0): only blocks that were reque
         where_: Where,
         /// Set the heat of the fetched blocks: QUEUE/HITS/AGE, from small/0/0 to main/3/0
         #[arg(long, value_name = "HEAT", default_value = "small/1/0", value_parser = heat)]
-        heat: layers::cache::Heat,
+        heat: cache::Heat,
         #[command(flatten)]
         pace: Pace,
     },
@@ -170,8 +170,8 @@ fn rate(text: &str) -> Result<u64, String> {
     }
 }
 
-fn heat(text: &str) -> Result<layers::cache::Heat, String> {
-    layers::cache::Heat::parse(text)
+fn heat(text: &str) -> Result<cache::Heat, String> {
+    cache::Heat::parse(text)
         .ok_or_else(|| "expected QUEUE/HITS/AGE, such as main/1/0: small or main; 0 to 3; 0 to 32".to_owned())
 }
 

@@ -9,7 +9,7 @@ use crate::control::protocol::{Recipient, Request};
 use crate::control::reach::Session;
 use crate::failure::Failure;
 use crate::warm_verb::saved::HotRange;
-use layers::cache::Heat;
+use cache::Heat;
 use runtime::StopSignals;
 use serde_json::Value;
 use std::collections::VecDeque;

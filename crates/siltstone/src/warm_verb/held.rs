@@ -6,7 +6,7 @@
 use super::cache::Cache;
 use super::saved::HotRange;
 use crate::failure::Failure;
-use layers::cache::Heat;
+use cache::Heat;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ops::Range;

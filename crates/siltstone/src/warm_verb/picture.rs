@@ -156,7 +156,7 @@ pub fn as_json(facts: &Facts, ranges: &[CachedRange], wanted: Option<&[Range<u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use layers::cache::Heat;
+    use cache::Heat;
 
     #[test]
     fn a_page() {

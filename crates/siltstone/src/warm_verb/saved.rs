@@ -20,7 +20,7 @@
 use crate::failure::Failure;
 use crate::input;
 use block::Error;
-use layers::cache::Heat;
+use cache::Heat;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;

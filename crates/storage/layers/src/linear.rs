@@ -23,7 +23,7 @@ pub const KIND: Kind = Kind {
     example: "linear(ram(64MiB), ram(32MiB))",
     plan: |arguments| {
         let legs = arguments.shapes("on")?;
-        let block_size = spread::block_size_of(&legs);
+        let block_size = Shape::largest_block(&legs);
         let lengths: Option<Vec<u64>> = legs.iter().map(|leg| leg.bytes).collect();
         let (Some(lengths), Some(block_size)) = (lengths, block_size) else {
             return Ok(Shape { block_size, ..Shape::default() });

@@ -5,12 +5,11 @@
 //! no bytes. A [`Layout`] maps blocks to legs. There is no redundancy: requests to a lost leg fail with its
 //! errors.
 
-use crate::extents;
+use block::extents;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use stack::Shape;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,12 +29,6 @@ pub(crate) struct OnLeg {
 pub(crate) trait Layout: fmt::Debug + Send + Sync {
     /// Maps a block of the device, which is in range.
     fn map(&self, block: u64) -> OnLeg;
-}
-
-/// Returns the block size of a device over these legs, the largest of theirs; `None` while one is unknown.
-pub(crate) fn block_size_of(legs: &[Shape]) -> Option<u32> {
-    let sizes: Option<Vec<u32>> = legs.iter().map(|leg| leg.block_size).collect();
-    sizes.and_then(|sizes| sizes.into_iter().max())
 }
 
 /// Returns the block size of a device over these parts, the largest of theirs.

@@ -23,7 +23,7 @@ pub const KIND: Kind = Kind {
     example: "stripe(ram(64MiB), ram(64MiB), chunk_size=64KiB)",
     plan: |arguments| {
         let legs = arguments.shapes("on")?;
-        let block_size = spread::block_size_of(&legs);
+        let block_size = Shape::largest_block(&legs);
         let least: Option<u64> = legs.iter().map(|leg| leg.bytes).min().flatten();
         let (Some(least), Some(block_size)) = (least, block_size) else {
             refuse_one(arguments, legs.len())?;

@@ -5,8 +5,9 @@
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
+use crate::record::StreamId;
 use crate::record::{Header, LINK, MAX_LINKS};
-use crate::stream::{CommitQueue, Joint, StreamId, Streams};
+use crate::stream::{CommitQueue, Joint, Streams};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
 use runtime::sync::Notify;

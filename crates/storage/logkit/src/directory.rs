@@ -1,7 +1,7 @@
 //! The directory of a checkpoint: the zones with records, and the owner's part. The root names its location.
 
 use crate::pool::{LastRecords, Usage, Zone, ZonePool};
-use crate::stream::StreamId;
+use crate::record::StreamId;
 use block::Result;
 use zones::bytes::{Reader, Writer};
 

@@ -1,8 +1,8 @@
 //! Entries: the changes that an owner appends, several to a record; and a record whose entries and numbers
 //! are fixed.
 
+use crate::record::StreamId;
 use crate::record::{Header, Identity, LINK, Links, sum_of};
-use crate::stream::StreamId;
 use crate::zone_writer::ZoneWriter;
 use block::Payload;
 

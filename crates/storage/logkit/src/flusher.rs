@@ -1,7 +1,8 @@
 //! Durability of appends: concurrent callers share one flush of the zones.
 
 use crate::owner::Owner;
-use crate::stream::{StreamId, Streams};
+use crate::record::StreamId;
+use crate::stream::Streams;
 use block::{Durable, Error, Result, ZoneIndex, Zones};
 use runtime::TaskGroup;
 use runtime::sync::Notify;

@@ -2,8 +2,8 @@
 //! those belong to an [`Owner`], which appends [`Entry`]s.
 //!
 //! On the medium:
-//! - [`record`]: format of records and their checksums; [`summary`]: the headers of a full zone's records, at
-//!   its end.
+//! - [`record`]: format of records and their checksums, of the crate `zones`; [`summary`]: the headers of a
+//!   full zone's records, at its end.
 //! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and
 //!   the owner's part.
 //! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
@@ -51,7 +51,6 @@ pub mod pace;
 pub mod pool;
 pub mod prepare;
 pub mod readers;
-pub mod record;
 pub mod recovery;
 pub mod reset;
 pub mod root;
@@ -73,7 +72,9 @@ pub use layout::Layout;
 pub use mover::Mover;
 pub use owner::Owner;
 pub use pool::{Usage, Zone, ZonePool};
-pub use stream::{Joint, Sequences, StreamId, Streams};
+pub use stream::{Joint, Sequences, Streams};
 pub use sums::ZoneSums;
 pub use victim::{Piece, READ_REQUEST_BYTES, Victim};
 pub use zone_writer::ZoneWriter;
+pub use zones::record;
+pub use zones::record::StreamId;

@@ -11,7 +11,7 @@ pub mod budget;
 mod candidates;
 mod last_records;
 
-use crate::stream::StreamId;
+use crate::record::StreamId;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -4,9 +4,10 @@
 //! with the highest number is authoritative.
 
 use crate::layout::{Layout, ROOT_ZONES};
+use crate::record::StreamId;
 use crate::record::{Header, Identity, Kind, Parsed};
 use crate::scan::refuse_offline;
-use crate::stream::{Sequences, StreamId};
+use crate::stream::Sequences;
 use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::collections::BTreeMap;
 use std::collections::btree_map::OccupiedEntry;

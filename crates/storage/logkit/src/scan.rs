@@ -503,7 +503,7 @@ impl<K> Scanned<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::StreamId;
+    use crate::record::StreamId;
     use block::{BlockSize, Durable, EraseGuarantee, ZoneGeometry};
     use zones::on_device::format::Uuid;
 

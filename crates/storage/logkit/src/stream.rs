@@ -11,22 +11,11 @@
 //! depends on, so it finds every record below the watermark. [`Streams::all_closed`] is closed in the same
 //! way, and is the state that a flush makes durable.
 
+use crate::record::StreamId;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Number of a stream of a log. Each stream counts its own records from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(pub u16);
-
-impl StreamId {
-    /// Index into lists by stream.
-    #[inline]
-    pub fn index(self) -> usize {
-        usize::from(self.0)
-    }
-}
 
 /// A sequence number per stream, indexed by stream; 0 for streams beyond the end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

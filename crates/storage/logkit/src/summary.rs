@@ -177,8 +177,8 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::StreamId;
     use crate::record::{Header, Kind};
-    use crate::stream::StreamId;
     use zones::on_device::format::Uuid;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };

@@ -1,4 +1,4 @@
-//! Remote memory as a device: a part, and a handle on its home shard. Calls of other shards are sent there.
+//! Remote memory as a device: its part, and the calls on its home shard.
 
 use crate::KIND;
 use crate::arena::{Arena, BLOCK};
@@ -11,7 +11,7 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::{Distant, Home};
+use runtime::{Home, HomeDevice, TaskGroup};
 use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -81,15 +81,10 @@ impl Part for RemotePart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let closed = self.home.with(|core| async move {
-                core.close().await;
-                Ok(())
-            });
-            let closed = closed.await;
-            self.home.forget().await?;
-            closed
-        })
+        Call::new(self.home.close(|core| async move {
+            core.close().await;
+            Ok(())
+        }))
     }
 }
 
@@ -107,25 +102,7 @@ impl DevicePart for RemotePart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let geometry = self.geometry.clone();
-            Ok(match self.home.is_here() {
-                true => Rc::new(Handle::new(geometry, self.home.get()?)) as Rc<dyn Device>,
-                false => Distant::open(geometry, self.home.clone(), Handle::new),
-            })
-        })
-    }
-}
-
-/// The handle on the home shard.
-struct Handle {
-    geometry: DeviceGeometry,
-    core: Rc<Core>,
-}
-
-impl Handle {
-    fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        Handle { geometry, core }
+        Call::ready(self.home.open(&self.geometry))
     }
 }
 
@@ -180,50 +157,45 @@ async fn discard(core: Rc<Core>, range: BlockRange) -> Result<()> {
     Ok(())
 }
 
-impl Device for Handle {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+impl HomeDevice for Core {
+    fn calls(&self) -> Option<&TaskGroup> {
+        None
     }
 
-    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        buffer.clear();
-        if let Err(error) = self.geometry.range(at, buffer.len()) {
-            return Call::ready((Err(error), buffer));
-        }
-        Call::new(read(self.core.clone(), at.0, buffer))
+    fn read(self: &Rc<Self>, range: BlockRange, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        Call::new(read(self.clone(), range.start.0, buffer))
     }
 
-    fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
-        match self.geometry.writable_range(at, payload.len()) {
-            // A change continues if its caller is dropped.
-            Ok(_) => runtime::carry(write(self.core.clone(), at.0, payload)),
-            Err(error) => Call::ready(Err(error)),
-        }
+    fn write(
+        self: &Rc<Self>,
+        range: BlockRange,
+        payload: Payload,
+        _durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        // A change continues if its caller is dropped.
+        runtime::carry(write(self.clone(), range.start.0, payload))
     }
 
     /// Does nothing: the device is volatile.
-    fn flush(&self) -> Call<'_, Result<()>> {
+    fn flush(self: &Rc<Self>) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }
 
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        match self.geometry.check(range) {
-            Ok(()) => runtime::carry(discard(self.core.clone(), range)),
-            Err(error) => Call::ready(Err(error)),
-        }
+    fn discard(self: &Rc<Self>, range: BlockRange) -> Call<'_, Result<()>> {
+        runtime::carry(discard(self.clone(), range))
     }
 
     fn write_zeroes(
-        &self,
+        self: &Rc<Self>,
         range: BlockRange,
         _mode: ZeroMode,
         _durability: Durability,
     ) -> Call<'_, Result<()>> {
-        self.discard(range)
+        HomeDevice::discard(self, range)
     }
 
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        Call::ready(self.geometry.check(range).map(|()| extents(&self.core, range)))
+    fn extents(self: &Rc<Self>, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        Call::ready(Ok(extents(self, range)))
     }
 }
 

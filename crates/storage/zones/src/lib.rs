@@ -5,9 +5,10 @@
 //!   durable only once their zone is finished. A part that works on it works on an object store.
 //! - [`overlay`]: zones whose changes stay in memory, to open zones without changing them.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
+//! - [`record`]: records of a log, with checksums under a key of the log.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
-//! Left to others: records, group commit, cleaning and recovery (`logkit`), and running the calls
+//! Left to others: group commit, cleaning and recovery (`logkit`), and running the calls
 //! (`runtime`).
 
 pub mod bytes;
@@ -16,6 +17,7 @@ mod limits;
 pub mod on_device;
 pub mod overlay;
 pub mod ram;
+pub mod record;
 pub mod sector;
 
 /// Returns the error of an append at byte `wanted` of a zone whose write pointer is elsewhere.

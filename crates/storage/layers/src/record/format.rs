@@ -8,13 +8,13 @@ use block::{
     BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry,
 };
 use block::{Error, Payload, Result};
-pub use logkit::record::sum_of as crc;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::bytes::Reader;
+pub use zones::record::sum_of as crc;
 
 /// The first bytes of a timeline.
 pub const MAGIC: [u8; 8] = *b"SILTLINE";

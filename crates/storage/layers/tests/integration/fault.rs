@@ -1,10 +1,11 @@
 //! Effect of each rule of `fault`.
 
-use crate::common::{disk, full, on_a_shard, read, write};
+use crate::disk;
 use block::{
     BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, Payload, ZeroMode,
     ZoneIndex, Zones, ZonesPart,
 };
+use conformance::requests::{full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use runtime::Simulation;
 use stack::Contract;

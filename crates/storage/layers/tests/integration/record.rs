@@ -1,10 +1,11 @@
 //! Events that `record` writes to a timeline.
 
-use crate::common::{disk, full, on_a_shard, read, write};
+use crate::disk;
 use block::{
     BlockIndex, BlockRange, Buffer, DevicePart, Durability, Error, Part, ZeroMode, ZoneAddress, ZoneIndex,
     ZonesPart,
 };
+use conformance::requests::{full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::format::{Role, Submission};
 use layers::record::timeline::{Ending, EventKind};

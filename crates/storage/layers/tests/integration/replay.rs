@@ -1,9 +1,9 @@
 //! The model of a power cut against an independent implementation of its definition: for every cut and every
 //! unit, straight from the events, without intervals, cursors or settling.
 
-use crate::common::builder::Builder;
-use crate::common::on_a_shard;
+use crate::builder::Builder;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart};
+use conformance::requests::on_a_shard;
 use layers::record::format::SubmissionFields;
 use layers::record::replay::{Choice, CrashStates, Cursor, History, Image, ImageDisk, Search, write_image};
 use proptest::prelude::*;

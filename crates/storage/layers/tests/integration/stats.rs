@@ -1,9 +1,10 @@
 //! Counters of `stats`.
 
-use crate::common::{disk, full, on_a_shard};
+use crate::disk;
 use block::{
     BlockIndex, BlockRange, Buffer, DevicePart, Durability, Part, Payload, ZeroMode, ZoneIndex, ZonesPart,
 };
+use conformance::requests::{full, on_a_shard};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::stats::{Message, StatsDevicePart, StatsZonesPart};
 use stack::Tell;

@@ -1,9 +1,9 @@
 //! Parsing timelines: recorded events are returned, and other bytes never count as events.
 
-use crate::common::builder::Builder;
-use crate::common::geometry;
+use crate::builder::Builder;
 use block::{Buffer, Error};
 use conformance::budget::Budget;
+use conformance::requests::geometry;
 use layers::record::Timeline;
 use layers::record::format::{FILE_HEADER, RECORD_HEADER, RecordType, SubmissionFields};
 use layers::record::timeline::Ending;

@@ -1,6 +1,7 @@
 //! The last record of each stream in a zone: the zone can be reset once all of them are covered.
 
-use crate::stream::{Sequences, StreamId};
+use crate::record::StreamId;
+use crate::stream::Sequences;
 use smallvec::SmallVec;
 
 /// Number of the last record of each stream in a zone. Few streams share a zone.

@@ -5,10 +5,11 @@ use super::{Dropped, Goal, numbers};
 use crate::directory::ZoneEntry;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::pool::{CHECKPOINT_CLASS, LastRecords, ZonePool};
+use crate::record::StreamId;
 use crate::record::{Kind, Parsed};
 use crate::root::Root;
 use crate::scan::{self, Kept, Scanned};
-use crate::stream::{Sequences, StreamId};
+use crate::stream::Sequences;
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
 
 /// Possible contents of an offline zone, for errors.

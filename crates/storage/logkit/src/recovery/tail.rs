@@ -2,10 +2,11 @@
 
 use super::{Scans, numbers};
 use crate::pool::ZonePool;
+use crate::record::StreamId;
 use crate::record::{Header, Kind};
 use crate::root::Root;
 use crate::scan::{Kept, Torn};
-use crate::stream::{Sequences, StreamId};
+use crate::stream::Sequences;
 use std::collections::BTreeSet;
 
 /// A record that was found after the checkpoint and isn't part of the log.

@@ -31,7 +31,7 @@ impl World {
             &disks::ram::KIND,
             &disks::null::KIND,
             &layers::stats::KIND,
-            &layers::cache::KIND,
+            &cache::KIND,
         ];
         World { folder: tempfile::tempdir().expect("a folder"), registry: Registry::new(kinds) }
     }

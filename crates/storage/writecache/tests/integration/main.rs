@@ -1,0 +1,7 @@
+//! The write cache: its promises, and the suite of the contract.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod burst;
+mod cost;
+mod promises;
+mod suite;
