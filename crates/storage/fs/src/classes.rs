@@ -124,8 +124,8 @@ pub struct Classes {
 impl Classes {
     /// Returns the classes `default` and `background`, which each file system has. `depth` bounds the cost of
     /// requests in flight.
-    pub fn new(depth: u64, background_shares: u32, ignores_shares: bool) -> Rc<Self> {
-        let state = State { queue: FairQueue::new(depth, ignores_shares), done: Vec::new() };
+    pub fn new(depth: u64, background_shares: u32) -> Rc<Self> {
+        let state = State { queue: FairQueue::new(depth), done: Vec::new() };
         let (state, count) = (RefCell::new(state), Cell::new(0));
         let classes = Rc::new(Classes { state, count, changing: Semaphore::new(1) });
         classes.set(DEFAULT, &"default".into(), DEFAULT_SHARES);

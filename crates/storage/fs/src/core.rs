@@ -33,10 +33,11 @@ mod turns;
 
 pub(crate) use owner::Accounting;
 pub(crate) use settings::reserved_zones;
-pub use settings::{Broken, STREAMS, Settings, cleaner_stream, kit_settings, user_stream};
+pub use settings::{STREAMS, Settings, cleaner_stream, kit_settings, user_stream};
 pub(crate) use times::Times;
 pub use times::now;
 
+use crate::broken::if_broken;
 use crate::core::admission::{Admission, Admitted};
 use crate::core::checkpoint::Checkpointer;
 use crate::core::cores::{Cores, Peers, Totals};
@@ -87,7 +88,6 @@ pub struct Core {
     pub(crate) snapshot_list: SnapshotList,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) moves: Moves,
-    broken: Option<Broken>,
 }
 
 impl std::fmt::Debug for Core {
@@ -102,13 +102,10 @@ impl Core {
         (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         policy: Box<dyn Policy>,
-        (mut metadata, released): (Metadata, Released),
+        (metadata, released): (Metadata, Released),
         settings: &Settings,
         opened: OpeningReport,
     ) -> Rc<Self> {
-        metadata.snapshots.keeps_nothing = settings.breaks(Broken::ForgetsSnapshots);
-        metadata.snapshots.ignores_shared = settings.breaks(Broken::IgnoresShared);
-        metadata.forgets_source = settings.breaks(Broken::ForgetsSource);
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
         let (lanes, cores) = (settings.appends_in_flight, totals.cores());
@@ -130,7 +127,6 @@ impl Core {
             snapshot_list: SnapshotList::default(),
             checkpointer: Checkpointer::new(released),
             moves: Moves::new(classes, demand.limit.is_some()),
-            broken: settings.broken,
             kit,
         });
         core.publish();
@@ -166,12 +162,6 @@ impl Core {
     /// Returns the node of a file in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
         self.nodes.get(inode, self.durability.issued())
-    }
-
-    /// Whether a test violates this invariant.
-    #[inline]
-    pub(crate) fn breaks(&self, rule: Broken) -> bool {
-        cfg!(debug_assertions) && self.broken == Some(rule)
     }
 
     /// Files in use.
@@ -247,17 +237,11 @@ impl Core {
             self.fail(&error);
             return Err(error);
         }
-        if self.breaks(Broken::ForgetsLost) {
-            lost = Lost::default();
-        }
+        if_broken!(ForgetsLost, lost = Lost::default());
         let mut accounts = self.kit.pool.accounts();
         lost.0.iter().for_each(|(zone, count)| accounts.begin_dying(*zone, *count));
-        if self.breaks(Broken::DiesWhenSubmitted) {
-            std::mem::take(&mut lost.0)
-                .into_iter()
-                .for_each(|(zone, count)| accounts.remove_dying(zone, count, self.kit.clock()));
-        }
         drop(accounts);
+        if_broken!(DiesWhenSubmitted, crate::broken::end_dying(self, &mut lost));
         let count = changes.len() as u32;
         self.publish();
         // Capacity for the changes that create a file with a short name.
@@ -307,7 +291,8 @@ impl Core {
     /// The failure of the log, which is permanent; errors of flushing; [`NoSpace`](block::Error::NoSpace)
     /// while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
-        if self.durability.is_durable(ticket) || self.breaks(Broken::NeverFlushes) {
+        if_broken!(NeverFlushes, return Ok(()));
+        if self.durability.is_durable(ticket) {
             return Ok(());
         }
         let written = self.written(ticket).await?;

@@ -19,6 +19,8 @@
 //! (`zones`); the FUSE protocol (`fuse`).
 #![doc = include_str!("../DESIGN.md")]
 
+#[doc(hidden)]
+pub mod broken;
 pub mod check;
 pub mod classes;
 pub mod core;

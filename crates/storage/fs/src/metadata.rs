@@ -57,8 +57,6 @@ pub(crate) struct Metadata {
     pub preallocated: u64,
     /// Snapshots of these shards.
     pub snapshots: Snapshots,
-    /// Fault for tests that must detect it: the extents of a source of a clone aren't marked as shared.
-    pub(crate) forgets_source: bool,
 }
 
 /// Counts preallocated blocks, and forwards other blocks, except dead ones that a snapshot keeps alive.
@@ -111,7 +109,7 @@ impl Metadata {
         let shards = items.shards();
         let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
         let snapshots = Snapshots::default();
-        Metadata { items, inodes, count: 0, preallocated: 0, snapshots, forgets_source: false }
+        Metadata { items, inodes, count: 0, preallocated: 0, snapshots }
     }
 
     /// Number of the next new inode of a shard.
@@ -254,14 +252,7 @@ impl Metadata {
     pub fn version(&self) -> Self {
         let (items, inodes) = (self.items.clone(), self.inodes.clone());
         let (count, preallocated) = (self.count, self.preallocated);
-        Metadata {
-            items,
-            inodes,
-            count,
-            preallocated,
-            snapshots: Snapshots::default(),
-            forgets_source: false,
-        }
+        Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default() }
     }
 
     fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
@@ -302,8 +293,7 @@ impl Metadata {
                     return Ok(());
                 }
                 let from = (*from_inode, *from_block..*from_block + count);
-                let marks_source = !self.forgets_source;
-                let more = shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
+                let more = shared::share(&mut self.items, from, (*inode, *block), blocks)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
             Change::Grow { inode, size } => {

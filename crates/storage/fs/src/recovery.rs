@@ -3,12 +3,13 @@
 
 pub(crate) mod salvage;
 
+use crate::broken::if_broken;
 use crate::core::checkpoint::unseal;
 use crate::core::cores::{Cores, Totals, core_of};
 use crate::core::geometry::{check_new, too_few};
 use crate::core::{
-    Accounting, Broken, Core, OpeningReport, STREAMS, Settings, cleaner_stream, kit_settings, now,
-    reserved_zones, user_stream,
+    Accounting, Core, OpeningReport, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
+    user_stream,
 };
 use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
 use crate::metadata::change::{Change, Recorded};
@@ -258,7 +259,7 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
     let opening: Opening<Found> = recovery::open(zones, OWNER, settings.goal).await?;
     let properties = Properties::decode(&opening.root.own)?;
     recovery::check_streams(&opening.root, STREAMS)?;
-    let mut state = State::decode(&opening.own)?;
+    let state = State::decode(&opening.own)?;
     if state.shards.len() != properties.shards as usize {
         return Err(Error::corrupt(format!(
             "the state of the file system has {} shards; expected {}",
@@ -271,9 +272,6 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
             "the metadata needs {} bytes of memory; expected at most the budget of {}; mount it with a larger budget",
             state.memory, settings.metadata_bytes
         )));
-    }
-    if cfg!(debug_assertions) && settings.broken == Some(Broken::ReplaysShown) {
-        state.shown.fill(0);
     }
     Ok((opening, properties, state))
 }
@@ -599,6 +597,7 @@ impl Source {
             let mut records: Vec<&Found> = self.records.iter().filter(is_its).collect();
             records.sort_by_key(|record| recovery::replay_order(*record, user));
             let mut shown = *shown;
+            if_broken!(ReplaysShown, shown = 0);
             for record in records {
                 let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
                 // The checkpoint includes only changes of its own epoch.

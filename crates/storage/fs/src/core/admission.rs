@@ -6,7 +6,7 @@ use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{Classes, Turn};
 use crate::core::cores::Totals;
 use crate::core::geometry;
-use crate::core::settings::{Broken, REMOVAL_RESERVE, Settings, reserved_zones};
+use crate::core::settings::{REMOVAL_RESERVE, Settings, reserved_zones};
 use crate::format::BLOCK;
 use crate::snapshots::gate::Gate;
 use block::{Error, Result};
@@ -75,11 +75,7 @@ impl Admission {
             kit,
             totals,
             gate: Gate::default(),
-            classes: Classes::new(
-                settings.io_depth,
-                settings.background_shares,
-                settings.breaks(Broken::IgnoresShares),
-            ),
+            classes: Classes::new(settings.io_depth, settings.background_shares),
             metadata_bytes: settings.metadata_bytes,
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,

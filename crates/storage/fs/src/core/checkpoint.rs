@@ -9,8 +9,9 @@
 //! one core and not in those of another: its record is durable before the checkpoint is, and is replayed on
 //! the cores whose trees lack it.
 
+use crate::broken::if_broken;
 use crate::core::cores::core_of;
-use crate::core::{Broken, Core, cleaner_stream, user_stream};
+use crate::core::{Core, cleaner_stream, user_stream};
 use crate::format::{ShardState, SnapshotState, State};
 use crate::metadata::extents::{Blocks, Lost};
 use crate::metadata::forest::Shard;
@@ -189,6 +190,7 @@ impl Checkpointer {
     }
 
     /// Places that die when the checkpoint in progress is durable.
+    #[cfg(feature = "broken-rules")]
     fn dead(&self) -> Vec<Place> {
         self.frozen.borrow().as_ref().map(|frozen| frozen.dead.clone()).unwrap_or_default()
     }
@@ -345,9 +347,7 @@ impl Core {
         let (index, cores) = (self.index(), self.totals().cores());
         let is_own = |shard| core_of(shard, cores) == index;
         self.checkpointer.freeze(&metadata, is_own, emptiest, numbers)?;
-        if self.breaks(Broken::FreesPagesEarly) {
-            self.free_pages(&self.checkpointer.dead());
-        }
+        if_broken!(FreesPagesEarly, self.free_pages(&self.checkpointer.dead()));
         let committed = [user_stream(index), cleaner_stream(index)]
             .map(|stream| (stream, self.appender().committed(stream)));
         let memory = metadata.items.memory() as u64;
@@ -357,9 +357,8 @@ impl Core {
     /// Ends a checkpoint; with `is_durable`, places that it no longer needs die.
     fn thaw(&self, is_durable: bool) {
         let dead = self.checkpointer.thaw(&self.kit, is_durable);
-        if !self.breaks(Broken::FreesPagesEarly) {
-            self.free_pages(&dead);
-        }
+        if_broken!(FreesPagesEarly, return);
+        self.free_pages(&dead);
     }
 
     fn free_pages(&self, dead: &[Place]) {

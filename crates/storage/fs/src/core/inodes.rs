@@ -1,8 +1,9 @@
 //! Operations on inodes. Operations on names are in [`crate::core::names`], those on data in
 //! [`crate::core::data`].
 
+use crate::broken::if_broken;
 use crate::classes::fair_queue::DEFAULT;
-use crate::core::{Broken, Core, Times, now};
+use crate::core::{Core, Times, now};
 use crate::data::cut::Cut;
 use crate::data::node::Node;
 use crate::format::BLOCK;
@@ -208,9 +209,7 @@ impl Core {
 
     /// Removes inodes without names, which were open when the file system was closed or lost power.
     pub fn remove_orphans(self: &Rc<Self>) {
-        if self.breaks(Broken::KeepsOrphans) {
-            return;
-        }
+        if_broken!(KeepsOrphans, return);
         let orphans = self.metadata.borrow().orphans();
         orphans.into_iter().for_each(|inode| self.remove_unused(inode));
     }

@@ -64,56 +64,6 @@ pub struct Settings {
     pub stripe_above: Option<u64>,
     /// Purpose of the opening: use or salvage.
     pub goal: Goal,
-    /// Invariant to violate on purpose, for tests that must detect it. Release builds ignore it.
-    #[doc(hidden)]
-    pub broken: Option<Broken>,
-}
-
-/// Invariants that tests violate on purpose.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
-    /// Syncs return at once.
-    NeverFlushes,
-    /// Blocks die when the operation that frees them is submitted, not when its record is written.
-    DiesWhenSubmitted,
-    /// Pages of the previous checkpoint die before the next one is durable.
-    FreesPagesEarly,
-    /// Changes that the checkpoint includes are replayed.
-    ReplaysShown,
-    /// The live blocks of one file aren't subtracted when its name is removed.
-    ForgetsLost,
-    /// Inodes without names aren't removed.
-    KeepsOrphans,
-    /// An operation on inodes of several cores is written as one record for each core.
-    SplitsOperations,
-    /// Blocks that the present version loses die even if a snapshot has them.
-    ForgetsSnapshots,
-    /// The extents of the source of a clone aren't marked as shared: its blocks die with it.
-    ForgetsSource,
-    /// The cleaner moves shared blocks only for the file that they were written for.
-    IgnoresShared,
-    /// Violates nothing: the cores pause for long between cloning their trees for a snapshot.
-    SlowSnapshots,
-    /// The gates stay open, and the cores pause for long between cloning their trees for a snapshot.
-    SnapshotsApart,
-    /// Requests of all classes are started in order of arrival.
-    IgnoresShares,
-    /// A directory is made striped before the copies of its names are written.
-    StripesEarly,
-    /// The names of a directory are copied to its stripes while others change them.
-    StripesUnlocked,
-    /// An operation on a name that has waited doesn't check whether its directory has become striped.
-    ForgetsStripes,
-    /// The cleaner waits for its turn even if writers wait for the cleaner.
-    CleanerWaits,
-}
-
-impl Settings {
-    /// Whether a test violates this invariant.
-    pub(crate) fn breaks(&self, rule: Broken) -> bool {
-        cfg!(debug_assertions) && self.broken == Some(rule)
-    }
 }
 
 impl Default for Settings {
@@ -132,7 +82,6 @@ impl Default for Settings {
             io_depth: IO_DEPTH,
             stripe_above: None,
             goal: Goal::Serve,
-            broken: None,
         }
     }
 }

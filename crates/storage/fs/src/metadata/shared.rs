@@ -19,6 +19,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::broken::if_broken;
 use crate::metadata::extents::{AT_ONCE, Blocks, Extent, Moved, Place, extents, replace, unmap};
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::{InodeNumber, kind};
@@ -267,8 +268,6 @@ fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
 /// `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns by how many
 /// blocks the file has grown.
 ///
-/// `marks_source` is false only in tests that must detect the fault: the source isn't marked as shared.
-///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MAX_OWNERS`]
 /// owners.
@@ -277,7 +276,6 @@ pub fn share(
     from: (InodeNumber, Range<u64>),
     to: (InodeNumber, u64),
     blocks: &mut impl Blocks,
-    marks_source: bool,
 ) -> Result<i64> {
     let ((source, range), (inode, block)) = (from, to);
     if items.shard_of(source) != items.shard_of(inode) {
@@ -294,7 +292,7 @@ pub fn share(
             let part = extent.part(&(at..range.end));
             if !part.is_preallocated() {
                 let new = Extent { block: block + (part.block - range.start), is_shared: true, ..part };
-                give(items, (source, part), (inode, new), marks_source)?;
+                give(items, (source, part), (inode, new))?;
                 given += i64::from(part.blocks);
             }
         }
@@ -310,7 +308,6 @@ fn give(
     items: &mut Forest,
     (source, part): (InodeNumber, Extent),
     (inode, new): (InodeNumber, Extent),
-    marks_source: bool,
 ) -> Result<()> {
     if !part.is_shared {
         // The written owner is the only owner so far.
@@ -318,9 +315,7 @@ fn give(
         let owners = SmallVec::from_elem(written, 1);
         let run = Run { place: part.place(), blocks: part.blocks, written, owners };
         insert(items, keeper(items, inode), run)?;
-        if marks_source {
-            replace(items, source, Extent { is_shared: true, ..part })?;
-        }
+        mark_shared(items, source, part)?;
     }
     let first = BlockOwner { inode, block: new.block };
     let found = change(items, inode, (part.place(), part.blocks), |run| {
@@ -340,6 +335,12 @@ fn give(
         true => replace(items, inode, new),
         false => Err(without_owner(source, &part)),
     }
+}
+
+/// Marks an extent of a file whose blocks get another owner.
+fn mark_shared(items: &mut Forest, inode: InodeNumber, part: Extent) -> Result<()> {
+    if_broken!(ForgetsSource, return Ok(()));
+    replace(items, inode, Extent { is_shared: true, ..part })
 }
 
 /// Number of blocks from the beginning of an extent that may get another owner.

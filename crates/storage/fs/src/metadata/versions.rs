@@ -12,6 +12,7 @@
 //! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
 //! with a shared block are also consecutive.
 
+use crate::broken::if_broken;
 use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{InodeNumber, Time, kind};
@@ -56,10 +57,6 @@ impl Snapshot {
 #[derive(Debug, Clone, Default)]
 pub struct Snapshots {
     list: Vec<Snapshot>,
-    /// Fault for tests that must detect it: snapshots keep no blocks alive.
-    pub(crate) keeps_nothing: bool,
-    /// Fault for tests that must detect it: the cleaner considers only the written owners of blocks.
-    pub(crate) ignores_shared: bool,
 }
 
 impl Snapshots {
@@ -101,8 +98,8 @@ impl Snapshots {
 
     /// Newest version of a shard before the present one.
     pub fn newest(&self, shard: Shard) -> Option<&Forest> {
-        let newest = self.list.iter().rev().find(|it| it.has(shard));
-        newest.filter(|_| !self.keeps_nothing).map(|it| &it.metadata.items)
+        if_broken!(ForgetsSnapshots, return None);
+        self.list.iter().rev().find(|it| it.has(shard)).map(|it| &it.metadata.items)
     }
 
     /// Removes the tree of a shard from a snapshot. Returns the blocks that only this snapshot kept alive.
@@ -189,9 +186,8 @@ impl Snapshots {
         let mut runs = Vec::new();
         for items in std::iter::once(present).chain(self.list.iter().map(|it| &it.metadata.items)) {
             visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
-            if !self.ignores_shared {
-                shared::visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
-            }
+            if_broken!(IgnoresShared, continue);
+            shared::visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
         }
         merge(&mut runs);
         runs.into_iter().for_each(|(first, count)| visit(first, count));

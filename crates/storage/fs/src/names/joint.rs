@@ -12,8 +12,9 @@
 //! The operation continues to its end even if its caller is dropped. An inode that loses its last name is
 //! kept at first, as if it were open, and is removed by its own core.
 
+use crate::broken::if_broken;
 use crate::core::entry::{FsEntry, Origin};
-use crate::core::{Broken, Core, user_stream};
+use crate::core::{Core, user_stream};
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::forest::{Forest, Shard};
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
@@ -293,9 +294,7 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
             joins.push(stream);
         }
     }
-    if core.breaks(Broken::SplitsOperations) {
-        return (append_apart(core, changes).await, 0);
-    }
+    if_broken!(SplitsOperations, return (crate::broken::submit_apart(core, changes).await, 0));
     // Ended lanes take no entries.
     if let Err(error) = core.check_open() {
         return (Err(error), 0);
@@ -303,15 +302,6 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
     let request = core.durability.requests().begin(1, None);
     let ticket = core.queue(changes, Payload::default(), Origin::Joint { request, joins });
     (core.durability.requests().wait(request).await, ticket)
-}
-
-async fn append_apart(core: &Rc<Core>, changes: Changes) -> Result<()> {
-    for change in changes {
-        let inode = change.inode();
-        let submit = move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-        core.cores().of(inode).with(submit).await?;
-    }
-    Ok(())
 }
 
 /// Sends the changes of a joint record to the other cores that it involves.

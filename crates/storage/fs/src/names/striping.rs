@@ -11,8 +11,9 @@
 //!
 //! If there is no space, the directory doesn't become striped, and a later new name tries again.
 
+use crate::broken::if_broken;
+use crate::core::Core;
 use crate::core::inodes::BETWEEN_ATTEMPTS;
-use crate::core::{Broken, Core};
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, decode};
 use crate::metadata::forest::{Forest, Shard};
@@ -146,10 +147,6 @@ async fn make_stripe(core: &Core, shard: Shard, directory: InodeNumber, mode: u3
 async fn fill_stripes(core: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
     let mut inodes = stripes.all().to_vec();
     inodes.push(directory);
-    let unlocked = match core.breaks(Broken::StripesUnlocked) {
-        true => Some(copy_names(core, directory, &stripes).await?),
-        false => None,
-    };
     let (own_core, to_fill) = (core.clone(), stripes.clone());
     let fill = async move |view: &View| {
         // An unmount may have removed stripes before they were locked, as files without names.
@@ -160,10 +157,8 @@ async fn fill_stripes(core: &Rc<Core>, directory: InodeNumber, stripes: Stripes)
         if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
             return Err(Error::not_found(format!("directory {directory} was removed or striped")));
         }
-        let subdirectories = match unlocked {
-            Some(subdirectories) => subdirectories,
-            None => copy_names(&own_core, directory, &to_fill).await?,
-        };
+        if_broken!(StripesUnlocked, own_core.peers.locks.unlock(&[directory]));
+        let subdirectories = copy_names(&own_core, directory, &to_fill).await?;
         Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
     };
     let outcome = Cell::new(Ok(()));
@@ -220,11 +215,9 @@ async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Res
         };
         core.submit(together.iter().map(put).collect(), None)?;
     }
-    match core.breaks(Broken::StripesEarly) {
-        true => Ok(()),
-        // Ensures that the record that makes the directory striped has a later number, also on this core.
-        false => core.written(core.durability.issued()).await.map(drop),
-    }
+    if_broken!(StripesEarly, return Ok(()));
+    // Ensures that the record that makes the directory striped has a later number, also on this core.
+    core.written(core.durability.issued()).await.map(drop)
 }
 
 /// Publishes the striped directories of this core to all cores after opening, and continues the removal

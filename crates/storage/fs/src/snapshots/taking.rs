@@ -11,8 +11,9 @@
 //!    checkpoint: the removal of a file may not be written yet, and a replay of the first checkpoint would
 //!    find the file.
 
+use crate::broken::if_broken;
+use crate::core::Core;
 use crate::core::cores::core_of;
-use crate::core::{Broken, Core};
 use crate::metadata::Metadata;
 use crate::metadata::forest::Shard;
 use crate::metadata::versions::{Snapshot, SnapshotInfo, SnapshotNumber};
@@ -75,14 +76,9 @@ pub(crate) async fn create(core: &Rc<Core>, name: String) -> Result<SnapshotInfo
 
 /// Makes all cores keep their trees of one point in time.
 async fn keep_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
-    let mut outcome = match core.breaks(Broken::SnapshotsApart) {
-        true => Ok(()),
-        false => shut_gates(core).await,
-    };
+    let mut outcome = shut_gates(core).await;
     for each in core.cores().all() {
-        if core.breaks(Broken::SnapshotsApart) || core.breaks(Broken::SlowSnapshots) {
-            runtime::sleep(std::time::Duration::from_millis(1)).await;
-        }
+        if_broken!(SlowSnapshots, runtime::sleep(std::time::Duration::from_millis(1)).await);
         if outcome.is_ok() {
             outcome = each
                 .with(move |core: Rc<Core>| async move {
@@ -100,6 +96,7 @@ async fn keep_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
 /// # Errors
 /// [`Error::NoSpace`] while an operation on several cores waits for space.
 async fn shut_gates(core: &Core) -> Result<()> {
+    if_broken!(OpenGates, return Ok(()));
     let mut outcome = Ok(());
     for each in core.cores().all() {
         let shut = |core: Rc<Core>| async move {

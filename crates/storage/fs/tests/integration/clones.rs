@@ -3,7 +3,8 @@
 
 use crate::world::{BASE as SETUP, Files, SHARDS, Setup, checked, empty, zones};
 use block::{Data, Error};
-use fs::core::{Broken, Core};
+use fs::broken::{Broken, with_broken};
+use fs::core::Core;
 use fs::{Cloned, File, FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::rc::Rc;
@@ -246,10 +247,9 @@ fn a_snapshot_before_between_and_after_a_clone_frees_what_it_alone_had_in_any_or
 }
 
 /// Lets the cleaner move shared blocks of files; then reads and removes all files.
-fn cleaned(broken: Option<Broken>) {
-    let setup = Setup { broken, ..SETUP };
+fn cleaned() {
     in_world(1, empty(SETUP.disk), move || async move {
-        let files = setup.format().await.unwrap();
+        let files = SETUP.format().await.unwrap();
         for number in 0..40 {
             let (path, clone_path) = (format!("/{number}"), format!("/clone{number}"));
             // A filler, so that each zone has only a few of the shared blocks.
@@ -321,12 +321,12 @@ fn cleaned(broken: Option<Broken>) {
 
 #[test]
 fn shared_blocks_are_moved_for_all_who_have_them() {
-    cleaned(None);
+    cleaned();
 }
 
 #[test]
 fn a_cleaner_that_moves_shared_blocks_for_one_file_alone_is_noticed() {
-    let run = std::panic::catch_unwind(|| cleaned(Some(Broken::IgnoresShared)));
+    let run = std::panic::catch_unwind(|| with_broken([Broken::IgnoresShared], cleaned));
     assert!(run.is_err(), "it isn't noticed");
 }
 

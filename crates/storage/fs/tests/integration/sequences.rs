@@ -12,7 +12,7 @@ use crate::model::{Bytes, Model, Operation, Shown, View, apply, is_alike, view_o
 use crate::world::checked;
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
 use conformance::budget::Budget;
-use fs::core::{Broken, Core};
+use fs::core::Core;
 use fs::names::namespace::Renaming;
 use fs::{FileSystem, Properties, Settings};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -60,7 +60,6 @@ struct Sequence {
     syncs: Syncs,
     /// Number of names above which a directory is striped.
     stripe_above: u64,
-    broken: Option<Broken>,
 }
 
 pub fn owned(path: &str) -> String {
@@ -204,16 +203,11 @@ pub async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> block::Result<
 
 impl Sequence {
     fn new(seed: u64, operations: Vec<Operation>, syncs: Syncs) -> Self {
-        Sequence { seed, operations, syncs, stripe_above: u64::MAX, broken: None }
+        Sequence { seed, operations, syncs, stripe_above: u64::MAX }
     }
 
     fn settings(&self) -> Settings {
-        Settings {
-            sums_bytes: 1,
-            stripe_above: Some(self.stripe_above),
-            broken: self.broken,
-            ..Settings::default()
-        }
+        Settings { sums_bytes: 1, stripe_above: Some(self.stripe_above), ..Settings::default() }
     }
 
     async fn run(&self) -> Result<Run, String> {
@@ -481,9 +475,9 @@ fn a_directory_becomes_striped_and_is_emptied_and_removed_at_one_point() {
     );
 }
 
-/// Checks an append with an fsync from every state of the disk, optionally with an invariant violated.
-pub fn synced_append(broken: Option<Broken>) -> Result<u64, String> {
+/// Checks an append with an fsync from every state of the disk.
+pub fn synced_append() -> Result<u64, String> {
     let operations = vec![Operation::Append(owned("/a"), Bytes::draw(3000, 9))];
-    let sequence = Sequence { broken, ..Sequence::new(1, operations, Syncs::First) };
+    let sequence = Sequence::new(1, operations, Syncs::First);
     sequence.simulated(&Rc::new(Budget::unlimited()), Search::new(1))
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings, SnapshotView};
 use runtime::Simulation;
@@ -284,22 +284,23 @@ fn snapshots_survive_that_their_blocks_are_moved() {
 #[test]
 fn a_snapshot_of_several_cores_is_of_one_moment() {
     for seed in 1..4 {
-        takes_while_cores_change(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let slow = takes_while_cores_change(seed, Some(Broken::SlowSnapshots));
+        takes_while_cores_change(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let slow = with_broken([Broken::SlowSnapshots], || takes_while_cores_change(seed));
         slow.unwrap_or_else(|error| panic!("seed {seed}, slow: {error}"));
     }
-    let mut noticed =
-        (1..10).map(|seed| takes_while_cores_change(seed, Some(Broken::SnapshotsApart)).is_err());
-    assert!(noticed.any(|is_noticed| is_noticed), "snapshots of cores at different moments aren't noticed");
+    let is_noticed = with_broken([Broken::SlowSnapshots, Broken::OpenGates], || {
+        (1..10).any(|seed| takes_while_cores_change(seed).is_err())
+    });
+    assert!(is_noticed, "snapshots of cores at different moments aren't noticed");
 }
 
 /// A client writes the next number to files of all cores, one after the other, while others move files
 /// between directories of all cores. A snapshot that includes a number must include those written before, and
 /// each file must have exactly one name.
-fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn takes_while_cores_change(seed: u64) -> Result<(), String> {
     const FILES: u64 = 6;
     const MOVERS: usize = 4;
-    let setup = Setup { disk: 24 << 20, cores: 3, broken, ..SETUP };
+    let setup = Setup { disk: 24 << 20, cores: 3, ..SETUP };
     let main = move || async move {
         let files = setup.format().await.unwrap();
         for number in 0..FILES {
@@ -386,8 +387,7 @@ fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
         let options =
             zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
         let zones = Arc::new(zones::OnDevice::open(device, options).await.unwrap());
-        let settings =
-            Settings { cores: Some(3), broken: Some(Broken::SlowSnapshots), ..Settings::default() };
+        let settings = Settings { cores: Some(3), ..Settings::default() };
         let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
         for client in 0..CLIENTS {
             files.make_directory(&format!("/{client}")).await.unwrap();
@@ -443,7 +443,8 @@ fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
 #[test]
 fn a_snapshot_of_several_cores_shows_no_cut_without_what_was_before_it() {
     for seed in 1..6 {
-        takes_while_files_are_cut_off(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        with_broken([Broken::SlowSnapshots], || takes_while_files_are_cut_off(seed))
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
 

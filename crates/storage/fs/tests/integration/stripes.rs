@@ -3,7 +3,7 @@
 use crate::world::{SHARDS, Setup, checked, empty, zones};
 use block::{Error, Part};
 use conformance::budget::Budget;
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use fs::metadata::change::Attributes;
 use fs::metadata::directory::Entry;
 use fs::metadata::inode::{FileType, Inode, InodeNumber};
@@ -253,9 +253,9 @@ fn a_snapshot_has_a_directory_as_it_was_before_and_after_it_was_striped() {
 
 /// Creates files in directories of all cores, and cuts the power at a time when a directory may become
 /// striped. Durable files must exist afterwards.
-fn cut(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn cut(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let setup = Setup { broken, ..setup(&mut random) };
+    let setup = setup(&mut random);
     // Becoming striped takes 50 to 130 ms on such a disk.
     let after = Duration::from_micros(30_000 + random.below(100_000));
     let simulation = |seed| Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) };
@@ -322,14 +322,15 @@ fn names_that_were_durable_are_there_whenever_the_power_is_cut_while_they_are_co
         if asked.is_none() && !budget.allows_more(200) {
             break;
         }
-        cut(seed, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+        cut(seed).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }
 
 #[test]
 fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
-    let noticed =
-        (1..200).find_map(|seed| cut(seed, Some(Broken::StripesEarly)).err().map(|error| (seed, error)));
+    let noticed = with_broken([Broken::StripesEarly], || {
+        (1..200).find_map(|seed| cut(seed).err().map(|error| (seed, error)))
+    });
     println!("{noticed:?}");
     assert!(noticed.is_some(), "it isn't noticed");
 }

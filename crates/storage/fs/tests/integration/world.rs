@@ -1,7 +1,6 @@
 //! File systems in simulated worlds: the disk, and functions to open and check file systems.
 
 use block::{Error, Result, ZonesPart};
-use fs::core::Broken;
 use fs::{FileSystem, Properties, Settings};
 use runtime::Random;
 use stack::{Registry, Stack};
@@ -65,7 +64,6 @@ pub struct Setup {
     pub stripe_above: u64,
     /// Whether all epochs end with a clean close.
     pub is_closed: bool,
-    pub broken: Option<Broken>,
 }
 
 /// A small disk without faults, with one core and without striped directories. Setups of tests differ from it
@@ -84,7 +82,6 @@ pub const BASE: Setup = Setup {
     cores: 1,
     stripe_above: 1000,
     is_closed: false,
-    broken: None,
 };
 
 impl Setup {
@@ -166,7 +163,6 @@ impl Setup {
             sums_bytes: 1,
             cores: Some(self.cores),
             stripe_above: Some(self.stripe_above),
-            broken: self.broken,
             ..Settings::default()
         }
     }
