@@ -106,7 +106,7 @@ mod enabled {
             let inode = change.inode();
             let submit =
                 move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-            core.cores().of(inode).with(submit).await?;
+            core.shards().of(inode).with(submit).await?;
         }
         Ok(())
     }

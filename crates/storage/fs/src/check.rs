@@ -11,7 +11,7 @@ pub mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::core::cores::core_of;
+use crate::core::shards::shard_of;
 use crate::core::{Core, STREAMS, Settings};
 use crate::data::checksums::sums_in;
 use crate::metadata::extents::{Extent, Place};
@@ -361,7 +361,7 @@ fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
     all
 }
 
-/// Metadata of a core, to be checked together with that of the other cores.
+/// Metadata of a shard, to be checked together with that of the other shards.
 #[derive(Debug)]
 pub(crate) struct Contents {
     items: Vec<(Key, Vec<u8>)>,
@@ -370,7 +370,7 @@ pub(crate) struct Contents {
     pages: Vec<Place>,
 }
 
-/// Returns this core's metadata of a snapshot, or of the present version with `None`.
+/// Returns this shard's metadata of a snapshot, or of the present version with `None`.
 ///
 /// # Errors
 /// ESTALE for a deleted snapshot.
@@ -382,27 +382,27 @@ pub(crate) fn contents(core: &Core, version: Option<SnapshotNumber>) -> Result<C
     core.in_version(version, |metadata| {
         Ok(Contents {
             items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
-            inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
+            inodes: (0..metadata.items.groups()).map(|group| metadata.inodes(group)).collect(),
             preallocated: metadata.preallocated,
             pages,
         })
     })
 }
 
-/// Returns the metadata of a version, one element for each core.
+/// Returns the metadata of a version, one element for each shard.
 ///
 /// # Errors
 /// Errors of [`contents`].
 pub(crate) async fn all_contents(core: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
     let mut parts = Vec::new();
-    for each in core.cores().all() {
+    for each in core.shards().all() {
         let contents = move |core: Rc<Core>| async move { contents(&core, version) };
         parts.push(each.with(contents).await?);
     }
     Ok(parts)
 }
 
-/// Checks the metadata of all cores of the open file system, and the live counts by which zones are
+/// Checks the metadata of all shards of the open file system, and the live counts by which zones are
 /// reset.
 pub(crate) fn check_contents(
     core: &Core,
@@ -410,22 +410,22 @@ pub(crate) fn check_contents(
     snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
 ) -> Result<Report> {
     let mut report = Report::new(Options::default());
-    let shards = core.metadata.borrow().items.shards();
-    let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+    let groups = core.metadata.borrow().items.groups();
+    let mut metadata = Metadata::empty(Forest::new(groups, &Released::new()));
     let mut pages = Vec::new();
     for (index, contents) in (0..).zip(parts) {
         contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
         metadata.preallocated += contents.preallocated;
         pages.extend(contents.pages);
-        for (shard, inodes) in
-            (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, core.totals().cores()) == index)
+        for (group, inodes) in
+            (0..).zip(contents.inodes).filter(|(group, _)| shard_of(*group, core.totals().shards()) == index)
         {
-            metadata.set_inodes(shard, inodes);
+            metadata.set_inodes(group, inodes);
         }
     }
     let mut extents = items::check(&metadata, &core.kit.layout, &mut report);
     for (info, parts) in snapshots {
-        let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+        let mut metadata = Metadata::empty(Forest::new(groups, &Released::new()));
         for (key, value) in parts.iter().flat_map(|part| &part.items) {
             metadata.put(key, value);
         }
@@ -596,21 +596,23 @@ async fn check_part(
     }
 }
 
-/// Compares the counts in the metadata with its items. `inodes` holds, for each shard, the number of inodes
-/// found and the number after the largest one.
+/// Compares the counts in the metadata with its items. `inodes` holds, for each inode group, the number of
+/// inodes found and the number after the largest one.
 fn check_totals(metadata: &Metadata, inodes: &[Inodes], preallocated: u64, report: &mut Report) {
-    for (shard, there) in (0..).zip(inodes) {
-        let known = metadata.inodes(shard);
+    for (group, there) in (0..).zip(inodes) {
+        let known = metadata.inodes(group);
         if known.count != there.count {
             let (there, counted) = (there.count, known.count);
-            report
-                .note(Kind::Count, format!("shard {shard}: {counted} inodes are counted; expected {there}"));
-        }
-        if known.next < there.next {
-            let last = there.next - u64::from(metadata.items.shards());
             report.note(
                 Kind::Count,
-                format!("shard {shard}: the next inode number is {}; expected a number above {last}, that of an existing inode", known.next),
+                format!("inode group {group}: {counted} inodes are counted; expected {there}"),
+            );
+        }
+        if known.next < there.next {
+            let last = there.next - u64::from(metadata.items.groups());
+            report.note(
+                Kind::Count,
+                format!("inode group {group}: the next inode number is {}; expected a number above {last}, that of an existing inode", known.next),
             );
         }
     }

@@ -1,7 +1,7 @@
-//! A core of the file system, with its shards. It is an owner of the log kit: its entries are changes of
+//! State of one shard, with its inode groups. It is an owner of the log kit: its entries are changes of
 //! metadata, with the data of files.
 //!
-//! An operation on names or attributes of one core is decided and takes effect in one turn, without waiting.
+//! An operation on names or attributes of one shard is decided and takes effect in one turn, without waiting.
 //! Its changes are queued, and written with those of others in one record. A write takes effect when its
 //! record is written. All operations are numbered and written in the order of their numbers, so a sync waits
 //! until a number is durable.
@@ -11,12 +11,11 @@
 //! moves. Open are only parts of parts, with private state of their own: the gate and the classes of
 //! `admission`, the locks of `Peers`, and the reads in progress of `Reader`.
 //!
-//! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
-//! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
+//! Operations of clients on one shard are in `names`, `inodes`, `data` and `holders`, the callbacks of the
+//! log kit in `owner`. In other modules: operations on several shards ([`crate::names`]).
 
 mod admission;
 pub(crate) mod checkpoint;
-pub(crate) mod cores;
 mod data;
 mod durability;
 pub(crate) mod entry;
@@ -27,6 +26,7 @@ mod moves;
 mod names;
 mod owner;
 pub(crate) mod settings;
+pub(crate) mod shards;
 mod tickets;
 pub(crate) mod times;
 mod turns;
@@ -40,10 +40,10 @@ pub use times::now;
 use crate::broken::if_broken;
 use crate::core::admission::{Admission, Admitted};
 use crate::core::checkpoint::Checkpointer;
-use crate::core::cores::{Cores, Peers, Totals};
 use crate::core::durability::Durability;
 use crate::core::entry::{FsEntry, Origin};
 use crate::core::moves::Moves;
+use crate::core::shards::{Peers, Shards, Totals};
 use crate::data::node::{Node, Nodes};
 use crate::data::reader::Reader;
 use crate::metadata::Metadata;
@@ -73,7 +73,7 @@ pub(crate) struct OpeningReport {
     pub lost: RefCell<LostParts>,
 }
 
-/// A core of a file system.
+/// State of one shard of a file system.
 pub struct Core {
     pub(crate) kit: Rc<Kit>,
     pub(crate) peers: Peers,
@@ -97,7 +97,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    /// Returns a core with this state, recovered or new. The caller starts lanes and cleaner.
+    /// Returns a shard with this state, recovered or new. The caller starts lanes and cleaner.
     pub(crate) fn new(
         (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
@@ -108,8 +108,8 @@ impl Core {
     ) -> Rc<Self> {
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
-        let (lanes, cores) = (settings.appends_in_flight, totals.cores());
-        let demand = geometry::demand(kit.zones.geometry(), cores, lanes);
+        let (lanes, shards) = (settings.appends_in_flight, totals.shards());
+        let demand = geometry::demand(kit.zones.geometry(), shards, lanes);
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -123,7 +123,7 @@ impl Core {
             peers: Peers::new(index, totals),
             durability: Durability::new(appender, class),
             reader: Reader::new(kit.clone(), settings.sums_bytes),
-            striping: Striping::new(settings.stripe_above, cores),
+            striping: Striping::new(settings.stripe_above, shards),
             snapshot_list: SnapshotList::default(),
             checkpointer: Checkpointer::new(released),
             moves: Moves::new(classes, demand.limit.is_some()),
@@ -133,28 +133,28 @@ impl Core {
         core
     }
 
-    /// Number of the core.
+    /// Number of the shard.
     pub(crate) fn index(&self) -> u32 {
         self.peers.index()
     }
 
-    /// All cores.
-    pub(crate) fn cores(&self) -> &Cores {
+    /// All shards.
+    pub(crate) fn shards(&self) -> &Shards {
         self.peers.all()
     }
 
-    /// Memory and space that all cores use.
+    /// Memory and space that all shards use.
     pub(crate) fn totals(&self) -> &Totals {
         self.peers.totals()
     }
 
-    /// Whether an inode belongs to this core.
+    /// Whether an inode belongs to this shard.
     #[inline]
     pub(crate) fn is_here(&self, inode: InodeNumber) -> bool {
         self.peers.has(inode)
     }
 
-    /// Publishes this core's use of memory and space to the other cores.
+    /// Publishes this shard's use of memory and space to the other shards.
     pub(crate) fn publish(&self) {
         self.totals().of(self.index()).publish(&self.metadata.borrow(), self.admission.growing());
     }
@@ -214,7 +214,7 @@ impl Core {
     pub(crate) async fn admit(&self) -> Result<Permit> {
         self.check_open()?;
         let free_dead = |core: Rc<Core>| async move { logkit::mover::free_dead(&core).await };
-        self.admission.leave_space_for_pages(|| self.cores().first().with(free_dead)).await?;
+        self.admission.leave_space_for_pages(|| self.shards().first().with(free_dead)).await?;
         self.admission.admit().await
     }
 
@@ -316,13 +316,13 @@ impl Core {
         self.durability.wait_until_done(&self.kit, ticket, || self.kit.space.check()).await
     }
 
-    /// Waits until an operation of this core has ended, even if its request was answered before because there
-    /// was no space. The failure of the log also ends the wait.
+    /// Waits until an operation of this shard has ended, even if its request was answered before because
+    /// there was no space. The failure of the log also ends the wait.
     pub(crate) async fn ended(&self, ticket: u64) {
         self.durability.wait_until_done(&self.kit, ticket, || Ok(())).await.ok();
     }
 
-    /// Makes all operations of this core durable.
+    /// Makes all operations of this shard durable.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).

@@ -1,7 +1,7 @@
 //! An open file: reads, writes and attributes, from any shard.
 //!
-//! In other modules: opening by a path or a name (`file_system`), and the operations on the core that has the
-//! file (`operations`, `data`).
+//! In other modules: opening by a path or a name (`file_system`), and the operations on the shard that has
+//! the file (`operations`, `data`).
 
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
@@ -66,7 +66,7 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// Returns a file that has been opened on its core.
+    /// Returns a file that has been opened on its shard.
     pub(crate) fn opened(home: Home<Core>, inode: InodeNumber) -> Self {
         File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode, class: DEFAULT }
     }
@@ -175,7 +175,7 @@ impl File {
         let (from, source) = (from.inode, from.home.clone());
         let copied = Copied { class: self.class, from, from_offset, to_offset, length };
         self.with(move |core, node| async move {
-            if !core.cores().of(from).is_same(&source) {
+            if !core.shards().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
             }
             clones::copy_range(&core, &node, copied, u64::MAX, Times::Present).await

@@ -37,7 +37,7 @@ impl SharedBlocks {
             Ok(_) => {
                 report.note(
                     Kind::Item,
-                    format!("item {key}: a run of shared blocks in the tree of another shard"),
+                    format!("item {key}: a run of shared blocks in the tree of another inode group"),
                 );
                 return None;
             }

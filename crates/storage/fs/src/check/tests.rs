@@ -221,8 +221,8 @@ fn the_list_of_problems_is_bounded() {
 #[test]
 fn counts_of_inodes_that_none_has_do_no_harm() {
     let mut metadata = Metadata::new(Forest::new(2, &Released::new()), 1);
-    for shard in 0..2 {
-        metadata.set_inodes(shard, Inodes { count: u64::MAX, ..metadata.inodes(shard) });
+    for group in 0..2 {
+        metadata.set_inodes(group, Inodes { count: u64::MAX, ..metadata.inodes(group) });
     }
     assert!(report_of(&metadata).has(Kind::Count));
     let mut metadata = sound();

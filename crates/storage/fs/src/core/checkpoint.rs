@@ -1,20 +1,20 @@
-//! Checkpoints: the trees of each core as of one point in time. Their pages are written while operations
-//! continue. The cores encode the pages, and the home writes them.
+//! Checkpoints: the trees of each shard as of one point in time. Their pages are written while operations
+//! continue. The shards encode the pages, and the home writes them.
 //!
 //! The trees may include operations on names and attributes whose records aren't written yet. Even if these
 //! records are never written, the operations have taken effect, each of them whole. The checkpoint stores the
 //! number of their changes, so that they aren't replayed ([`crate::metadata::change`]).
 //!
-//! The cores freeze their trees at different times. So an operation on several cores may be in the trees of
-//! one core and not in those of another: its record is durable before the checkpoint is, and is replayed on
-//! the cores whose trees lack it.
+//! The shards freeze their trees at different times. So an operation on several shards may be in the trees of
+//! one shard and not in those of another: its record is durable before the checkpoint is, and is replayed on
+//! the shards whose trees lack it.
 
 use crate::broken::if_broken;
-use crate::core::cores::core_of;
+use crate::core::shards::shard_of;
 use crate::core::{Core, cleaner_stream, user_stream};
-use crate::format::{ShardState, SnapshotState, State};
+use crate::format::{InodeGroupState, SnapshotState, State};
 use crate::metadata::extents::{Blocks, Lost};
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 use crate::metadata::versions::{SnapshotInfo, SnapshotNumber};
 use crate::metadata::{Inodes, Metadata};
 use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
@@ -63,15 +63,15 @@ const PAGES_AT_ONCE: u64 = 256;
 /// Pages that are encoded between two yields to other tasks.
 const PAGES_A_TURN: usize = 16;
 
-/// A tree of a shard: of the present version, with the inodes, or of a snapshot.
+/// A tree of an inode group: of the present version, with the inodes, or of a snapshot.
 struct FrozenTree {
     snapshot: Option<SnapshotNumber>,
-    shard: Shard,
+    group: InodeGroup,
     tree: Tree,
     inodes: Inodes,
 }
 
-/// The trees of a core at one point in time, while their pages are written.
+/// The trees of a shard at one point in time, while their pages are written.
 pub(crate) struct FrozenTrees {
     /// Trees to write. A page that several trees share is written with the first one.
     trees: Vec<FrozenTree>,
@@ -105,14 +105,14 @@ impl FrozenTrees {
     }
 }
 
-/// Shards of a core whose trees are written to the medium.
+/// Inode groups of a shard whose trees are written to the medium.
 #[derive(Default)]
 struct StoredTrees {
-    shards: Vec<(Shard, ShardState)>,
-    snapshots: Vec<(SnapshotNumber, Shard, Stored)>,
+    groups: Vec<(InodeGroup, InodeGroupState)>,
+    snapshots: Vec<(SnapshotNumber, InodeGroup, Stored)>,
 }
 
-/// State of a core at the time when its trees are frozen.
+/// State of a shard at the time when its trees are frozen.
 struct Moment {
     /// Numbers of the last records whose effect the trees include.
     committed: [(StreamId, u64); 2],
@@ -153,14 +153,14 @@ impl Checkpointer {
         self.dropped.borrow_mut().dead(zone, count);
     }
 
-    /// Clones the trees of the core for a checkpoint.
+    /// Clones the trees of the shard for a checkpoint.
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.
     fn freeze(
         &self,
         metadata: &Metadata,
-        is_own: impl Fn(Shard) -> bool,
+        is_own: impl Fn(InodeGroup) -> bool,
         emptiest: &[u32],
         numbers: &[SnapshotNumber],
     ) -> Result<()> {
@@ -172,13 +172,13 @@ impl Checkpointer {
             }
         }
         let mut trees = Vec::new();
-        for shard in (0..metadata.items.shards()).filter(|shard| is_own(*shard)) {
-            let inodes = metadata.inodes(shard);
-            let tree = metadata.items.tree(shard).clone();
-            trees.push(FrozenTree { snapshot: None, shard, tree, inodes });
+        for group in (0..metadata.items.groups()).filter(|group| is_own(*group)) {
+            let inodes = metadata.inodes(group);
+            let tree = metadata.items.tree(group).clone();
+            trees.push(FrozenTree { snapshot: None, group, tree, inodes });
             for number in numbers {
-                let tree = metadata.snapshots.get(*number)?.items.tree(shard).clone();
-                trees.push(FrozenTree { snapshot: Some(*number), shard, tree, inodes });
+                let tree = metadata.snapshots.get(*number)?.items.tree(group).clone();
+                trees.push(FrozenTree { snapshot: Some(*number), group, tree, inodes });
             }
         }
         let dead = self.released.take();
@@ -258,17 +258,17 @@ impl Checkpointer {
         }
     }
 
-    /// Returns the shards of this core after all their pages have been written.
+    /// Returns the inode groups of this shard after all their pages have been written.
     fn stored(&self) -> Result<StoredTrees> {
         let frozen = self.frozen.borrow();
         let mut written = StoredTrees::default();
-        for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
+        for FrozenTree { snapshot, group, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
             let tree = tree.stored().ok_or_else(|| {
                 Error::io("a checkpoint has pages without a place: a frozen tree changed while it was written; mount the file system again")
             })?;
             match snapshot {
-                None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),
-                Some(number) => written.snapshots.push((*number, *shard, tree)),
+                None => written.groups.push((*group, InodeGroupState { tree, inodes: *inodes })),
+                Some(number) => written.snapshots.push((*number, *group, tree)),
             }
         }
         Ok(written)
@@ -276,8 +276,8 @@ impl Checkpointer {
 }
 
 impl Core {
-    /// Writes a checkpoint of all cores; `clean` marks the last one before the file system is closed. Runs on
-    /// the home.
+    /// Writes a checkpoint of all shards; `clean` marks the last one before the file system is closed. Runs
+    /// on the home.
     ///
     /// # Errors
     /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
@@ -291,7 +291,7 @@ impl Core {
             let next_snapshot = self.snapshot_list.next_number();
             let numbers: Arc<[SnapshotNumber]> = infos.iter().map(|info| info.number).collect();
             let frozen = async {
-                for core in self.cores().all() {
+                for core in self.shards().all() {
                     let (emptiest, numbers) = (emptiest.clone(), numbers.clone());
                     let freeze = move |core: Rc<Core>| async move { core.freeze(&emptiest, &numbers) };
                     let moment = core.with(freeze).await?;
@@ -304,9 +304,9 @@ impl Core {
             let committed = match frozen.await {
                 Ok(written) => {
                     let snapshots = written.snapshots_of(&infos);
-                    let shards = written.shards.into_iter().map(|(_, state)| state).collect();
+                    let groups = written.groups.into_iter().map(|(_, state)| state).collect();
                     let state =
-                        State { epoch: self.kit.epoch, shown, memory, shards, snapshots, next_snapshot };
+                        State { epoch: self.kit.epoch, shown, memory, groups, snapshots, next_snapshot };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),
@@ -315,7 +315,7 @@ impl Core {
             if is_durable {
                 self.snapshot_list.are_durable(&infos);
             }
-            for core in self.cores().all() {
+            for core in self.shards().all() {
                 core.with(move |core: Rc<Core>| async move {
                     core.thaw(is_durable);
                     Ok(())
@@ -341,11 +341,11 @@ impl Core {
         }
     }
 
-    /// Freezes the trees of this core, and returns its state at this moment.
+    /// Freezes the trees of this shard, and returns its state at this moment.
     fn freeze(&self, emptiest: &[u32], numbers: &[SnapshotNumber]) -> Result<Moment> {
         let metadata = self.metadata.borrow();
-        let (index, cores) = (self.index(), self.totals().cores());
-        let is_own = |shard| core_of(shard, cores) == index;
+        let (index, shards) = (self.index(), self.totals().shards());
+        let is_own = |group| shard_of(group, shards) == index;
         self.checkpointer.freeze(&metadata, is_own, emptiest, numbers)?;
         if_broken!(FreesPagesEarly, self.free_pages(&self.checkpointer.dead()));
         let committed = [user_stream(index), cleaner_stream(index)]
@@ -366,10 +366,10 @@ impl Core {
         dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
     }
 
-    /// Writes the pages without a place of all cores. Returns the shards.
+    /// Writes the pages without a place of all shards. Returns the inode groups.
     async fn write_trees(self: &Rc<Self>) -> Result<StoredTrees> {
         let mut written = StoredTrees::default();
-        for core in self.cores().all() {
+        for core in self.shards().all() {
             loop {
                 let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
                 let (zone, first, most) = (space.zone(), space.position(), space.blocks as usize);
@@ -390,11 +390,11 @@ impl Core {
                 core.with(note).await?;
             }
             let stored = core.with(|core: Rc<Core>| async move { core.checkpointer.stored() }).await?;
-            written.shards.extend(stored.shards);
+            written.groups.extend(stored.groups);
             written.snapshots.extend(stored.snapshots);
         }
-        written.shards.sort_unstable_by_key(|(shard, _)| *shard);
-        written.snapshots.sort_unstable_by_key(|(number, shard, _)| (*number, *shard));
+        written.groups.sort_unstable_by_key(|(group, _)| *group);
+        written.snapshots.sort_unstable_by_key(|(number, group, _)| (*number, *group));
         Ok(written)
     }
 

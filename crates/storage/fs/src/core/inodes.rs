@@ -51,11 +51,11 @@ impl Core {
         decide: impl Fn(&Metadata) -> Result<(T, Changes)>,
     ) -> Result<(T, u64)> {
         let done = self.change_here(|metadata| decide(metadata).map(Some)).await?;
-        done.ok_or_else(|| Error::io("an operation on one core was decided for several"))
+        done.ok_or_else(|| Error::io("an operation on one shard was decided for several"))
     }
 
     /// As [`change`](Self::change); without a change if `decide` returns `None`, because the operation
-    /// involves inodes of other cores.
+    /// involves inodes of other shards.
     pub(crate) async fn change_here<T>(
         &self,
         decide: impl Fn(&Metadata) -> Result<Option<(T, Changes)>>,
@@ -90,7 +90,7 @@ impl Core {
     pub async fn create_unnamed(&self, directory: InodeNumber, new: &New) -> Result<Rc<Node>> {
         self.check_space_for_operation()?;
         let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(metadata.items.shard_of(directory));
+            let number = metadata.next_inode(metadata.items.group_of(directory));
             Ok((number, namespace::create_unnamed(metadata, number, directory, new, now())?))
         };
         let (inode, ticket) = self.change(decide).await?;
@@ -105,12 +105,12 @@ impl Core {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
-    /// Makes the operations on an inode of this core durable; for a directory, also those on its names.
+    /// Makes the operations on an inode of this shard durable; for a directory, also those on its names.
     ///
     /// # Errors
     /// The failure of the log, which is permanent.
     pub async fn sync_inode(&self, inode: InodeNumber) -> Result<()> {
-        self.cores().sync_stripes(inode).await?;
+        self.shards().sync_stripes(inode).await?;
         match self.nodes.find(inode) {
             Some(node) if node.is_open() => self.sync_in(DEFAULT, node.ticket.get()).await,
             _ => self.sync_all().await,
@@ -201,7 +201,7 @@ impl Core {
                 runtime::yield_now().await;
             }
             if core.inode(inode).is_err() {
-                core.cores().striped().set(inode, None);
+                core.shards().striped().set(inode, None);
             }
         };
         self.kit.tasks.spawn(removing).detach();
@@ -245,13 +245,13 @@ impl Core {
             None => None,
         };
         loop {
-            if let Some(stripes) = self.cores().striped().find(inode) {
+            if let Some(stripes) = self.shards().striped().find(inode) {
                 self.set_attributes_with_stripes(inode, &stripes, decide.clone()).await?;
                 return self.inode(inode);
             }
             let decide = |metadata: &Metadata| {
                 let attributes = decide(&metadata.inode(inode)?).map(with_time);
-                if self.cores().striped().has(inode) {
+                if self.shards().striped().has(inode) {
                     return Ok(None);
                 }
                 let changes = attributes.map(|attributes| Change::set(inode, attributes));

@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Reader of a core, with the checksums that it knows.
+/// Reader of a shard, with the checksums that it knows.
 pub(crate) struct Reader {
     kit: Rc<Kit>,
     /// Reads in progress: a zone isn't reset while reads that began before are in progress.

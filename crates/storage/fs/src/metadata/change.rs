@@ -1,4 +1,4 @@
-//! Changes of the metadata of a shard, in the encoding of log records.
+//! Changes of the metadata of an inode group, in the encoding of log records.
 //!
 //! An operation is a list of changes that take effect together. Changes of names and attributes take effect
 //! when the operation is submitted. Changes that give blocks to files take effect when the record is written,
@@ -164,9 +164,9 @@ pub enum Change {
         /// Least size of the file afterwards, in bytes.
         size: u64,
     },
-    /// Shares the blocks of a range with a file of the same shard, or with another range of the same file.
-    /// The shared blocks replace those of the target range; holes are copied as holes. Raises the size to at
-    /// least `size` bytes.
+    /// Shares the blocks of a range with a file of the same inode group, or with another range of the same
+    /// file. The shared blocks replace those of the target range; holes are copied as holes. Raises the
+    /// size to at least `size` bytes.
     Share {
         /// The file.
         inode: InodeNumber,

@@ -2,11 +2,11 @@
 //!
 //! A block of a zone is written for one block of a file, which the record's header names: its *written
 //! owner*. Moves of the cleaner don't change it. Usually this is the only owner. Contiguous blocks that have,
-//! or had, several owners are a *run*: an item keyed by its place, in the tree of the shard of all its
+//! or had, several owners are a *run*: an item keyed by its place, in the tree of the inode group of all its
 //! owners, with the written owner and the present owners. The extents of the present owners are marked
 //! (`Extent::is_shared`), so files that weren't cloned need no lookup of runs.
 //!
-//! Invariants, in each version of a shard:
+//! Invariants, in each version of an inode group:
 //! - The marked extents are exactly those of the owners of runs, and no other extent has a block of a run.
 //! - A run has 1 to [`MAX_OWNERS`] owners, all different. Its written owner needn't be one of them:
 //!   blocks are found by their place.
@@ -32,8 +32,8 @@ use std::ops::Range;
 /// Most owners of a block; for a further one, the block is copied.
 pub const MAX_OWNERS: usize = 16;
 
-/// First inode number of the keepers, larger than those of files. A shard's keeper is the inode of the items
-/// of its runs.
+/// First inode number of the keepers, larger than those of files. An inode group's keeper is the inode of
+/// the items of its runs.
 pub const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
@@ -139,13 +139,13 @@ impl Run {
     }
 }
 
-/// Keeper of the shard of an inode.
+/// Keeper of the inode group of an inode.
 fn keeper(items: &Forest, inode: InodeNumber) -> InodeNumber {
-    let shards = u64::from(items.shards());
-    FIRST_KEEPER.next_multiple_of(shards) + inode % shards
+    let groups = u64::from(items.groups());
+    FIRST_KEEPER.next_multiple_of(groups) + inode % groups
 }
 
-/// Whether an item is a run of the shard that contains it.
+/// Whether an item is a run of the inode group that contains it.
 pub fn is_run(items: &Forest, key: &Key) -> bool {
     key.kind == kind::SHARED && key.inode == keeper(items, key.inode)
 }
@@ -158,7 +158,7 @@ fn positions(place: Place, blocks: u32) -> Range<u32> {
     place.position..place.position.saturating_add(blocks)
 }
 
-/// Returns the runs of an inode's shard that overlap a range of a zone, not clipped, in order.
+/// Returns the runs of an inode's inode group that overlap a range of a zone, not clipped, in order.
 pub fn runs(
     items: &Forest,
     inode: InodeNumber,
@@ -264,13 +264,13 @@ fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
     ))
 }
 
-/// Shares the blocks of a range of a file with a file of the same shard, or with the same file, beginning at
-/// `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns by how many
-/// blocks the file has grown.
+/// Shares the blocks of a range of a file with a file of the same inode group, or with the same file,
+/// beginning at `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns
+/// by how many blocks the file has grown.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MAX_OWNERS`]
-/// owners.
+/// [`Error::Corrupt`] for a damaged item, for files of different inode groups, and for more than
+/// [`MAX_OWNERS`] owners.
 pub fn share(
     items: &mut Forest,
     from: (InodeNumber, Range<u64>),
@@ -278,9 +278,9 @@ pub fn share(
     blocks: &mut impl Blocks,
 ) -> Result<i64> {
     let ((source, range), (inode, block)) = (from, to);
-    if items.shard_of(source) != items.shard_of(inode) {
+    if items.group_of(source) != items.group_of(inode) {
         return Err(Error::corrupt(format!(
-            "inodes {source} and {inode} share blocks and are in different shards; expected files of one shard"
+            "inodes {source} and {inode} share blocks and are in different inode groups; expected files of one inode group"
         )));
     }
     let taken = unmap(items, inode, block..block + (range.end - range.start), blocks)?;

@@ -1,5 +1,5 @@
-//! Operations of the kernel on the core that has the inode or the name, where they take more than one call of
-//! the core.
+//! Operations of the kernel on the shard that has the inode or the name, where they take more than one call
+//! of the shard.
 
 use super::convert::{self, CACHED};
 use crate::classes::fair_queue::DEFAULT;
@@ -85,7 +85,7 @@ pub(super) async fn attributes_for(
 
 /// Attributes of an inode.
 pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
-    let found = core.cores().attributes_in(None, inode).await?;
+    let found = core.shards().attributes_in(None, inode).await?;
     Ok(cached(core, inode, &found))
 }
 
@@ -97,7 +97,7 @@ fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
     Entry { attributes, generation: 0, name_time: CACHED, attributes_time }
 }
 
-/// Returns an entry for an inode of this core that isn't a striped directory, without counting the kernel's
+/// Returns an entry for an inode of this shard that isn't a striped directory, without counting the kernel's
 /// reference.
 pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
@@ -105,7 +105,7 @@ pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
 
 /// Returns the result of a lookup, and counts the kernel's reference to it.
 pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    let entry = match core.cores().striped().has(inode) {
+    let entry = match core.shards().striped().has(inode) {
         false => entry_of(core, inode)?,
         true => {
             let entry = entry_with(attributes(core, inode).await?);
@@ -128,7 +128,7 @@ pub(super) async fn lookup(core: Rc<Core>, parent: InodeNumber, name: Vec<u8>) -
             Err(error) => return Err(error),
         };
         match entry_elsewhere(&core, inode).await {
-            // The inode was removed on its core meanwhile.
+            // The inode was removed on its shard meanwhile.
             Err(error)
                 if error.errno() == libc::ESTALE && core.lookup(parent, &name).await.ok() != Some(inode) => {}
             entry => return entry,
@@ -220,12 +220,12 @@ pub(super) async fn rename(
     core.rename((parent, &name), (new_parent, &new_name), renaming(flags)?).await
 }
 
-/// As [`entry`], for an inode that may be on another core.
+/// As [`entry`], for an inode that may be on another shard.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
     if core.is_here(inode) {
         return entry(core, inode).await;
     }
-    core.cores().of(inode).with(async move |core: Rc<Core>| entry(&core, inode).await).await
+    core.shards().of(inode).with(async move |core: Rc<Core>| entry(&core, inode).await).await
 }
 
 /// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
@@ -244,7 +244,7 @@ pub(super) async fn create_and_open(
     };
     match core.is_here(inode) {
         true => open_entry(core, inode, flags).await,
-        false => core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await,
+        false => core.shards().of(inode).with(move |core| open_entry(core, inode, flags)).await,
     }
 }
 

@@ -89,7 +89,7 @@ impl Mounted {
         files.each(end).await?;
         let notifier = SharedNotifier::default();
         let part = FilesPart {
-            cores: files.cores().clone(),
+            shards: files.shards().clone(),
             controls: Controls::new(files.clone()),
             notifier: notifier.clone(),
             slots: Arc::default(),
@@ -160,7 +160,7 @@ impl Mounted {
     }
 }
 
-/// Ends a mount on a core.
+/// Ends a mount on a shard.
 async fn end(core: Rc<Core>) -> Result<()> {
     actions::end_mount(&core);
     Ok(())

@@ -1,4 +1,4 @@
-//! Resolution of paths, from the root through directories and symbolic links, on the cores that have them.
+//! Resolution of paths, from the root through directories and symbolic links, on the shards that have them.
 
 use crate::core::Core;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
@@ -25,7 +25,7 @@ fn check_length(path: &str) -> Result<()> {
     }
 }
 
-/// Resolves a path on this core; `None` if it leads through symbolic links or to other cores.
+/// Resolves a path on this shard; `None` if it leads through symbolic links or to other shards.
 ///
 /// # Errors
 /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
@@ -33,7 +33,7 @@ pub fn walk_here(core: &Core, path: &str) -> Result<Option<End>> {
     check_length(path)?;
     let mut at = (ROOT, FileType::Directory);
     for name in path.split('/').filter(|name| !name.is_empty()) {
-        let holder = core.cores().holder(at.0, name.as_bytes());
+        let holder = core.shards().holder(at.0, name.as_bytes());
         if !core.is_here(holder.inode) {
             return Ok(None);
         }
@@ -90,20 +90,20 @@ impl Walk {
         })
     }
 
-    /// Inode on whose core the resolution continues.
+    /// Inode on whose shard the resolution continues.
     pub fn place(&self) -> InodeNumber {
         self.stripe.unwrap_or(self.at.0)
     }
 
     /// Returns the inode that holds the next name: the directory, or a stripe of it. For a snapshot, only the
-    /// core of the directory can find the stripe.
+    /// shard of the directory can find the stripe.
     fn holder_of_next(&mut self, core: &Core) -> Result<InodeNumber> {
         if self.stripe.is_none()
             && self.at.1 == FileType::Directory
             && let Some(name) = self.rest.last()
         {
             let holder = match self.version {
-                None => core.cores().holder(self.at.0, name).inode,
+                None => core.shards().holder(self.at.0, name).inode,
                 Some(_) if !core.is_here(self.at.0) || matches!(&name[..], b"." | b"..") => self.at.0,
                 Some(_) => core.in_version(self.version, |metadata| {
                     let striped = stripes::read(&metadata.items, self.at.0)?;
@@ -115,7 +115,7 @@ impl Walk {
         Ok(self.place())
     }
 
-    /// Continues as far as the path has inodes of this core. Returns the end of the path once it is reached.
+    /// Continues as far as the path has inodes of this shard. Returns the end of the path once it is reached.
     ///
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR; ELOOP for too many links.
@@ -155,7 +155,7 @@ impl Walk {
                 self.rest.pop();
             }
         }
-        // The inode at the end may be on another core.
+        // The inode at the end may be on another shard.
         Ok((self.rest.is_empty() && self.at.1 != FileType::Link).then_some(self.at))
     }
 }

@@ -11,7 +11,7 @@
 //! In other modules: reading the trees (`recovery`), and pages (`tree`).
 
 use crate::core::Core;
-use crate::core::cores::Cores;
+use crate::core::shards::Shards;
 use crate::format::BLOCK;
 use crate::metadata::extents::{Extent, GONE};
 use crate::metadata::forest::Forest;
@@ -35,7 +35,7 @@ const LOST_AND_FOUND: &str = "lost+found";
 /// Most blocks of an extent for lost blocks.
 const MAX_GONE: u64 = 1 << 30;
 
-/// Most extents for lost blocks on a core, in addition to one for each hole: the size of a damaged inode may
+/// Most extents for lost blocks on a shard, in addition to one for each hole: the size of a damaged inode may
 /// be any number.
 pub(crate) const MAX_MARKS: u64 = 1 << 16;
 
@@ -149,7 +149,8 @@ struct Remains {
 /// Adds missing inodes that have names or blocks: a directory, or a file with a size that covers its blocks.
 /// If a file has fewer blocks than its inode counts, any of its holes may be lost blocks. Each hole then
 /// becomes an extent that is [`GONE`]; a long hole takes more of these, limited by `marks`, after which the
-/// file is truncated. Returns descriptions. `has_root` is true if these shards include the root directory.
+/// file is truncated. Returns descriptions. `has_root` is true if these inode groups include the root
+/// directory.
 pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &mut u64) -> Vec<String> {
     let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
     let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
@@ -233,7 +234,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
     lines
 }
 
-/// Inodes of a core, and the inodes that names in its directories refer to.
+/// Inodes of a shard, and the inodes that names in its directories refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// Inodes that should have a name, with their types.
@@ -260,7 +261,7 @@ impl Names {
         names
     }
 
-    /// Adds the inodes and names of another core.
+    /// Adds the inodes and names of another shard.
     pub fn append(&mut self, mut other: Names) {
         self.inodes.append(&mut other.inodes);
         self.named.append(&mut other.named);
@@ -274,13 +275,13 @@ impl Names {
     }
 }
 
-/// Creates an empty directory without a name in the shard of the root, in memory. Returns its inode.
+/// Creates an empty directory without a name in the inode group of the root, in memory. Returns its inode.
 pub(crate) fn make_directory(metadata: &mut Metadata) -> InodeNumber {
-    let shard = metadata.items.shard_of(ROOT);
+    let group = metadata.items.group_of(ROOT);
     // The next number may be in use, if the stored one is damaged.
-    let mut directory = metadata.take_number(shard);
+    let mut directory = metadata.take_number(group);
     while metadata.inode(directory).is_ok() {
-        directory = metadata.take_number(shard);
+        directory = metadata.take_number(group);
     }
     let inode = Inode { mode: FileType::Directory as u32 | 0o700, ..Inode::root_directory(0) };
     metadata.put(&Inode::key(directory), &inode.encode());
@@ -307,30 +308,30 @@ pub(crate) fn put_name(
 
 /// Adds names in the directory `lost+found` for inodes whose names are lost, in memory. If that exists,
 /// the directory is `lost+found.1` and so on.
-pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
+pub(crate) async fn name_lost(shards: &Shards) -> Result<()> {
     let mut names = Names::default();
-    for core in cores.all() {
-        let of_core = |core: Rc<Core>| async move { Ok(Names::of(&core.metadata.borrow().items)) };
-        names.append(core.with(of_core).await?);
+    for core in shards.all() {
+        let of_shard = |core: Rc<Core>| async move { Ok(Names::of(&core.metadata.borrow().items)) };
+        names.append(core.with(of_shard).await?);
     }
     let unnamed = names.unnamed();
     if unnamed.is_empty() {
         return Ok(());
     }
     let make = |core: Rc<Core>| async move { Ok(make_directory(&mut core.metadata.borrow_mut())) };
-    let directory = cores.of(ROOT).with(make).await?;
+    let directory = shards.of(ROOT).with(make).await?;
     let mut number = 0;
     let path = loop {
         let name = match number {
             0 => LOST_AND_FOUND.to_owned(),
             number => format!("{LOST_AND_FOUND}.{number}"),
         };
-        let holder = cores.holder(ROOT, name.as_bytes()).inode;
+        let holder = shards.holder(ROOT, name.as_bytes()).inode;
         let (named, given) = ((directory, FileType::Directory), name.clone());
         let put = move |core: Rc<Core>| async move {
             put_name(&mut core.metadata.borrow_mut(), holder, given.as_bytes(), named)
         };
-        if cores.of(holder).with(put).await? {
+        if shards.of(holder).with(put).await? {
             break name;
         }
         number += 1;
@@ -345,7 +346,7 @@ pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
         }
         Ok(())
     };
-    cores.of(directory).with(fill).await
+    shards.of(directory).with(fill).await
 }
 
 #[cfg(test)]
@@ -354,7 +355,7 @@ mod tests {
     use crate::tree::Released;
 
     #[test]
-    fn sizes_that_are_damaged_take_no_more_marks_than_a_core_has() {
+    fn sizes_that_are_damaged_take_no_more_marks_than_a_shard_has() {
         const FILES: u64 = 40;
         let mut metadata = Metadata::empty(Forest::new(1, &Released::new()));
         for number in 2..2 + FILES {

@@ -1,7 +1,7 @@
 //! Invariants that are violated on purpose: the tests must detect each of them.
 
 use crate::lives::lives;
-use crate::world::{BASE, SHARDS, Setup, checked, empty, zones};
+use crate::world::{BASE, INODE_GROUPS, Setup, checked, empty, zones};
 use block::Data;
 use fs::broken::{Broken, with_broken};
 use fs::core::Core;
@@ -101,8 +101,8 @@ fn checkpoints_and_resets(seed: u64) -> Result<(), String> {
                 files
                     .home()
                     .with(move |core: Rc<Core>| async move {
-                        // Files are in the shard of their directory.
-                        for inode in (1..).step_by(SHARDS as usize).take(300) {
+                        // Files are in the inode group of their directory.
+                        for inode in (1..).step_by(INODE_GROUPS as usize).take(300) {
                             core.set_attributes(inode, now).await?;
                         }
                         Ok(())

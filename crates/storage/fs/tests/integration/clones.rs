@@ -1,7 +1,7 @@
 //! Guarantees of clones: they take no space, later changes of one file don't affect another, and shared
 //! blocks live as long as any of the files, across snapshots, cleaning and power cuts.
 
-use crate::world::{BASE as SETUP, Files, SHARDS, Setup, checked, empty, zones};
+use crate::world::{BASE as SETUP, Files, INODE_GROUPS, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::broken::{Broken, with_broken};
 use fs::core::Core;
@@ -166,19 +166,22 @@ fn ranges_edges_and_holes_are_copied_as_programs_expect_it() {
         expected.copy_within(0..16_384, 24_576);
         assert!(contents(&a).await == expected);
         sound(&files).await;
-        // Other shards have other trees.
-        for directory in 0..2 * SHARDS {
+        // Other inode groups have other trees.
+        for directory in 0..2 * INODE_GROUPS {
             files.make_directory(&format!("/d{directory}")).await.unwrap();
         }
         let mut shared = 0;
-        for directory in 0..2 * SHARDS {
+        for directory in 0..2 * INODE_GROUPS {
             let path = format!("/d{directory}/a");
             let done = clone(&files, "/a", &path).await;
             assert_eq!(done.bytes, 100_000);
             shared += u32::from(done.shared > 0);
             assert!(contents(&open(&files, &path).await).await == expected);
         }
-        assert!((1..2 * SHARDS).contains(&shared), "{shared}: some directories are of the root's shard");
+        assert!(
+            (1..2 * INODE_GROUPS).contains(&shared),
+            "{shared}: some directories are of the root's inode group"
+        );
         sound(&files).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Operations that involve several cores, in simulated worlds. Files with names in directories of all cores
+//! Operations that involve several shards, in simulated worlds. Files with names in directories of all shards
 //! are renamed, exchanged, linked and removed; directories are created, moved and removed; and the power is
 //! cut at any time. Afterwards, each operation has taken effect as a whole or not at all, the operations on
 //! each file and directory are a prefix of those submitted, and durable operations have taken effect.
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// More names than a directory gets.
 const UNSTRIPED: u64 = 1000;
-/// Directories in the root, on all cores.
+/// Directories in the root, on all shards.
 const DIRECTORIES: u64 = 6;
 
 /// State of a file or directory: its names, and whether it has its contents.
@@ -279,7 +279,7 @@ fn world_of(seed: u64, stripe_above: u64, most_events: u64) -> Result<(), String
     let setup = Setup {
         disk: 24 << 20,
         zone: 128 << 10,
-        cores: 2 + random.below(2) as u32,
+        shards: 2 + random.below(2) as u32,
         slow: if random.chance(0.5) { 0.1 } else { 0.0 },
         stripe_above,
         ..Setup::draw(&mut random)
@@ -331,7 +331,7 @@ fn world_of(seed: u64, stripe_above: u64, most_events: u64) -> Result<(), String
             return Err(Error::corrupt(format!("after the power cut: {report:?}")));
         }
         zones.close().await?;
-        let files = Setup { cores: 1 + (seed % 3) as u32, ..setup }.open().await?;
+        let files = Setup { shards: 1 + (seed % 3) as u32, ..setup }.open().await?;
         let found = look(&files, &known).await?;
         let report = files.check().await?;
         files.close().await?;
@@ -350,7 +350,7 @@ fn world_of(seed: u64, stripe_above: u64, most_events: u64) -> Result<(), String
 }
 
 #[test]
-fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
+fn operations_of_several_shards_are_there_as_a_whole_or_not_at_all() {
     hold(UNSTRIPED);
 }
 
@@ -382,7 +382,7 @@ fn operations_that_are_a_record_for_each_core_are_noticed() {
 
 #[test]
 fn directories_that_damage_has_put_below_each_other_are_refused() {
-    let setup = Setup { disk: 24 << 20, cores: 3, ..Setup::draw_cores(&mut Random::new(1)) };
+    let setup = Setup { disk: 24 << 20, shards: 3, ..Setup::draw_shards(&mut Random::new(1)) };
     let main = move || async move {
         let files = setup.format().await.unwrap();
         for path in ["/0", "/1", "/0/moved"] {
@@ -395,7 +395,7 @@ fn directories_that_damage_has_put_below_each_other_are_refused() {
         for (inode, parent) in [(numbers[0], numbers[1]), (numbers[1], numbers[0])] {
             let attributes = Attributes { parent: Some(parent), ..Attributes::default() };
             let set = move |core: Rc<Core>| async move { core.set_attributes(inode, attributes).await };
-            files.cores().of(inode).with(set).await.unwrap();
+            files.shards().of(inode).with(set).await.unwrap();
         }
         let moved = files.rename("/0/moved", "/1/moved", Renaming::Replace).await;
         assert!(matches!(moved, Err(Error::Corrupt(_))), "{moved:?}");

@@ -1,7 +1,7 @@
 //! Salvage of damaged images: data that doesn't depend on the damaged part is read as it was written, other
 //! data is an error or listed as lost, and the medium doesn't change.
 
-use crate::world::{BASE, DISK, Files, SHARDS, Setup, empty, zones};
+use crate::world::{BASE, DISK, Files, INODE_GROUPS, Setup, empty, zones};
 use block::{Data, EraseGuarantee, Error, Part, Result, ZoneIndex, ZonesPart};
 use fs::format::{OWNER, State};
 use fs::tree::{Load, PAGE, Place, Released};
@@ -90,7 +90,7 @@ fn places(files: &Files) -> Places {
         let newest = logkit::root::find(&*handle).await.unwrap();
         let opening: Opening<Found> = logkit::recovery::open(&*handle, OWNER, Goal::Serve).await.unwrap();
         let state = State::decode(&opening.own).unwrap();
-        let stored = state.shards.iter().map(|it| it.tree).max_by_key(|tree| tree.items).unwrap();
+        let stored = state.groups.iter().map(|it| it.tree).max_by_key(|tree| tree.items).unwrap();
         assert!(stored.level == 1, "the tree has leaves below its root");
         let tree_root = stored.root.unwrap();
         let mut load = Load::new(&stored, &Released::new()).unwrap();
@@ -311,7 +311,7 @@ fn a_damaged_page_of_metadata_costs_its_items() {
         let at = byte_of(bytes, places.tree_root.zone, places.tree_root.position);
         bytes[at + 200] ^= 1;
         is_refused("root of a tree", &damaged);
-        let shows = salvage("root of a tree", &damaged, OLD / usize::try_from(SHARDS).unwrap());
+        let shows = salvage("root of a tree", &damaged, OLD / usize::try_from(INODE_GROUPS).unwrap());
         assert!(shows.lost.count > 0);
         check_told("root of a tree", &shows, &inodes);
     }

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 const ZONE_BYTES: u64 = 128 << 10;
 const DISK_BYTES: u64 = 4 << 20;
-/// Number of shards: as in other tests, and few enough for the stripes of a directory.
-const SHARDS: u32 = 8;
+/// Number of inode groups: as in other tests, and few enough for the stripes of a directory.
+const INODE_GROUPS: u32 = 8;
 /// Delays of the disk, so that many requests are in flight at the same time.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
 /// One of this number of states is also used for further operations after it was checked.
@@ -102,7 +102,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Clone(owned("/b"), 0, u64::MAX, owned("/a"), 0),
         Clone(owned("/b"), 4096, 8192, owned("/a"), 12_288),
         Clone(owned("/b"), 0, 8192, owned("/b"), 12_288),
-        // The target is in another shard.
+        // The target is in another inode group.
         Clone(owned("/a"), 0, u64::MAX, owned("/d/c"), 50),
         Rename(owned("/a"), owned("/b"), Renaming::Replace),
         Rename(owned("/a"), owned("/n"), Renaming::NoReplace),
@@ -225,7 +225,7 @@ impl Sequence {
         let disk = RecordDevicePart::new(Arc::new(slow), recorder.clone(), "disk", Role::Disk).unwrap();
         let disk = Arc::new(disk);
         let zones = zones_on(disk.clone(), true).await.map_err(|error| failed("making zones", error))?;
-        let properties = Properties { shards: SHARDS, ..Properties::default() };
+        let properties = Properties { inode_groups: INODE_GROUPS, ..Properties::default() };
         let files = FileSystem::format(zones, properties, &self.settings()).await;
         let files = files.map_err(|error| failed("formatting", error))?;
         let mut model = Model::default();

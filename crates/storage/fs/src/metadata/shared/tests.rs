@@ -186,7 +186,7 @@ impl World {
     fn delete(&mut self, at: usize) {
         let (number, _) = self.versions.remove(at);
         let Metadata { items, snapshots, .. } = &mut self.metadata;
-        let lost = snapshots.remove_shard(number, 0, items).unwrap();
+        let lost = snapshots.remove_group(number, 0, items).unwrap();
         lost.0.iter().for_each(|(zone, blocks)| self.live.dead(*zone, *blocks));
         snapshots.forget(number);
     }
