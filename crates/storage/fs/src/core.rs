@@ -48,12 +48,12 @@ use crate::data::node::{Node, Nodes};
 use crate::data::reader::Reader;
 use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::extents::{Lost, Place};
+use crate::metadata::extents::Lost;
 use crate::metadata::inode::InodeNumber;
 use crate::names::striping::Striping;
 use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
-use block::{Payload, Result};
+use block::{Payload, Result, ZoneBlock};
 use logkit::cleaning::{Arrival, Policy};
 use logkit::recovery::LostParts;
 use logkit::{Appender, Kit, Owner, flusher, lane};
@@ -229,8 +229,7 @@ impl Core {
         }
         let mut lost = Lost::default();
         let mut metadata = self.metadata.borrow_mut();
-        let applied =
-            changes.iter().try_for_each(|it| metadata.apply(it, Place { zone: 0, position: 0 }, &mut lost));
+        let applied = changes.iter().try_for_each(|it| metadata.apply(it, ZoneBlock::new(0, 0), &mut lost));
         drop(metadata);
         if let Err(error) = applied {
             // Some of the changes may have taken effect.

@@ -6,8 +6,8 @@ use crate::metadata::forest::InodeGroup;
 pub use crate::metadata::inode::BLOCK;
 use crate::metadata::inode::Time;
 use crate::metadata::versions::{MAX_NUMBER, SnapshotInfo, SnapshotNumber, check_name};
-use crate::tree::{Place, Stored};
-use block::{Error, Result};
+use crate::tree::Stored;
+use block::{Error, Result, ZoneBlock};
 use zones::bytes::{Reader, Writer};
 
 /// Kind of the owner in a root; a log of another owner is refused.
@@ -130,17 +130,17 @@ pub struct State {
 }
 
 fn put_tree(writer: &mut Writer, tree: &Stored) {
-    let root = tree.root.unwrap_or(Place { zone: 0, position: 0 });
-    writer.u32(root.zone);
-    writer.u32(root.position);
+    let root = tree.root.unwrap_or(ZoneBlock::new(0, 0));
+    writer.u32(root.zone.0);
+    writer.u32(root.block);
     writer.u8(tree.level);
     writer.u64(tree.items);
 }
 
 fn take_tree(reader: &mut Reader<'_>) -> Result<Stored> {
-    let place = Place { zone: reader.u32()?, position: reader.u32()? };
+    let place = ZoneBlock::new(reader.u32()?, reader.u32()?);
     // Zone 0 holds roots of the log, so no page is there.
-    let root = (place.zone != 0).then_some(place);
+    let root = (place.zone.0 != 0).then_some(place);
     Ok(Stored { root, level: reader.u8()?, items: reader.u64()? })
 }
 
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_encoded() {
-        let root = Some(Place { zone: 3, position: 7 });
+        let root = Some(ZoneBlock::new(3, 7));
         let some = InodeGroupState {
             tree: Stored { root, level: 2, items: 9 },
             inodes: Inodes { next: 11, count: 5 },

@@ -14,12 +14,12 @@ pub mod versions;
 
 use crate::metadata::change::{Attributes, Change, KEEP_TIMES};
 
-use crate::metadata::extents::{Blocks, Extent, Moved, Place, visit_missing};
+use crate::metadata::extents::{Blocks, Extent, Moved, visit_missing};
 use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, Value, kind};
 use crate::metadata::versions::{Snapshots, move_in};
 use crate::tree::{Key, Tree};
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use smallvec::SmallVec;
 
 /// Most items of a removed inode that are removed at a time.
@@ -85,13 +85,14 @@ impl<B: Blocks> Blocks for Preallocated<'_, B> {
     fn lost(&mut self, inode: InodeNumber, gone: &Extent) {
         match self.newest {
             Some(newest) if !gone.is_preallocated() => {
-                let missing =
-                    visit_missing(newest, inode, gone, |part| self.others.dead(part.zone, part.blocks));
+                let missing = visit_missing(newest, inode, gone, |part| {
+                    self.others.dead(part.place.zone.0, part.blocks)
+                });
                 if missing.is_err() {
                     self.failed = missing;
                 }
             }
-            _ => self.dead(gone.zone, gone.blocks),
+            _ => self.dead(gone.place.zone.0, gone.blocks),
         }
     }
 }
@@ -199,7 +200,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
-    pub fn apply(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
+    pub fn apply(&mut self, change: &Change, data: ZoneBlock, blocks: &mut impl Blocks) -> Result<()> {
         if let Change::Move { inode, block, blocks: count, from } = change {
             let moved = Moved { inode: *inode, block: *block, blocks: *count, from: *from, to: data };
             return self.move_blocks(&moved, blocks);
@@ -222,8 +223,8 @@ impl Metadata {
             self.snapshots.move_blocks(&self.items, moved, &mut runs)?;
         }
         for (_, count) in runs {
-            blocks.live(moved.to.zone, count);
-            blocks.dead(moved.from.zone, count);
+            blocks.live(moved.to.zone.0, count);
+            blocks.dead(moved.from.zone.0, count);
         }
         Ok(())
     }
@@ -255,7 +256,7 @@ impl Metadata {
         Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default() }
     }
 
-    fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
+    fn apply_counting(&mut self, change: &Change, data: ZoneBlock, blocks: &mut impl Blocks) -> Result<()> {
         match change {
             Change::Put { key, value } => {
                 self.put(key, value);
@@ -273,8 +274,7 @@ impl Metadata {
                 if !self.exists(*inode) {
                     return Ok(());
                 }
-                let Place { zone, position } = data;
-                let extent = Extent { block: *block, blocks: *count, zone, position, is_shared: false };
+                let extent = Extent { block: *block, blocks: *count, place: data, is_shared: false };
                 let more = extents::map(&mut self.items, *inode, extent, blocks)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }

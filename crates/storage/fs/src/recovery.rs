@@ -19,8 +19,8 @@ use crate::metadata::inode::{InodeNumber, ROOT, kind};
 use crate::metadata::shared::FIRST_KEEPER;
 use crate::metadata::versions::{Snapshot, SnapshotInfo, own_blocks, visit_own_blocks};
 use crate::metadata::{Inodes, Metadata};
-use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
-use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
+use crate::tree::{Key, Known, Load, PAGE, Released, SinglePage, Stored, Tree};
+use block::{BlockSize, Buffer, Error, Result, ZoneBlock, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::Identity;
 use logkit::recovery::{self, Goal, LostParts, Opening};
@@ -420,10 +420,10 @@ impl Source {
 
     /// Applies a change of a record in a salvage. A move may be of blocks whose old zone was reset after the
     /// move.
-    fn salvage_change(metadata: &mut Metadata, change: &Change, at: Place) -> Result<()> {
+    fn salvage_change(metadata: &mut Metadata, change: &Change, at: ZoneBlock) -> Result<()> {
         metadata.apply(change, at, &mut Uncounted)?;
         if let Change::Move { inode, block, blocks, from } = *change {
-            let from = Place { zone: from.zone | GONE, ..from };
+            let from = ZoneBlock::new(from.zone.0 | GONE, from.block);
             metadata.apply(&Change::Move { inode, block, blocks, from }, at, &mut Uncounted)?;
         }
         Ok(())
@@ -464,7 +464,7 @@ impl Source {
     ) -> Result<Tree> {
         let mut tree = empty.tree(group).clone();
         let mut reached = BTreeSet::new();
-        let mut wanted: Vec<(Place, u8, Key, Option<Key>)> =
+        let mut wanted: Vec<(ZoneBlock, u8, Key, Option<Key>)> =
             stored.root.iter().map(|root| (*root, stored.level, Key::MIN, None)).collect();
         while let Some((place, level, lower, upper)) = wanted.pop() {
             let decoded = match reached.insert(place) {
@@ -473,10 +473,7 @@ impl Source {
             };
             let what = || {
                 let to = upper.map_or_else(|| "the end".to_owned(), |upper| format!("inode {}", upper.inode));
-                format!(
-                    "metadata of inodes {} to {to} in block {} of zone {}",
-                    lower.inode, place.position, place.zone
-                )
+                format!("metadata of inodes {} to {to} in {place}", lower.inode)
             };
             let decoded = decoded.map_err(|error| error.in_context(what()));
             match self.tolerate(decoded, lost)? {
@@ -499,7 +496,7 @@ impl Source {
     async fn single_page(
         &self,
         zones: &dyn Zones,
-        place: Place,
+        place: ZoneBlock,
         level: u8,
         keys: (Key, Option<Key>),
     ) -> Result<SinglePage> {
@@ -546,20 +543,20 @@ impl Source {
         for (key, value) in metadata.items.items() {
             if let Some((inode, extent)) = own_blocks(&key, value)? {
                 self.check_extent(inode, &extent)?;
-                accounts.add_live(extent.zone, extent.blocks);
+                accounts.add_live(extent.place.zone.0, extent.blocks);
             } else if key.kind == kind::EXTENT && key.inode != 0 {
                 let extent = Extent::decode(key, value)?;
                 self.check_extent(key.inode, &extent)?;
                 preallocated += if extent.is_preallocated() { u64::from(extent.blocks) } else { 0 };
             }
         }
-        metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone, 1));
+        metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone.0, 1));
         for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
-            items.visit_own_places(newer, |place| accounts.add_live(place.zone, 1));
+            items.visit_own_places(newer, |place| accounts.add_live(place.zone.0, 1));
             for group in 0..items.groups() {
                 visit_own_blocks(items.tree(group), newer, group, |inode, extent| {
                     self.check_extent(inode, &extent)?;
-                    accounts.add_live(extent.zone, extent.blocks);
+                    accounts.add_live(extent.place.zone.0, extent.blocks);
                     Ok(())
                 })?;
             }
@@ -573,8 +570,8 @@ impl Source {
         match extent.is_within(&self.layout) {
             true => Ok(()),
             false => Err(Error::corrupt(format!(
-                "inode {inode} has {} blocks at block {} of zone {}, which are out of the bounds of the zones",
-                extent.blocks, extent.position, extent.zone
+                "inode {inode} has {} blocks at {}, which are out of the bounds of the zones",
+                extent.blocks, extent.place
             ))),
         }
     }
@@ -600,7 +597,7 @@ impl Source {
             let mut shown = *shown;
             if_broken!(ReplaysShown, shown = 0);
             for record in records {
-                let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
+                let mut at = ZoneBlock::new(record.header.zone, record.header.position + 1);
                 // The checkpoint includes only changes of its own epoch.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
                 let decoded = Change::decode_record(&record.meta, record.header.blocks);
@@ -621,7 +618,7 @@ impl Source {
                         };
                         self.tolerate(applied, lost)?;
                     }
-                    at.position += change.blocks();
+                    at.block += change.blocks();
                 }
             }
         }
@@ -647,15 +644,12 @@ fn check_next(tree: &Tree, group: InodeGroup, groups: u32, next: InodeNumber) ->
     }
 }
 
-async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer> {
-    if place.zone >= layout.zones || place.position >= layout.zone_blocks {
-        return Err(Error::corrupt(format!(
-            "tree page in block {} of zone {}: out of the bounds of the zones",
-            place.position, place.zone
-        )));
+async fn page(zones: &dyn Zones, layout: &Layout, place: ZoneBlock) -> Result<Buffer> {
+    if place.zone.0 >= layout.zones || place.block >= layout.zone_blocks {
+        return Err(Error::corrupt(format!("tree page in {place}: out of the bounds of the zones")));
     }
     let (outcome, buffer) =
-        zones.read(layout.address(place.zone, place.position), Buffer::new(layout.block_bytes())).await;
+        zones.read(layout.address(place.zone.0, place.block), Buffer::new(layout.block_bytes())).await;
     outcome.map_err(|error| recovery::gone(error, "a page of the tree"))?;
     Ok(buffer)
 }

@@ -176,10 +176,7 @@ fn check_extent(
         report.note_of(
             Kind::Extent,
             of(),
-            format!(
-                " has {} blocks at {} of zone {}, which aren't there",
-                extent.blocks, extent.position, extent.zone
-            ),
+            format!(" has {} blocks at {}, which aren't there", extent.blocks, extent.place),
         );
         return None;
     }

@@ -13,8 +13,8 @@ use crate::metadata::inode::InodeNumber;
 use crate::metadata::shared;
 use crate::metadata::versions::{SnapshotNumber, own_blocks, visit_own_blocks};
 use crate::names::path_of::{self, OpenVersion};
-use crate::tree::{Key, PAGE, Place};
-use block::{Buffer, Error, Result};
+use crate::tree::{Key, PAGE};
+use block::{Buffer, Error, Result, ZoneBlock};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -284,7 +284,7 @@ fn places_from(
     version: Option<SnapshotNumber>,
     group: u32,
     from: &Key,
-    places: &mut Vec<Place>,
+    places: &mut Vec<ZoneBlock>,
 ) -> Option<Key> {
     let metadata = core.metadata.borrow();
     let (items, newer) = match version {
@@ -297,9 +297,9 @@ fn places_from(
     items.tree(group).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
 }
 
-async fn scrub_page(core: &Core, place: Place) -> Result<()> {
+async fn scrub_page(core: &Core, place: ZoneBlock) -> Result<()> {
     let layout = &core.kit.layout;
-    let address = layout.address(place.zone, place.position);
+    let address = layout.address(place.zone.0, place.block);
     let (outcome, mut buffer) = core.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;
     outcome?;
     let page: &mut [u8; PAGE] = buffer

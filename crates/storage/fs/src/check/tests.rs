@@ -6,14 +6,14 @@ use crate::metadata::stripes::{self, Striped, Stripes};
 use crate::metadata::{directory, orphan};
 use crate::names::namespace::{self, New};
 use crate::tree::{Key, Released};
-use block::BlockSize;
+use block::{BlockSize, ZoneBlock};
 
 fn layout() -> Layout {
     Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
 }
 
 fn apply(metadata: &mut Metadata, change: Change, position: u32) {
-    metadata.apply(&change, Place { zone: 3, position }, &mut Lost::default()).expect("a sound tree");
+    metadata.apply(&change, ZoneBlock::new(3, position), &mut Lost::default()).expect("a sound tree");
 }
 
 fn create(metadata: &mut Metadata, directory: u64, name: &str, mode: u32) -> u64 {

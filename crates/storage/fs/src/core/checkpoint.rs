@@ -17,8 +17,8 @@ use crate::metadata::extents::{Blocks, Lost};
 use crate::metadata::forest::InodeGroup;
 use crate::metadata::versions::{SnapshotInfo, SnapshotNumber};
 use crate::metadata::{Inodes, Metadata};
-use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
-use block::{Buffer, Error, Result};
+use crate::tree::{PAGE, Page, Released, Stored, Tree, Unstored};
+use block::{Buffer, Error, Result, ZoneBlock};
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
@@ -32,12 +32,12 @@ const SUM: std::ops::Range<usize> = 28..32;
 
 /// Checksum of a page whose checksum bytes are 0. The checksum covers the place, so a page read from another
 /// place is invalid.
-fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: Place) -> [u8; 4] {
-    keyed_sum(identity.key, &[&place.zone.to_le_bytes(), &place.position.to_le_bytes(), page]).to_le_bytes()
+fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: ZoneBlock) -> [u8; 4] {
+    keyed_sum(identity.key, &[&place.zone.0.to_le_bytes(), &place.block.to_le_bytes(), page]).to_le_bytes()
 }
 
 /// Stores the checksum in a page.
-fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
+fn seal(page: &mut [u8; PAGE], identity: &Identity, place: ZoneBlock) {
     let sum = sum_of_page(page, identity, place);
     page[SUM].copy_from_slice(&sum);
 }
@@ -46,7 +46,7 @@ fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged page, or one that was written for another place.
-pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -> Result<()> {
+pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: ZoneBlock) -> Result<()> {
     let mut found = [0; 4];
     found.copy_from_slice(&page[SUM]);
     page[SUM].fill(0);
@@ -76,7 +76,7 @@ pub(crate) struct FrozenTrees {
     /// Trees to write. A page that several trees share is written with the first one.
     trees: Vec<FrozenTree>,
     /// Places that die when the next checkpoint is durable.
-    dead: Vec<Place>,
+    dead: Vec<ZoneBlock>,
     /// Blocks of deleted snapshots, which die when the next checkpoint is durable.
     dropped: Lost,
     /// Number of trees whose pages have been taken.
@@ -165,7 +165,7 @@ impl Checkpointer {
         numbers: &[SnapshotNumber],
     ) -> Result<()> {
         if !emptiest.is_empty() {
-            let is_wanted = |place: Place| emptiest.contains(&place.zone);
+            let is_wanted = |place: ZoneBlock| emptiest.contains(&place.zone.0);
             metadata.items.withdraw_places(None, is_wanted);
             for (older, newer) in metadata.snapshots.with_newer(&metadata.items) {
                 older.withdraw_places(Some(newer), is_wanted);
@@ -191,13 +191,13 @@ impl Checkpointer {
 
     /// Places that die when the checkpoint in progress is durable.
     #[cfg(feature = "broken-rules")]
-    fn dead(&self) -> Vec<Place> {
+    fn dead(&self) -> Vec<ZoneBlock> {
         self.frozen.borrow().as_ref().map(|frozen| frozen.dead.clone()).unwrap_or_default()
     }
 
     /// Ends a checkpoint. With `is_durable`, the blocks of deleted snapshots die, and the places that it no
     /// longer uses are returned.
-    fn thaw(&self, kit: &Kit, is_durable: bool) -> Vec<Place> {
+    fn thaw(&self, kit: &Kit, is_durable: bool) -> Vec<ZoneBlock> {
         let Some(frozen) = self.frozen.borrow_mut().take() else { return Vec::new() };
         for (zone, count) in &frozen.dropped.0 {
             match is_durable {
@@ -218,7 +218,7 @@ impl Checkpointer {
 
     /// Takes the next pages without a place, with their checksums for places that begin at `from`; `None` if
     /// there are none.
-    async fn take_pages(&self, kit: &Kit, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
+    async fn take_pages(&self, kit: &Kit, from: ZoneBlock, most: usize) -> Option<(Buffer, Vec<u32>)> {
         let mut frozen = self.frozen.borrow_mut().take()?;
         let block = kit.layout.block_bytes();
         let mut data = None;
@@ -231,7 +231,7 @@ impl Checkpointer {
             last = Some(next);
             let mut bytes = [0; PAGE];
             page.encode(&mut bytes);
-            seal(&mut bytes, &kit.identity, Place { position: from.position + sums.len() as u32, ..from });
+            seal(&mut bytes, &kit.identity, ZoneBlock { block: from.block + sums.len() as u32, ..from });
             let data = data.get_or_insert_with(|| {
                 let mut data = Buffer::new((1 + most) * block);
                 data.append_zeroes(block);
@@ -251,10 +251,10 @@ impl Checkpointer {
     }
 
     /// Assigns places that begin at `from` to the pages that were taken last.
-    fn note_pages(&self, from: Place) {
+    fn note_pages(&self, from: ZoneBlock) {
         let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
-        for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
-            page.set_place(Place { position, ..from });
+        for (position, page) in (from.block..).zip(taken.unwrap_or_default()) {
+            page.set_place(ZoneBlock { block: position, ..from });
         }
     }
 
@@ -361,9 +361,9 @@ impl Core {
         self.free_pages(&dead);
     }
 
-    fn free_pages(&self, dead: &[Place]) {
+    fn free_pages(&self, dead: &[ZoneBlock]) {
         let mut accounts = self.kit.pool.accounts();
-        dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
+        dead.iter().for_each(|place| accounts.remove_live(place.zone.0, 1, self.kit.clock()));
     }
 
     /// Writes the pages without a place of all shards. Returns the inode groups.
@@ -374,7 +374,7 @@ impl Core {
                 let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
                 let (zone, first, most) = (space.zone(), space.position(), space.blocks as usize);
                 let taken = core.with(move |core: Rc<Core>| async move {
-                    Ok(core.checkpointer.take_pages(&core.kit, Place { zone, position: first }, most).await)
+                    Ok(core.checkpointer.take_pages(&core.kit, ZoneBlock::new(zone, first), most).await)
                 });
                 let Some((data, sums)) = taken.await? else {
                     checkpoint::give_back(&**self, space);
@@ -384,7 +384,7 @@ impl Core {
                 checkpoint::append(self, space, data, &sums, &[]).await?;
                 self.kit.pool.add_live(zone, pages);
                 let note = move |core: Rc<Core>| async move {
-                    core.checkpointer.note_pages(Place { zone, position: first });
+                    core.checkpointer.note_pages(ZoneBlock::new(zone, first));
                     Ok(())
                 };
                 core.with(note).await?;

@@ -147,7 +147,7 @@ impl FsEntry {
             (Change::Move { blocks: front, .. }, Change::Move { block, blocks: rest, from, .. }) => {
                 (*front, *rest) = (blocks, *rest - blocks);
                 *block += u64::from(blocks);
-                from.position += blocks;
+                from.block += blocks;
             }
             (other, _) => unreachable!("{other:?} has no blocks to divide"),
         }

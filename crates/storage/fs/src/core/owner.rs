@@ -8,10 +8,10 @@ use super::Core;
 use super::settings::REMOVAL_RESERVE;
 use crate::core::entry::{FsEntry, Origin};
 use crate::metadata::change::{Change, Changes, Recorded};
-use crate::metadata::extents::{Blocks, Place};
+use crate::metadata::extents::Blocks;
 use crate::metadata::inode::InodeNumber;
 use crate::names::joint;
-use block::{Data, Error, Result};
+use block::{Data, Error, Result, ZoneBlock};
 use logkit::pool::Accounts;
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
 use std::rc::Rc;
@@ -64,7 +64,7 @@ impl Owner for Core {
 
     fn commit(&self, entries: &[FsEntry], zone: u32, position: u32) {
         let mut failed = Ok(());
-        let mut at = Place { zone, position };
+        let mut at = ZoneBlock::new(zone, position);
         let mut metadata = self.metadata.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
@@ -82,7 +82,7 @@ impl Owner for Core {
                 Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
                     for change in &entry.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
-                        at.position += change.blocks();
+                        at.block += change.blocks();
                     }
                     let written = match entry.origin {
                         Origin::Move => &mut moved_blocks,
@@ -191,7 +191,7 @@ impl Owner for Core {
         if !self.is_here(piece.name.inode) {
             return visit(0, piece.count);
         }
-        let place = Place { zone: victim.zone(), position: piece.position };
+        let place = ZoneBlock::new(victim.zone(), piece.position);
         let first = piece.name.block + u64::from(piece.offset);
         let metadata = self.metadata.borrow();
         let (inode, range) = (piece.name.inode, (first, piece.count));
@@ -218,7 +218,7 @@ impl Owner for Core {
         let mut moves: Vec<Vec<CleanerMove>> = self.shards().all().iter().map(|_| Vec::new()).collect();
         for (piece, data) in pieces {
             let (inode, block) = start(&piece);
-            let from = Place { zone: victim.zone(), position: piece.position };
+            let from = ZoneBlock::new(victim.zone(), piece.position);
             let change = Change::Move { inode, block, blocks: piece.count, from };
             moves[self.shards().index_of(inode) as usize].push((change, data));
         }
@@ -284,7 +284,7 @@ impl Core {
     fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
         let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
         for piece in pieces {
-            let (Name { inode, block }, place) = (piece.name, Place { zone, position: piece.position });
+            let (Name { inode, block }, place) = (piece.name, ZoneBlock::new(zone, piece.position));
             let range = (block, piece.count);
             metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
                 let skipped = (from - block) as u32;
@@ -331,7 +331,7 @@ mod tests {
             for core in files.shards().all() {
                 let moved = move |core: Rc<Core>| async move {
                     // Of a block that is elsewhere: it takes no effect.
-                    let from = Place { zone: 63, position: 1 };
+                    let from = ZoneBlock::new(63, 1);
                     let change =
                         Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
                     core.moves.append(&core, 0, std::iter::once(entry_of_move((change, data())))).await?;

@@ -5,8 +5,8 @@
 //! empty trees for the inode groups of other shards.
 
 use crate::metadata::inode::InodeNumber;
-use crate::tree::{Key, Place, Range, Released, Tree};
-use block::{Error, Result};
+use crate::tree::{Key, Range, Released, Tree};
+use block::{Error, Result, ZoneBlock};
 
 /// Number of an inode group.
 pub type InodeGroup = u32;
@@ -123,19 +123,19 @@ impl Forest {
     }
 
     /// Places of all pages that have one.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<ZoneBlock> {
         self.trees.iter().flat_map(Tree::places).collect()
     }
 
     /// Visits the places of pages that this forest doesn't share with `newer`.
-    pub fn visit_own_places(&self, newer: &Forest, mut visit: impl FnMut(Place)) {
+    pub fn visit_own_places(&self, newer: &Forest, mut visit: impl FnMut(ZoneBlock)) {
         let trees = self.trees.iter().zip(&newer.trees);
         trees.for_each(|(tree, newer)| tree.visit_own_places(Some(newer), &mut visit));
     }
 
     /// Removes the place of each page whose place is wanted, so that the next checkpoint writes the page
     /// elsewhere ([`Tree::withdraw_places`]).
-    pub fn withdraw_places(&self, newer: Option<&Forest>, is_wanted: impl Fn(Place) -> bool) {
+    pub fn withdraw_places(&self, newer: Option<&Forest>, is_wanted: impl Fn(ZoneBlock) -> bool) {
         for (group, tree) in self.trees.iter().enumerate() {
             tree.withdraw_places(newer.map(|newer| &newer.trees[group]), &is_wanted);
         }

@@ -14,13 +14,13 @@
 //! with a shared block are also consecutive.
 
 use crate::broken::if_broken;
-use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
+use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, visit_at, visit_missing};
 use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{InodeNumber, Time, kind};
 use crate::metadata::shared::{self, Run};
 use crate::metadata::{Metadata, directory};
 use crate::tree::{Key, Tree, visit_differences};
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 
 /// Number of a snapshot, at least 1. Numbers increase, and aren't reused during the lifetime of the file
 /// system.
@@ -122,10 +122,12 @@ impl Snapshots {
         let own = self.list[at].metadata.items.tree(group);
         visit_own_blocks(own, newer, group, |inode, extent| match older {
             None => {
-                lost.dead(extent.zone, extent.blocks);
+                lost.dead(extent.place.zone.0, extent.blocks);
                 Ok(())
             }
-            Some(older) => visit_missing(older, inode, &extent, |part| lost.dead(part.zone, part.blocks)),
+            Some(older) => {
+                visit_missing(older, inode, &extent, |part| lost.dead(part.place.zone.0, part.blocks))
+            }
         })?;
         let snapshot = &mut self.list[at];
         snapshot.removed[group as usize] = true;
@@ -187,7 +189,7 @@ impl Snapshots {
         present: &Forest,
         inode: InodeNumber,
         range: (u64, u32),
-        from: Place,
+        from: ZoneBlock,
         mut visit: impl FnMut(u64, u32),
     ) -> Result<()> {
         let mut runs = Vec::new();
@@ -216,9 +218,8 @@ pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) ->
         runs.push((first, count));
     })?;
     for (first, count) in &runs[before..] {
-        let position = moved.to.position + (first - moved.block) as u32;
-        let zone = moved.to.zone;
-        let extent = Extent { block: *first, blocks: *count, zone, position, is_shared: false };
+        let place = ZoneBlock { block: moved.to.block + (first - moved.block) as u32, ..moved.to };
+        let extent = Extent { block: *first, blocks: *count, place, is_shared: false };
         extents::replace(items, moved.inode, extent)?;
         // The extent that has the run may begin before it, and the one after it may have changed.
         touched.extend([extent.block, extent.end()].map(|block| Extent::key(moved.inode, block)));

@@ -11,8 +11,8 @@ use crate::metadata::forest::InodeGroup;
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::metadata::versions::SnapshotNumber;
 use crate::metadata::{Metadata, directory, stripes};
-use crate::tree::{Key, Place};
-use block::Result;
+use crate::tree::Key;
+use block::{Result, ZoneBlock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -248,8 +248,8 @@ pub(crate) fn show(metadata: &Metadata, inode: InodeNumber, path: &str) -> Strin
 /// one of the files is found.
 pub(crate) fn owners_of(
     metadata: &Metadata,
-    wanted: &BTreeSet<Place>,
-) -> BTreeMap<Place, (InodeNumber, u64)> {
+    wanted: &BTreeSet<ZoneBlock>,
+) -> BTreeMap<ZoneBlock, (InodeNumber, u64)> {
     let mut owners = BTreeMap::new();
     let items = metadata.items.items().filter(|(key, _)| key.inode != 0 && key.kind == kind::EXTENT);
     for (key, value) in items {
@@ -257,13 +257,8 @@ pub(crate) fn owners_of(
         if extent.is_preallocated() {
             continue;
         }
-        let end = extent.position.saturating_add(extent.blocks);
-        let range = Place { zone: extent.zone, position: extent.position }..Place {
-            zone: extent.zone,
-            position: end,
-        };
-        for place in wanted.range(range) {
-            let block = extent.block + u64::from(place.position - extent.position);
+        for place in wanted.range(extent.place..extent.end_place()) {
+            let block = extent.block + u64::from(place.block - extent.place.block);
             owners.entry(*place).or_insert((key.inode, block));
         }
     }

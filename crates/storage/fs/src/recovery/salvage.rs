@@ -19,7 +19,7 @@ use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::shared::{FIRST_KEEPER, Run};
 use crate::metadata::{Metadata, directory};
 use crate::tree::Key;
-use block::Result;
+use block::{Result, ZoneBlock};
 use logkit::Layout;
 use logkit::recovery::LostParts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,8 +43,8 @@ pub(crate) const MAX_MARKS: u64 = 1 << 16;
 /// zones. Returns errors of items that can't be decoded.
 pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]) -> Vec<String> {
     let is_gone = |extent: &Extent| {
-        let is_reset = !extent.is_preallocated() && reset_since.binary_search(&extent.zone).is_ok();
-        extent.zone & GONE == 0 && (is_reset || !extent.is_within(layout))
+        let is_reset = !extent.is_preallocated() && reset_since.binary_search(&extent.place.zone.0).is_ok();
+        extent.place.zone.0 & GONE == 0 && (is_reset || !extent.is_within(layout))
     };
     let (mut marked, mut strange) = (Vec::new(), Vec::new());
     for (key, value) in items.items() {
@@ -78,8 +78,8 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
 /// may be lost blocks are told with their file.
 fn unreadable(key: Key, value: &[u8], offline: &[u32]) -> Option<Extent> {
     let extent = Extent::decode(key, value).ok()?;
-    let is_lost = extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok();
-    (is_lost && extent.zone != GONE && !extent.is_preallocated()).then_some(extent)
+    let is_lost = extent.place.zone.0 & GONE != 0 || offline.binary_search(&extent.place.zone.0).is_ok();
+    (is_lost && extent.place.zone.0 != GONE && !extent.is_preallocated()).then_some(extent)
 }
 
 /// Number of the blocks of a file's extent that the file has at the same place in another version.
@@ -88,9 +88,9 @@ fn in_both(other: &Forest, inode: InodeNumber, extent: &Extent) -> u64 {
     let at_begin = other.last_before(&begin).into_iter();
     let overlap = |(key, value): (Key, &[u8])| {
         let its = Extent::decode(key, value).ok()?;
-        let distance = |it: &Extent| it.block.wrapping_sub(it.position.into());
+        let distance = |it: &Extent| it.block.wrapping_sub(it.place.block.into());
         let blocks = its.end().min(extent.end()).saturating_sub(its.block.max(extent.block));
-        (its.zone == extent.zone && distance(&its) == distance(extent)).then_some(blocks)
+        (its.place.zone == extent.place.zone && distance(&its) == distance(extent)).then_some(blocks)
     };
     let is_of_file = |key: &Key| (key.inode, key.kind) == (inode, kind::EXTENT);
     let next = Extent::key(inode, extent.block + 1);
@@ -130,7 +130,7 @@ pub(crate) fn tell_unreadable(
             let told = newer.map_or(0, |newer| in_both(newer, inode, &extent));
             let blocks = u64::from(extent.blocks).saturating_sub(told);
             if blocks > 0 {
-                *zones.entry(extent.zone).or_default() += blocks;
+                *zones.entry(extent.place.zone.0).or_default() += blocks;
             }
         }
     }
@@ -224,7 +224,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
                     }
                 }
                 let blocks = (next.start - at).min(MAX_GONE) as u32;
-                let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };
+                let gone = Extent { block: at, blocks, place: ZoneBlock::new(GONE, 0), is_shared: false };
                 metadata.put(&Extent::key(number, at), &gone.marked(GONE));
                 at += u64::from(blocks);
             }
@@ -378,13 +378,13 @@ mod tests {
     fn forest(extents: &[(InodeNumber, Extent)]) -> Forest {
         let mut items = Forest::new(1, &Released::new());
         for (inode, extent) in extents {
-            items.put(&Extent::key(*inode, extent.block), &extent.marked(extent.zone & GONE));
+            items.put(&Extent::key(*inode, extent.block), &extent.marked(extent.place.zone.0 & GONE));
         }
         items
     }
 
     fn extent(block: u64, blocks: u32, zone: u32, position: u32) -> Extent {
-        Extent { block, blocks, zone, position, is_shared: false }
+        Extent { block, blocks, place: ZoneBlock::new(zone, position), is_shared: false }
     }
 
     fn told(items: &Forest, newer: Option<&Forest>) -> Vec<String> {
