@@ -174,37 +174,14 @@ impl Core {
         self.opened.block_size
     }
 
-    /// Refuses reads of a file system that has failed or is closed.
-    ///
-    /// # Errors
-    /// The failure of the log; [`Closed`](block::Error::Closed).
-    pub fn check_alive(&self) -> Result<()> {
-        self.admission.check_alive()
-    }
-
     /// Refuses changes if the file system has failed or is closed, or if a record waits for space of the
     /// device.
     ///
     /// # Errors
-    /// As [`check_alive`](Self::check_alive); [`ReadOnly`](block::Error::ReadOnly) for a salvage;
+    /// As [`Admission::check_alive`]; [`ReadOnly`](block::Error::ReadOnly) for a salvage;
     /// [`NoSpace`](block::Error::NoSpace).
     pub fn check_open(&self) -> Result<()> {
         self.admission.check_open()
-    }
-
-    /// Refuses an operation that needs `blocks` blocks if fewer are free, as [`Admission::check_space`].
-    pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
-        self.admission.check_space(blocks)
-    }
-
-    /// Refuses operations without data that need space, as [`Admission::check_space_for_operation`].
-    pub(crate) fn check_space_for_operation(&self) -> Result<()> {
-        self.admission.check_space_for_operation()
-    }
-
-    /// Whether little space is free, as [`Admission::is_short`].
-    pub(crate) fn is_short(&self) -> bool {
-        self.admission.is_short()
     }
 
     /// Waits until an operation may be queued; before that, writes a checkpoint if one is due.

@@ -145,7 +145,10 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn preallocate(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.preallocate(&node, range, false).await }).await
+        self.with(
+            move |core, node| async move { core.preallocate(&node, range, false, Times::Present).await },
+        )
+        .await
     }
 
     /// Reserves space for a range, and raises the size to its end if it is smaller, as fallocate(2) does with
@@ -154,7 +157,8 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn allocate(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.preallocate(&node, range, true).await }).await
+        self.with(move |core, node| async move { core.preallocate(&node, range, true, Times::Present).await })
+            .await
     }
 
     /// Copies a range of another file of this file system, or of this file, to an offset; ends where the
@@ -188,7 +192,7 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn punch(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.punch(&node, range).await }).await
+        self.with(move |core, node| async move { core.punch(&node, range, Times::Present).await }).await
     }
 
     /// Makes all changes of the file durable, including its name.

@@ -372,19 +372,7 @@ impl FileSystem {
         {
             return Ok(end);
         }
-        let mut walk = Walk::begin(path)?;
-        loop {
-            let core = self.shards.of(walk.place());
-            let go_on = move |core: Rc<Core>| async move {
-                let end = walk.go_on(&core)?;
-                Ok((walk, end))
-            };
-            let (next, end) = core.with(go_on).await?;
-            if let Some(end) = end {
-                return Ok(end);
-            }
-            walk = next;
-        }
+        Walk::begin(None, path)?.end(&self.shards).await
     }
 
     /// Resolves a path to the inode. Paths begin at the root, with or without a slash.

@@ -91,19 +91,7 @@ impl SnapshotView {
     }
 
     async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
-        let mut walk = Walk::begin_in(Some(self.info.number), path)?;
-        loop {
-            let core = self.files.shards().of(walk.place());
-            let go_on = move |core: Rc<Core>| async move {
-                let end = walk.go_on(&core)?;
-                Ok((walk, end))
-            };
-            let (next, end) = core.with(go_on).await?;
-            match end {
-                Some(end) => return Ok(end),
-                None => walk = next,
-            }
-        }
+        Walk::begin(Some(self.info.number), path)?.end(self.files.shards()).await
     }
 
     /// Attributes of a file. A symbolic link is followed.

@@ -113,7 +113,7 @@ pub async fn scrub(core: &Rc<Core>, progress: &AtomicU64) -> Result<Scrubbed> {
             let extents;
             (extents, from) = extents_from(core, group, &first, &mut found);
             for (inode, extent) in extents {
-                core.check_alive()?;
+                core.admission.check_alive()?;
                 scrub_extent(core, None, inode, &extent, progress, &mut found).await;
             }
             // There may be many items without data.
@@ -137,7 +137,7 @@ async fn name_files(core: &Core, found: &mut Findings) -> Result<()> {
         let inodes = of_version().map(|it| it.inode).collect();
         // A snapshot may have been deleted meanwhile.
         let Ok(paths) = path_of::paths_of(&OpenVersion(core, version), &inodes).await else {
-            core.check_alive()?;
+            core.admission.check_alive()?;
             continue;
         };
         let of = match version {
@@ -174,7 +174,7 @@ async fn scrub_snapshot(
     scrub_pages(core, Some(number), group, found).await?;
     let Some(extents) = own_of(core, number, group, found) else { return Ok(()) };
     for (inode, extent) in extents {
-        core.check_alive()?;
+        core.admission.check_alive()?;
         scrub_extent(core, Some(number), inode, &extent, progress, found).await;
     }
     Ok(())
@@ -260,7 +260,7 @@ async fn scrub_pages(
 ) -> Result<()> {
     let mut from = Some(Key::MIN);
     while let Some(first) = from {
-        core.check_alive()?;
+        core.admission.check_alive()?;
         // The turn is taken before zones are kept from being reset: writes that wait for zones hold
         // turns.
         let _turn = core.admission.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;

@@ -15,6 +15,7 @@ use crate::metadata::{Metadata, attributes, directory, orphan, seek};
 use crate::names::joint::{self, View, Wanted};
 use crate::names::namespace::{self, New};
 use block::{Error, Result};
+use runtime::sync::Permit;
 use smallvec::smallvec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -88,7 +89,7 @@ impl Core {
     /// # Errors
     /// As [`create`](Self::create).
     pub async fn create_unnamed(&self, directory: InodeNumber, new: &New) -> Result<Rc<Node>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let decide = |metadata: &Metadata| {
             let number = metadata.next_inode(metadata.items.group_of(directory));
             Ok((number, namespace::create_unnamed(metadata, number, directory, new, now())?))
@@ -170,23 +171,9 @@ impl Core {
         let core = self.clone();
         let removing = async move {
             loop {
-                let permit = match core.admit().await {
-                    Ok(permit) => permit,
-                    // Retries, since otherwise the inode would remain until the file system is opened again.
-                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
-                        runtime::sleep(BETWEEN_ATTEMPTS).await;
-                        continue;
-                    }
-                    Err(_) => break,
-                };
+                let Some(permit) = core.admit_removal(inode).await else { break };
                 if !is_unused(&core) {
                     break;
-                }
-                if core.peers.locks.holds_any([inode]) {
-                    let released = core.peers.locks.released();
-                    drop(permit);
-                    released.await;
-                    continue;
                 }
                 let (changes, is_last) = match next_removal(&core.metadata.borrow(), inode) {
                     Ok(next) => next,
@@ -205,6 +192,26 @@ impl Core {
             }
         };
         self.kit.tasks.spawn(removing).detach();
+    }
+
+    /// Waits until a background removal of an inode may be queued, and no operation locks the inode; `None`
+    /// after the end of the file system. Retries without space, since otherwise what is to be removed would
+    /// remain until the file system is opened again.
+    pub(crate) async fn admit_removal(&self, inode: InodeNumber) -> Option<Permit> {
+        loop {
+            match self.admit().await {
+                Ok(permit) if self.peers.locks.holds_any([inode]) => {
+                    let released = self.peers.locks.released();
+                    drop(permit);
+                    released.await;
+                }
+                Ok(permit) => return Some(permit),
+                Err(Error::NoSpace(_)) if self.kit.failure().is_none() => {
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
+                }
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Removes inodes without names, which were open when the file system was closed or lost power.
@@ -310,12 +317,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub async fn punch(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>) -> Result<()> {
-        self.free(node, range, Times::Present).await
-    }
-
-    /// As [`punch`](Self::punch), with these times.
-    pub(crate) async fn free(
+    pub(crate) async fn punch(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
@@ -333,12 +335,7 @@ impl Core {
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`].
-    pub async fn preallocate(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>, grows: bool) -> Result<()> {
-        self.reserve(node, range, grows, Times::Present).await
-    }
-
-    /// As [`preallocate`](Self::preallocate), with these times.
-    pub(crate) async fn reserve(
+    pub(crate) async fn preallocate(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
@@ -357,7 +354,7 @@ impl Core {
                 wanted -= u64::from(extent?.part(&(from..to)).blocks);
             }
             if wanted > 0 {
-                self.check_space(wanted)?;
+                self.admission.check_space(wanted)?;
             }
             let mut changes: Changes = smallvec![Change::Preallocate { inode, from, to }];
             if grows {
@@ -411,7 +408,7 @@ impl Core {
         value: &[u8],
         setting: attributes::Setting,
     ) -> Result<()> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let decide =
             |metadata: &Metadata| Ok(((), attributes::set(metadata, inode, name, value, setting, now())?));
         let ((), ticket) = self.change(decide).await?;

@@ -112,7 +112,7 @@ impl Core {
         name: &[u8],
         new: &New,
     ) -> Result<Option<InodeNumber>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let directory = holder.inode;
         let group = namespace::group_for(&self.metadata.borrow().items, directory, name, new);
         if !self.is_here(group.into()) {
@@ -154,7 +154,7 @@ impl Core {
             match namespace::find_or_create(metadata, number, directory, name, &new, now())? {
                 Ok(found) => Ok(Some(((found.inode, found.file_type(), false), Changes::new()))),
                 Err(changes) => {
-                    self.check_space_for_operation()?;
+                    self.admission.check_space_for_operation()?;
                     Ok(Some(((number, FileType::Regular, true), changes)))
                 }
             }
@@ -209,7 +209,7 @@ impl Core {
     /// As [`link`](Self::link), on the shard of the name's holder; `None` if `holder` is no longer the
     /// holder.
     async fn link_in(self: &Rc<Self>, inode: InodeNumber, holder: Holder, name: &[u8]) -> Result<Option<()>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let directory = holder.inode;
         if !self.is_here(inode) {
             let own_name = name.to_vec();
@@ -345,7 +345,7 @@ impl Core {
     ) -> Result<()> {
         if to.1.len() > from.1.len() {
             // A name takes space in the tree.
-            self.check_space_for_operation()?;
+            self.admission.check_space_for_operation()?;
         }
         let new_name = to.1.to_vec();
         let rename = move |core: Rc<Core>, old: Holder, old_name: Vec<u8>| async move {

@@ -204,8 +204,8 @@ async fn share_blocks(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Tim
             if piece.blocks == 0 {
                 return Ok((0, Changes::new()));
             }
-            core.check_space_for_operation()?;
-            core.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
+            core.admission.check_space_for_operation()?;
+            core.admission.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
             let (from, to) = rest.after(done).blocks();
             let share = Change::Share {
                 inode: node.inode,

@@ -92,7 +92,7 @@ pub(super) async fn read_directory(
 fn check_version(core: &Core, version: &ListedVersion) -> Result<()> {
     match version.0 {
         None => Ok(()),
-        Some(_) => core.check_alive(),
+        Some(_) => core.admission.check_alive(),
     }
 }
 

@@ -114,7 +114,7 @@ impl PresentFiles {
     ) -> ReplyCall<'_> {
         self.at_once(inode, move |core| {
             if version.is_some() {
-                core.check_alive()?;
+                core.admission.check_alive()?;
             }
             core.in_version(version, read)
         })
@@ -180,7 +180,7 @@ impl PresentFiles {
             Operation::Read(read) => {
                 let refused = self.part.refused_reads.clone();
                 self.at(inode, move |core| async move {
-                    core.check_alive()?;
+                    core.admission.check_alive()?;
                     let (offset, length) = (read.offset, read.size as usize);
                     let found = core.read_in(DEFAULT, version, inode, offset, length).await;
                     refused.log(version, inode, found)

@@ -73,7 +73,7 @@ impl FilesAndSnapshots {
         work: impl FnOnce(&Core, &Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let read = move |core: Rc<Core>| async move {
-            core.check_alive()?;
+            core.admission.check_alive()?;
             core.in_version(Some(number), |metadata| work(&core, metadata))
         };
         self.shards().of(inode).with(read).await

@@ -1,11 +1,13 @@
 //! Resolution of paths, from the root through directories and symbolic links, on the shards that have them.
 
 use crate::core::Core;
+use crate::core::shards::Shards;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::stripes::{self, Holder};
 use crate::metadata::versions::SnapshotNumber;
 use crate::names::namespace::{self, resolve};
 use block::{Error, Result};
+use std::rc::Rc;
 
 /// Most symbolic links that are followed in one path.
 const MAX_LINKS_FOLLOWED: u32 = 40;
@@ -65,19 +67,11 @@ fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 impl Walk {
-    /// Begins a resolution at the root.
-    ///
-    /// # Errors
-    /// ENAMETOOLONG.
-    pub fn begin(path: &str) -> Result<Self> {
-        Self::begin_in(None, path)
-    }
-
     /// Begins a resolution at the root of a snapshot; `None` for the present version.
     ///
     /// # Errors
     /// ENAMETOOLONG.
-    pub fn begin_in(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
+    pub fn begin(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
         check_length(path)?;
         let at = (ROOT, FileType::Directory);
         Ok(Walk {
@@ -88,6 +82,24 @@ impl Walk {
             followed: 0,
             version,
         })
+    }
+
+    /// Resolves the path, on the shards that have its inodes.
+    ///
+    /// # Errors
+    /// As [`go_on`](Self::go_on).
+    pub async fn end(mut self, shards: &Shards) -> Result<End> {
+        loop {
+            let core = shards.of(self.place());
+            let go_on = move |core: Rc<Core>| async move {
+                let end = self.go_on(&core)?;
+                Ok((self, end))
+            };
+            match core.with(go_on).await? {
+                (_, Some(end)) => return Ok(end),
+                (next, None) => self = next,
+            }
+        }
     }
 
     /// Inode on whose shard the resolution continues.

@@ -13,7 +13,6 @@
 
 use crate::broken::if_broken;
 use crate::core::Core;
-use crate::core::inodes::BETWEEN_ATTEMPTS;
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, decode};
 use crate::metadata::forest::{Forest, InodeGroup};
@@ -97,7 +96,7 @@ fn begin_striping(core: &Rc<Core>, directory: InodeNumber) {
 
 /// Makes a directory of this shard striped.
 async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
-    core.check_space_for_operation()?;
+    core.admission.check_space_for_operation()?;
     let own = core.inode(directory)?;
     let (groups, first) = {
         let metadata = core.metadata.borrow();
@@ -138,7 +137,7 @@ async fn make_stripe(
     directory: InodeNumber,
     mode: u32,
 ) -> Result<InodeNumber> {
-    core.check_space_for_operation()?;
+    core.admission.check_space_for_operation()?;
     let decide = |metadata: &Metadata| {
         let number = metadata.next_inode(group);
         let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
@@ -210,9 +209,9 @@ async fn copy_to(core: &Core, directory: InodeNumber, stripes: &Stripes, index: 
 /// Adds copies of names to a stripe of this shard, and waits until they are written.
 async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
     core.check_open()?;
-    core.check_space_for_operation()?;
+    core.admission.check_space_for_operation()?;
     let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
-    core.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
+    core.admission.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
     for together in names.chunks(COPIED_TOGETHER) {
         let put = |(offset, value): &Copied| {
             let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
@@ -245,22 +244,7 @@ fn remove_leftovers(core: &Rc<Core>, directory: InodeNumber) {
     let removing = async move {
         let core = &own;
         loop {
-            let permit = match core.admit().await {
-                Ok(permit) => permit,
-                // Retries, since otherwise the leftovers would remain until the file system is opened
-                // again.
-                Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
-                    runtime::sleep(BETWEEN_ATTEMPTS).await;
-                    continue;
-                }
-                Err(_) => break,
-            };
-            if core.peers.locks.holds_any([directory]) {
-                let released = core.peers.locks.released();
-                drop(permit);
-                released.await;
-                continue;
-            }
+            let Some(permit) = core.admit_removal(directory).await else { break };
             let next = next_leftovers(&core.metadata.borrow(), directory);
             let changes = match next {
                 Ok(changes) => changes,

@@ -52,7 +52,7 @@ pub(crate) async fn create(core: &Rc<Core>, name: String) -> Result<SnapshotInfo
             true => 3 * core.totals().sum(|used| &used.pages),
             false => 1,
         };
-        core.check_space(copied)?;
+        core.admission.check_space(copied)?;
         let number = info.number;
         let kept = keep_versions(core, number).await;
         if kept.is_ok() {
