@@ -1,4 +1,4 @@
-//! A directory with many names in a mount, on several cores: it becomes striped while programs use it, and
+//! A directory with many names in a mount, on several shards: it becomes striped while programs use it, and
 //! its server is killed.
 
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
@@ -69,7 +69,7 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
         assert!(lister.join().unwrap() > 0);
     });
     assert_eq!(list(&big).len() as u64, NAMES + 500);
-    // New files belong to the shards of all stripes, and so to all cores.
+    // New files belong to the inode groups of all stripes, and so to all shards.
     let mut shards = BTreeMap::new();
     for number in 0..300 {
         let file = File::create(big.join(format!("late{number}"))).unwrap();

@@ -156,6 +156,19 @@ pub struct ZoneBlock {
     pub block: u32,
 }
 
+impl ZoneBlock {
+    /// Block number `block` of zone number `zone`.
+    pub const fn new(zone: u32, block: u32) -> Self {
+        ZoneBlock { zone: ZoneIndex(zone), block }
+    }
+}
+
+impl fmt::Display for ZoneBlock {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "block {} of zone {}", self.block, self.zone)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,10 +11,10 @@ pub mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::core::cores::core_of;
+use crate::core::shards::shard_of;
 use crate::core::{Core, STREAMS, Settings};
 use crate::data::checksums::sums_in;
-use crate::metadata::extents::{Extent, Place};
+use crate::metadata::extents::Extent;
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::InodeNumber;
 use crate::metadata::versions::SnapshotInfo;
@@ -23,7 +23,7 @@ use crate::metadata::{Inodes, Metadata};
 use crate::names::path_of::{self, Whole};
 use crate::recovery::{self, Recovered};
 use crate::tree::{Key, Released};
-use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
+use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::{CHECKPOINT_CLASS, ZonePool};
@@ -157,7 +157,7 @@ enum Subject {
     /// Block of a file, by its place in a zone. A shared block, or one that only snapshots have, may belong
     /// to another file now.
     Block {
-        place: Place,
+        place: ZoneBlock,
         inode: InodeNumber,
         block: u64,
     },
@@ -301,8 +301,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     let mut pages = pages_of(&metadata);
     pages.extend(released.take());
     for extent in &opening.root.directory {
-        pages
-            .extend((0..extent.blocks).map(|at| Place { zone: extent.zone, position: extent.position + at }));
+        pages.extend((0..extent.blocks).map(|at| ZoneBlock::new(extent.zone, extent.position + at)));
     }
     check_places(&extents, &pages, &mut report);
     check_counts(&extents, Some(&pages), &opening.pool, &mut report);
@@ -319,7 +318,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
 }
 
 /// Returns the pages of all versions.
-fn pages_of(metadata: &Metadata) -> Vec<Place> {
+fn pages_of(metadata: &Metadata) -> Vec<ZoneBlock> {
     let mut pages = metadata.items.places();
     for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
         items.visit_own_places(newer, |place| pages.push(place));
@@ -340,7 +339,8 @@ fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
     // Extents of one run have the same difference between the block of the file and the position in the zone.
     let key = |it: &Mapped| {
         let extent = &it.extent;
-        (extent.zone, it.inode, extent.block.wrapping_sub(extent.position.into()), extent.position)
+        let distance = extent.block.wrapping_sub(extent.place.block.into());
+        (extent.place.zone, it.inode, distance, extent.place.block)
     };
     extents.sort_unstable_by_key(key);
     let mut all: Vec<Mapped> = Vec::with_capacity(extents.len());
@@ -361,16 +361,16 @@ fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
     all
 }
 
-/// Metadata of a core, to be checked together with that of the other cores.
+/// Metadata of a shard, to be checked together with that of the other shards.
 #[derive(Debug)]
 pub(crate) struct Contents {
     items: Vec<(Key, Vec<u8>)>,
     inodes: Vec<Inodes>,
     preallocated: u64,
-    pages: Vec<Place>,
+    pages: Vec<ZoneBlock>,
 }
 
-/// Returns this core's metadata of a snapshot, or of the present version with `None`.
+/// Returns this shard's metadata of a snapshot, or of the present version with `None`.
 ///
 /// # Errors
 /// ESTALE for a deleted snapshot.
@@ -382,27 +382,27 @@ pub(crate) fn contents(core: &Core, version: Option<SnapshotNumber>) -> Result<C
     core.in_version(version, |metadata| {
         Ok(Contents {
             items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
-            inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
+            inodes: (0..metadata.items.groups()).map(|group| metadata.inodes(group)).collect(),
             preallocated: metadata.preallocated,
             pages,
         })
     })
 }
 
-/// Returns the metadata of a version, one element for each core.
+/// Returns the metadata of a version, one element for each shard.
 ///
 /// # Errors
 /// Errors of [`contents`].
 pub(crate) async fn all_contents(core: &Core, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
     let mut parts = Vec::new();
-    for each in core.cores().all() {
+    for each in core.shards().all() {
         let contents = move |core: Rc<Core>| async move { contents(&core, version) };
         parts.push(each.with(contents).await?);
     }
     Ok(parts)
 }
 
-/// Checks the metadata of all cores of the open file system, and the live counts by which zones are
+/// Checks the metadata of all shards of the open file system, and the live counts by which zones are
 /// reset.
 pub(crate) fn check_contents(
     core: &Core,
@@ -410,22 +410,22 @@ pub(crate) fn check_contents(
     snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
 ) -> Result<Report> {
     let mut report = Report::new(Options::default());
-    let shards = core.metadata.borrow().items.shards();
-    let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+    let groups = core.metadata.borrow().items.groups();
+    let mut metadata = Metadata::empty(Forest::new(groups, &Released::new()));
     let mut pages = Vec::new();
     for (index, contents) in (0..).zip(parts) {
         contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
         metadata.preallocated += contents.preallocated;
         pages.extend(contents.pages);
-        for (shard, inodes) in
-            (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, core.totals().cores()) == index)
+        for (group, inodes) in
+            (0..).zip(contents.inodes).filter(|(group, _)| shard_of(*group, core.totals().shards()) == index)
         {
-            metadata.set_inodes(shard, inodes);
+            metadata.set_inodes(group, inodes);
         }
     }
     let mut extents = items::check(&metadata, &core.kit.layout, &mut report);
     for (info, parts) in snapshots {
-        let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+        let mut metadata = Metadata::empty(Forest::new(groups, &Released::new()));
         for (key, value) in parts.iter().flat_map(|part| &part.items) {
             metadata.put(key, value);
         }
@@ -449,39 +449,38 @@ pub(crate) struct Mapped {
 }
 
 /// Looks for blocks with two owners that aren't shared.
-fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
-    // Zone, first block, number of blocks, inode: 0 for metadata.
-    let files = extents.iter().map(|it| (it.extent.zone, it.extent.position, it.extent.blocks, it.inode));
-    let mut all: Vec<_> = files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
+fn check_places(extents: &[Mapped], pages: &[ZoneBlock], report: &mut Report) {
+    // First block, number of blocks, inode: 0 for metadata.
+    let files = extents.iter().map(|it| (it.extent.place, it.extent.blocks, it.inode));
+    let mut all: Vec<_> = files.chain(pages.iter().map(|place| (*place, 1, 0))).collect();
     all.sort_unstable();
     let owner = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
-    // Extent or page with the greatest end so far: zone, end, inode.
-    let mut farthest = (0, 0, 0);
-    for (zone, position, blocks, inode) in all {
-        if zone == farthest.0 && position < farthest.1 {
-            let (one, other) = if farthest.2 == 0 { (inode, farthest.2) } else { (farthest.2, inode) };
-            let rest =
-                format!(" has block {position} of zone {zone}, which belongs to {}, too", owner(other));
+    // Extent or page with the greatest end so far: end, inode.
+    let mut farthest = (ZoneBlock::new(0, 0), 0);
+    for (place, blocks, inode) in all {
+        if place < farthest.0 {
+            let (one, other) = if farthest.1 == 0 { (inode, farthest.1) } else { (farthest.1, inode) };
+            let rest = format!(" has {place}, which belongs to {}, too", owner(other));
             match one {
                 0 => report.note(Kind::Overlap, owner(0) + &rest),
                 inode => report.note_of(Kind::Overlap, Subject::Inode(inode), rest),
             }
         }
-        let end = position.saturating_add(blocks);
-        if zone != farthest.0 || end > farthest.1 {
-            farthest = (zone, end, inode);
+        let end = ZoneBlock { block: place.block.saturating_add(blocks), ..place };
+        if end > farthest.0 {
+            farthest = (end, inode);
         }
     }
 }
 
 /// Compares the counts of live blocks with extents and pages; without `pages`, only those of data zones.
-fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, report: &mut Report) {
+fn check_counts(extents: &[Mapped], pages: Option<&[ZoneBlock]>, pool: &ZonePool, report: &mut Report) {
     let mut live: BTreeMap<u32, u64> = BTreeMap::new();
     for Mapped { extent, .. } in extents {
-        *live.entry(extent.zone).or_default() += u64::from(extent.blocks);
+        *live.entry(extent.place.zone.0).or_default() += u64::from(extent.blocks);
     }
     for page in pages.unwrap_or_default() {
-        *live.entry(page.zone).or_default() += 1;
+        *live.entry(page.zone.0).or_default() += 1;
     }
     for (number, zone) in pool.list().into_iter().skip(ROOT_ZONES as usize) {
         if pages.is_none() && zone.class == CHECKPOINT_CLASS {
@@ -506,18 +505,17 @@ async fn check_written(
 ) -> Result<()> {
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     for Mapped { inode, extent } in extents {
-        let Some(zone) = reports.get(extent.zone as usize) else { continue };
-        let end = u64::from(extent.position) + u64::from(extent.blocks);
+        let Some(zone) = reports.get(extent.place.zone.0 as usize) else { continue };
+        let end = u64::from(extent.place.block) + u64::from(extent.blocks);
         let is_written = zone.state != ZoneState::Empty && end <= layout.blocks_in(zone.write_pointer);
         if !is_written && zone.state != ZoneState::Offline {
             report.note_of(
                 Kind::Extent,
-                Subject::Block { place: extent.place(), inode: *inode, block: extent.block },
+                Subject::Block { place: extent.place, inode: *inode, block: extent.block },
                 format!(
-                    " and the ones after it: {} blocks from block {} of zone {} on aren't written: the zone is {:?}, and written up to block {}",
+                    " and the ones after it: {} blocks from {} on aren't written: the zone is {:?}, and written up to block {}",
                     extent.blocks,
-                    extent.position,
-                    extent.zone,
+                    extent.place,
                     zone.state,
                     layout.blocks_in(zone.write_pointer)
                 ),
@@ -537,9 +535,9 @@ async fn check_data(
 ) -> Result<()> {
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     let mut sorted = extents.to_vec();
-    sorted.sort_unstable_by_key(|it| (it.extent.zone, it.extent.position));
-    for of_zone in sorted.chunk_by(|one, other| one.extent.zone == other.extent.zone) {
-        let zone = of_zone[0].extent.zone;
+    sorted.sort_unstable_by_key(|it| it.extent.place);
+    for of_zone in sorted.chunk_by(|one, other| one.extent.place.zone == other.extent.place.zone) {
+        let zone = of_zone[0].extent.place.zone.0;
         let Some(of) = reports.get(zone as usize) else { continue };
         let sums = match sums_in(zones, layout, identity, of).await {
             Ok(sums) => sums,
@@ -555,8 +553,8 @@ async fn check_data(
                 let part = Extent {
                     block: extent.block + u64::from(at),
                     blocks: count,
-                    position: extent.position + at,
-                    ..*extent
+                    place: ZoneBlock { block: extent.place.block + at, ..extent.place },
+                    is_shared: extent.is_shared,
                 };
                 check_part(zones, layout, *inode, &part, &sums, report).await;
                 at += count;
@@ -576,41 +574,42 @@ async fn check_part(
 ) {
     let bytes = layout.block_bytes();
     let buffer = Buffer::new(part.blocks as usize * bytes);
-    let (outcome, buffer) = zones.read(layout.address(part.zone, part.position), buffer).await;
+    let (outcome, buffer) = zones.read(layout.address(part.place.zone.0, part.place.block), buffer).await;
     if let Err(error) = outcome {
-        let subject = Subject::Block { place: part.place(), inode, block: part.block };
+        let subject = Subject::Block { place: part.place, inode, block: part.block };
         report.note_of(Kind::Data, subject, format!(" and {} after it: {error}", part.blocks - 1));
         return;
     }
     report.verified += u64::from(part.blocks);
     for (number, block) in buffer.filled().chunks_exact(bytes).enumerate() {
-        let position = part.position as usize + number;
-        if sums.get(position) != Some(&sum_of(block)) {
-            let place = Place { zone: part.zone, position: position as u32 };
+        let place = ZoneBlock { block: part.place.block + number as u32, ..part.place };
+        if sums.get(place.block as usize) != Some(&sum_of(block)) {
             report.note_of(
                 Kind::Data,
                 Subject::Block { place, inode, block: part.block + number as u64 },
-                format!(": wrong checksum in block {position} of zone {}", part.zone),
+                format!(": wrong checksum in {place}"),
             );
         }
     }
 }
 
-/// Compares the counts in the metadata with its items. `inodes` holds, for each shard, the number of inodes
-/// found and the number after the largest one.
+/// Compares the counts in the metadata with its items. `inodes` holds, for each inode group, the number of
+/// inodes found and the number after the largest one.
 fn check_totals(metadata: &Metadata, inodes: &[Inodes], preallocated: u64, report: &mut Report) {
-    for (shard, there) in (0..).zip(inodes) {
-        let known = metadata.inodes(shard);
+    for (group, there) in (0..).zip(inodes) {
+        let known = metadata.inodes(group);
         if known.count != there.count {
             let (there, counted) = (there.count, known.count);
-            report
-                .note(Kind::Count, format!("shard {shard}: {counted} inodes are counted; expected {there}"));
-        }
-        if known.next < there.next {
-            let last = there.next - u64::from(metadata.items.shards());
             report.note(
                 Kind::Count,
-                format!("shard {shard}: the next inode number is {}; expected a number above {last}, that of an existing inode", known.next),
+                format!("inode group {group}: {counted} inodes are counted; expected {there}"),
+            );
+        }
+        if known.next < there.next {
+            let last = there.next - u64::from(metadata.items.groups());
+            report.note(
+                Kind::Count,
+                format!("inode group {group}: the next inode number is {}; expected a number above {last}, that of an existing inode", known.next),
             );
         }
     }

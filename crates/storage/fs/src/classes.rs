@@ -1,7 +1,7 @@
 //! I/O classes with shares. Where classes compete, a request waits for the turn of its class, so that, for
 //! example, the reads of a compaction don't delay a commit log.
 //!
-//! Reads, writes and syncs of files take a [`Turn`] first, and keep it until they have ended. On each core,
+//! Reads, writes and syncs of files take a [`Turn`] first, and keep it until they have ended. On each shard,
 //! [`fair_queue`] decides which class gets the next turn. Operations on names and attributes, checkpoints,
 //! and the reads of a partial-block write take no turn.
 //!
@@ -37,9 +37,9 @@ pub const BACKGROUND_SHARES: u32 = 20;
 /// Cost of a request in addition to its bytes. A request of 4 KiB takes about as long as 16 KiB within a
 /// large request: 17 µs at 1.5 GB/s on a virtual disk, 2.5 µs at 7 GB/s in memory.
 pub const REQUEST_COST: u64 = 16 << 10;
-/// Most cost of requests in flight on a core where classes compete. This is the smallest bound at which reads
-/// of 256 KiB (four in flight) and of 4 KiB (52) are as fast as without a bound, on a virtual disk and in
-/// memory. Requests in flight delay a new request of any class.
+/// Most cost of requests in flight on a shard where classes compete. This is the smallest bound at which
+/// reads of 256 KiB (four in flight) and of 4 KiB (52) are as fast as without a bound, on a virtual disk
+/// and in memory. Requests in flight delay a new request of any class.
 pub const IO_DEPTH: u64 = 1 << 20;
 /// Longest name of a class in bytes.
 const MAX_NAME: usize = 64;
@@ -62,7 +62,7 @@ impl Class {
     }
 }
 
-/// Counters of a class since the file system was opened, on all cores.
+/// Counters of a class since the file system was opened, on all shards.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassStatistics {
     /// Name of the class.
@@ -78,7 +78,7 @@ pub struct ClassStatistics {
 }
 
 impl ClassStatistics {
-    /// Adds the counters of another core.
+    /// Adds the counters of another shard.
     pub fn add(&mut self, other: &ClassStatistics) {
         self.requests += other.requests;
         self.bytes += other.bytes;
@@ -111,21 +111,21 @@ struct State {
     done: Vec<ClassStatistics>,
 }
 
-/// I/O classes of a core.
+/// I/O classes of a shard.
 #[derive(Debug)]
 pub struct Classes {
     state: RefCell<State>,
     /// Number of classes.
     count: Cell<usize>,
-    /// Held while a class is made or changed on all cores; used on the home only.
+    /// Held while a class is made or changed on all shards; used on the home only.
     pub(crate) changing: Rc<Semaphore>,
 }
 
 impl Classes {
     /// Returns the classes `default` and `background`, which each file system has. `depth` bounds the cost of
     /// requests in flight.
-    pub fn new(depth: u64, background_shares: u32, ignores_shares: bool) -> Rc<Self> {
-        let state = State { queue: FairQueue::new(depth, ignores_shares), done: Vec::new() };
+    pub fn new(depth: u64, background_shares: u32) -> Rc<Self> {
+        let state = State { queue: FairQueue::new(depth), done: Vec::new() };
         let (state, count) = (RefCell::new(state), Cell::new(0));
         let classes = Rc::new(Classes { state, count, changing: Semaphore::new(1) });
         classes.set(DEFAULT, &"default".into(), DEFAULT_SHARES);
@@ -171,7 +171,7 @@ impl Classes {
         self.count.set(state.done.len());
     }
 
-    /// Returns the counters of the classes on this core.
+    /// Returns the counters of the classes on this shard.
     pub fn statistics(&self) -> Vec<ClassStatistics> {
         self.state.borrow().done.clone()
     }

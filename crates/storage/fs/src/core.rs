@@ -1,7 +1,7 @@
-//! A core of the file system, with its shards. It is an owner of the log kit: its entries are changes of
+//! State of one shard, with its inode groups. It is an owner of the log kit: its entries are changes of
 //! metadata, with the data of files.
 //!
-//! An operation on names or attributes of one core is decided and takes effect in one turn, without waiting.
+//! An operation on names or attributes of one shard is decided and takes effect in one turn, without waiting.
 //! Its changes are queued, and written with those of others in one record. A write takes effect when its
 //! record is written. All operations are numbered and written in the order of their numbers, so a sync waits
 //! until a number is durable.
@@ -11,12 +11,11 @@
 //! moves. Open are only parts of parts, with private state of their own: the gate and the classes of
 //! `admission`, the locks of `Peers`, and the reads in progress of `Reader`.
 //!
-//! Operations of clients on one core are in `names`, `inodes`, `data` and `holders`, the callbacks of the
-//! log kit in `owner`. In other modules: operations on several cores ([`crate::names`]).
+//! Operations of clients on one shard are in `names`, `inodes`, `data` and `holders`, the callbacks of the
+//! log kit in `owner`. In other modules: operations on several shards ([`crate::names`]).
 
 mod admission;
 pub(crate) mod checkpoint;
-pub(crate) mod cores;
 mod data;
 mod durability;
 pub(crate) mod entry;
@@ -27,32 +26,34 @@ mod moves;
 mod names;
 mod owner;
 pub(crate) mod settings;
+pub(crate) mod shards;
 mod tickets;
 pub(crate) mod times;
 mod turns;
 
 pub(crate) use owner::Accounting;
 pub(crate) use settings::reserved_zones;
-pub use settings::{Broken, STREAMS, Settings, cleaner_stream, kit_settings, user_stream};
+pub use settings::{STREAMS, Settings, cleaner_stream, kit_settings, user_stream};
 pub(crate) use times::Times;
 pub use times::now;
 
+use crate::broken::if_broken;
 use crate::core::admission::{Admission, Admitted};
 use crate::core::checkpoint::Checkpointer;
-use crate::core::cores::{Cores, Peers, Totals};
 use crate::core::durability::Durability;
 use crate::core::entry::{FsEntry, Origin};
 use crate::core::moves::Moves;
+use crate::core::shards::{Peers, Shards, Totals};
 use crate::data::node::{Node, Nodes};
 use crate::data::reader::Reader;
 use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::extents::{Lost, Place};
+use crate::metadata::extents::Lost;
 use crate::metadata::inode::InodeNumber;
 use crate::names::striping::Striping;
 use crate::snapshots::list::SnapshotList;
 use crate::tree::Released;
-use block::{Payload, Result};
+use block::{Payload, Result, ZoneBlock};
 use logkit::cleaning::{Arrival, Policy};
 use logkit::recovery::LostParts;
 use logkit::{Appender, Kit, Owner, flusher, lane};
@@ -72,7 +73,7 @@ pub(crate) struct OpeningReport {
     pub lost: RefCell<LostParts>,
 }
 
-/// A core of a file system.
+/// State of one shard of a file system.
 pub struct Core {
     pub(crate) kit: Rc<Kit>,
     pub(crate) peers: Peers,
@@ -87,7 +88,6 @@ pub struct Core {
     pub(crate) snapshot_list: SnapshotList,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) moves: Moves,
-    broken: Option<Broken>,
 }
 
 impl std::fmt::Debug for Core {
@@ -97,22 +97,19 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    /// Returns a core with this state, recovered or new. The caller starts lanes and cleaner.
+    /// Returns a shard with this state, recovered or new. The caller starts lanes and cleaner.
     pub(crate) fn new(
         (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         policy: Box<dyn Policy>,
-        (mut metadata, released): (Metadata, Released),
+        (metadata, released): (Metadata, Released),
         settings: &Settings,
         opened: OpeningReport,
     ) -> Rc<Self> {
-        metadata.snapshots.keeps_nothing = settings.breaks(Broken::ForgetsSnapshots);
-        metadata.snapshots.ignores_shared = settings.breaks(Broken::IgnoresShared);
-        metadata.forgets_source = settings.breaks(Broken::ForgetsSource);
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
-        let (lanes, cores) = (settings.appends_in_flight, totals.cores());
-        let demand = geometry::demand(kit.zones.geometry(), cores, lanes);
+        let (lanes, shards) = (settings.appends_in_flight, totals.shards());
+        let demand = geometry::demand(kit.zones.geometry(), shards, lanes);
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -126,39 +123,38 @@ impl Core {
             peers: Peers::new(index, totals),
             durability: Durability::new(appender, class),
             reader: Reader::new(kit.clone(), settings.sums_bytes),
-            striping: Striping::new(settings.stripe_above, cores),
+            striping: Striping::new(settings.stripe_above, shards),
             snapshot_list: SnapshotList::default(),
             checkpointer: Checkpointer::new(released),
             moves: Moves::new(classes, demand.limit.is_some()),
-            broken: settings.broken,
             kit,
         });
         core.publish();
         core
     }
 
-    /// Number of the core.
+    /// Number of the shard.
     pub(crate) fn index(&self) -> u32 {
         self.peers.index()
     }
 
-    /// All cores.
-    pub(crate) fn cores(&self) -> &Cores {
+    /// All shards.
+    pub(crate) fn shards(&self) -> &Shards {
         self.peers.all()
     }
 
-    /// Memory and space that all cores use.
+    /// Memory and space that all shards use.
     pub(crate) fn totals(&self) -> &Totals {
         self.peers.totals()
     }
 
-    /// Whether an inode belongs to this core.
+    /// Whether an inode belongs to this shard.
     #[inline]
     pub(crate) fn is_here(&self, inode: InodeNumber) -> bool {
         self.peers.has(inode)
     }
 
-    /// Publishes this core's use of memory and space to the other cores.
+    /// Publishes this shard's use of memory and space to the other shards.
     pub(crate) fn publish(&self) {
         self.totals().of(self.index()).publish(&self.metadata.borrow(), self.admission.growing());
     }
@@ -166,12 +162,6 @@ impl Core {
     /// Returns the node of a file in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
         self.nodes.get(inode, self.durability.issued())
-    }
-
-    /// Whether a test violates this invariant.
-    #[inline]
-    pub(crate) fn breaks(&self, rule: Broken) -> bool {
-        cfg!(debug_assertions) && self.broken == Some(rule)
     }
 
     /// Files in use.
@@ -184,37 +174,14 @@ impl Core {
         self.opened.block_size
     }
 
-    /// Refuses reads of a file system that has failed or is closed.
-    ///
-    /// # Errors
-    /// The failure of the log; [`Closed`](block::Error::Closed).
-    pub fn check_alive(&self) -> Result<()> {
-        self.admission.check_alive()
-    }
-
     /// Refuses changes if the file system has failed or is closed, or if a record waits for space of the
     /// device.
     ///
     /// # Errors
-    /// As [`check_alive`](Self::check_alive); [`ReadOnly`](block::Error::ReadOnly) for a salvage;
+    /// As [`Admission::check_alive`]; [`ReadOnly`](block::Error::ReadOnly) for a salvage;
     /// [`NoSpace`](block::Error::NoSpace).
     pub fn check_open(&self) -> Result<()> {
         self.admission.check_open()
-    }
-
-    /// Refuses an operation that needs `blocks` blocks if fewer are free, as [`Admission::check_space`].
-    pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
-        self.admission.check_space(blocks)
-    }
-
-    /// Refuses operations without data that need space, as [`Admission::check_space_for_operation`].
-    pub(crate) fn check_space_for_operation(&self) -> Result<()> {
-        self.admission.check_space_for_operation()
-    }
-
-    /// Whether little space is free, as [`Admission::is_short`].
-    pub(crate) fn is_short(&self) -> bool {
-        self.admission.is_short()
     }
 
     /// Waits until an operation may be queued; before that, writes a checkpoint if one is due.
@@ -224,7 +191,7 @@ impl Core {
     pub(crate) async fn admit(&self) -> Result<Permit> {
         self.check_open()?;
         let free_dead = |core: Rc<Core>| async move { logkit::mover::free_dead(&core).await };
-        self.admission.leave_space_for_pages(|| self.cores().first().with(free_dead)).await?;
+        self.admission.leave_space_for_pages(|| self.shards().first().with(free_dead)).await?;
         self.admission.admit().await
     }
 
@@ -239,25 +206,18 @@ impl Core {
         }
         let mut lost = Lost::default();
         let mut metadata = self.metadata.borrow_mut();
-        let applied =
-            changes.iter().try_for_each(|it| metadata.apply(it, Place { zone: 0, position: 0 }, &mut lost));
+        let applied = changes.iter().try_for_each(|it| metadata.apply(it, ZoneBlock::new(0, 0), &mut lost));
         drop(metadata);
         if let Err(error) = applied {
             // Some of the changes may have taken effect.
             self.fail(&error);
             return Err(error);
         }
-        if self.breaks(Broken::ForgetsLost) {
-            lost = Lost::default();
-        }
+        if_broken!(ForgetsLost, lost = Lost::default());
         let mut accounts = self.kit.pool.accounts();
         lost.0.iter().for_each(|(zone, count)| accounts.begin_dying(*zone, *count));
-        if self.breaks(Broken::DiesWhenSubmitted) {
-            std::mem::take(&mut lost.0)
-                .into_iter()
-                .for_each(|(zone, count)| accounts.remove_dying(zone, count, self.kit.clock()));
-        }
         drop(accounts);
+        if_broken!(DiesWhenSubmitted, crate::broken::end_dying(self, &mut lost));
         let count = changes.len() as u32;
         self.publish();
         // Capacity for the changes that create a file with a short name.
@@ -307,7 +267,8 @@ impl Core {
     /// The failure of the log, which is permanent; errors of flushing; [`NoSpace`](block::Error::NoSpace)
     /// while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
-        if self.durability.is_durable(ticket) || self.breaks(Broken::NeverFlushes) {
+        if_broken!(NeverFlushes, return Ok(()));
+        if self.durability.is_durable(ticket) {
             return Ok(());
         }
         let written = self.written(ticket).await?;
@@ -331,13 +292,13 @@ impl Core {
         self.durability.wait_until_done(&self.kit, ticket, || self.kit.space.check()).await
     }
 
-    /// Waits until an operation of this core has ended, even if its request was answered before because there
-    /// was no space. The failure of the log also ends the wait.
+    /// Waits until an operation of this shard has ended, even if its request was answered before because
+    /// there was no space. The failure of the log also ends the wait.
     pub(crate) async fn ended(&self, ticket: u64) {
         self.durability.wait_until_done(&self.kit, ticket, || Ok(())).await.ok();
     }
 
-    /// Makes all operations of this core durable.
+    /// Makes all operations of this shard durable.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).

@@ -1,7 +1,7 @@
 //! An open file: reads, writes and attributes, from any shard.
 //!
-//! In other modules: opening by a path or a name (`file_system`), and the operations on the core that has the
-//! file (`operations`, `data`).
+//! In other modules: opening by a path or a name (`file_system`), and the operations on the shard that has
+//! the file (`operations`, `data`).
 
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
@@ -66,7 +66,7 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// Returns a file that has been opened on its core.
+    /// Returns a file that has been opened on its shard.
     pub(crate) fn opened(home: Home<Core>, inode: InodeNumber) -> Self {
         File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode, class: DEFAULT }
     }
@@ -145,7 +145,10 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn preallocate(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.preallocate(&node, range, false).await }).await
+        self.with(
+            move |core, node| async move { core.preallocate(&node, range, false, Times::Present).await },
+        )
+        .await
     }
 
     /// Reserves space for a range, and raises the size to its end if it is smaller, as fallocate(2) does with
@@ -154,7 +157,8 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn allocate(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.preallocate(&node, range, true).await }).await
+        self.with(move |core, node| async move { core.preallocate(&node, range, true, Times::Present).await })
+            .await
     }
 
     /// Copies a range of another file of this file system, or of this file, to an offset; ends where the
@@ -175,7 +179,7 @@ impl File {
         let (from, source) = (from.inode, from.home.clone());
         let copied = Copied { class: self.class, from, from_offset, to_offset, length };
         self.with(move |core, node| async move {
-            if !core.cores().of(from).is_same(&source) {
+            if !core.shards().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
             }
             clones::copy_range(&core, &node, copied, u64::MAX, Times::Present).await
@@ -188,7 +192,7 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn punch(&self, range: Range<u64>) -> Result<()> {
-        self.with(move |core, node| async move { core.punch(&node, range).await }).await
+        self.with(move |core, node| async move { core.punch(&node, range, Times::Present).await }).await
     }
 
     /// Makes all changes of the file durable, including its name.

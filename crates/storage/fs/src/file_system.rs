@@ -1,15 +1,15 @@
 //! The file system for programs that link it: paths and open files. Every call is asynchronous and doesn't
 //! block the shard.
 //!
-//! A call is sent as a message to the core that has the directory or the file, unless the caller is on it.
-//! Resolving a path begins at the core of the root, so programs that create many files in one directory
+//! A call is sent as a message to the shard that has the directory or the file, unless the caller is on it.
+//! Resolving a path begins at the shard of the root, so programs that create many files in one directory
 //! should [open the directory](FileSystem::directory).
 
 use crate::check::scrub::{self, Scrubbed};
 use crate::check::{self, Report};
 use crate::classes::{Class, ClassStatistics};
-use crate::core::cores::Cores;
 use crate::core::inodes::{BETWEEN_ATTEMPTS, Statistics};
+use crate::core::shards::Shards;
 use crate::core::{Core, Settings};
 use crate::file::File;
 use crate::format::Properties;
@@ -52,7 +52,7 @@ use zones::Overlay;
 /// ```
 #[derive(Clone)]
 pub struct FileSystem {
-    cores: Cores,
+    shards: Shards,
     zones: Arc<dyn ZonesPart>,
     /// Whether the zones are closed with the file system.
     owns_zones: bool,
@@ -75,7 +75,7 @@ impl Drop for Mounting {
 
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "FileSystem({:?})", self.cores)
+        write!(formatter, "FileSystem({:?})", self.shards)
     }
 }
 
@@ -102,8 +102,8 @@ impl FileSystem {
         properties: Properties,
         settings: &Settings,
     ) -> Result<Self> {
-        let cores = recovery::format(&zones, properties, settings).await?;
-        Self::start(zones, cores).await
+        let shards = recovery::format(&zones, properties, settings).await?;
+        Self::start(zones, shards).await
     }
 
     /// Opens the file system on these zones; with [`Goal::Salvage`], to read the intact parts of a damaged
@@ -117,20 +117,20 @@ impl FileSystem {
             Goal::Serve => zones,
             Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MAX_BYTES)),
         };
-        let cores = recovery::open(&zones, settings).await?;
-        let files = Self::start(zones, cores).await?;
+        let shards = recovery::open(&zones, settings).await?;
+        let files = Self::start(zones, shards).await?;
         if settings.goal == Goal::Salvage {
-            salvage::name_lost(&files.cores).await?;
+            salvage::name_lost(&files.shards).await?;
         }
         Ok(files)
     }
 
-    async fn start(zones: Arc<dyn ZonesPart>, cores: Cores) -> Result<Self> {
+    async fn start(zones: Arc<dyn ZonesPart>, shards: Shards) -> Result<Self> {
         let counters =
-            cores.first().with(|core: Rc<Core>| async move { Ok(core.kit.counters.clone()) }).await?;
+            shards.first().with(|core: Rc<Core>| async move { Ok(core.kit.counters.clone()) }).await?;
         let files = FileSystem {
             counters,
-            cores,
+            shards,
             zones,
             owns_zones: true,
             waits_for_space: Arc::default(),
@@ -162,7 +162,7 @@ impl FileSystem {
         Ok(files)
     }
 
-    /// Runs `work` on all cores, the home first.
+    /// Runs `work` on all shards, the home first.
     pub(crate) async fn each<Fut>(
         &self,
         work: impl FnOnce(Rc<Core>) -> Fut + Clone + Send + 'static,
@@ -170,7 +170,7 @@ impl FileSystem {
     where
         Fut: Future<Output = Result<()>> + 'static,
     {
-        for core in self.cores.all() {
+        for core in self.shards.all() {
             core.with(work.clone()).await?;
         }
         Ok(())
@@ -195,7 +195,7 @@ impl FileSystem {
     /// [`block::Error::Closed`].
     pub async fn lost(&self) -> Result<LostParts> {
         let mut all = LostParts::default();
-        for core in self.cores.all() {
+        for core in self.shards.all() {
             all.append(
                 core.with(|core: Rc<Core>| async move { Ok(core.opened.lost.borrow().clone()) }).await?,
             );
@@ -203,14 +203,14 @@ impl FileSystem {
         Ok(all)
     }
 
-    /// Home: the core that runs the cleaner and checkpoints.
+    /// Home: the shard that runs the cleaner and checkpoints.
     pub fn home(&self) -> &Home<Core> {
-        self.cores.first()
+        self.shards.first()
     }
 
-    /// All cores.
-    pub fn cores(&self) -> &Cores {
-        &self.cores
+    /// All shards.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
     }
 
     /// Counters of the log, for operators.
@@ -230,12 +230,12 @@ impl FileSystem {
             core.kit.tasks.ended().await;
             Ok(())
         };
-        // The home is last: its cleaner frees zones until nothing is queued on other cores, and moves their
+        // The home is last: its cleaner frees zones until nothing is queued on other shards, and moves their
         // blocks.
-        for core in self.cores.all().iter().rev() {
+        for core in self.shards.all().iter().rev() {
             closed = closed.and(core.with(end).await);
         }
-        for core in self.cores.all() {
+        for core in self.shards.all() {
             closed = closed.and(
                 core.with(|core: Rc<Core>| async move {
                     core.moves.close(&*core).await;
@@ -260,7 +260,7 @@ impl FileSystem {
             written => closed.and(written),
         };
         let mut forgotten = Ok(());
-        for core in self.cores.all() {
+        for core in self.shards.all() {
             forgotten = forgotten.and(core.forget().await);
         }
         match self.owns_zones {
@@ -345,7 +345,7 @@ impl FileSystem {
         self.home().with(work).await
     }
 
-    /// Runs `work` with the directory and the name at the end of a path, on the core that holds the name.
+    /// Runs `work` with the directory and the name at the end of a path, on the shard that holds the name.
     async fn at<R, Fut>(
         &self,
         path: &str,
@@ -359,32 +359,20 @@ impl FileSystem {
         let name = name.to_vec();
         let found = self.walk(directory).await?;
         let directory = as_directory(directory, found)?;
-        let holder = self.cores.holder(directory, &name);
-        self.cores.of(holder.inode).with(move |core| work(core, directory, name)).await
+        let holder = self.shards.holder(directory, &name);
+        self.shards.of(holder.inode).with(move |core| work(core, directory, name)).await
     }
 
     /// Resolves a path to the inode and its type.
     async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
-        let first = self.cores.of(ROOT);
-        // The common case needs neither another core nor an allocation.
+        let first = self.shards.of(ROOT);
+        // The common case needs neither another shard nor an allocation.
         if first.is_here()
             && let Some(end) = path::walk_here(&*first.get()?, path)?
         {
             return Ok(end);
         }
-        let mut walk = Walk::begin(path)?;
-        loop {
-            let core = self.cores.of(walk.place());
-            let go_on = move |core: Rc<Core>| async move {
-                let end = walk.go_on(&core)?;
-                Ok((walk, end))
-            };
-            let (next, end) = core.with(go_on).await?;
-            if let Some(end) = end {
-                return Ok(end);
-            }
-            walk = next;
-        }
+        Walk::begin(None, path)?.end(&self.shards).await
     }
 
     /// Resolves a path to the inode. Paths begin at the root, with or without a slash.
@@ -451,17 +439,17 @@ impl FileSystem {
                 Some((inode, FileType::Link)) => return Ok(Some((inode, None))),
                 Some((inode, _)) => inode,
             };
-            // Most files are on the core of their directory.
+            // Most files are on the shard of their directory.
             match core.is_here(inode) {
                 true => Ok(Some((inode, Some(files.open_here(&core, inode, options).await?)))),
                 false => Ok(Some((inode, None))),
             }
         };
-        match self.cores.at_holder(directory, name, find).await? {
+        match self.shards.at_holder(directory, name, find).await? {
             (_, Some(file)) => Ok(Some(file)),
             (inode, None) => {
                 let is_link = move |core: Rc<Core>| async move { core.inode(inode).map(|it| it.file_type()) };
-                match self.cores.of(inode).with(is_link).await? {
+                match self.shards.of(inode).with(is_link).await? {
                     FileType::Link => Ok(None),
                     _ => self.open_inode(inode, options).await.map(Some),
                 }
@@ -471,13 +459,13 @@ impl FileSystem {
 
     async fn open_inode(&self, inode: InodeNumber, options: OpenOptions) -> Result<File> {
         let files = self.clone();
-        self.cores
+        self.shards
             .of(inode)
             .with(move |core| async move { files.open_here(&core, inode, options).await })
             .await
     }
 
-    /// Opens a file of this core.
+    /// Opens a file of this shard.
     async fn open_here(&self, core: &Rc<Core>, inode: InodeNumber, options: OpenOptions) -> Result<File> {
         if core.inode(inode)?.is_directory() {
             return Err(Error::from_errno(libc::EISDIR, format!("inode {inode} is a directory")));
@@ -497,9 +485,9 @@ impl FileSystem {
         Ok(file)
     }
 
-    /// Returns a file that has been opened on its core.
+    /// Returns a file that has been opened on its shard.
     fn opened(&self, inode: InodeNumber) -> File {
-        File::opened(self.cores.of(inode).clone(), inode)
+        File::opened(self.shards.of(inode).clone(), inode)
     }
 
     /// Opens a file without data, creating it if it doesn't exist.
@@ -577,8 +565,8 @@ impl FileSystem {
         let rename = move |core: Rc<Core>| async move {
             core.rename((from, &old_name), (to, &new_name), renaming).await
         };
-        let holder = self.cores.holder(from, sides[0].1);
-        self.cores.of(holder.inode).with(rename).await
+        let holder = self.shards.holder(from, sides[0].1);
+        self.shards.of(holder.inode).with(rename).await
     }
 
     /// Attributes of a file. A symbolic link is followed.
@@ -587,7 +575,7 @@ impl FileSystem {
     /// Errors of resolving the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let inode = self.resolve(path).await?;
-        self.cores.attributes_in(None, inode).await
+        self.shards.attributes_in(None, inode).await
     }
 
     /// Names of a directory, in no particular order.
@@ -596,7 +584,7 @@ impl FileSystem {
     /// ENOTDIR; errors of resolving the path.
     pub async fn read_directory(&self, path: &str) -> Result<Vec<Entry>> {
         let directory = self.resolve(path).await?;
-        self.cores.entries_in(None, directory).await
+        self.shards.entries_in(None, directory).await
     }
 
     /// Target of a symbolic link.
@@ -606,7 +594,7 @@ impl FileSystem {
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
         let inode =
             self.at(path, |core, directory, name| async move { core.lookup(directory, &name).await }).await?;
-        self.cores.of(inode).with(move |core| async move { core.read_link(inode) }).await
+        self.shards.of(inode).with(move |core| async move { core.read_link(inode) }).await
     }
 
     /// Makes all operations durable.
@@ -629,15 +617,15 @@ impl FileSystem {
             async move { core.with(move |core| async move { scrub::scrub(&core, &progress).await }).await }
         };
         let mut found = Scrubbed::default();
-        for of_core in runtime::join_all(self.cores.all().iter().map(scrub)).await {
-            found.add(of_core?);
+        for of_shard in runtime::join_all(self.shards.all().iter().map(scrub)).await {
+            found.add(of_shard?);
         }
         Ok(found)
     }
 
     /// Creates an I/O class, or changes the shares (1 to 1000) of the one with this name. Where classes
-    /// compete on a core, each gets I/O in proportion to its shares; what a class doesn't use is available to
-    /// the others. Two classes always exist: `default` (100 shares), in which files are opened, and
+    /// compete on a shard, each gets I/O in proportion to its shares; what a class doesn't use is available
+    /// to the others. Two classes always exist: `default` (100 shares), in which files are opened, and
     /// `background`, for the cleaner, scrub and defragmentation. A class exists until the file system is
     /// closed.
     ///
@@ -645,11 +633,11 @@ impl FileSystem {
     /// [`Error::Invalid`] for an empty or long name, shares out of range, or more than 32 classes;
     /// [`Error::Closed`].
     pub async fn class(&self, name: &str, shares: u32) -> Result<Class> {
-        let (name, cores): (Arc<str>, _) = (name.into(), self.cores.clone());
+        let (name, shards): (Arc<str>, _) = (name.into(), self.shards.clone());
         self.with(move |home| async move {
             let _one = home.admission.classes.changing.acquire(1).await;
             let number = home.admission.classes.number_for(&name, shares)?;
-            for core in cores.all() {
+            for core in shards.all() {
                 let name = name.clone();
                 let set = move |core: Rc<Core>| async move {
                     core.admission.classes.set(number, &name, shares);
@@ -662,16 +650,16 @@ impl FileSystem {
         .await
     }
 
-    /// Counters of the I/O classes, over all cores.
+    /// Counters of the I/O classes, over all shards.
     ///
     /// # Errors
     /// [`Error::Closed`].
     pub async fn classes(&self) -> Result<Vec<ClassStatistics>> {
         let mut all: Vec<ClassStatistics> = Vec::new();
-        for core in self.cores.all() {
-            let of_core =
+        for core in self.shards.all() {
+            let of_shard =
                 core.with(|core: Rc<Core>| async move { Ok(core.admission.classes.statistics()) }).await?;
-            for (number, class) in of_core.into_iter().enumerate() {
+            for (number, class) in of_shard.into_iter().enumerate() {
                 match all.get_mut(number) {
                     Some(sum) => sum.add(&class),
                     None => all.push(class),
@@ -687,8 +675,8 @@ impl FileSystem {
     /// [`Error::Closed`].
     pub async fn properties(&self) -> Result<Properties> {
         self.with(|core| async move {
-            let shards = core.metadata.borrow().items.shards();
-            Ok(Properties { block_size: core.block_size(), shards })
+            let groups = core.metadata.borrow().items.groups();
+            Ok(Properties { block_size: core.block_size(), inode_groups: groups })
         })
         .await
     }
@@ -713,7 +701,7 @@ impl Directory {
     /// Shard of the runtime that has the directory. Calls from this shard need no messages, unless the
     /// directory is striped, with its names divided among all shards.
     pub fn shard(&self) -> ShardIndex {
-        self.files.cores.of(self.inode).shard()
+        self.files.shards.of(self.inode).shard()
     }
 
     /// Opens a file, or creates it.
@@ -730,10 +718,10 @@ impl Directory {
     /// # Errors
     /// As [`FileSystem::unlink`].
     pub async fn unlink(&self, name: &str) -> Result<()> {
-        let holder = self.files.cores.holder(self.inode, name.as_bytes());
+        let holder = self.files.shards.holder(self.inode, name.as_bytes());
         let (directory, name) = (self.inode, name.as_bytes().to_vec());
         let unlink = move |core: Rc<Core>| async move { core.unlink(directory, &name).await };
-        self.files.cores.of(holder.inode).with(unlink).await
+        self.files.shards.of(holder.inode).with(unlink).await
     }
 }
 

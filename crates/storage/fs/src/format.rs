@@ -2,12 +2,12 @@
 //! its state at a checkpoint, in the directory of the log.
 
 use crate::metadata::Inodes;
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 pub use crate::metadata::inode::BLOCK;
 use crate::metadata::inode::Time;
 use crate::metadata::versions::{MAX_NUMBER, SnapshotInfo, SnapshotNumber, check_name};
-use crate::tree::{Place, Stored};
-use block::{Error, Result};
+use crate::tree::Stored;
+use block::{Error, Result, ZoneBlock};
 use zones::bytes::{Reader, Writer};
 
 /// Kind of the owner in a root; a log of another owner is refused.
@@ -18,12 +18,13 @@ const VERSION: u32 = 5;
 const OLDEST_VERSION: u32 = 4;
 /// Largest block size of files, in bytes.
 pub const MAX_BLOCK: u64 = 64 << 10;
-/// Default number of shards of a new file system.
-pub const DEFAULT_SHARDS: u32 = 64;
-/// Most shards of a file system.
-pub const MAX_SHARDS: u32 = 256;
-/// Most cores among which the shards of an open file system are divided: each has two streams of the log.
-pub const MAX_CORES: u32 = 16;
+/// Default number of inode groups of a new file system.
+pub const DEFAULT_INODE_GROUPS: u32 = 64;
+/// Most inode groups of a file system.
+pub const MAX_INODE_GROUPS: u32 = 256;
+/// Most shards among which the inode groups of an open file system are divided: each has two streams of the
+/// log.
+pub const MAX_SHARDS: u32 = 16;
 
 /// Properties that are fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,24 +32,27 @@ pub struct Properties {
     /// Preferred size of requests in bytes, as reported to programs (`st_blksize`). It has no other effect:
     /// data is written and verified in blocks of [`BLOCK`] bytes, and extents are runs of these.
     pub block_size: u64,
-    /// Number of shards among which inodes are divided.
-    pub shards: u32,
+    /// Number of inode groups among which inodes are divided.
+    pub inode_groups: u32,
 }
 
 impl Default for Properties {
     fn default() -> Self {
-        Properties { block_size: BLOCK, shards: DEFAULT_SHARDS }
+        Properties { block_size: BLOCK, inode_groups: DEFAULT_INODE_GROUPS }
     }
 }
 
 impl Properties {
-    /// Checks the block size and the number of shards.
+    /// Checks the block size and the number of inode groups.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a value out of range.
     pub fn check(&self) -> Result<()> {
-        if !(1..=MAX_SHARDS).contains(&self.shards) {
-            return Err(Error::invalid(format!("{} shards: expected 1 to {MAX_SHARDS}", self.shards)));
+        if !(1..=MAX_INODE_GROUPS).contains(&self.inode_groups) {
+            return Err(Error::invalid(format!(
+                "{} inode groups: expected 1 to {MAX_INODE_GROUPS}",
+                self.inode_groups
+            )));
         }
         match self.block_size.is_power_of_two() && (BLOCK..=MAX_BLOCK).contains(&self.block_size) {
             true => Ok(()),
@@ -64,7 +68,7 @@ impl Properties {
         let mut writer = Writer::default();
         writer.u32(VERSION);
         writer.u64(self.block_size);
-        writer.u32(self.shards);
+        writer.u32(self.inode_groups);
         writer.0
     }
 
@@ -81,19 +85,19 @@ impl Properties {
                  wrote it"
             )));
         }
-        let properties = Properties { block_size: reader.u64()?, shards: reader.u32()? };
+        let properties = Properties { block_size: reader.u64()?, inode_groups: reader.u32()? };
         reader.end()?;
         properties.check().map_err(|error| Error::corrupt(error.detail().to_owned()))?;
         Ok(properties)
     }
 }
 
-/// State of a shard at a checkpoint.
+/// State of an inode group at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShardState {
-    /// Tree of the shard.
+pub struct InodeGroupState {
+    /// Tree of the inode group.
     pub tree: Stored,
-    /// Inodes of the shard.
+    /// Inodes of the inode group.
     pub(crate) inodes: Inodes,
 }
 
@@ -102,7 +106,7 @@ pub struct ShardState {
 pub struct SnapshotState {
     /// Name, number and time of the snapshot.
     pub info: SnapshotInfo,
-    /// Tree of each shard.
+    /// Tree of each inode group.
     pub trees: Vec<Stored>,
 }
 
@@ -111,14 +115,14 @@ pub struct SnapshotState {
 pub struct State {
     /// Epoch of the checkpoint.
     pub epoch: u64,
-    /// For each core after the checkpoint, the number of changes of its epoch that the trees include and
-    /// whose records follow the checkpoint in the stream of the core. These changes took effect on
+    /// For each shard after the checkpoint, the number of changes of its epoch that the trees include and
+    /// whose records follow the checkpoint in the stream of the shard. These changes took effect on
     /// submission, and are the first submitted changes in the records.
     pub shown: Vec<u64>,
     /// Bytes of memory for the trees, those of snapshots included.
     pub memory: u64,
-    /// Shards by number.
-    pub shards: Vec<ShardState>,
+    /// Inode groups by number.
+    pub groups: Vec<InodeGroupState>,
     /// Snapshots, oldest first.
     pub snapshots: Vec<SnapshotState>,
     /// Number of the next snapshot, larger than all earlier ones.
@@ -126,17 +130,17 @@ pub struct State {
 }
 
 fn put_tree(writer: &mut Writer, tree: &Stored) {
-    let root = tree.root.unwrap_or(Place { zone: 0, position: 0 });
-    writer.u32(root.zone);
-    writer.u32(root.position);
+    let root = tree.root.unwrap_or(ZoneBlock::new(0, 0));
+    writer.u32(root.zone.0);
+    writer.u32(root.block);
     writer.u8(tree.level);
     writer.u64(tree.items);
 }
 
 fn take_tree(reader: &mut Reader<'_>) -> Result<Stored> {
-    let place = Place { zone: reader.u32()?, position: reader.u32()? };
+    let place = ZoneBlock::new(reader.u32()?, reader.u32()?);
     // Zone 0 holds roots of the log, so no page is there.
-    let root = (place.zone != 0).then_some(place);
+    let root = (place.zone.0 != 0).then_some(place);
     Ok(Stored { root, level: reader.u8()?, items: reader.u64()? })
 }
 
@@ -148,8 +152,8 @@ impl State {
         writer.u32(self.shown.len() as u32);
         self.shown.iter().for_each(|shown| writer.u64(*shown));
         writer.u64(self.memory);
-        writer.u32(self.shards.len() as u32);
-        for ShardState { tree, inodes } in &self.shards {
+        writer.u32(self.groups.len() as u32);
+        for InodeGroupState { tree, inodes } in &self.groups {
             put_tree(&mut writer, tree);
             writer.u64(inodes.next);
             writer.u64(inodes.count);
@@ -173,16 +177,17 @@ impl State {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the state of a file system");
         let epoch = reader.u64()?;
-        let cores = reader.count(8)?;
-        if !(1..=MAX_CORES as usize).contains(&cores) {
-            return Err(reader.strange(&format!("has {cores} cores; expected 1 to {MAX_CORES}")));
+        let shards = reader.count(8)?;
+        if !(1..=MAX_SHARDS as usize).contains(&shards) {
+            return Err(reader.strange(&format!("has {shards} shards; expected 1 to {MAX_SHARDS}")));
         }
-        let shown = (0..cores).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
+        let shown = (0..shards).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
         let memory = reader.u64()?;
-        let mut shards = Vec::new();
+        let mut groups = Vec::new();
         for _ in 0..reader.count(33)? {
             let tree = take_tree(&mut reader)?;
-            shards.push(ShardState { tree, inodes: Inodes { next: reader.u64()?, count: reader.u64()? } });
+            groups
+                .push(InodeGroupState { tree, inodes: Inodes { next: reader.u64()?, count: reader.u64()? } });
         }
         let mut snapshots: Vec<SnapshotState> = Vec::new();
         for _ in 0..reader.count(13)? {
@@ -195,7 +200,7 @@ impl State {
             let (Some(number), Ok(()), false) = (number, check_name(&name), is_known) else {
                 return Err(reader.strange("has a snapshot with an invalid or a duplicate number or name"));
             };
-            let trees = (0..shards.len()).map(|_| take_tree(&mut reader)).collect::<Result<_>>()?;
+            let trees = (0..groups.len()).map(|_| take_tree(&mut reader)).collect::<Result<_>>()?;
             snapshots.push(SnapshotState { info: SnapshotInfo { number, name, created }, trees });
         }
         let after_all = snapshots.iter().map(|it| it.info.number + 1).max().unwrap_or(1);
@@ -207,12 +212,12 @@ impl State {
             )));
         }
         reader.end()?;
-        Ok(State { epoch, shown, memory, shards, snapshots, next_snapshot })
+        Ok(State { epoch, shown, memory, groups, snapshots, next_snapshot })
     }
 
-    /// Core that has a shard after the checkpoint.
-    pub fn core_of(&self, shard: Shard) -> u32 {
-        shard % self.shown.len() as u32
+    /// Shard that has an inode group after the checkpoint.
+    pub fn shard_of(&self, group: InodeGroup) -> u32 {
+        group % self.shown.len() as u32
     }
 }
 
@@ -235,15 +240,18 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_encoded() {
-        let root = Some(Place { zone: 3, position: 7 });
-        let some =
-            ShardState { tree: Stored { root, level: 2, items: 9 }, inodes: Inodes { next: 11, count: 5 } };
-        let none = ShardState { tree: Stored { root: None, level: 0, items: 0 }, inodes: Inodes::none(1, 2) };
+        let root = Some(ZoneBlock::new(3, 7));
+        let some = InodeGroupState {
+            tree: Stored { root, level: 2, items: 9 },
+            inodes: Inodes { next: 11, count: 5 },
+        };
+        let none =
+            InodeGroupState { tree: Stored { root: None, level: 0, items: 0 }, inodes: Inodes::none(1, 2) };
         let info = SnapshotInfo { number: 9, name: "before".to_owned(), created: 77 };
         let snapshot = SnapshotState { info, trees: vec![none.tree, some.tree] };
-        let (shards, snapshots) = (vec![some, none], vec![snapshot]);
+        let (groups, snapshots) = (vec![some, none], vec![snapshot]);
         let state =
-            State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots, next_snapshot: 12 };
+            State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, groups, snapshots, next_snapshot: 12 };
         let bytes = state.encode();
         assert_eq!(State::decode(&bytes), Ok(state.clone()));
         // Version 4 lacks the number of the next snapshot.

@@ -8,8 +8,8 @@
 //! Groups of modules:
 //! - [`tree`], [`metadata`]: trees and their items, changes and their effect, without I/O;
 //!   [`format`](mod@format): the state on the medium.
-//! - [`core`](mod@core): a core, the owner of the log, with the operations of clients.
-//! - [`names`]: decisions on names, operations on several cores, striped directories, paths.
+//! - [`core`](mod@core): a shard, the owner of the log, with the operations of clients.
+//! - [`names`]: decisions on names, operations on several shards, striped directories, paths.
 //! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.
 //! - `snapshots`: taking and deleting them. `recovery`: creating and opening.
 //! - [`check`](mod@check): invariants, on the medium or in an open file system; verification of all data.
@@ -19,6 +19,8 @@
 //! (`zones`); the FUSE protocol (`fuse`).
 #![doc = include_str!("../DESIGN.md")]
 
+#[doc(hidden)]
+pub mod broken;
 pub mod check;
 pub mod classes;
 pub mod core;

@@ -1,4 +1,4 @@
-//! The metadata of a core: the items of its shards, and the allocated inode numbers.
+//! The metadata of a shard: the items of its inode groups, and the allocated inode numbers.
 //!
 //! Only `Metadata::apply` changes the trees, both for new operations and for replay.
 
@@ -14,18 +14,18 @@ pub mod versions;
 
 use crate::metadata::change::{Attributes, Change, KEEP_TIMES};
 
-use crate::metadata::extents::{Blocks, Extent, Moved, Place, visit_missing};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::extents::{Blocks, Extent, Moved, visit_missing};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{BLOCK, Inode, InodeNumber, ROOT, Time, Value, kind};
 use crate::metadata::versions::{Snapshots, move_in};
 use crate::tree::{Key, Tree};
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use smallvec::SmallVec;
 
 /// Most items of a removed inode that are removed at a time.
 const REMOVED_AT_ONCE: usize = 8;
 
-/// Inode counts of a shard.
+/// Inode counts of an inode group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inodes {
     /// Number of the next new inode.
@@ -35,30 +35,28 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    /// Returns the counts of a shard without inodes. The numbers of a shard's inodes are congruent to its
-    /// own, modulo the number of shards.
-    pub fn none(shard: Shard, shards: u32) -> Self {
-        let (shard, shards) = (u64::from(shard), u64::from(shards));
-        let next = if shard > ROOT { shard } else { shard + shards };
-        Inodes { next: if next > ROOT { next } else { ROOT + shards }, count: 0 }
+    /// Returns the counts of an inode group without inodes. The numbers of an inode group's inodes are
+    /// congruent to its own, modulo the number of inode groups.
+    pub fn none(group: InodeGroup, groups: u32) -> Self {
+        let (group, groups) = (u64::from(group), u64::from(groups));
+        let next = if group > ROOT { group } else { group + groups };
+        Inodes { next: if next > ROOT { next } else { ROOT + groups }, count: 0 }
     }
 }
 
-/// The metadata of a core.
+/// The metadata of a shard.
 #[derive(Debug, Clone)]
 pub(crate) struct Metadata {
     /// All items.
     pub items: Forest,
-    /// Inode counts of each shard.
+    /// Inode counts of each inode group.
     inodes: Vec<Inodes>,
     /// Number of inodes of all shards.
     count: u64,
     /// Number of preallocated blocks.
     pub preallocated: u64,
-    /// Snapshots of these shards.
+    /// Snapshots of these inode groups.
     pub snapshots: Snapshots,
-    /// Fault for tests that must detect it: the extents of a source of a clone aren't marked as shared.
-    pub(crate) forgets_source: bool,
 }
 
 /// Counts preallocated blocks, and forwards other blocks, except dead ones that a snapshot keeps alive.
@@ -87,13 +85,14 @@ impl<B: Blocks> Blocks for Preallocated<'_, B> {
     fn lost(&mut self, inode: InodeNumber, gone: &Extent) {
         match self.newest {
             Some(newest) if !gone.is_preallocated() => {
-                let missing =
-                    visit_missing(newest, inode, gone, |part| self.others.dead(part.zone, part.blocks));
+                let missing = visit_missing(newest, inode, gone, |part| {
+                    self.others.dead(part.place.zone.0, part.blocks)
+                });
                 if missing.is_err() {
                     self.failed = missing;
                 }
             }
-            _ => self.dead(gone.zone, gone.blocks),
+            _ => self.dead(gone.place.zone.0, gone.blocks),
         }
     }
 }
@@ -108,39 +107,39 @@ impl Metadata {
 
     /// Returns metadata without items, not even a root directory.
     pub fn empty(items: Forest) -> Self {
-        let shards = items.shards();
-        let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
+        let groups = items.groups();
+        let inodes = (0..groups).map(|group| Inodes::none(group, groups)).collect();
         let snapshots = Snapshots::default();
-        Metadata { items, inodes, count: 0, preallocated: 0, snapshots, forgets_source: false }
+        Metadata { items, inodes, count: 0, preallocated: 0, snapshots }
     }
 
-    /// Number of the next new inode of a shard.
-    pub fn next_inode(&self, shard: Shard) -> InodeNumber {
-        self.inodes[shard as usize].next
+    /// Number of the next new inode of an inode group.
+    pub fn next_inode(&self, group: InodeGroup) -> InodeNumber {
+        self.inodes[group as usize].next
     }
 
-    /// Inode counts of a shard.
-    pub fn inodes(&self, shard: Shard) -> Inodes {
-        self.inodes[shard as usize]
+    /// Inode counts of an inode group.
+    pub fn inodes(&self, group: InodeGroup) -> Inodes {
+        self.inodes[group as usize]
     }
 
-    /// Allocates the number of the next inode of a shard. It isn't allocated again, even if no such inode is
-    /// created.
-    pub fn take_number(&mut self, shard: Shard) -> InodeNumber {
-        let shards = u64::from(self.items.shards());
-        let next = &mut self.inodes[shard as usize].next;
-        std::mem::replace(next, next.saturating_add(shards))
+    /// Allocates the number of the next inode of an inode group. It isn't allocated again, even if no such
+    /// inode is created.
+    pub fn take_number(&mut self, group: InodeGroup) -> InodeNumber {
+        let groups = u64::from(self.items.groups());
+        let next = &mut self.inodes[group as usize].next;
+        std::mem::replace(next, next.saturating_add(groups))
     }
 
-    /// Sets the tree of a shard, read from the medium.
-    pub fn set_shard(&mut self, shard: Shard, tree: Tree, inodes: Inodes) {
-        self.items.set_tree(shard, tree);
-        self.set_inodes(shard, inodes);
+    /// Sets the tree of an inode group, read from the medium.
+    pub fn set_group(&mut self, group: InodeGroup, tree: Tree, inodes: Inodes) {
+        self.items.set_tree(group, tree);
+        self.set_inodes(group, inodes);
     }
 
-    /// Sets the next number and the count of the inodes of a shard.
-    pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
-        let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
+    /// Sets the next number and the count of the inodes of an inode group.
+    pub(crate) fn set_inodes(&mut self, group: InodeGroup, inodes: Inodes) {
+        let old = std::mem::replace(&mut self.inodes[group as usize], inodes);
         // Saturates because the medium may be damaged: `check` compares the counts with the inodes.
         self.count = self.count.saturating_sub(old.count).saturating_add(inodes.count);
     }
@@ -154,9 +153,9 @@ impl Metadata {
     pub(crate) fn put(&mut self, key: &Key, value: &[u8]) {
         let was_there = self.items.put(key, value);
         if key.kind == kind::INODE {
-            let shards = u64::from(self.items.shards());
-            let inodes = &mut self.inodes[self.items.shard_of(key.inode) as usize];
-            inodes.next = inodes.next.max(key.inode.saturating_add(shards));
+            let groups = u64::from(self.items.groups());
+            let inodes = &mut self.inodes[self.items.group_of(key.inode) as usize];
+            inodes.next = inodes.next.max(key.inode.saturating_add(groups));
             inodes.count = inodes.count.saturating_add(u64::from(!was_there));
             self.count = self.count.saturating_add(u64::from(!was_there));
         }
@@ -201,14 +200,14 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
-    pub fn apply(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
+    pub fn apply(&mut self, change: &Change, data: ZoneBlock, blocks: &mut impl Blocks) -> Result<()> {
         if let Change::Move { inode, block, blocks: count, from } = change {
             let moved = Moved { inode: *inode, block: *block, blocks: *count, from: *from, to: data };
             return self.move_blocks(&moved, blocks);
         }
         let mut preallocated = self.preallocated;
         let snapshots = std::mem::take(&mut self.snapshots);
-        let newest = snapshots.newest(self.items.shard_of(change.inode()));
+        let newest = snapshots.newest(self.items.group_of(change.inode()));
         let mut counting = Preallocated { count: &mut preallocated, newest, failed: Ok(()), others: blocks };
         let applied = self.apply_counting(change, data, &mut counting);
         let failed = counting.failed;
@@ -224,8 +223,8 @@ impl Metadata {
             self.snapshots.move_blocks(&self.items, moved, &mut runs)?;
         }
         for (_, count) in runs {
-            blocks.live(moved.to.zone, count);
-            blocks.dead(moved.from.zone, count);
+            blocks.live(moved.to.zone.0, count);
+            blocks.dead(moved.from.zone.0, count);
         }
         Ok(())
     }
@@ -235,7 +234,7 @@ impl Metadata {
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
     pub fn freed_by(&self, inode: InodeNumber, extent: &Extent) -> Result<u64> {
-        let newest = self.snapshots.newest(self.items.shard_of(inode));
+        let newest = self.snapshots.newest(self.items.group_of(inode));
         let mut freed = 0;
         shared::visit_sole(&self.items, inode, extent, |inode, part| match newest {
             // Blocks that a snapshot also has stay alive.
@@ -254,17 +253,10 @@ impl Metadata {
     pub fn version(&self) -> Self {
         let (items, inodes) = (self.items.clone(), self.inodes.clone());
         let (count, preallocated) = (self.count, self.preallocated);
-        Metadata {
-            items,
-            inodes,
-            count,
-            preallocated,
-            snapshots: Snapshots::default(),
-            forgets_source: false,
-        }
+        Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default() }
     }
 
-    fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
+    fn apply_counting(&mut self, change: &Change, data: ZoneBlock, blocks: &mut impl Blocks) -> Result<()> {
         match change {
             Change::Put { key, value } => {
                 self.put(key, value);
@@ -282,8 +274,7 @@ impl Metadata {
                 if !self.exists(*inode) {
                     return Ok(());
                 }
-                let Place { zone, position } = data;
-                let extent = Extent { block: *block, blocks: *count, zone, position, is_shared: false };
+                let extent = Extent { block: *block, blocks: *count, place: data, is_shared: false };
                 let more = extents::map(&mut self.items, *inode, extent, blocks)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
@@ -302,8 +293,7 @@ impl Metadata {
                     return Ok(());
                 }
                 let from = (*from_inode, *from_block..*from_block + count);
-                let marks_source = !self.forgets_source;
-                let more = shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
+                let more = shared::share(&mut self.items, from, (*inode, *block), blocks)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
             Change::Grow { inode, size } => {
@@ -327,8 +317,8 @@ impl Metadata {
             for key in keys.iter().filter(|key| key.kind != kind::EXTENT) {
                 self.items.remove(key);
                 if key.kind == kind::INODE {
-                    let of_shard = &mut self.inodes[self.items.shard_of(inode) as usize];
-                    of_shard.count = of_shard.count.saturating_sub(1);
+                    let of_group = &mut self.inodes[self.items.group_of(inode) as usize];
+                    of_group.count = of_group.count.saturating_sub(1);
                     self.count = self.count.saturating_sub(1);
                 }
             }
@@ -351,9 +341,9 @@ impl Metadata {
     /// Inodes in the offsets of the items of inode 0 of this kind.
     fn named_by(&self, kind: u8) -> Vec<InodeNumber> {
         let mut inodes = Vec::new();
-        for shard in 0..self.items.shards() {
+        for group in 0..self.items.groups() {
             let first = Key { inode: 0, kind, offset: 0 };
-            let items = self.items.tree(shard).range(&first);
+            let items = self.items.tree(group).range(&first);
             let own = items.take_while(|(key, _)| (key.inode, key.kind) == (0, kind));
             inodes.extend(own.map(|(key, _)| key.offset));
         }

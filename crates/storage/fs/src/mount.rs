@@ -1,7 +1,7 @@
 //! Mounting: the file system for all programs, through FUSE of the kernel.
 //!
 //! The number of a FUSE node is that of its inode. Its generation is 0, since inode numbers aren't reused. A
-//! request is sent as one message to the core of its inode, or to the core that holds the name. The kernel
+//! request is sent as one message to the shard of its inode, or to the shard that holds the name. The kernel
 //! checks permissions and keeps locks.
 //!
 //! # Caches of the kernel
@@ -17,10 +17,10 @@
 //!
 //! # Modules
 //! An operation of the kernel passes three modules: `snapshots` executes those on nodes in `.snapshots`,
-//! which `slots` numbers, and passes the others on; `serve` sends an operation to the core that executes it;
-//! `actions` has the operations that take more than one call of the core, `listing` the reads of directories.
-//! `convert` converts attributes between both sides, `control` has the virtual extended attributes of the
-//! commands `siltstone fs`, `refused_reads` the log lines for refused reads.
+//! which `slots` numbers, and passes the others on; `serve` sends an operation to the shard that executes it;
+//! `actions` has the operations that take more than one call of the shard, `listing` the reads of
+//! directories. `convert` converts attributes between both sides, `control` has the virtual extended
+//! attributes of the commands `siltstone fs`, `refused_reads` the log lines for refused reads.
 //!
 //! [`mounted`] is a mount from start to end, [`kind`] the kind `fs` of a stack.
 

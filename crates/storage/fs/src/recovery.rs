@@ -1,25 +1,26 @@
 //! Creating and opening file systems: reads the trees of the newest checkpoint, and replays the records after
-//! it. Each core loads its own shards.
+//! it. Each shard loads its own inode groups.
 
 pub(crate) mod salvage;
 
+use crate::broken::if_broken;
 use crate::core::checkpoint::unseal;
-use crate::core::cores::{Cores, Totals, core_of};
 use crate::core::geometry::{check_new, too_few};
+use crate::core::shards::{Shards, Totals, shard_of};
 use crate::core::{
-    Accounting, Broken, Core, OpeningReport, STREAMS, Settings, cleaner_stream, kit_settings, now,
-    reserved_zones, user_stream,
+    Accounting, Core, OpeningReport, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
+    user_stream,
 };
-use crate::format::{BLOCK, MAX_CORES, OWNER, Properties, State};
+use crate::format::{BLOCK, MAX_SHARDS, OWNER, Properties, State};
 use crate::metadata::change::{Change, Recorded};
 use crate::metadata::extents::{Blocks, Extent, GONE};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{InodeNumber, ROOT, kind};
 use crate::metadata::shared::FIRST_KEEPER;
 use crate::metadata::versions::{Snapshot, SnapshotInfo, own_blocks, visit_own_blocks};
 use crate::metadata::{Inodes, Metadata};
-use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
-use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
+use crate::tree::{Key, Known, Load, PAGE, Released, SinglePage, Stored, Tree};
+use block::{BlockSize, Buffer, Error, Result, ZoneBlock, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::Identity;
 use logkit::recovery::{self, Goal, LostParts, Opening};
@@ -41,12 +42,12 @@ fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
     make(name, parameters.unwrap_or_else(|| Parameters::for_zones(layout.zones)))
 }
 
-/// Number of cores among which shards are divided: the requested number, or that of the runtime's shards,
-/// limited by the numbers of shards and of zones.
-fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
-    let wanted = settings.cores.unwrap_or(runtime::shard_count() as u32);
-    let has_zones = |cores: &u32| reserved_zones(settings.appends_in_flight, *cores) <= layout.zones / 4;
-    let most = (1..=wanted.min(MAX_CORES).min(shards)).rev().find(has_zones);
+/// Number of shards of a file system: the requested number, or that of the runtime, limited by the numbers of
+/// inode groups and of zones.
+fn number_of_shards(settings: &Settings, layout: &Layout, groups: u32) -> u32 {
+    let wanted = settings.shards.unwrap_or(runtime::shard_count() as u32);
+    let has_zones = |shards: &u32| reserved_zones(settings.appends_in_flight, *shards) <= layout.zones / 4;
+    let most = (1..=wanted.min(MAX_SHARDS).min(groups)).rev().find(has_zones);
     most.unwrap_or(1)
 }
 
@@ -58,7 +59,7 @@ pub async fn format(
     zones: &Arc<dyn ZonesPart>,
     properties: Properties,
     settings: &Settings,
-) -> Result<Cores> {
+) -> Result<Shards> {
     properties.check()?;
     let handle = zones.open().await?;
     let settings = &settings.clone().for_zones(handle.geometry());
@@ -66,30 +67,30 @@ pub async fn format(
     check_new(handle.geometry())?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, STREAMS, OWNER, properties.encode());
-    let cores = number_of_cores(settings, &layout, properties.shards);
-    let made = async |core: u32| {
+    let shards = number_of_shards(settings, &layout, properties.inode_groups);
+    let made = async |shard: u32| {
         let make = move || async move {
             let released = Released::new();
-            let items = Forest::new(properties.shards, &released);
-            let has_root = core_of(items.shard_of(ROOT), cores) == core;
+            let items = Forest::new(properties.inode_groups, &released);
+            let has_root = shard_of(items.group_of(ROOT), shards) == shard;
             let metadata = if has_root { Metadata::new(items, now()) } else { Metadata::empty(items) };
             Home::here(Loaded::new((metadata, released, LostParts::default()), 0))
         };
-        runtime::spawn_on(place_of(core), make).await
+        runtime::spawn_on(place_of(shard), make).await
     };
     let mut loaded = Vec::new();
-    for core in 0..cores {
-        loaded.push(made(core).await?);
+    for shard in 0..shards {
+        loaded.push(made(shard).await?);
     }
-    let cores = start((zones, handle), parts, loaded, properties, settings).await?;
+    let shards = start((zones, handle), parts, loaded, properties, settings).await?;
     let first = |core: Rc<Core>| async move {
         match core.admission.capacity() {
             0 => Err(too_few(&core.kit.layout, core.admission.least_zones())),
             _ => core.write_checkpoint(false).await,
         }
     };
-    cores.first().with(first).await?;
-    Ok(cores)
+    shards.first().with(first).await?;
+    Ok(shards)
 }
 
 /// Opens the file system on these zones. Doesn't start lanes and cleaner.
@@ -97,26 +98,26 @@ pub async fn format(
 /// # Errors
 /// [`Error::Protocol`] for zones without a file system; [`Error::Corrupt`] for a damaged one; errors of
 /// reading and writing.
-pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cores> {
+pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Shards> {
     let handle = zones.open().await?;
     let settings = &settings.clone().for_zones(handle.geometry());
     let (mut opening, properties, state) = find(&*handle, settings).await?;
     let lost = std::mem::take(&mut opening.lost);
     lost.iter().for_each(|line| tracing::error!("salvaging the file system: {line}"));
-    let cores = number_of_cores(settings, &opening.layout, properties.shards);
+    let shards = number_of_shards(settings, &opening.layout, properties.inode_groups);
     // The next root has the current version of the format.
     let own = std::mem::replace(&mut opening.root.own, properties.encode());
     let is_older = own != opening.root.own;
     let source = Arc::new(Source::of(&mut opening, properties, state));
     let mut loaded: Vec<Home<Loaded>> = Vec::new();
-    for core in 0..cores {
+    for shard in 0..shards {
         let (source, zones) = (source.clone(), zones.clone());
         let load = move || async move {
             let handle = zones.open().await?;
-            let loaded = source.load(&*handle, |shard| core_of(shard, cores) == core).await?;
+            let loaded = source.load(&*handle, |group| shard_of(group, shards) == shard).await?;
             Ok::<_, Error>(Home::here(Loaded::new(loaded, source.records.len() as u64)))
         };
-        match runtime::spawn_on(place_of(core), load).await.and_then(|loaded| loaded) {
+        match runtime::spawn_on(place_of(shard), load).await.and_then(|loaded| loaded) {
             Ok(home) => loaded.push(home),
             Err(error) => {
                 forget(&loaded).await;
@@ -131,8 +132,8 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
             return Err(error);
         }
     };
-    let cores = start((zones, handle), parts, loaded, properties, settings).await?;
-    let is_divided_otherwise = source.state.shown.len() != cores.all().len();
+    let shards = start((zones, handle), parts, loaded, properties, settings).await?;
+    let is_divided_otherwise = source.state.shown.len() != shards.all().len();
     let infos: Vec<_> = source.state.snapshots.iter().map(|it| it.info.clone()).collect();
     let next_snapshot = source.state.next_snapshot;
     let is_salvage = settings.goal == Goal::Salvage;
@@ -142,26 +143,26 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
         if is_salvage {
             return Ok(());
         }
-        // Records belong to the streams of the cores in the newest checkpoint, and have the version in the
+        // Records belong to the streams of the shards in the newest checkpoint, and have the version in the
         // root. So a new division or version needs a checkpoint first.
         match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise || is_older {
             true => core.write_checkpoint(false).await,
             false => Ok(()),
         }
     };
-    cores.first().with(first).await?;
-    Ok(cores)
+    shards.first().with(first).await?;
+    Ok(shards)
 }
 
-/// Shards of a core, until the core is created.
+/// Inode groups of a shard, until the shard is created.
 struct Loaded {
-    metadata: RefCell<Option<LoadedShards>>,
+    metadata: RefCell<Option<LoadedGroups>>,
     /// Number of records that were replayed.
     replayed: u64,
 }
 
 impl Loaded {
-    fn new(loaded: LoadedShards, replayed: u64) -> Rc<Self> {
+    fn new(loaded: LoadedGroups, replayed: u64) -> Rc<Self> {
         Rc::new(Loaded { metadata: RefCell::new(Some(loaded)), replayed })
     }
 }
@@ -173,22 +174,22 @@ async fn forget(loaded: &[Home<Loaded>]) {
     }
 }
 
-/// Shard of the runtime on which a core runs.
-fn place_of(core: u32) -> ShardIndex {
-    ShardIndex((runtime::current_shard().0 + core as usize) % runtime::shard_count())
+/// Shard of the runtime that runs a shard of the file system.
+fn place_of(shard: u32) -> ShardIndex {
+    ShardIndex((runtime::current_shard().0 + shard as usize) % runtime::shard_count())
 }
 
-/// Creates the log kit of a core with these settings.
+/// Creates the log kit of a shard with these settings.
 type MakeKit = Box<dyn FnOnce(Box<dyn Policy>, logkit::Settings) -> Rc<Kit>>;
 
-/// Creates the cores from the loaded shards.
+/// Creates the shards from the loaded inode groups.
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
     loaded: Vec<Home<Loaded>>,
     properties: Properties,
     settings: &Settings,
-) -> Result<Cores> {
+) -> Result<Shards> {
     let (layout, count) = (parts.layout, loaded.len() as u32);
     let totals = Totals::new(count);
     let mut home = Some((parts, handle));
@@ -198,7 +199,7 @@ async fn start(
         let make = move |loaded: Rc<Loaded>, kit: MakeKit| {
             let state = loaded.metadata.borrow_mut().take();
             let state = state.ok_or_else(|| {
-                Error::closed("the shards of a core were taken already; open the file system again")
+                Error::closed("the inode groups of a shard were taken already; open the file system again")
             })?;
             let (metadata, released, lost) = state;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
@@ -241,16 +242,16 @@ async fn start(
         }
     }
     forget(&loaded).await;
-    let cores = Cores::new(homes, properties.shards);
-    for home in cores.all() {
-        let all = cores.clone();
+    let shards = Shards::new(homes, properties.inode_groups);
+    for home in shards.all() {
+        let all = shards.clone();
         home.with(move |core: Rc<Core>| async move {
             core.peers.set(all);
             Ok(())
         })
         .await?;
     }
-    Ok(cores)
+    Ok(shards)
 }
 
 /// Finds the file system on zones: its log, and its state at the newest checkpoint. Writes nothing.
@@ -258,12 +259,12 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
     let opening: Opening<Found> = recovery::open(zones, OWNER, settings.goal).await?;
     let properties = Properties::decode(&opening.root.own)?;
     recovery::check_streams(&opening.root, STREAMS)?;
-    let mut state = State::decode(&opening.own)?;
-    if state.shards.len() != properties.shards as usize {
+    let state = State::decode(&opening.own)?;
+    if state.groups.len() != properties.inode_groups as usize {
         return Err(Error::corrupt(format!(
-            "the state of the file system has {} shards; expected {}",
-            state.shards.len(),
-            properties.shards
+            "the state of the file system has {} inode groups; expected {}",
+            state.groups.len(),
+            properties.inode_groups
         )));
     }
     if state.memory > settings.metadata_bytes {
@@ -271,9 +272,6 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
             "the metadata needs {} bytes of memory; expected at most the budget of {}; mount it with a larger budget",
             state.memory, settings.metadata_bytes
         )));
-    }
-    if cfg!(debug_assertions) && settings.broken == Some(Broken::ReplaysShown) {
-        state.shown.fill(0);
     }
     Ok((opening, properties, state))
 }
@@ -299,16 +297,16 @@ pub(crate) struct Recovered {
 pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recovered> {
     let (mut opening, properties, state) = find(zones, settings).await?;
     let source = Source::of(&mut opening, properties, state);
-    let (metadata, released, of_shards) = source.load(zones, |_| true).await?;
+    let (metadata, released, of_groups) = source.load(zones, |_| true).await?;
     let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
     let mut lost = LostParts::default();
     lost.extend(opening.lost.iter().cloned());
-    lost.append(of_shards);
+    lost.append(of_groups);
     Ok(Recovered { opening, metadata, snapshots, released, lost })
 }
 
-/// Loaded shards: the metadata, places of pages that it no longer uses, and losses.
-type LoadedShards = (Metadata, Released, LostParts);
+/// Loaded inode groups: the metadata, places of pages that it no longer uses, and losses.
+type LoadedGroups = (Metadata, Released, LostParts);
 
 /// Observer that counts nothing: a salvage doesn't change blocks.
 struct Uncounted;
@@ -319,7 +317,7 @@ impl Blocks for Uncounted {
     fn dead(&mut self, _zone: u32, _blocks: u32) {}
 }
 
-/// Source from which shards are loaded.
+/// Source from which inode groups are loaded.
 struct Source {
     goal: Goal,
     /// [`Opening::reset_since`].
@@ -358,26 +356,26 @@ impl Source {
         }
     }
 
-    /// Loads the wanted shards, and replays their records.
-    async fn load(&self, zones: &dyn Zones, is_wanted: impl Fn(Shard) -> bool) -> Result<LoadedShards> {
+    /// Loads the wanted inode groups, and replays their records.
+    async fn load(&self, zones: &dyn Zones, is_wanted: impl Fn(InodeGroup) -> bool) -> Result<LoadedGroups> {
         let mut lost = LostParts::default();
         let released = Released::new();
-        let empty = Forest::new(self.properties.shards, &released);
+        let empty = Forest::new(self.properties.inode_groups, &released);
         let mut metadata = Metadata::empty(empty.clone());
         let mut snapshots: Vec<Metadata> =
             self.state.snapshots.iter().map(|_| Metadata::empty(empty.clone())).collect();
-        for (shard, state) in (0..).zip(&self.state.shards).filter(|(shard, _)| is_wanted(*shard)) {
+        for (group, state) in (0..).zip(&self.state.groups).filter(|(group, _)| is_wanted(*group)) {
             let (tree, mut known) =
-                self.load_tree(zones, &state.tree, (shard, &empty), Known::default(), &mut lost).await?;
-            let is_next = check_next(&tree, shard, self.properties.shards, state.inodes.next);
+                self.load_tree(zones, &state.tree, (group, &empty), Known::default(), &mut lost).await?;
+            let is_next = check_next(&tree, group, self.properties.inode_groups, state.inodes.next);
             self.tolerate(is_next, &mut lost)?;
-            metadata.set_shard(shard, tree, state.inodes);
+            metadata.set_group(group, tree, state.inodes);
             // Neighbouring snapshots share most pages.
             for (snapshot, stored) in snapshots.iter_mut().zip(&self.state.snapshots).rev() {
-                let stored = &stored.trees[shard as usize];
+                let stored = &stored.trees[group as usize];
                 let tree;
-                (tree, known) = self.load_tree(zones, stored, (shard, &empty), known, &mut lost).await?;
-                snapshot.set_shard(shard, tree, Inodes::none(shard, self.properties.shards));
+                (tree, known) = self.load_tree(zones, stored, (group, &empty), known, &mut lost).await?;
+                snapshot.set_group(group, tree, Inodes::none(group, self.properties.inode_groups));
             }
         }
         for (snapshot, state) in snapshots.into_iter().zip(&self.state.snapshots) {
@@ -391,7 +389,7 @@ impl Source {
         }
         self.replay(&mut metadata, &is_wanted, &mut lost)?;
         if self.goal == Goal::Salvage {
-            let has_root = is_wanted(metadata.items.shard_of(ROOT));
+            let has_root = is_wanted(metadata.items.group_of(ROOT));
             let mut marks = salvage::MAX_MARKS;
             let mut replace = |metadata: &mut Metadata, version: &str| {
                 let lines = salvage::replace_missing(metadata, has_root, &mut marks);
@@ -422,10 +420,10 @@ impl Source {
 
     /// Applies a change of a record in a salvage. A move may be of blocks whose old zone was reset after the
     /// move.
-    fn salvage_change(metadata: &mut Metadata, change: &Change, at: Place) -> Result<()> {
+    fn salvage_change(metadata: &mut Metadata, change: &Change, at: ZoneBlock) -> Result<()> {
         metadata.apply(change, at, &mut Uncounted)?;
         if let Change::Move { inode, block, blocks, from } = *change {
-            let from = Place { zone: from.zone | GONE, ..from };
+            let from = ZoneBlock::new(from.zone.0 | GONE, from.block);
             metadata.apply(&Change::Move { inode, block, blocks, from }, at, &mut Uncounted)?;
         }
         Ok(())
@@ -439,20 +437,20 @@ impl Source {
         Ok(found)
     }
 
-    /// Reads the tree of a shard from the medium, sharing known pages; with [`Goal::Salvage`], the readable
-    /// parts of a damaged one.
+    /// Reads the tree of an inode group from the medium, sharing known pages; with [`Goal::Salvage`], the
+    /// readable parts of a damaged one.
     async fn load_tree(
         &self,
         zones: &dyn Zones,
         stored: &Stored,
-        (shard, empty): (Shard, &Forest),
+        (group, empty): (InodeGroup, &Forest),
         known: Known,
         lost: &mut LostParts,
     ) -> Result<(Tree, Known)> {
-        let whole = self.load_whole_tree(zones, stored, (shard, empty), known).await;
+        let whole = self.load_whole_tree(zones, stored, (group, empty), known).await;
         match self.goal.tolerate(whole, &mut Vec::new())? {
             Some(whole) => Ok(whole),
-            None => Ok((self.salvage_tree(zones, stored, (shard, empty), lost).await?, Known::default())),
+            None => Ok((self.salvage_tree(zones, stored, (group, empty), lost).await?, Known::default())),
         }
     }
 
@@ -461,12 +459,12 @@ impl Source {
         &self,
         zones: &dyn Zones,
         stored: &Stored,
-        (shard, empty): (Shard, &Forest),
+        (group, empty): (InodeGroup, &Forest),
         lost: &mut LostParts,
     ) -> Result<Tree> {
-        let mut tree = empty.tree(shard).clone();
+        let mut tree = empty.tree(group).clone();
         let mut reached = BTreeSet::new();
-        let mut wanted: Vec<(Place, u8, Key, Option<Key>)> =
+        let mut wanted: Vec<(ZoneBlock, u8, Key, Option<Key>)> =
             stored.root.iter().map(|root| (*root, stored.level, Key::MIN, None)).collect();
         while let Some((place, level, lower, upper)) = wanted.pop() {
             let decoded = match reached.insert(place) {
@@ -475,10 +473,7 @@ impl Source {
             };
             let what = || {
                 let to = upper.map_or_else(|| "the end".to_owned(), |upper| format!("inode {}", upper.inode));
-                format!(
-                    "metadata of inodes {} to {to} in block {} of zone {}",
-                    lower.inode, place.position, place.zone
-                )
+                format!("metadata of inodes {} to {to} in {place}", lower.inode)
             };
             let decoded = decoded.map_err(|error| error.in_context(what()));
             match self.tolerate(decoded, lost)? {
@@ -489,7 +484,7 @@ impl Source {
                         .map(|(place, lower, upper)| (place, level.saturating_sub(1), lower, upper)),
                 ),
                 Some(SinglePage::Leaf(items)) => {
-                    for (key, value) in items.iter().filter(|(key, _)| empty.is_of_shard(key, shard)) {
+                    for (key, value) in items.iter().filter(|(key, _)| empty.is_of_group(key, group)) {
                         tree.put(key, value);
                     }
                 }
@@ -501,7 +496,7 @@ impl Source {
     async fn single_page(
         &self,
         zones: &dyn Zones,
-        place: Place,
+        place: ZoneBlock,
         level: u8,
         keys: (Key, Option<Key>),
     ) -> Result<SinglePage> {
@@ -511,21 +506,21 @@ impl Source {
         SinglePage::decode(bytes, place, level, keys)
     }
 
-    /// Reads the tree of a shard from the medium, sharing known pages.
+    /// Reads the tree of an inode group from the medium, sharing known pages.
     async fn load_whole_tree(
         &self,
         zones: &dyn Zones,
         stored: &Stored,
-        (shard, forest): (Shard, &Forest),
+        (group, forest): (InodeGroup, &Forest),
         known: Known,
     ) -> Result<(Tree, Known)> {
-        let empty = forest.tree(shard);
+        let empty = forest.tree(group);
         let mut load = Load::beside_known(stored, empty, known)?;
         loop {
             let wanted = load.wanted().to_vec();
             if wanted.is_empty() {
                 let (tree, known) = load.finish_known()?;
-                forest.check_tree(&tree, shard)?;
+                forest.check_tree(&tree, group)?;
                 return Ok((tree, known));
             }
             let mut at = 0;
@@ -548,20 +543,20 @@ impl Source {
         for (key, value) in metadata.items.items() {
             if let Some((inode, extent)) = own_blocks(&key, value)? {
                 self.check_extent(inode, &extent)?;
-                accounts.add_live(extent.zone, extent.blocks);
+                accounts.add_live(extent.place.zone.0, extent.blocks);
             } else if key.kind == kind::EXTENT && key.inode != 0 {
                 let extent = Extent::decode(key, value)?;
                 self.check_extent(key.inode, &extent)?;
                 preallocated += if extent.is_preallocated() { u64::from(extent.blocks) } else { 0 };
             }
         }
-        metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone, 1));
+        metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone.0, 1));
         for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
-            items.visit_own_places(newer, |place| accounts.add_live(place.zone, 1));
-            for shard in 0..items.shards() {
-                visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
+            items.visit_own_places(newer, |place| accounts.add_live(place.zone.0, 1));
+            for group in 0..items.groups() {
+                visit_own_blocks(items.tree(group), newer, group, |inode, extent| {
                     self.check_extent(inode, &extent)?;
-                    accounts.add_live(extent.zone, extent.blocks);
+                    accounts.add_live(extent.place.zone.0, extent.blocks);
                     Ok(())
                 })?;
             }
@@ -575,32 +570,34 @@ impl Source {
         match extent.is_within(&self.layout) {
             true => Ok(()),
             false => Err(Error::corrupt(format!(
-                "inode {inode} has {} blocks at block {} of zone {}, which are out of the bounds of the zones",
-                extent.blocks, extent.position, extent.zone
+                "inode {inode} has {} blocks at {}, which are out of the bounds of the zones",
+                extent.blocks, extent.place
             ))),
         }
     }
 
-    /// Replays the records for the wanted shards. Only the core of a shard has records that change it.
+    /// Replays the records for the wanted inode groups. Only the shard of an inode group has records that
+    /// change it.
     fn replay(
         &self,
         metadata: &mut Metadata,
-        is_wanted: impl Fn(Shard) -> bool,
+        is_wanted: impl Fn(InodeGroup) -> bool,
         lost: &mut LostParts,
     ) -> Result<()> {
         let mut accounts = self.pool.accounts();
-        for (core, shown) in (0..).zip(&self.state.shown) {
-            let user = user_stream(core);
+        for (shard, shown) in (0..).zip(&self.state.shown) {
+            let user = user_stream(shard);
             let is_its = |record: &&Found| {
                 let number = recovery::number_in(*record, user);
-                record.header.stream == cleaner_stream(core)
+                record.header.stream == cleaner_stream(shard)
                     || number.is_some_and(|number| number > self.covered.of(user))
             };
             let mut records: Vec<&Found> = self.records.iter().filter(is_its).collect();
             records.sort_by_key(|record| recovery::replay_order(*record, user));
             let mut shown = *shown;
+            if_broken!(ReplaysShown, shown = 0);
             for record in records {
-                let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
+                let mut at = ZoneBlock::new(record.header.zone, record.header.position + 1);
                 // The checkpoint includes only changes of its own epoch.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
                 let decoded = Change::decode_record(&record.meta, record.header.blocks);
@@ -609,8 +606,8 @@ impl Source {
                         shown -= 1;
                         continue;
                     }
-                    let shard = metadata.items.shard_of(change.inode());
-                    if is_wanted(shard) && self.state.core_of(shard) == core {
+                    let group = metadata.items.group_of(change.inode());
+                    if is_wanted(group) && self.state.shard_of(group) == shard {
                         let applied = match self.goal {
                             Goal::Salvage => Self::salvage_change(metadata, &change, at),
                             Goal::Serve => metadata.apply(
@@ -621,7 +618,7 @@ impl Source {
                         };
                         self.tolerate(applied, lost)?;
                     }
-                    at.position += change.blocks();
+                    at.block += change.blocks();
                 }
             }
         }
@@ -634,28 +631,25 @@ fn page_of(buffer: &mut Buffer) -> Result<&mut [u8; PAGE]> {
     buffer.filled_mut().try_into().map_err(|_| Error::io("a page of the tree was read in part"))
 }
 
-/// Refuses a number for the next inode that doesn't belong to the shard, or that isn't larger than all used
-/// ones: a new file would replace an existing one.
-fn check_next(tree: &Tree, shard: Shard, shards: u32, next: InodeNumber) -> Result<()> {
+/// Refuses a number for the next inode that doesn't belong to the inode group, or that isn't larger than
+/// all used ones: a new file would replace an existing one.
+fn check_next(tree: &Tree, group: InodeGroup, groups: u32, next: InodeNumber) -> Result<()> {
     let last =
         tree.last_before(&Key::new(FIRST_KEEPER - 1, u8::MAX, u64::MAX)).map_or(0, |(key, _)| key.inode);
-    match next % u64::from(shards) == u64::from(shard) && next > last.max(ROOT) && next < FIRST_KEEPER {
+    match next % u64::from(groups) == u64::from(group) && next > last.max(ROOT) && next < FIRST_KEEPER {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
-            "the next inode of shard {shard} of {shards} would be {next}, and the last one is {last}"
+            "the next inode of inode group {group} of {groups} would be {next}, and the last one is {last}"
         ))),
     }
 }
 
-async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer> {
-    if place.zone >= layout.zones || place.position >= layout.zone_blocks {
-        return Err(Error::corrupt(format!(
-            "tree page in block {} of zone {}: out of the bounds of the zones",
-            place.position, place.zone
-        )));
+async fn page(zones: &dyn Zones, layout: &Layout, place: ZoneBlock) -> Result<Buffer> {
+    if place.zone.0 >= layout.zones || place.block >= layout.zone_blocks {
+        return Err(Error::corrupt(format!("tree page in {place}: out of the bounds of the zones")));
     }
     let (outcome, buffer) =
-        zones.read(layout.address(place.zone, place.position), Buffer::new(layout.block_bytes())).await;
+        zones.read(layout.address(place.zone.0, place.block), Buffer::new(layout.block_bytes())).await;
     outcome.map_err(|error| recovery::gone(error, "a page of the tree"))?;
     Ok(buffer)
 }
@@ -665,16 +659,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_inode_of_a_shard_is_one_that_it_has_not_had() {
+    fn the_next_inode_of_a_group_is_one_that_it_has_not_had() {
         let mut items = Forest::new(4, &Released::new());
         items.put(&Key::new(9, kind::INODE, 0), &[1]);
         items.put(&Key::new(FIRST_KEEPER + 1, kind::SHARED, 0), &[1]);
-        let next = |shard: Shard, next: InodeNumber| check_next(items.tree(shard), shard, 4, next);
+        let next = |group: InodeGroup, next: InodeNumber| check_next(items.tree(group), group, 4, next);
         assert_eq!(
             (next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()),
             (Ok(()), Ok(()), Ok(()), true)
         );
-        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "a used number, and one of another shard");
+        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "a used number, and one of another inode group");
         assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "invalid");
     }
 }

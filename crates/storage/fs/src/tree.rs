@@ -3,9 +3,9 @@
 //! - Cloning a [`Tree`] takes O(1), and changes to one clone don't affect the other: they share nodes, and
 //!   a shared node is copied with the path to it before it is changed.
 //! - A node is a page of [`PAGE`] bytes, and leaves are packed in memory as on the medium.
-//! - A page that was written has a [`Place`]. When the page changes, it loses its place, and so do its
-//!   ancestors, which contain the places of their children. The place is released ([`Released`]) once no
-//!   tree has the page any more.
+//! - A page that was written has a [place](block::ZoneBlock). When the page changes, it loses its place,
+//!   and so do its ancestors, which contain the places of their children. The place is released
+//!   ([`Released`]) once no tree has the page any more.
 //!
 //! A checkpoint of a tree:
 //! 1. `frozen = tree.clone()` and `batch = released.take()`, without a change in between.
@@ -40,7 +40,7 @@ pub use key::Key;
 pub use leaf::MAX_VALUE;
 pub use load::{Known, Load, SinglePage};
 pub use node::Released;
-pub use page::{PAGE, Place};
+pub use page::PAGE;
 pub use read::Range;
 pub use store::{Page, Stored, Unstored};
 

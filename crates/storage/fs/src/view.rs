@@ -79,7 +79,7 @@ impl SnapshotView {
         &self.info
     }
 
-    /// Reads the metadata of an inode on its core.
+    /// Reads the metadata of an inode on its shard.
     async fn of<R: Send + 'static>(
         &self,
         inode: InodeNumber,
@@ -87,23 +87,11 @@ impl SnapshotView {
     ) -> Result<R> {
         let version = Some(self.info.number);
         let read = move |core: Rc<Core>| async move { core.in_version(version, work) };
-        self.files.cores().of(inode).with(read).await
+        self.files.shards().of(inode).with(read).await
     }
 
     async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
-        let mut walk = Walk::begin_in(Some(self.info.number), path)?;
-        loop {
-            let core = self.files.cores().of(walk.place());
-            let go_on = move |core: Rc<Core>| async move {
-                let end = walk.go_on(&core)?;
-                Ok((walk, end))
-            };
-            let (next, end) = core.with(go_on).await?;
-            match end {
-                Some(end) => return Ok(end),
-                None => walk = next,
-            }
-        }
+        Walk::begin(Some(self.info.number), path)?.end(self.files.shards()).await
     }
 
     /// Attributes of a file. A symbolic link is followed.
@@ -112,7 +100,7 @@ impl SnapshotView {
     /// ESTALE after the snapshot was deleted; errors of resolving the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let (inode, _) = self.walk(path).await?;
-        self.files.cores().attributes_in(Some(self.info.number), inode).await
+        self.files.shards().attributes_in(Some(self.info.number), inode).await
     }
 
     /// Names of a directory, in no particular order.
@@ -124,7 +112,7 @@ impl SnapshotView {
         if file_type != FileType::Directory {
             return Err(Error::from_errno(libc::ENOTDIR, format!("\"{path}\" isn't a directory")));
         }
-        self.files.cores().entries_in(Some(self.info.number), inode).await
+        self.files.shards().entries_in(Some(self.info.number), inode).await
     }
 
     /// Target of a symbolic link.
@@ -135,7 +123,7 @@ impl SnapshotView {
         let (above, name) = split(path);
         let above = self.walk(above).await?.0;
         let (holder, name) =
-            (self.files.cores().holder_in(self.info.number, above, name).await?, name.to_vec());
+            (self.files.shards().holder_in(self.info.number, above, name).await?, name.to_vec());
         let link =
             self.of(holder, move |metadata| Ok(namespace::lookup(metadata, holder, &name)?.inode)).await?;
         self.of(link, move |metadata| namespace::target(metadata, link)).await
@@ -200,6 +188,6 @@ impl SnapshotFile {
         let version: Option<SnapshotNumber> = Some(self.view.info.number);
         let read =
             move |core: Rc<Core>| async move { core.read_in(class, version, inode, offset, length).await };
-        self.view.files.cores().of(inode).with(read).await
+        self.view.files.shards().of(inode).with(read).await
     }
 }

@@ -21,6 +21,7 @@
 
 pub mod audit;
 mod batch;
+mod broken;
 pub mod check;
 mod core;
 mod cursor;
@@ -42,13 +43,15 @@ mod table;
 mod tree;
 
 pub use batch::{Batch, Write};
+#[cfg(feature = "broken-rules")]
+pub use broken::{Broken, with_broken};
 pub use core::{Snapshot, TableFacts};
 pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
 pub use logkit::recovery::Goal;
 pub use policy::{COMPACTIONS, PLACEMENTS};
 pub use recovery::{check_zones, default_shards, fewest_zones};
 pub use scan::{Pair, Pairs, Scan, Stored};
-pub use settings::{Acknowledge, Broken, DeletePersistence, Settings, default_policies};
+pub use settings::{Acknowledge, DeletePersistence, Settings, default_policies};
 pub use store::{Iterator, Store, Update, shard_of_key};
 pub use table::{Compression, Options as TableOptions, key_hash};
 pub use tree::manifest::MAX_SHARDS;

@@ -50,18 +50,6 @@ impl DeletePersistence {
     }
 }
 
-/// A rule that the store breaks on purpose, so that tests show that the crash oracle, worlds and the audit
-/// detect it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
-    /// A checkpoint covers writes that aren't in tables.
-    CoversBuffers,
-    /// Compaction drops tombstones although older versions are below.
-    DropsTombstones,
-    /// Zones with deleted data aren't erased in time.
-    ForgetsZones,
-}
-
 /// Settings of an open store.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -100,8 +88,6 @@ pub struct Settings {
     pub erase: block::EraseGuarantee,
     /// Purpose of opening the store: normal use or salvage.
     pub goal: Goal,
-    /// Rule that is broken in tests; `None` for correct behaviour.
-    pub broken: Option<Broken>,
 }
 
 impl Default for Settings {
@@ -124,7 +110,6 @@ impl Default for Settings {
             delete_persistence: None,
             erase: block::EraseGuarantee::Erased,
             goal: Goal::Serve,
-            broken: None,
         }
     }
 }
@@ -195,10 +180,5 @@ impl Settings {
     /// Guarantee of resets of zones.
     pub(crate) fn guarantee(&self) -> block::EraseGuarantee {
         self.delete_persistence.map_or(block::EraseGuarantee::None, |_| self.erase)
-    }
-
-    /// Whether a rule is broken on purpose.
-    pub(crate) fn breaks(&self, rule: Broken) -> bool {
-        cfg!(debug_assertions) && self.broken == Some(rule)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
-//!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
+//!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--shards=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
 //!         [--victims=planned|fragments|whole] [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
 //!         [--stripe_above=NAMES]
@@ -13,7 +13,7 @@
 //! classes compete. `--cleaning` is one of the kit's policies. `--k` and `--m` are the parameters of its
 //! policy `threshold` (that of S3): zones with a live share below `--k` are cleaned once they have about
 //! `--m` bytes of live data. `--victims` are read as the kit plans it, in fragments without the gaps between
-//! them, or as a whole. Each of `--cores` has at most `--lanes` appends in flight. Directories with more
+//! them, or as a whole. Each of `--shards` has at most `--lanes` appends in flight. Directories with more
 //! names than `--stripe_above` are striped, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a
 //!   directory of its own, with `--iodepth` requests in flight on each. The file is written first if it
@@ -73,7 +73,7 @@ struct Job {
     runtime: Duration,
     ramp_time: Duration,
     lanes: u32,
-    cores: usize,
+    shards: usize,
     /// Shares of the log and of the compaction.
     shares: Option<(u32, u32)>,
     compaction_bytes: usize,
@@ -108,7 +108,7 @@ impl Job {
             runtime: Duration::from_secs(5),
             ramp_time: Duration::ZERO,
             lanes: Settings::default().appends_in_flight,
-            cores: 1,
+            shards: 1,
             shares: None,
             compaction_bytes: 256 << 10,
             compaction_depth: 32,
@@ -147,7 +147,7 @@ impl Job {
                 "size" => job.size = number()?,
                 "runtime" => job.runtime = seconds()?,
                 "lanes" => job.lanes = number()? as u32,
-                "cores" => job.cores = number()? as usize,
+                "shards" => job.shards = number()? as usize,
                 "shares" => {
                     let both = value
                         .split_once(':')
@@ -192,10 +192,10 @@ impl Job {
             || job.depth == 0
             || job.bytes == 0
             || job.jobs == 0
-            || job.cores == 0
+            || job.shards == 0
         {
             true => Err(Error::invalid(
-                "expected --image=PATH or --directory=PATH, and --iodepth, --bs, --jobs and --cores above 0",
+                "expected --image=PATH or --directory=PATH, and --iodepth, --bs, --jobs and --shards above 0",
             )),
             false => Ok(job),
         }
@@ -720,15 +720,15 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
     files.sync().await?;
     let time = job.measured_time();
     let from = time.0;
-    let mut cores = Vec::new();
+    let mut running = Vec::new();
     for shard in (0..runtime::shard_count()).map(ShardIndex) {
         let its = (0..).zip(&clients).filter(|(_, client)| client.shard() == shard);
         let (its, job) = (its.map(|(number, client)| (number, client.clone())).collect(), job.clone());
-        cores.push(runtime::spawn_on(shard, move || run_here(job, its, time)));
+        running.push(runtime::spawn_on(shard, move || run_here(job, its, time)));
     }
     let mut measured = Measured::default();
-    for core in cores {
-        measured.merge(&core.await??);
+    for on_shard in running {
+        measured.merge(&on_shard.await??);
     }
     let ended = measured.last.unwrap_or(from);
     drop(clients);
@@ -760,7 +760,7 @@ fn print(job: &Job, measured: &Measured, time: Duration, started: Instant) {
 
 fn main() -> std::process::ExitCode {
     let outcome = Job::parse(std::env::args().skip(1)).and_then(|job| {
-        runtime::run(runtime::Config::default().with_shards(job.cores), move || async move {
+        runtime::run(runtime::Config::default().with_shards(job.shards), move || async move {
             let started = now();
             let (measured, time) = match job.directory.clone() {
                 Some(directory) => run_mounted(&job, &directory)?,

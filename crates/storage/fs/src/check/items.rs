@@ -39,12 +39,12 @@ pub(super) fn check(metadata: &Metadata, layout: &Layout, report: &mut Report) -
     let (inodes, mapped, preallocated) = check_version(metadata, layout, report);
     report.inodes = inodes.len() as u64;
     report.orphans = inodes.values().filter(|seen| seen.is_orphan).count() as u64;
-    let shards = metadata.items.shards();
-    let mut there: Vec<Inodes> = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
+    let groups = metadata.items.groups();
+    let mut there: Vec<Inodes> = (0..groups).map(|group| Inodes::none(group, groups)).collect();
     for number in inodes.keys() {
-        let of_shard = &mut there[metadata.items.shard_of(*number) as usize];
-        of_shard.next = of_shard.next.max(number.saturating_add(shards.into()));
-        of_shard.count += 1;
+        let of_group = &mut there[metadata.items.group_of(*number) as usize];
+        of_group.next = of_group.next.max(number.saturating_add(groups.into()));
+        of_group.count += 1;
     }
     check_totals(metadata, &there, preallocated, report);
     report.blocks = mapped.iter().map(|it| u64::from(it.extent.blocks)).sum();
@@ -176,10 +176,7 @@ fn check_extent(
         report.note_of(
             Kind::Extent,
             of(),
-            format!(
-                " has {} blocks at {} of zone {}, which aren't there",
-                extent.blocks, extent.position, extent.zone
-            ),
+            format!(" has {} blocks at {}, which aren't there", extent.blocks, extent.place),
         );
         return None;
     }

@@ -37,7 +37,7 @@ impl SharedBlocks {
             Ok(_) => {
                 report.note(
                     Kind::Item,
-                    format!("item {key}: a run of shared blocks in the tree of another shard"),
+                    format!("item {key}: a run of shared blocks in the tree of another inode group"),
                 );
                 return None;
             }
@@ -50,10 +50,7 @@ impl SharedBlocks {
         if extent.is_preallocated() || !extent.is_within(layout) {
             report.note(
                 Kind::Extent,
-                format!(
-                    "{} shared blocks at block {} of zone {} are outside of the zones",
-                    extent.blocks, extent.position, extent.zone
-                ),
+                format!("{} shared blocks at {} are outside of the zones", extent.blocks, extent.place),
             );
             return None;
         }
@@ -76,18 +73,18 @@ impl SharedBlocks {
                     Kind::Shared,
                     Subject::Inode(*inode),
                     format!(
-                        ", {} blocks from block {} on, at block {} of zone {}: {what}",
-                        extent.blocks, extent.block, extent.position, extent.zone
+                        ", {} blocks from block {} on, at {}: {what}",
+                        extent.blocks, extent.block, extent.place
                     ),
                 );
             }
         }
-        let mut places: Vec<_> = mapped.iter().map(|it| (it.extent.zone, it.extent.position, *it)).collect();
-        places.sort_unstable_by_key(|(zone, position, it)| (*zone, *position, it.inode));
+        let mut mapped = mapped.to_vec();
+        mapped.sort_unstable_by_key(|it| (it.extent.place, it.inode));
         let mut farthest: Option<Mapped> = None;
-        for (zone, position, it) in places {
-            let end = |it: &Mapped| (it.extent.zone, it.extent.position.saturating_add(it.extent.blocks));
-            if let Some(before) = farthest.filter(|before| end(before) > (zone, position)) {
+        for it in mapped {
+            let place = it.extent.place;
+            if let Some(before) = farthest.filter(|before| before.extent.end_place() > place) {
                 // Blocks of two files without a run are found by the check for overlaps over all versions.
                 if before.extent.is_shared != it.extent.is_shared {
                     let plain = if it.extent.is_shared { before } else { it };
@@ -95,13 +92,13 @@ impl SharedBlocks {
                         Kind::Shared,
                         Subject::Inode(plain.inode),
                         format!(
-                            ", block {}: block {position} of zone {zone} is shared, and the extent isn't marked as shared",
+                            ", block {}: {place} is shared, and the extent isn't marked as shared",
                             plain.extent.block
                         ),
                     );
                 }
             }
-            if farthest.is_none_or(|before| end(&it) > end(&before)) {
+            if farthest.is_none_or(|before| it.extent.end_place() > before.extent.end_place()) {
                 farthest = Some(it);
             }
         }
@@ -110,14 +107,13 @@ impl SharedBlocks {
 
 /// Sorts extents, and merges those that are contiguous in the file and in the zone.
 fn joined(mut all: Vec<Mapped>) -> Vec<Mapped> {
-    all.sort_unstable_by_key(|it| (it.inode, it.extent.block, it.extent.zone, it.extent.position));
+    all.sort_unstable_by_key(|it| (it.inode, it.extent.block, it.extent.place));
     let mut joined: Vec<Mapped> = Vec::with_capacity(all.len());
     for next in all {
         if let Some(last) = joined.last_mut()
             && last.inode == next.inode
             && last.extent.end() == next.extent.block
-            && last.extent.zone == next.extent.zone
-            && last.extent.position.checked_add(last.extent.blocks) == Some(next.extent.position)
+            && last.extent.end_place() == next.extent.place
         {
             last.extent.blocks = last.extent.blocks.saturating_add(next.extent.blocks);
             continue;

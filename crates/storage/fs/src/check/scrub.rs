@@ -13,8 +13,8 @@ use crate::metadata::inode::InodeNumber;
 use crate::metadata::shared;
 use crate::metadata::versions::{SnapshotNumber, own_blocks, visit_own_blocks};
 use crate::names::path_of::{self, OpenVersion};
-use crate::tree::{Key, PAGE, Place};
-use block::{Buffer, Error, Result};
+use crate::tree::{Key, PAGE};
+use block::{Buffer, Error, Result, ZoneBlock};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ pub struct Scrubbed {
     pub damaged: u64,
 }
 
-/// Result of a core, with the files of its damage.
+/// Result of a shard, with the files of its damage.
 #[derive(Debug, Default)]
 struct Findings {
     scrubbed: Scrubbed,
@@ -89,7 +89,7 @@ impl Findings {
 }
 
 impl Scrubbed {
-    /// Adds the result of another core.
+    /// Adds the result of another shard.
     pub fn add(&mut self, other: Scrubbed) {
         self.blocks += other.blocks;
         self.pages += other.pages;
@@ -99,21 +99,21 @@ impl Scrubbed {
     }
 }
 
-/// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
+/// Reads all blocks and pages of this shard on the medium. Adds the number of blocks read to `progress`.
 ///
 /// # Errors
 /// [`Error::Closed`] if the file system is being closed. Damage is part of the result, not an error.
 pub async fn scrub(core: &Rc<Core>, progress: &AtomicU64) -> Result<Scrubbed> {
     let mut found = Findings::default();
-    let shards = core.metadata.borrow().items.shards();
-    for shard in 0..shards {
-        scrub_pages(core, None, shard, &mut found).await?;
+    let groups = core.metadata.borrow().items.groups();
+    for group in 0..groups {
+        scrub_pages(core, None, group, &mut found).await?;
         let mut from = Some(Key::MIN);
         while let Some(first) = from {
             let extents;
-            (extents, from) = extents_from(core, shard, &first, &mut found);
+            (extents, from) = extents_from(core, group, &first, &mut found);
             for (inode, extent) in extents {
-                core.check_alive()?;
+                core.admission.check_alive()?;
                 scrub_extent(core, None, inode, &extent, progress, &mut found).await;
             }
             // There may be many items without data.
@@ -122,7 +122,7 @@ pub async fn scrub(core: &Rc<Core>, progress: &AtomicU64) -> Result<Scrubbed> {
         let snapshots: Vec<SnapshotNumber> =
             core.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
         for number in snapshots {
-            scrub_snapshot(core, number, shard, progress, &mut found).await?;
+            scrub_snapshot(core, number, group, progress, &mut found).await?;
         }
     }
     name_files(core, &mut found).await?;
@@ -137,7 +137,7 @@ async fn name_files(core: &Core, found: &mut Findings) -> Result<()> {
         let inodes = of_version().map(|it| it.inode).collect();
         // A snapshot may have been deleted meanwhile.
         let Ok(paths) = path_of::paths_of(&OpenVersion(core, version), &inodes).await else {
-            core.check_alive()?;
+            core.admission.check_alive()?;
             continue;
         };
         let of = match version {
@@ -157,24 +157,24 @@ async fn name_files(core: &Core, found: &mut Findings) -> Result<()> {
 /// Text for a snapshot in a message, before a file of it; its number if it has been deleted.
 async fn show_snapshot(core: &Core, number: SnapshotNumber) -> Result<String> {
     let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
-    let there = core.cores().first().with(list).await?;
+    let there = core.shards().first().with(list).await?;
     let name = there.into_iter().find(|it| it.number == number).map(|it| it.name);
     Ok(format!("snapshot \"{}\": ", name.unwrap_or_else(|| number.to_string())))
 }
 
-/// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. The
+/// Reads the blocks and pages of an inode group that a snapshot has and the next newer version doesn't. The
 /// snapshot may be deleted meanwhile.
 async fn scrub_snapshot(
     core: &Core,
     number: SnapshotNumber,
-    shard: u32,
+    group: u32,
     progress: &AtomicU64,
     found: &mut Findings,
 ) -> Result<()> {
-    scrub_pages(core, Some(number), shard, found).await?;
-    let Some(extents) = own_of(core, number, shard, found) else { return Ok(()) };
+    scrub_pages(core, Some(number), group, found).await?;
+    let Some(extents) = own_of(core, number, group, found) else { return Ok(()) };
     for (inode, extent) in extents {
-        core.check_alive()?;
+        core.admission.check_alive()?;
         scrub_extent(core, Some(number), inode, &extent, progress, found).await;
     }
     Ok(())
@@ -185,13 +185,13 @@ async fn scrub_snapshot(
 fn own_of(
     core: &Core,
     number: SnapshotNumber,
-    shard: u32,
+    group: u32,
     found: &mut Findings,
 ) -> Option<Vec<(InodeNumber, Extent)>> {
     let mut extents = Vec::new();
     let metadata = core.metadata.borrow();
     let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
-    let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
+    let visited = visit_own_blocks(items.tree(group), newer, group, |inode, extent| {
         shared::visit_owned(items, inode, extent, |inode, extent| extents.push((inode, extent)))
     });
     if let Err(error) = visited {
@@ -200,16 +200,16 @@ fn own_of(
     Some(extents)
 }
 
-/// Returns the next extents with data of a shard, and the key at which to continue; `None` at the end.
+/// Returns the next extents with data of an inode group, and the key at which to continue; `None` at the end.
 fn extents_from(
     core: &Core,
-    shard: u32,
+    group: u32,
     from: &Key,
     found: &mut Findings,
 ) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
     let metadata = core.metadata.borrow();
     let (mut extents, mut next) = (Vec::new(), None);
-    for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
+    for (key, value) in metadata.items.tree(group).range(from).take(AT_ONCE) {
         next = key.next();
         let owned = match own_blocks(&key, value) {
             Ok(Some((inode, extent))) => {
@@ -255,19 +255,19 @@ async fn scrub_extent(
 async fn scrub_pages(
     core: &Core,
     version: Option<SnapshotNumber>,
-    shard: u32,
+    group: u32,
     found: &mut Findings,
 ) -> Result<()> {
     let mut from = Some(Key::MIN);
     while let Some(first) = from {
-        core.check_alive()?;
+        core.admission.check_alive()?;
         // The turn is taken before zones are kept from being reset: writes that wait for zones hold
         // turns.
         let _turn = core.admission.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
         // No zone with these pages is reset until they are read. Writers may wait for that.
         let _reading = core.reader.reads.begin();
         let mut places = Vec::with_capacity(PAGES_AT_ONCE);
-        from = places_from(core, version, shard, &first, &mut places);
+        from = places_from(core, version, group, &first, &mut places);
         for place in places {
             found.scrubbed.pages += 1;
             if let Err(error) = scrub_page(core, place).await {
@@ -282,24 +282,24 @@ async fn scrub_pages(
 fn places_from(
     core: &Core,
     version: Option<SnapshotNumber>,
-    shard: u32,
+    group: u32,
     from: &Key,
-    places: &mut Vec<Place>,
+    places: &mut Vec<ZoneBlock>,
 ) -> Option<Key> {
     let metadata = core.metadata.borrow();
     let (items, newer) = match version {
         None => (&metadata.items, None),
         Some(number) => {
             let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
-            (items, Some(newer.tree(shard)))
+            (items, Some(newer.tree(group)))
         }
     };
-    items.tree(shard).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
+    items.tree(group).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
 }
 
-async fn scrub_page(core: &Core, place: Place) -> Result<()> {
+async fn scrub_page(core: &Core, place: ZoneBlock) -> Result<()> {
     let layout = &core.kit.layout;
-    let address = layout.address(place.zone, place.position);
+    let address = layout.address(place.zone.0, place.block);
     let (outcome, mut buffer) = core.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;
     outcome?;
     let page: &mut [u8; PAGE] = buffer

@@ -6,14 +6,14 @@ use crate::metadata::stripes::{self, Striped, Stripes};
 use crate::metadata::{directory, orphan};
 use crate::names::namespace::{self, New};
 use crate::tree::{Key, Released};
-use block::BlockSize;
+use block::{BlockSize, ZoneBlock};
 
 fn layout() -> Layout {
     Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
 }
 
 fn apply(metadata: &mut Metadata, change: Change, position: u32) {
-    metadata.apply(&change, Place { zone: 3, position }, &mut Lost::default()).expect("a sound tree");
+    metadata.apply(&change, ZoneBlock::new(3, position), &mut Lost::default()).expect("a sound tree");
 }
 
 fn create(metadata: &mut Metadata, directory: u64, name: &str, mode: u32) -> u64 {
@@ -221,8 +221,8 @@ fn the_list_of_problems_is_bounded() {
 #[test]
 fn counts_of_inodes_that_none_has_do_no_harm() {
     let mut metadata = Metadata::new(Forest::new(2, &Released::new()), 1);
-    for shard in 0..2 {
-        metadata.set_inodes(shard, Inodes { count: u64::MAX, ..metadata.inodes(shard) });
+    for group in 0..2 {
+        metadata.set_inodes(group, Inodes { count: u64::MAX, ..metadata.inodes(group) });
     }
     assert!(report_of(&metadata).has(Kind::Count));
     let mut metadata = sound();

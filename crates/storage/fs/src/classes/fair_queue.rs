@@ -65,16 +65,14 @@ pub struct FairQueue<T> {
     /// Number of waiting requests.
     waiting: usize,
     arrivals: u64,
-    /// Fault for tests that must detect it: requests are started in order of arrival.
-    ignores_shares: bool,
 }
 
 impl<T> FairQueue<T> {
     /// Returns queues without requests; the cost of requests in flight is bounded by `depth`.
-    pub fn new(depth: u64, ignores_shares: bool) -> Self {
+    pub fn new(depth: u64) -> Self {
         let (flows, depth) = (Vec::new(), depth.max(1));
         let (virtual_time, in_flight, background, waiting, arrivals) = (0, 0, 0, 0, 0);
-        FairQueue { flows, virtual_time, in_flight, background, depth, waiting, arrivals, ignores_shares }
+        FairQueue { flows, virtual_time, in_flight, background, depth, waiting, arrivals }
     }
 
     /// Makes a class, or changes its shares (1 to [`MAX_SHARES`]) for requests that haven't started.
@@ -184,7 +182,7 @@ impl<T> FairQueue<T> {
         }
         let rank = |flow: &Flow<T>| {
             let first = flow.waiting.front()?.number;
-            Some((if self.ignores_shares { 0 } else { flow.tag }, first))
+            Some((flow.tag, first))
         };
         let ranked = self.flows.iter().enumerate().filter_map(|(class, flow)| Some((rank(flow)?, class)));
         let (_, class) = ranked.min()?;

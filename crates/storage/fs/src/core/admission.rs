@@ -4,9 +4,9 @@
 
 use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{Classes, Turn};
-use crate::core::cores::Totals;
 use crate::core::geometry;
-use crate::core::settings::{Broken, REMOVAL_RESERVE, Settings, reserved_zones};
+use crate::core::settings::{REMOVAL_RESERVE, Settings, reserved_zones};
+use crate::core::shards::Totals;
 use crate::format::BLOCK;
 use crate::snapshots::gate::Gate;
 use block::{Error, Result};
@@ -38,7 +38,7 @@ pub(crate) struct Admitted {
     pub turn: Option<Turn>,
 }
 
-/// Bounds of a core, and its use of the space and memory that all cores share.
+/// Bounds of a shard, and its use of the space and memory that all shards share.
 pub(crate) struct Admission {
     kit: Rc<Kit>,
     totals: Arc<Totals>,
@@ -68,18 +68,14 @@ fn capacity(zones: u32, data_blocks: u32, pages: u64) -> u64 {
 }
 
 impl Admission {
-    /// Returns the admission of a core without operations.
+    /// Returns the admission of a shard without operations.
     pub fn new(kit: Rc<Kit>, totals: Arc<Totals>, settings: &Settings) -> Self {
         let dirty_blocks = (settings.dirty_bytes / kit.layout.block_size.bytes()).max(1);
         Admission {
             kit,
             totals,
             gate: Gate::default(),
-            classes: Classes::new(
-                settings.io_depth,
-                settings.background_shares,
-                settings.breaks(Broken::IgnoresShares),
-            ),
+            classes: Classes::new(settings.io_depth, settings.background_shares),
             metadata_bytes: settings.metadata_bytes,
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
@@ -96,7 +92,7 @@ impl Admission {
         self.is_salvaged
     }
 
-    /// Blocks of capacity that are reserved for writes in flight on this core.
+    /// Blocks of capacity that are reserved for writes in flight on this shard.
     pub fn growing(&self) -> u64 {
         self.growing.get()
     }
@@ -138,16 +134,16 @@ impl Admission {
         self.kit.space.check()
     }
 
-    /// Number of appends in flight on a core, and number of cores.
-    fn lanes_and_cores(&self) -> (u32, u32) {
-        (self.kit.settings.appends_in_flight, self.totals.cores())
+    /// Number of appends in flight on a shard, and number of shards.
+    fn lanes_and_shards(&self) -> (u32, u32) {
+        (self.kit.settings.appends_in_flight, self.totals.shards())
     }
 
     /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner,
     /// and zones that are being written.
     pub fn capacity(&self) -> u64 {
-        let (lanes, cores) = self.lanes_and_cores();
-        let reserved = reserved_zones(lanes, cores) + self.kit.pool.damaged();
+        let (lanes, shards) = self.lanes_and_shards();
+        let reserved = reserved_zones(lanes, shards) + self.kit.pool.damaged();
         // The durable checkpoint at its loosest packing, and the next one.
         let pages =
             3 * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit));
@@ -156,9 +152,9 @@ impl Admission {
 
     /// Least number of zones of this size with which a new file system has space for files.
     pub fn least_zones(&self) -> u32 {
-        let (lanes, cores) = self.lanes_and_cores();
+        let (lanes, shards) = self.lanes_and_shards();
         let directory = self.kit.checkpoints.directory_blocks(&self.kit);
-        geometry::least_zones(&self.kit.layout, lanes, cores, directory)
+        geometry::least_zones(&self.kit.layout, lanes, shards, directory)
     }
 
     /// Number of blocks of files, including preallocated ones and those reserved for writes in flight.

@@ -1,23 +1,24 @@
-//! Checkpoints: the trees of each core as of one point in time. Their pages are written while operations
-//! continue. The cores encode the pages, and the home writes them.
+//! Checkpoints: the trees of each shard as of one point in time. Their pages are written while operations
+//! continue. The shards encode the pages, and the home writes them.
 //!
 //! The trees may include operations on names and attributes whose records aren't written yet. Even if these
 //! records are never written, the operations have taken effect, each of them whole. The checkpoint stores the
 //! number of their changes, so that they aren't replayed ([`crate::metadata::change`]).
 //!
-//! The cores freeze their trees at different times. So an operation on several cores may be in the trees of
-//! one core and not in those of another: its record is durable before the checkpoint is, and is replayed on
-//! the cores whose trees lack it.
+//! The shards freeze their trees at different times. So an operation on several shards may be in the trees of
+//! one shard and not in those of another: its record is durable before the checkpoint is, and is replayed on
+//! the shards whose trees lack it.
 
-use crate::core::cores::core_of;
-use crate::core::{Broken, Core, cleaner_stream, user_stream};
-use crate::format::{ShardState, SnapshotState, State};
+use crate::broken::if_broken;
+use crate::core::shards::shard_of;
+use crate::core::{Core, cleaner_stream, user_stream};
+use crate::format::{InodeGroupState, SnapshotState, State};
 use crate::metadata::extents::{Blocks, Lost};
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 use crate::metadata::versions::{SnapshotInfo, SnapshotNumber};
 use crate::metadata::{Inodes, Metadata};
-use crate::tree::{PAGE, Page, Place, Released, Stored, Tree, Unstored};
-use block::{Buffer, Error, Result};
+use crate::tree::{PAGE, Page, Released, Stored, Tree, Unstored};
+use block::{Buffer, Error, Result, ZoneBlock};
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
@@ -31,12 +32,12 @@ const SUM: std::ops::Range<usize> = 28..32;
 
 /// Checksum of a page whose checksum bytes are 0. The checksum covers the place, so a page read from another
 /// place is invalid.
-fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: Place) -> [u8; 4] {
-    keyed_sum(identity.key, &[&place.zone.to_le_bytes(), &place.position.to_le_bytes(), page]).to_le_bytes()
+fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: ZoneBlock) -> [u8; 4] {
+    keyed_sum(identity.key, &[&place.zone.0.to_le_bytes(), &place.block.to_le_bytes(), page]).to_le_bytes()
 }
 
 /// Stores the checksum in a page.
-fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
+fn seal(page: &mut [u8; PAGE], identity: &Identity, place: ZoneBlock) {
     let sum = sum_of_page(page, identity, place);
     page[SUM].copy_from_slice(&sum);
 }
@@ -45,7 +46,7 @@ fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged page, or one that was written for another place.
-pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -> Result<()> {
+pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: ZoneBlock) -> Result<()> {
     let mut found = [0; 4];
     found.copy_from_slice(&page[SUM]);
     page[SUM].fill(0);
@@ -62,20 +63,20 @@ const PAGES_AT_ONCE: u64 = 256;
 /// Pages that are encoded between two yields to other tasks.
 const PAGES_A_TURN: usize = 16;
 
-/// A tree of a shard: of the present version, with the inodes, or of a snapshot.
+/// A tree of an inode group: of the present version, with the inodes, or of a snapshot.
 struct FrozenTree {
     snapshot: Option<SnapshotNumber>,
-    shard: Shard,
+    group: InodeGroup,
     tree: Tree,
     inodes: Inodes,
 }
 
-/// The trees of a core at one point in time, while their pages are written.
+/// The trees of a shard at one point in time, while their pages are written.
 pub(crate) struct FrozenTrees {
     /// Trees to write. A page that several trees share is written with the first one.
     trees: Vec<FrozenTree>,
     /// Places that die when the next checkpoint is durable.
-    dead: Vec<Place>,
+    dead: Vec<ZoneBlock>,
     /// Blocks of deleted snapshots, which die when the next checkpoint is durable.
     dropped: Lost,
     /// Number of trees whose pages have been taken.
@@ -104,14 +105,14 @@ impl FrozenTrees {
     }
 }
 
-/// Shards of a core whose trees are written to the medium.
+/// Inode groups of a shard whose trees are written to the medium.
 #[derive(Default)]
 struct StoredTrees {
-    shards: Vec<(Shard, ShardState)>,
-    snapshots: Vec<(SnapshotNumber, Shard, Stored)>,
+    groups: Vec<(InodeGroup, InodeGroupState)>,
+    snapshots: Vec<(SnapshotNumber, InodeGroup, Stored)>,
 }
 
-/// State of a core at the time when its trees are frozen.
+/// State of a shard at the time when its trees are frozen.
 struct Moment {
     /// Numbers of the last records whose effect the trees include.
     committed: [(StreamId, u64); 2],
@@ -152,32 +153,32 @@ impl Checkpointer {
         self.dropped.borrow_mut().dead(zone, count);
     }
 
-    /// Clones the trees of the core for a checkpoint.
+    /// Clones the trees of the shard for a checkpoint.
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.
     fn freeze(
         &self,
         metadata: &Metadata,
-        is_own: impl Fn(Shard) -> bool,
+        is_own: impl Fn(InodeGroup) -> bool,
         emptiest: &[u32],
         numbers: &[SnapshotNumber],
     ) -> Result<()> {
         if !emptiest.is_empty() {
-            let is_wanted = |place: Place| emptiest.contains(&place.zone);
+            let is_wanted = |place: ZoneBlock| emptiest.contains(&place.zone.0);
             metadata.items.withdraw_places(None, is_wanted);
             for (older, newer) in metadata.snapshots.with_newer(&metadata.items) {
                 older.withdraw_places(Some(newer), is_wanted);
             }
         }
         let mut trees = Vec::new();
-        for shard in (0..metadata.items.shards()).filter(|shard| is_own(*shard)) {
-            let inodes = metadata.inodes(shard);
-            let tree = metadata.items.tree(shard).clone();
-            trees.push(FrozenTree { snapshot: None, shard, tree, inodes });
+        for group in (0..metadata.items.groups()).filter(|group| is_own(*group)) {
+            let inodes = metadata.inodes(group);
+            let tree = metadata.items.tree(group).clone();
+            trees.push(FrozenTree { snapshot: None, group, tree, inodes });
             for number in numbers {
-                let tree = metadata.snapshots.get(*number)?.items.tree(shard).clone();
-                trees.push(FrozenTree { snapshot: Some(*number), shard, tree, inodes });
+                let tree = metadata.snapshots.get(*number)?.items.tree(group).clone();
+                trees.push(FrozenTree { snapshot: Some(*number), group, tree, inodes });
             }
         }
         let dead = self.released.take();
@@ -189,13 +190,14 @@ impl Checkpointer {
     }
 
     /// Places that die when the checkpoint in progress is durable.
-    fn dead(&self) -> Vec<Place> {
+    #[cfg(feature = "broken-rules")]
+    fn dead(&self) -> Vec<ZoneBlock> {
         self.frozen.borrow().as_ref().map(|frozen| frozen.dead.clone()).unwrap_or_default()
     }
 
     /// Ends a checkpoint. With `is_durable`, the blocks of deleted snapshots die, and the places that it no
     /// longer uses are returned.
-    fn thaw(&self, kit: &Kit, is_durable: bool) -> Vec<Place> {
+    fn thaw(&self, kit: &Kit, is_durable: bool) -> Vec<ZoneBlock> {
         let Some(frozen) = self.frozen.borrow_mut().take() else { return Vec::new() };
         for (zone, count) in &frozen.dropped.0 {
             match is_durable {
@@ -216,7 +218,7 @@ impl Checkpointer {
 
     /// Takes the next pages without a place, with their checksums for places that begin at `from`; `None` if
     /// there are none.
-    async fn take_pages(&self, kit: &Kit, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
+    async fn take_pages(&self, kit: &Kit, from: ZoneBlock, most: usize) -> Option<(Buffer, Vec<u32>)> {
         let mut frozen = self.frozen.borrow_mut().take()?;
         let block = kit.layout.block_bytes();
         let mut data = None;
@@ -229,7 +231,7 @@ impl Checkpointer {
             last = Some(next);
             let mut bytes = [0; PAGE];
             page.encode(&mut bytes);
-            seal(&mut bytes, &kit.identity, Place { position: from.position + sums.len() as u32, ..from });
+            seal(&mut bytes, &kit.identity, ZoneBlock { block: from.block + sums.len() as u32, ..from });
             let data = data.get_or_insert_with(|| {
                 let mut data = Buffer::new((1 + most) * block);
                 data.append_zeroes(block);
@@ -249,24 +251,24 @@ impl Checkpointer {
     }
 
     /// Assigns places that begin at `from` to the pages that were taken last.
-    fn note_pages(&self, from: Place) {
+    fn note_pages(&self, from: ZoneBlock) {
         let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
-        for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
-            page.set_place(Place { position, ..from });
+        for (position, page) in (from.block..).zip(taken.unwrap_or_default()) {
+            page.set_place(ZoneBlock { block: position, ..from });
         }
     }
 
-    /// Returns the shards of this core after all their pages have been written.
+    /// Returns the inode groups of this shard after all their pages have been written.
     fn stored(&self) -> Result<StoredTrees> {
         let frozen = self.frozen.borrow();
         let mut written = StoredTrees::default();
-        for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
+        for FrozenTree { snapshot, group, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
             let tree = tree.stored().ok_or_else(|| {
                 Error::io("a checkpoint has pages without a place: a frozen tree changed while it was written; mount the file system again")
             })?;
             match snapshot {
-                None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),
-                Some(number) => written.snapshots.push((*number, *shard, tree)),
+                None => written.groups.push((*group, InodeGroupState { tree, inodes: *inodes })),
+                Some(number) => written.snapshots.push((*number, *group, tree)),
             }
         }
         Ok(written)
@@ -274,8 +276,8 @@ impl Checkpointer {
 }
 
 impl Core {
-    /// Writes a checkpoint of all cores; `clean` marks the last one before the file system is closed. Runs on
-    /// the home.
+    /// Writes a checkpoint of all shards; `clean` marks the last one before the file system is closed. Runs
+    /// on the home.
     ///
     /// # Errors
     /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
@@ -289,7 +291,7 @@ impl Core {
             let next_snapshot = self.snapshot_list.next_number();
             let numbers: Arc<[SnapshotNumber]> = infos.iter().map(|info| info.number).collect();
             let frozen = async {
-                for core in self.cores().all() {
+                for core in self.shards().all() {
                     let (emptiest, numbers) = (emptiest.clone(), numbers.clone());
                     let freeze = move |core: Rc<Core>| async move { core.freeze(&emptiest, &numbers) };
                     let moment = core.with(freeze).await?;
@@ -302,9 +304,9 @@ impl Core {
             let committed = match frozen.await {
                 Ok(written) => {
                     let snapshots = written.snapshots_of(&infos);
-                    let shards = written.shards.into_iter().map(|(_, state)| state).collect();
+                    let groups = written.groups.into_iter().map(|(_, state)| state).collect();
                     let state =
-                        State { epoch: self.kit.epoch, shown, memory, shards, snapshots, next_snapshot };
+                        State { epoch: self.kit.epoch, shown, memory, groups, snapshots, next_snapshot };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),
@@ -313,7 +315,7 @@ impl Core {
             if is_durable {
                 self.snapshot_list.are_durable(&infos);
             }
-            for core in self.cores().all() {
+            for core in self.shards().all() {
                 core.with(move |core: Rc<Core>| async move {
                     core.thaw(is_durable);
                     Ok(())
@@ -339,15 +341,13 @@ impl Core {
         }
     }
 
-    /// Freezes the trees of this core, and returns its state at this moment.
+    /// Freezes the trees of this shard, and returns its state at this moment.
     fn freeze(&self, emptiest: &[u32], numbers: &[SnapshotNumber]) -> Result<Moment> {
         let metadata = self.metadata.borrow();
-        let (index, cores) = (self.index(), self.totals().cores());
-        let is_own = |shard| core_of(shard, cores) == index;
+        let (index, shards) = (self.index(), self.totals().shards());
+        let is_own = |group| shard_of(group, shards) == index;
         self.checkpointer.freeze(&metadata, is_own, emptiest, numbers)?;
-        if self.breaks(Broken::FreesPagesEarly) {
-            self.free_pages(&self.checkpointer.dead());
-        }
+        if_broken!(FreesPagesEarly, self.free_pages(&self.checkpointer.dead()));
         let committed = [user_stream(index), cleaner_stream(index)]
             .map(|stream| (stream, self.appender().committed(stream)));
         let memory = metadata.items.memory() as u64;
@@ -357,25 +357,24 @@ impl Core {
     /// Ends a checkpoint; with `is_durable`, places that it no longer needs die.
     fn thaw(&self, is_durable: bool) {
         let dead = self.checkpointer.thaw(&self.kit, is_durable);
-        if !self.breaks(Broken::FreesPagesEarly) {
-            self.free_pages(&dead);
-        }
+        if_broken!(FreesPagesEarly, return);
+        self.free_pages(&dead);
     }
 
-    fn free_pages(&self, dead: &[Place]) {
+    fn free_pages(&self, dead: &[ZoneBlock]) {
         let mut accounts = self.kit.pool.accounts();
-        dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
+        dead.iter().for_each(|place| accounts.remove_live(place.zone.0, 1, self.kit.clock()));
     }
 
-    /// Writes the pages without a place of all cores. Returns the shards.
+    /// Writes the pages without a place of all shards. Returns the inode groups.
     async fn write_trees(self: &Rc<Self>) -> Result<StoredTrees> {
         let mut written = StoredTrees::default();
-        for core in self.cores().all() {
+        for core in self.shards().all() {
             loop {
                 let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
                 let (zone, first, most) = (space.zone(), space.position(), space.blocks as usize);
                 let taken = core.with(move |core: Rc<Core>| async move {
-                    Ok(core.checkpointer.take_pages(&core.kit, Place { zone, position: first }, most).await)
+                    Ok(core.checkpointer.take_pages(&core.kit, ZoneBlock::new(zone, first), most).await)
                 });
                 let Some((data, sums)) = taken.await? else {
                     checkpoint::give_back(&**self, space);
@@ -385,17 +384,17 @@ impl Core {
                 checkpoint::append(self, space, data, &sums, &[]).await?;
                 self.kit.pool.add_live(zone, pages);
                 let note = move |core: Rc<Core>| async move {
-                    core.checkpointer.note_pages(Place { zone, position: first });
+                    core.checkpointer.note_pages(ZoneBlock::new(zone, first));
                     Ok(())
                 };
                 core.with(note).await?;
             }
             let stored = core.with(|core: Rc<Core>| async move { core.checkpointer.stored() }).await?;
-            written.shards.extend(stored.shards);
+            written.groups.extend(stored.groups);
             written.snapshots.extend(stored.snapshots);
         }
-        written.shards.sort_unstable_by_key(|(shard, _)| *shard);
-        written.snapshots.sort_unstable_by_key(|(number, shard, _)| (*number, *shard));
+        written.groups.sort_unstable_by_key(|(group, _)| *group);
+        written.snapshots.sort_unstable_by_key(|(number, group, _)| (*number, *group));
         Ok(written)
     }
 

@@ -158,7 +158,7 @@ impl Core {
     fn check_growth(&self, inode: InodeNumber, blocks: Range<u64>) -> Result<()> {
         self.check_memory_for_extent(inode, &blocks)?;
         let count = blocks.end - blocks.start;
-        if self.check_space(count).is_ok() {
+        if self.admission.check_space(count).is_ok() {
             return Ok(());
         }
         let metadata = self.metadata.borrow();
@@ -169,7 +169,7 @@ impl Core {
         drop(metadata);
         match count - replaced {
             0 => Ok(()),
-            more => self.check_space(more),
+            more => self.admission.check_space(more),
         }
     }
 

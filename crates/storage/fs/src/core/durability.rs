@@ -9,7 +9,7 @@ use logkit::{Appender, Kit};
 use runtime::Requests;
 use std::cell::{Cell, RefCell};
 
-/// Operations of a core, from their submission until they are durable.
+/// Operations of a shard, from their submission until they are durable.
 pub(crate) struct Durability {
     appender: Appender<FsEntry>,
     requests: Requests,

@@ -1,4 +1,4 @@
-//! Log entries queued for a core's stream of the log: the changes of an operation, with their data.
+//! Log entries queued for a shard's stream of the log: the changes of an operation, with their data.
 
 use crate::classes::Turn;
 use crate::metadata::change::{Change, Changes};
@@ -39,14 +39,14 @@ pub enum Origin {
         /// Turn of the write's class, held until its request is completed.
         _turn: Option<Turn>,
     },
-    /// An operation on inodes of several cores. It takes effect on each core when its record commits there.
+    /// An operation on inodes of several shards. It takes effect on each shard when its record commits there.
     Joint {
         /// Request to complete.
         request: RequestKey,
-        /// Streams of the other cores.
+        /// Streams of the other shards.
         joins: SmallVec<[StreamId; 4]>,
     },
-    /// This core's part of a joint operation whose record another core has written, or a joint operation
+    /// This shard's part of a joint operation whose record another shard has written, or a joint operation
     /// whose request was completed with an error.
     Shared,
     /// A move of the cleaner.
@@ -67,7 +67,7 @@ pub struct FsEntry {
     pub data: Payload,
     /// Origin of the entry.
     pub origin: Origin,
-    /// Number of the operation on its core; 0 for moves.
+    /// Number of the operation on its shard; 0 for moves.
     pub ticket: u64,
 }
 
@@ -147,7 +147,7 @@ impl FsEntry {
             (Change::Move { blocks: front, .. }, Change::Move { block, blocks: rest, from, .. }) => {
                 (*front, *rest) = (blocks, *rest - blocks);
                 *block += u64::from(blocks);
-                from.position += blocks;
+                from.block += blocks;
             }
             (other, _) => unreachable!("{other:?} has no blocks to divide"),
         }

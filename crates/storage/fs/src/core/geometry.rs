@@ -1,13 +1,13 @@
 //! Requirements on zones: the number of zones that a file system needs, and the number that it holds open.
 //!
-//! Each core has open zones of its own: one for each append in flight, and one to which the cleaner moves
+//! Each shard has open zones of its own: one for each append in flight, and one to which the cleaner moves
 //! blocks. The roots and checkpoints have open zones as well. If a drive allows fewer, appends in flight are
-//! reduced first, to one for each core, and then the number of cores. So each purpose has permits for all
+//! reduced first, to one for each shard, and then the number of shards. So each purpose has permits for all
 //! zones that it holds at a time, and a zone is opened as soon as the previous one is finished.
 
 use crate::core::entry::ATOMIC_BLOCKS;
 use crate::core::settings::{Settings, reserved_zones};
-use crate::format::{BLOCK, MAX_CORES};
+use crate::format::{BLOCK, MAX_SHARDS};
 use crate::metadata::change::Change;
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::Layout;
@@ -22,11 +22,11 @@ pub const MIN_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
 /// the checkpoint, three times.
 const MIN_PAGES: u64 = 6;
 
-/// Demand for open zones with `cores` cores and `lanes` appends in flight on each.
-pub(crate) fn demand(zones: &ZoneGeometry, cores: u32, lanes: u32) -> Demand {
+/// Demand for open zones with `shards` shards and `lanes` appends in flight on each.
+pub(crate) fn demand(zones: &ZoneGeometry, shards: u32, lanes: u32) -> Demand {
     let limit = [zones.max_open, zones.max_active].into_iter().filter(|limit| *limit != 0).min();
     let limit = limit.map(|limit| limit.saturating_sub(ROOT_ZONES));
-    Demand { limit, log: cores * lanes, tables: cores }
+    Demand { limit, log: shards * lanes, tables: shards }
 }
 
 /// Whether the limits permit all zones that the purposes hold at a time.
@@ -34,33 +34,33 @@ pub(crate) fn fits(demand: &Demand) -> bool {
     demand.limit.is_none_or(|limit| demand.log + demand.tables < limit)
 }
 
-/// Most cores, up to `wanted`, and most appends in flight on each, up to `lanes`, whose open zones the limits
-/// of these zones permit; each at least one.
+/// Most shards, up to `wanted`, and most appends in flight on each, up to `lanes`, whose open zones the
+/// limits of these zones permit; each at least one.
 fn most(zones: &ZoneGeometry, wanted: u32, lanes: u32) -> (u32, u32) {
-    let fit = |cores: u32, lanes: u32| fits(&demand(zones, cores, lanes));
-    let cores = (1..=wanted.clamp(1, MAX_CORES)).rev().find(|cores| fit(*cores, 1)).unwrap_or(1);
-    (cores, (1..=lanes).rev().find(|lanes| fit(cores, *lanes)).unwrap_or(1))
+    let fit = |shards: u32, lanes: u32| fits(&demand(zones, shards, lanes));
+    let shards = (1..=wanted.clamp(1, MAX_SHARDS)).rev().find(|shards| fit(*shards, 1)).unwrap_or(1);
+    (shards, (1..=lanes).rev().find(|lanes| fit(shards, *lanes)).unwrap_or(1))
 }
 
 impl Settings {
-    /// Returns these settings with cores and appends in flight reduced to what the limits of these zones
+    /// Returns these settings with shards and appends in flight reduced to what the limits of these zones
     /// permit.
     #[must_use]
     pub(crate) fn for_zones(self, zones: &ZoneGeometry) -> Self {
-        let wanted = self.cores.unwrap_or(runtime::shard_count() as u32);
-        let (cores, appends_in_flight) = most(zones, wanted, self.appends_in_flight);
-        Settings { cores: Some(cores), appends_in_flight, ..self }
+        let wanted = self.shards.unwrap_or(runtime::shard_count() as u32);
+        let (shards, appends_in_flight) = most(zones, wanted, self.appends_in_flight);
+        Settings { shards: Some(shards), appends_in_flight, ..self }
     }
 }
 
 /// Least number of zones of this layout with which a new file system has space for files; `directory` is the
 /// number of blocks of a checkpoint's directory.
-pub(crate) fn least_zones(layout: &Layout, lanes: u32, cores: u32, directory: u64) -> u32 {
+pub(crate) fn least_zones(layout: &Layout, lanes: u32, shards: u32, directory: u64) -> u32 {
     // Pages of a root directory and the directory of the checkpoint. One more zone has space for files.
     let pages = 3 * (1 + directory.max(1));
     let usable = u64::from(layout.data_blocks(Change::MAX_WITH_BLOCKS));
     let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
-    reserved_zones(lanes, cores) + for_pages + 1
+    reserved_zones(lanes, shards) + for_pages + 1
 }
 
 /// Error for fewer zones of this layout than a new file system needs.
@@ -90,7 +90,7 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
             ATOMIC_BLOCKS + 1
         )));
     }
-    // With few zones, the file system has one core.
+    // With few zones, the file system has one shard.
     let (_, lanes) = most(zones, 1, Settings::default().appends_in_flight);
     let zones_of_files = u64::from(layout.zones.saturating_sub(reserved_zones(lanes, 1)));
     let blocks = zones_of_files * u64::from(layout.data_blocks(Change::MAX_WITH_BLOCKS));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn appends_in_flight_are_fewer_first_and_then_cores() {
+    fn appends_in_flight_are_fewer_first_and_then_shards() {
         let lines = [
             (0, 16, (16, 2)),
             (0, 32, (16, 2)),
@@ -138,7 +138,7 @@ mod tests {
             (14, 16, (5, 1)),
         ];
         for (limit, wanted, expected) in lines {
-            assert_eq!(most(&zones(400, limit), wanted, 2), expected, "limit {limit}, {wanted} cores");
+            assert_eq!(most(&zones(400, limit), wanted, 2), expected, "limit {limit}, {wanted} shards");
         }
     }
 

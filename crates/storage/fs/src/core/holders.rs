@@ -1,8 +1,9 @@
 //! Operations on the holders of names: the shard of a name's holder, and attributes and listings of striped
 //! directories, merged from all of their stripes.
 
+use crate::broken::if_broken;
 use crate::core::Core;
-use crate::core::cores::Cores;
+use crate::core::shards::Shards;
 use crate::metadata::Metadata;
 use crate::metadata::directory::{self, Entry};
 use crate::metadata::inode::{Inode, InodeNumber};
@@ -12,7 +13,7 @@ use block::{Error, Result};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-impl Cores {
+impl Shards {
     /// Returns the holder of a name.
     #[inline]
     pub fn holder(&self, directory: InodeNumber, name: &[u8]) -> Holder {
@@ -23,7 +24,7 @@ impl Cores {
         Holder { directory, inode: stripe.unwrap_or(directory) }
     }
 
-    /// Runs an operation on a name on the core of its holder. `work` returns `None` if that is no longer the
+    /// Runs an operation on a name on the shard of its holder. `work` returns `None` if that is no longer the
     /// holder; then it is run again.
     pub(crate) async fn at_holder<R, Fut>(
         &self,
@@ -45,7 +46,7 @@ impl Cores {
         }
     }
 
-    /// Runs `work` on each core that has some of these inodes, with these.
+    /// Runs `work` on each shard that has some of these inodes, with these.
     async fn at_each<R, Fut>(
         &self,
         inodes: &[InodeNumber],
@@ -57,9 +58,9 @@ impl Cores {
     {
         let mut parts: BTreeMap<u32, Vec<InodeNumber>> = BTreeMap::new();
         inodes.iter().for_each(|inode| parts.entry(self.index_of(*inode)).or_default().push(*inode));
-        let parts = parts.into_iter().map(|(core, part)| {
+        let parts = parts.into_iter().map(|(shard, part)| {
             let work = work.clone();
-            self.all()[core as usize].with(move |core| work(core, part))
+            self.all()[shard as usize].with(move |core| work(core, part))
         });
         runtime::join_all(parts).await.into_iter().collect()
     }
@@ -138,7 +139,7 @@ impl Cores {
         loop {
             let Some(stripes) = self.stripes_in(version, directory).await? else {
                 let read = move |core: Rc<Core>| async move {
-                    if version.is_none() && core.cores().striped().has(directory) {
+                    if version.is_none() && core.shards().striped().has(directory) {
                         return Ok(None);
                     }
                     core.in_version(version, |metadata| match metadata.inode(directory)?.is_directory() {
@@ -182,13 +183,14 @@ impl Cores {
 }
 
 impl Core {
-    /// Whether `holder`, an inode of this core, is still the holder of a name.
+    /// Whether `holder`, an inode of this shard, is still the holder of a name.
     ///
     /// # Errors
     /// [`Error::NotFound`] if the stripe was removed with its directory.
     pub(crate) fn holds(&self, holder: Holder, metadata: &Metadata, name: &[u8]) -> Result<bool> {
-        if self.cores().holder(holder.directory, name) != holder {
-            return Ok(self.breaks(crate::core::Broken::ForgetsStripes));
+        if self.shards().holder(holder.directory, name) != holder {
+            if_broken!(ForgetsStripes, return Ok(true));
+            return Ok(false);
         }
         match holder.inode == holder.directory || metadata.inode(holder.inode).is_ok() {
             true => Ok(true),
@@ -196,7 +198,7 @@ impl Core {
         }
     }
 
-    /// Returns attributes of an inode of this core, not merged with stripes, and its stripes.
+    /// Returns attributes of an inode of this shard, not merged with stripes, and its stripes.
     async fn own_attributes(
         &self,
         version: Option<SnapshotNumber>,
@@ -208,8 +210,8 @@ impl Core {
                 let striped = if own.is_directory() { read(&metadata.items, inode)? } else { None };
                 Ok((own, striped))
             })?;
-            // While a directory becomes striped, other cores may not have all of its stripes yet.
-            let is_known = version.is_some() || striped.is_none() || self.cores().striped().has(inode);
+            // While a directory becomes striped, other shards may not have all of its stripes yet.
+            let is_known = version.is_some() || striped.is_none() || self.shards().striped().has(inode);
             if is_known || !self.peers.locks.holds_any([inode]) {
                 return Ok((own, striped.map(|striped| striped.stripes)));
             }
@@ -217,13 +219,13 @@ impl Core {
         }
     }
 
-    /// Publishes to all cores whether a directory of this core is striped.
+    /// Publishes to all shards whether a directory of this shard is striped.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
     pub(crate) fn publish_stripes(&self, directory: InodeNumber) -> Result<()> {
         let striped = read(&self.metadata.borrow().items, directory)?;
-        self.cores().striped().set(directory, striped.map(|striped| striped.stripes));
+        self.shards().striped().set(directory, striped.map(|striped| striped.stripes));
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! Operations on inodes. Operations on names are in [`crate::core::names`], those on data in
 //! [`crate::core::data`].
 
+use crate::broken::if_broken;
 use crate::classes::fair_queue::DEFAULT;
-use crate::core::{Broken, Core, Times, now};
+use crate::core::{Core, Times, now};
 use crate::data::cut::Cut;
 use crate::data::node::Node;
 use crate::format::BLOCK;
@@ -14,6 +15,7 @@ use crate::metadata::{Metadata, attributes, directory, orphan, seek};
 use crate::names::joint::{self, View, Wanted};
 use crate::names::namespace::{self, New};
 use block::{Error, Result};
+use runtime::sync::Permit;
 use smallvec::smallvec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -50,11 +52,11 @@ impl Core {
         decide: impl Fn(&Metadata) -> Result<(T, Changes)>,
     ) -> Result<(T, u64)> {
         let done = self.change_here(|metadata| decide(metadata).map(Some)).await?;
-        done.ok_or_else(|| Error::io("an operation on one core was decided for several"))
+        done.ok_or_else(|| Error::io("an operation on one shard was decided for several"))
     }
 
     /// As [`change`](Self::change); without a change if `decide` returns `None`, because the operation
-    /// involves inodes of other cores.
+    /// involves inodes of other shards.
     pub(crate) async fn change_here<T>(
         &self,
         decide: impl Fn(&Metadata) -> Result<Option<(T, Changes)>>,
@@ -87,9 +89,9 @@ impl Core {
     /// # Errors
     /// As [`create`](Self::create).
     pub async fn create_unnamed(&self, directory: InodeNumber, new: &New) -> Result<Rc<Node>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(metadata.items.shard_of(directory));
+            let number = metadata.next_inode(metadata.items.group_of(directory));
             Ok((number, namespace::create_unnamed(metadata, number, directory, new, now())?))
         };
         let (inode, ticket) = self.change(decide).await?;
@@ -104,12 +106,12 @@ impl Core {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
-    /// Makes the operations on an inode of this core durable; for a directory, also those on its names.
+    /// Makes the operations on an inode of this shard durable; for a directory, also those on its names.
     ///
     /// # Errors
     /// The failure of the log, which is permanent.
     pub async fn sync_inode(&self, inode: InodeNumber) -> Result<()> {
-        self.cores().sync_stripes(inode).await?;
+        self.shards().sync_stripes(inode).await?;
         match self.nodes.find(inode) {
             Some(node) if node.is_open() => self.sync_in(DEFAULT, node.ticket.get()).await,
             _ => self.sync_all().await,
@@ -169,23 +171,9 @@ impl Core {
         let core = self.clone();
         let removing = async move {
             loop {
-                let permit = match core.admit().await {
-                    Ok(permit) => permit,
-                    // Retries, since otherwise the inode would remain until the file system is opened again.
-                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
-                        runtime::sleep(BETWEEN_ATTEMPTS).await;
-                        continue;
-                    }
-                    Err(_) => break,
-                };
+                let Some(permit) = core.admit_removal(inode).await else { break };
                 if !is_unused(&core) {
                     break;
-                }
-                if core.peers.locks.holds_any([inode]) {
-                    let released = core.peers.locks.released();
-                    drop(permit);
-                    released.await;
-                    continue;
                 }
                 let (changes, is_last) = match next_removal(&core.metadata.borrow(), inode) {
                     Ok(next) => next,
@@ -200,17 +188,35 @@ impl Core {
                 runtime::yield_now().await;
             }
             if core.inode(inode).is_err() {
-                core.cores().striped().set(inode, None);
+                core.shards().striped().set(inode, None);
             }
         };
         self.kit.tasks.spawn(removing).detach();
     }
 
+    /// Waits until a background removal of an inode may be queued, and no operation locks the inode; `None`
+    /// after the end of the file system. Retries without space, since otherwise what is to be removed would
+    /// remain until the file system is opened again.
+    pub(crate) async fn admit_removal(&self, inode: InodeNumber) -> Option<Permit> {
+        loop {
+            match self.admit().await {
+                Ok(permit) if self.peers.locks.holds_any([inode]) => {
+                    let released = self.peers.locks.released();
+                    drop(permit);
+                    released.await;
+                }
+                Ok(permit) => return Some(permit),
+                Err(Error::NoSpace(_)) if self.kit.failure().is_none() => {
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
     /// Removes inodes without names, which were open when the file system was closed or lost power.
     pub fn remove_orphans(self: &Rc<Self>) {
-        if self.breaks(Broken::KeepsOrphans) {
-            return;
-        }
+        if_broken!(KeepsOrphans, return);
         let orphans = self.metadata.borrow().orphans();
         orphans.into_iter().for_each(|inode| self.remove_unused(inode));
     }
@@ -246,13 +252,13 @@ impl Core {
             None => None,
         };
         loop {
-            if let Some(stripes) = self.cores().striped().find(inode) {
+            if let Some(stripes) = self.shards().striped().find(inode) {
                 self.set_attributes_with_stripes(inode, &stripes, decide.clone()).await?;
                 return self.inode(inode);
             }
             let decide = |metadata: &Metadata| {
                 let attributes = decide(&metadata.inode(inode)?).map(with_time);
-                if self.cores().striped().has(inode) {
+                if self.shards().striped().has(inode) {
                     return Ok(None);
                 }
                 let changes = attributes.map(|attributes| Change::set(inode, attributes));
@@ -311,12 +317,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub async fn punch(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>) -> Result<()> {
-        self.free(node, range, Times::Present).await
-    }
-
-    /// As [`punch`](Self::punch), with these times.
-    pub(crate) async fn free(
+    pub(crate) async fn punch(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
@@ -334,12 +335,7 @@ impl Core {
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`].
-    pub async fn preallocate(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>, grows: bool) -> Result<()> {
-        self.reserve(node, range, grows, Times::Present).await
-    }
-
-    /// As [`preallocate`](Self::preallocate), with these times.
-    pub(crate) async fn reserve(
+    pub(crate) async fn preallocate(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
@@ -358,7 +354,7 @@ impl Core {
                 wanted -= u64::from(extent?.part(&(from..to)).blocks);
             }
             if wanted > 0 {
-                self.check_space(wanted)?;
+                self.admission.check_space(wanted)?;
             }
             let mut changes: Changes = smallvec![Change::Preallocate { inode, from, to }];
             if grows {
@@ -412,7 +408,7 @@ impl Core {
         value: &[u8],
         setting: attributes::Setting,
     ) -> Result<()> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let decide =
             |metadata: &Metadata| Ok(((), attributes::set(metadata, inode, name, value, setting, now())?));
         let ((), ticket) = self.change(decide).await?;

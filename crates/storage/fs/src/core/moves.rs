@@ -1,4 +1,4 @@
-//! Zones to which the cleaner moves blocks of a core.
+//! Zones to which the cleaner moves blocks of a shard.
 
 use crate::core::entry::FsEntry;
 use block::{Error, Result};
@@ -6,13 +6,13 @@ use logkit::{Mover, Owner};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Mover of a core; unused on the home, whose cleaner has one of its own.
+/// Mover of a shard; unused on the home, whose cleaner has one of its own.
 pub(crate) struct Moves {
     mover: RefCell<Option<Mover>>,
     /// Whether the drive limits the number of open zones.
     is_limited: bool,
     /// With such a limit, the first class that the policy chose, which is used for all moves, so that the
-    /// mover of a core has one open zone.
+    /// mover of a shard has one open zone.
     class: Cell<Option<u8>>,
 }
 

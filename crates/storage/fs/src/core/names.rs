@@ -1,15 +1,15 @@
-//! Operations on names. Those on inodes of one core are decided and take effect in one turn
+//! Operations on names. Those on inodes of one shard are decided and take effect in one turn
 //! ([`crate::names::namespace`]); the others are in `joint`.
 //!
-//! Each operation runs on the core of the [holder](Holder) of the name: the directory, or a stripe of it. If
-//! the directory becomes striped before the operation is decided, the operation restarts on the core of the
+//! Each operation runs on the shard of the [holder](Holder) of the name: the directory, or a stripe of it. If
+//! the directory becomes striped before the operation is decided, the operation restarts on the shard of the
 //! stripe.
 
 use crate::core::{Core, now};
 use crate::metadata::Metadata;
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, Found};
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 use crate::metadata::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::stripes::Holder;
 use crate::names::joint::{self, View, Wanted};
@@ -58,17 +58,18 @@ impl Core {
     /// # Errors
     /// ENOTDIR, ENAMETOOLONG.
     pub async fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
-        let holder = self.cores().holder(directory, name);
+        let holder = self.shards().holder(directory, name);
         if self.is_here(holder.inode)
             && let Some(found) = self.find_in(holder, name)?
         {
             return Ok(found);
         }
         let find = |core: Rc<Core>, holder, name: Vec<u8>| async move { core.find_in(holder, &name) };
-        self.cores().at_holder(directory, name, find).await
+        self.shards().at_holder(directory, name, find).await
     }
 
-    /// As [`find`](Self::find), on the core of the name's holder; `None` if `holder` is no longer the holder.
+    /// As [`find`](Self::find), on the shard of the name's holder; `None` if `holder` is no longer the
+    /// holder.
     pub(crate) fn find_in(
         &self,
         holder: Holder,
@@ -91,7 +92,7 @@ impl Core {
         name: &[u8],
         new: &New,
     ) -> Result<InodeNumber> {
-        let holder = self.cores().holder(directory, name);
+        let holder = self.shards().holder(directory, name);
         if self.is_here(holder.inode)
             && let Some(inode) = self.create_in(holder, name, new).await?
         {
@@ -100,10 +101,10 @@ impl Core {
         let new = new.clone();
         let create =
             |core: Rc<Core>, holder, name: Vec<u8>| async move { core.create_in(holder, &name, &new).await };
-        self.cores().at_holder(directory, name, create).await
+        self.shards().at_holder(directory, name, create).await
     }
 
-    /// As [`create`](Self::create), on the core of the name's holder; `None` if `holder` is no longer the
+    /// As [`create`](Self::create), on the shard of the name's holder; `None` if `holder` is no longer the
     /// holder.
     async fn create_in(
         self: &Rc<Self>,
@@ -111,11 +112,11 @@ impl Core {
         name: &[u8],
         new: &New,
     ) -> Result<Option<InodeNumber>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let directory = holder.inode;
-        let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
-        if !self.is_here(shard.into()) {
-            let made = self.create_elsewhere(directory, name, new, shard).await?;
+        let group = namespace::group_for(&self.metadata.borrow().items, directory, name, new);
+        if !self.is_here(group.into()) {
+            let made = self.create_elsewhere(directory, name, new, group).await?;
             striping::note_name(self, holder, name);
             return Ok(made);
         }
@@ -123,7 +124,7 @@ impl Core {
             if !self.holds(holder, metadata, name)? {
                 return Ok(None);
             }
-            let number = metadata.next_inode(shard);
+            let number = metadata.next_inode(group);
             Ok(Some((number, namespace::create(metadata, number, directory, name, new, now())?)))
         };
         let Some((inode, ticket)) = self.change_here(decide).await? else { return Ok(None) };
@@ -149,11 +150,11 @@ impl Core {
             if !self.holds(holder, metadata, name)? {
                 return Ok(None);
             }
-            let number = metadata.next_inode(metadata.items.shard_of(directory));
+            let number = metadata.next_inode(metadata.items.group_of(directory));
             match namespace::find_or_create(metadata, number, directory, name, &new, now())? {
                 Ok(found) => Ok(Some(((found.inode, found.file_type(), false), Changes::new()))),
                 Err(changes) => {
-                    self.check_space_for_operation()?;
+                    self.admission.check_space_for_operation()?;
                     Ok(Some(((number, FileType::Regular, true), changes)))
                 }
             }
@@ -167,19 +168,19 @@ impl Core {
         Ok(Some(found))
     }
 
-    /// As [`create`](Self::create), for an inode on another core.
+    /// As [`create`](Self::create), for an inode on another shard.
     async fn create_elsewhere(
         self: &Rc<Self>,
         directory: InodeNumber,
         name: &[u8],
         new: &New,
-        shard: Shard,
+        group: InodeGroup,
     ) -> Result<Option<InodeNumber>> {
         let (name, new) = (name.to_vec(), new.clone());
         let wanted = Wanted {
             inodes: vec![directory],
             names: vec![(directory, name.clone())],
-            new: Some(shard),
+            new: Some(group),
             ..Wanted::default()
         };
         let decide = move |view: &View| {
@@ -202,12 +203,13 @@ impl Core {
         let link = move |core: Rc<Core>, holder, name: Vec<u8>| async move {
             core.link_in(inode, holder, &name).await
         };
-        self.cores().at_holder(directory, name, link).await
+        self.shards().at_holder(directory, name, link).await
     }
 
-    /// As [`link`](Self::link), on the core of the name's holder; `None` if `holder` is no longer the holder.
+    /// As [`link`](Self::link), on the shard of the name's holder; `None` if `holder` is no longer the
+    /// holder.
     async fn link_in(self: &Rc<Self>, inode: InodeNumber, holder: Holder, name: &[u8]) -> Result<Option<()>> {
-        self.check_space_for_operation()?;
+        self.admission.check_space_for_operation()?;
         let directory = holder.inode;
         if !self.is_here(inode) {
             let own_name = name.to_vec();
@@ -260,17 +262,17 @@ impl Core {
         name: &[u8],
         removing: Removing,
     ) -> Result<()> {
-        let holder = self.cores().holder(directory, name);
+        let holder = self.shards().holder(directory, name);
         if self.is_here(holder.inode) && self.remove_name_in(holder, name, removing).await?.is_some() {
             return Ok(());
         }
         let remove = move |core: Rc<Core>, holder, name: Vec<u8>| async move {
             core.remove_name_in(holder, &name, removing).await
         };
-        self.cores().at_holder(directory, name, remove).await
+        self.shards().at_holder(directory, name, remove).await
     }
 
-    /// Removes a name, on the core of its holder; `None`, without a change, if `holder` is no longer the
+    /// Removes a name, on the shard of its holder; `None`, without a change, if `holder` is no longer the
     /// holder.
     async fn remove_name_in(
         self: &Rc<Self>,
@@ -307,7 +309,7 @@ impl Core {
             }
             let inode = namespace::lookup(&self.metadata.borrow(), directory, name)?.inode;
             let name = name.to_vec();
-            let stripes = self.cores().striped().find(inode);
+            let stripes = self.shards().striped().find(inode);
             let mut inodes = vec![inode, directory];
             inodes.extend(stripes.iter().flat_map(|stripes| stripes.all()));
             let names = vec![(directory, name.clone())];
@@ -325,10 +327,10 @@ impl Core {
         }
     }
 
-    /// Whether a name refers to an inode of this core without stripes, so that its removal involves no other
+    /// Whether a name refers to an inode of this shard without stripes, so that its removal involves no other
     /// inodes.
     fn is_alone_here(&self, found: Found) -> bool {
-        self.is_here(found.inode) && !(found.is_directory() && self.cores().striped().has(found.inode))
+        self.is_here(found.inode) && !(found.is_directory() && self.shards().striped().has(found.inode))
     }
 
     /// Renames a file.
@@ -343,18 +345,18 @@ impl Core {
     ) -> Result<()> {
         if to.1.len() > from.1.len() {
             // A name takes space in the tree.
-            self.check_space_for_operation()?;
+            self.admission.check_space_for_operation()?;
         }
         let new_name = to.1.to_vec();
         let rename = move |core: Rc<Core>, old: Holder, old_name: Vec<u8>| async move {
-            let new = core.cores().holder(to.0, &new_name);
+            let new = core.shards().holder(to.0, &new_name);
             core.rename_in((old, &old_name), (new, &new_name), renaming).await
         };
-        self.cores().at_holder(from.0, from.1, rename).await
+        self.shards().at_holder(from.0, from.1, rename).await
     }
 
-    /// As [`rename`](Self::rename), on the core of the old name's holder; `None`, without a change, if a name
-    /// has another holder now.
+    /// As [`rename`](Self::rename), on the shard of the old name's holder; `None`, without a change, if a
+    /// name has another holder now.
     async fn rename_in(
         self: &Rc<Self>,
         (old, old_name): (Holder, &[u8]),
@@ -377,11 +379,11 @@ impl Core {
                     true => directory::find(&metadata.items, to.0, to.1)?,
                     false => return Ok(None),
                 };
-                // The directories above may change on other cores, so a move of a directory is always a joint
-                // operation.
+                // The directories above may change on other shards, so a move of a directory is always a
+                // joint operation.
                 let moves_directory =
                     [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
-                if self.totals().cores() > 1 && from.0 != to.0 && moves_directory
+                if self.totals().shards() > 1 && from.0 != to.0 && moves_directory
                     || !self.is_here(moved.inode)
                     || !replaced.is_none_or(|found| self.is_alone_here(found))
                 {
@@ -414,7 +416,7 @@ impl Core {
         }
     }
 
-    /// As [`rename_in`](Self::rename_in), for inodes of several cores. Returns false, without a change, if
+    /// As [`rename_in`](Self::rename_in), for inodes of several shards. Returns false, without a change, if
     /// the operation now involves other inodes.
     async fn rename_jointly(
         self: &Rc<Self>,
@@ -436,11 +438,11 @@ impl Core {
         let (old_name, name) = (old_name.to_vec(), new_name.to_vec());
         let new_name = name.clone();
         let find = move |core: Rc<Core>| async move { found(&core, new, &name) };
-        let Some(replaced) = self.cores().of(to).with(find).await? else { return Ok(None) };
+        let Some(replaced) = self.shards().of(to).with(find).await? else { return Ok(None) };
         let both = [Some(moved), replaced];
         let mut inodes = vec![from, to];
         inodes.extend(both.iter().flatten().map(|found| found.inode));
-        let stripes = replaced.and_then(|found| self.cores().striped().find(found.inode));
+        let stripes = replaced.and_then(|found| self.shards().striped().find(found.inode));
         inodes.extend(stripes.iter().flat_map(|stripes| stripes.all()));
         let moves_directory = from != to && both.iter().flatten().any(|found| found.is_directory());
         let wanted = Wanted {
@@ -474,7 +476,7 @@ impl Core {
                 striping::note_name(&core, new, &added);
                 Ok(())
             };
-            self.cores().of(to).with(note).await?;
+            self.shards().of(to).with(note).await?;
         }
         Ok(Some(is_done))
     }

@@ -1,17 +1,17 @@
-//! A core as an owner of the log kit: applies records when they commit, and finds and moves live blocks for
+//! A shard as an owner of the log kit: applies records when they commit, and finds and moves live blocks for
 //! the cleaner.
 //!
-//! The cleaner runs on the home. It requests the live blocks from each core, and each core appends the moves
-//! of its own blocks.
+//! The cleaner runs on the home. It requests the live blocks from each shard, and each shard appends the
+//! moves of its own blocks.
 
 use super::Core;
 use super::settings::REMOVAL_RESERVE;
 use crate::core::entry::{FsEntry, Origin};
 use crate::metadata::change::{Change, Changes, Recorded};
-use crate::metadata::extents::{Blocks, Place};
+use crate::metadata::extents::Blocks;
 use crate::metadata::inode::InodeNumber;
 use crate::names::joint;
-use block::{Data, Error, Result};
+use block::{Data, Error, Result, ZoneBlock};
 use logkit::pool::Accounts;
 use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
 use std::rc::Rc;
@@ -64,7 +64,7 @@ impl Owner for Core {
 
     fn commit(&self, entries: &[FsEntry], zone: u32, position: u32) {
         let mut failed = Ok(());
-        let mut at = Place { zone, position };
+        let mut at = ZoneBlock::new(zone, position);
         let mut metadata = self.metadata.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
@@ -82,7 +82,7 @@ impl Owner for Core {
                 Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
                     for change in &entry.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
-                        at.position += change.blocks();
+                        at.block += change.blocks();
                     }
                     let written = match entry.origin {
                         Origin::Move => &mut moved_blocks,
@@ -140,7 +140,7 @@ impl Owner for Core {
     }
 
     async fn flush_all(&self) -> Result<()> {
-        for core in self.cores().all() {
+        for core in self.shards().all() {
             core.with(|core: Rc<Core>| async move { core.flush_own().await }).await?;
         }
         Ok(())
@@ -151,7 +151,7 @@ impl Owner for Core {
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
-        self.cores().first().with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+        self.shards().first().with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
     }
 
     fn checkpoint_cost(&self) -> u64 {
@@ -176,7 +176,7 @@ impl Owner for Core {
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
         let (zone, mut live) = (victim.zone(), Vec::new());
-        for (core, pieces) in self.cores().all().iter().zip(self.pieces_of(victim)?) {
+        for (core, pieces) in self.shards().all().iter().zip(self.pieces_of(victim)?) {
             if !pieces.is_empty() {
                 live.extend(
                     core.with(move |core: Rc<Core>| async move { core.live_here(zone, pieces) }).await?,
@@ -186,12 +186,12 @@ impl Owner for Core {
         Ok(live)
     }
 
-    /// Blocks of other cores are reported as live: a move of a block that has died meanwhile has no effect.
+    /// Blocks of other shards are reported as live: a move of a block that has died meanwhile has no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
         if !self.is_here(piece.name.inode) {
             return visit(0, piece.count);
         }
-        let place = Place { zone: victim.zone(), position: piece.position };
+        let place = ZoneBlock::new(victim.zone(), piece.position);
         let first = piece.name.block + u64::from(piece.offset);
         let metadata = self.metadata.borrow();
         let (inode, range) = (piece.name.inode, (first, piece.count));
@@ -215,19 +215,19 @@ impl Owner for Core {
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
         // Blocks that are contiguous in a file become contiguous in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
-        let mut moves: Vec<Vec<CleanerMove>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        let mut moves: Vec<Vec<CleanerMove>> = self.shards().all().iter().map(|_| Vec::new()).collect();
         for (piece, data) in pieces {
             let (inode, block) = start(&piece);
-            let from = Place { zone: victim.zone(), position: piece.position };
+            let from = ZoneBlock::new(victim.zone(), piece.position);
             let change = Change::Move { inode, block, blocks: piece.count, from };
-            moves[self.cores().index_of(inode) as usize].push((change, data));
+            moves[self.shards().index_of(inode) as usize].push((change, data));
         }
         for (index, moves) in (0..).zip(moves) {
             if index == self.index() {
                 mover.append(self, class, moves.into_iter().map(entry_of_move)).await?;
             } else if !moves.is_empty() {
                 self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
-                let core = &self.cores().all()[index as usize];
+                let core = &self.shards().all()[index as usize];
                 let work = core.with(move |core: Rc<Core>| async move {
                     core.moves.append(&core, class, moves.into_iter().map(entry_of_move)).await
                 });
@@ -259,9 +259,9 @@ fn entry_of_move((change, data): CleanerMove) -> FsEntry {
 }
 
 impl Core {
-    /// Returns, for each core, the blocks that the records of a zone mapped into files.
+    /// Returns, for each shard, the blocks that the records of a zone mapped into files.
     fn pieces_of(&self, victim: &Victim) -> Result<Vec<Vec<Piece<Name>>>> {
-        let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        let mut pieces: Vec<Vec<Piece<Name>>> = self.shards().all().iter().map(|_| Vec::new()).collect();
         for (record, found) in victim.records().iter().enumerate() {
             let mut first = 0;
             for Recorded { change, .. } in Change::decode_record(&found.meta, found.header.blocks)? {
@@ -273,18 +273,18 @@ impl Core {
                 let position = found.header.position + 1 + first;
                 let name = Name { inode, block };
                 let piece = Piece { position, count: blocks, name, offset: 0, record, first };
-                pieces[self.cores().index_of(inode) as usize].push(piece);
+                pieces[self.shards().index_of(inode) as usize].push(piece);
                 first += blocks;
             }
         }
         Ok(pieces)
     }
 
-    /// Returns the live parts of these pieces, which are of files of this core.
+    /// Returns the live parts of these pieces, which are of files of this shard.
     fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
         let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
         for piece in pieces {
-            let (Name { inode, block }, place) = (piece.name, Place { zone, position: piece.position });
+            let (Name { inode, block }, place) = (piece.name, ZoneBlock::new(zone, piece.position));
             let range = (block, piece.count);
             metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
                 let skipped = (from - block) as u32;
@@ -296,7 +296,7 @@ impl Core {
         Ok(live)
     }
 
-    /// Makes the appends of this core durable.
+    /// Makes the appends of this shard durable.
     async fn flush_own(&self) -> Result<()> {
         let flushed = self.kit.flush().await;
         if let Err(error) = &flushed {
@@ -315,9 +315,9 @@ mod tests {
     use std::time::Duration;
 
     /// Zones that can't be finished stay open on the drive, so fewer may be open than the movers of both
-    /// cores and one lane hold.
+    /// shards and one lane hold.
     #[test]
-    fn idle_movers_of_all_cores_seal_their_zones_for_a_lane_that_finds_none() {
+    fn idle_movers_of_all_shards_seal_their_zones_for_a_lane_that_finds_none() {
         let main = || async {
             let shape = zns::Shape { zones: 400, seed: Some(5), ..Default::default() };
             let limits = zns::Settings { max_open: 7, max_active: 7, ..Default::default() };
@@ -327,11 +327,11 @@ mod tests {
             let data = || Data::copy_of(&[7; 4096]);
             file.write_at(0, data()).await?;
             files.sync().await?;
-            assert_eq!(files.cores().all().len(), 2);
-            for core in files.cores().all() {
+            assert_eq!(files.shards().all().len(), 2);
+            for core in files.shards().all() {
                 let moved = move |core: Rc<Core>| async move {
                     // Of a block that is elsewhere: it takes no effect.
-                    let from = Place { zone: 63, position: 1 };
+                    let from = ZoneBlock::new(63, 1);
                     let change =
                         Change::Move { inode: crate::metadata::inode::ROOT, block: 0, blocks: 1, from };
                     core.moves.append(&core, 0, std::iter::once(entry_of_move((change, data())))).await?;

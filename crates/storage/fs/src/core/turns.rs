@@ -1,6 +1,7 @@
 //! Turns of I/O classes that depend on the log: those of syncs and of the cleaner.
 
-use super::{Broken, Core};
+use super::Core;
+use crate::broken::if_broken;
 use crate::classes::Turn;
 use crate::classes::fair_queue::{BACKGROUND, ClassNumber};
 use block::Result;
@@ -30,7 +31,7 @@ impl Core {
         loop {
             // A writer that begins to wait for a zone notifies the cleaner.
             let mut changed = pin!(self.kit.events.cleaner.notified());
-            if self.kit.pool.free() < watermarks(self).0 && !self.breaks(Broken::CleanerWaits) {
+            if self.needs_cleaning_now() {
                 return self.admission.classes.take_now(BACKGROUND, bytes);
             }
             let first = poll_fn(|context| match turn.as_mut().poll(context) {
@@ -41,5 +42,11 @@ impl Core {
                 return turn;
             }
         }
+    }
+
+    /// Whether free zones are below the low watermark.
+    fn needs_cleaning_now(&self) -> bool {
+        if_broken!(CleanerWaits, return false);
+        self.kit.pool.free() < watermarks(self).0
     }
 }

@@ -1,8 +1,8 @@
 //! Copies of ranges of files: blocks are shared where that is possible, and other data is copied.
 //!
-//! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges have the
-//! same offset within a block. A partial last block of the source is shared if the target file also ends
-//! there. A block with `MAX_OWNERS` owners is copied.
+//! Whole blocks of 4 KiB are shared, between files of one inode group or within one file, if both ranges
+//! have the same offset within a block. A partial last block of the source is shared if the target file
+//! also ends there. A block with `MAX_OWNERS` owners is copied.
 //!
 //! Writes in flight to either range take effect before its blocks are shared; later writes take effect after.
 //! One step shares up to [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may take
@@ -25,7 +25,7 @@ use std::rc::Rc;
 
 /// Bytes of one copy step.
 const COPIED_AT_ONCE: u64 = 1 << 20;
-/// Most extents that are shared in one turn of the core.
+/// Most extents that are shared in one turn of the shard.
 pub const EXTENTS_AT_ONCE: usize = 512;
 /// Approximate number of extents whose items take a page of the tree.
 const EXTENTS_PER_PAGE: u64 = 32;
@@ -74,7 +74,7 @@ impl Copied {
     }
 }
 
-/// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the
+/// Copies a range of a file to a file of this shard, as copy_file_range(2) does. Ends at the end of the
 /// source, or after `most_copied` bytes that couldn't be shared.
 ///
 /// # Errors
@@ -88,7 +88,7 @@ pub(crate) async fn copy_range(
     most_copied: u64,
     times: Times,
 ) -> Result<Cloned> {
-    let source = core.cores().of(copied.from);
+    let source = core.shards().of(copied.from);
     let from = copied.from;
     let regular = move |core: Rc<Core>| async move { core.check_regular(from).map(|inode| inode.size) };
     let size = source.with(regular).await?;
@@ -120,8 +120,8 @@ pub(crate) async fn copy_range(
 
 /// Shares as much of the rest as possible, or else copies a part of it.
 async fn copy_step(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
-    let shard_of = |inode| core.metadata.borrow().items.shard_of(inode);
-    let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
+    let group_of = |inode| core.metadata.borrow().items.group_of(inode);
+    let may_share = rest.is_even() && group_of(rest.from) == group_of(node.inode);
     let until_block = match may_share {
         true => rest.from_offset.next_multiple_of(BLOCK) - rest.from_offset,
         false => 0,
@@ -142,7 +142,7 @@ async fn copy_step(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Times)
     let Copied { class, from, from_offset: offset, .. } = rest;
     let read =
         move |core: Rc<Core>| async move { core.read_in(class, None, from, offset, piece as usize).await };
-    let data = core.cores().of(from).with(read).await?;
+    let data = core.shards().of(from).with(read).await?;
     let bytes = data.len() as u64;
     match times {
         Times::Kept => core.write_back(node, rest.to_offset, data).await?,
@@ -204,8 +204,8 @@ async fn share_blocks(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Tim
             if piece.blocks == 0 {
                 return Ok((0, Changes::new()));
             }
-            core.check_space_for_operation()?;
-            core.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
+            core.admission.check_space_for_operation()?;
+            core.admission.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
             let (from, to) = rest.after(done).blocks();
             let share = Change::Share {
                 inode: node.inode,
@@ -232,7 +232,7 @@ async fn share_blocks(core: &Rc<Core>, node: &Rc<Node>, rest: Copied, times: Tim
     Ok(done)
 }
 
-/// Blocks that are shared in one turn of the core.
+/// Blocks that are shared in one turn of the shard.
 #[derive(Debug, Default)]
 struct Piece {
     blocks: u64,

@@ -110,7 +110,7 @@ async fn write_again(core: &Rc<Core>, node: &Rc<Node>, run: Range<u64>) -> Resul
     if fragmented(data_of(core, node.inode, run.clone())?, longest_run(core)) != [run.clone()] {
         return Ok(0);
     }
-    core.check_space(blocks)?;
+    core.admission.check_space(blocks)?;
     let length = (blocks * BLOCK) as usize;
     let mut data = core.read_version(None, node.inode, run.start * BLOCK, length).await?;
     let missing = blocks * BLOCK - data.len() as u64;

@@ -11,7 +11,7 @@ use std::rc::Rc;
 /// Least number of entries at which entries of unused files are removed.
 const MIN_SWEPT: usize = 64;
 
-/// A file in use on its core.
+/// A file in use on its shard.
 #[derive(Debug)]
 pub struct Node {
     /// Inode of the file.

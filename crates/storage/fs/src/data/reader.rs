@@ -3,7 +3,7 @@
 use crate::data::checksums::{Sums, sums_in};
 use crate::metadata::extents::{Extent, GONE};
 use crate::metadata::inode::InodeNumber;
-use block::{Buffer, Data, Error, Result, ZoneIndex};
+use block::{Buffer, Data, Error, Result, ZoneBlock, ZoneIndex};
 use logkit::Kit;
 use logkit::pool::Usage;
 use logkit::readers::ShardReads;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Reader of a core, with the checksums that it knows.
+/// Reader of a shard, with the checksums that it knows.
 pub(crate) struct Reader {
     kit: Rc<Kit>,
     /// Reads in progress: a zone isn't reset while reads that began before are in progress.
@@ -57,23 +57,22 @@ impl Reader {
         }
         let buffer = Buffer::new(extent.blocks as usize * layout.block_bytes());
         let (outcome, buffer) =
-            self.kit.zones.read(layout.address(extent.zone, extent.position), buffer).await;
+            self.kit.zones.read(layout.address(extent.place.zone.0, extent.place.block), buffer).await;
         outcome.map_err(|error| match error {
             // The zone ends before these blocks.
             Error::Invalid(detail) => gone(inode, extent, &detail),
             error => error,
         })?;
-        let sums = self.sums_of(extent.zone).await?;
-        let expected = &sums[extent.position as usize..][..extent.blocks as usize];
+        let sums = self.sums_of(extent.place.zone.0).await?;
+        let expected = &sums[extent.place.block as usize..][..extent.blocks as usize];
         let wrong = buffer.filled().chunks_exact(layout.block_bytes()).zip(expected);
         let wrong = wrong.map(|(block, sum)| sum_of(block) == *sum).position(|is_right| !is_right);
         match wrong {
             None => Ok(buffer.freeze()),
             Some(number) => Err(Error::corrupt(format!(
-                "inode {inode}, block {}: wrong checksum in block {} of zone {}",
+                "inode {inode}, block {}: wrong checksum in {}",
                 extent.block + number as u64,
-                extent.position + number as u32,
-                extent.zone
+                ZoneBlock { block: extent.place.block + number as u32, ..extent.place }
             ))),
         }
     }
@@ -104,10 +103,9 @@ impl Reader {
 #[cold]
 fn gone(inode: InodeNumber, extent: &Extent, detail: &str) -> Error {
     Error::io(format!(
-        "inode {inode}, block {}: {} blocks in block {} of zone {} are gone: {detail}",
+        "inode {inode}, block {}: {} blocks in {} are gone: {detail}",
         extent.block,
         extent.blocks,
-        extent.position,
-        extent.zone & !GONE
+        ZoneBlock::new(extent.place.zone.0 & !GONE, extent.place.block)
     ))
 }

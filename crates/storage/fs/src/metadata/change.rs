@@ -1,4 +1,4 @@
-//! Changes of the metadata of a shard, in the encoding of log records.
+//! Changes of the metadata of an inode group, in the encoding of log records.
 //!
 //! An operation is a list of changes that take effect together. Changes of names and attributes take effect
 //! when the operation is submitted. Changes that give blocks to files take effect when the record is written,
@@ -18,10 +18,9 @@
 //! that no write of them is in flight.
 
 use crate::metadata::directory;
-use crate::metadata::extents::Place;
 use crate::metadata::inode::{BLOCK, Inode, InodeNumber, MAX_FILE, Time, Value, kind};
 use crate::tree::Key;
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use logkit::leb128::{Numbers, length, put};
 use smallvec::SmallVec;
 
@@ -164,9 +163,9 @@ pub enum Change {
         /// Least size of the file afterwards, in bytes.
         size: u64,
     },
-    /// Shares the blocks of a range with a file of the same shard, or with another range of the same file.
-    /// The shared blocks replace those of the target range; holes are copied as holes. Raises the size to at
-    /// least `size` bytes.
+    /// Shares the blocks of a range with a file of the same inode group, or with another range of the same
+    /// file. The shared blocks replace those of the target range; holes are copied as holes. Raises the
+    /// size to at least `size` bytes.
     Share {
         /// The file.
         inode: InodeNumber,
@@ -198,7 +197,7 @@ pub enum Change {
         /// Number of blocks.
         blocks: u32,
         /// Old place of the first block.
-        from: Place,
+        from: ZoneBlock,
     },
 }
 
@@ -320,7 +319,7 @@ impl Change {
             Change::Grow { inode, size } => all(&[*inode, *size]),
             Change::Remove { inode } => length(*inode),
             Change::Move { inode, block, blocks, from } => {
-                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone), u64::from(from.position)])
+                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone.0), u64::from(from.block)])
             }
         }
     }
@@ -419,7 +418,7 @@ impl Change {
                 REMOVE
             }
             Change::Move { inode, block, blocks, from } => {
-                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone), u64::from(from.position)]);
+                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone.0), u64::from(from.block)]);
                 MOVE
             }
         };
@@ -527,7 +526,7 @@ impl Change {
                 inode: numbers.take()?,
                 block: numbers.take()?,
                 blocks: numbers.take_u32()?,
-                from: Place { zone: numbers.take_u32()?, position: numbers.take_u32()? },
+                from: ZoneBlock::new(numbers.take_u32()?, numbers.take_u32()?),
             },
             _ => return Err(numbers.strange(&format!("has a change of the unknown kind {kind}"))),
         };
@@ -610,7 +609,7 @@ mod tests {
                 modified: -1,
             },
             Change::Remove { inode: 7 },
-            Change::Move { inode: 7, block: 3, blocks: 2, from: Place { zone: 9, position: 12 } },
+            Change::Move { inode: 7, block: 3, blocks: 2, from: ZoneBlock::new(9, 12) },
         ]
     }
 

@@ -10,8 +10,7 @@ use crate::metadata::inode::{BLOCK, InodeNumber, MAX_FILE, kind};
 use crate::metadata::shared;
 
 use crate::tree::Key;
-pub use crate::tree::Place;
-use block::Result;
+use block::{Result, ZoneBlock};
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
 use logkit::leb128::{Numbers, put};
@@ -34,10 +33,8 @@ pub struct Extent {
     pub block: u64,
     /// Number of blocks.
     pub blocks: u32,
-    /// Zone of the blocks; 0, a zone of roots, for preallocated blocks.
-    pub zone: u32,
-    /// First block in the zone.
-    pub position: u32,
+    /// Place of the first block; in zone 0, a zone of roots, for preallocated blocks.
+    pub place: ZoneBlock,
     /// Whether other files, or other blocks of this file, may have the same blocks.
     pub is_shared: bool,
 }
@@ -50,7 +47,7 @@ pub trait Blocks {
     fn dead(&mut self, zone: u32, blocks: u32);
     /// Notes that an extent has lost its last owner. It has the blocks of the file that it was written for.
     fn lost(&mut self, _inode: InodeNumber, gone: &Extent) {
-        self.dead(gone.zone, gone.blocks);
+        self.dead(gone.place.zone.0, gone.blocks);
     }
 }
 
@@ -60,26 +57,27 @@ impl Extent {
         self.block + u64::from(self.blocks)
     }
 
-    /// Whether the blocks are preallocated and not written.
-    pub fn is_preallocated(&self) -> bool {
-        self.zone == 0
+    /// Place after the last block.
+    pub fn end_place(&self) -> ZoneBlock {
+        ZoneBlock { block: self.place.block.saturating_add(self.blocks), ..self.place }
     }
 
-    /// Place of the first block.
-    pub fn place(&self) -> Place {
-        Place { zone: self.zone, position: self.position }
+    /// Whether the blocks are preallocated and not written.
+    pub fn is_preallocated(&self) -> bool {
+        self.place.zone.0 == 0
     }
 
     /// Whether the extent is preallocated, or lies within a zone other than one of roots.
     pub fn is_within(&self, layout: &Layout) -> bool {
-        let end = u64::from(self.position) + u64::from(self.blocks);
-        let has_place = (ROOT_ZONES..layout.zones).contains(&self.zone) && end <= layout.zone_blocks.into();
+        let end = u64::from(self.place.block) + u64::from(self.blocks);
+        let has_place =
+            (ROOT_ZONES..layout.zones).contains(&self.place.zone.0) && end <= layout.zone_blocks.into();
         self.is_preallocated() || has_place
     }
 
     /// Value of the extent's item with the zone number marked by `bit`.
     pub fn marked(&self, bit: u32) -> Vec<u8> {
-        Extent { zone: self.zone | bit, ..*self }.encode().to_vec()
+        Extent { place: ZoneBlock::new(self.place.zone.0 | bit, self.place.block), ..*self }.encode().to_vec()
     }
 
     /// Returns the part of the extent within a range, which must overlap it.
@@ -87,15 +85,16 @@ impl Extent {
     pub fn part(&self, range: &Range<u64>) -> Self {
         let (from, to) = (self.block.max(range.start), self.end().min(range.end));
         let skipped = (from - self.block) as u32;
-        let position = if self.is_preallocated() { 0 } else { self.position + skipped };
-        Extent { block: from, blocks: (to - from) as u32, position, ..*self }
+        let first = if self.is_preallocated() { 0 } else { self.place.block + skipped };
+        let place = ZoneBlock { block: first, ..self.place };
+        Extent { block: from, blocks: (to - from) as u32, place, ..*self }
     }
 
     /// Whether `next` is contiguous with this extent, in the file and in the zone.
     fn is_before(&self, next: &Extent) -> bool {
-        let is_next = self.is_preallocated() || self.position + self.blocks == next.position;
+        let is_next = self.is_preallocated() || self.place.block + self.blocks == next.place.block;
         self.end() == next.block
-            && self.zone == next.zone
+            && self.place.zone == next.place.zone
             && self.is_shared == next.is_shared
             && is_next
             && self.blocks.checked_add(next.blocks).is_some()
@@ -109,8 +108,8 @@ impl Extent {
     fn encode(&self) -> SmallVec<[u8; 16]> {
         let mut value = Vec::with_capacity(16);
         put(&mut value, u64::from(self.blocks));
-        put(&mut value, u64::from(self.zone));
-        put(&mut value, u64::from(self.position));
+        put(&mut value, u64::from(self.place.zone.0));
+        put(&mut value, u64::from(self.place.block));
         if self.is_shared {
             put(&mut value, SHARED);
         }
@@ -132,7 +131,7 @@ impl Extent {
         let end = key.offset.checked_add(u64::from(blocks));
         let is_in_range = end.is_some_and(|end| end <= MAX_FILE.div_ceil(BLOCK));
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
-            true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
+            true => Ok(Extent { block: key.offset, blocks, place: ZoneBlock::new(zone, position), is_shared }),
             false => Err(numbers.strange(&format!(
                 "is out of bounds: {blocks} blocks from block {} of a file on, at block {position} of zone {zone}",
                 key.offset
@@ -216,7 +215,7 @@ fn cut(
 /// As [`unmap`].
 pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut impl Blocks) -> Result<i64> {
     let taken = unmap(items, inode, extent.block..extent.end(), blocks)?;
-    blocks.live(extent.zone, extent.blocks);
+    blocks.live(extent.place.zone.0, extent.blocks);
     insert(items, inode, extent)?;
     Ok(i64::from(extent.blocks) - taken as i64)
 }
@@ -270,7 +269,7 @@ pub fn preallocate(
         let (from, to) = next.map_or((range.end, range.end), |next| (next.block.max(at), next.end()));
         while at < from {
             let count = (from - at).min(1 << 30) as u32;
-            let extent = Extent { block: at, blocks: count, zone: 0, position: 0, is_shared: false };
+            let extent = Extent { block: at, blocks: count, place: ZoneBlock::new(0, 0), is_shared: false };
             map(items, inode, extent, blocks)?;
             added += u64::from(count);
             at += u64::from(count);
@@ -290,14 +289,14 @@ pub fn visit_at(
     items: &Forest,
     inode: InodeNumber,
     (block, count): (u64, u32),
-    from: Place,
+    from: ZoneBlock,
     mut visit: impl FnMut(u64, u32),
 ) -> Result<()> {
     let range = block..block + u64::from(count);
     for extent in extents(items, inode, range.clone()) {
         let part = extent?.part(&range);
-        let expected = u64::from(from.position) + (part.block - block);
-        if part.zone == from.zone && u64::from(part.position) == expected {
+        let expected = u64::from(from.block) + (part.block - block);
+        if part.place.zone == from.zone && u64::from(part.place.block) == expected {
             visit(part.block, part.blocks);
         }
     }
@@ -316,7 +315,7 @@ pub fn visit_missing(
     extent: &Extent,
     mut visit: impl FnMut(Extent),
 ) -> Result<()> {
-    let (range, place) = ((extent.block, extent.blocks), extent.place());
+    let (range, place) = ((extent.block, extent.blocks), extent.place);
     let mut there: SmallVec<[(u64, u32); 8]> = SmallVec::new();
     visit_at(items, inode, range, place, |from, count| there.push((from, count)))?;
     if there.as_slice() == [range] {
@@ -363,9 +362,9 @@ pub struct Moved {
     /// Number of blocks.
     pub blocks: u32,
     /// Old place of the first block.
-    pub from: Place,
+    pub from: ZoneBlock,
     /// New place of the first block.
-    pub to: Place,
+    pub to: ZoneBlock,
 }
 
 #[cfg(test)]

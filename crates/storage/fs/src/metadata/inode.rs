@@ -51,7 +51,7 @@ pub mod kind {
     pub const EXTENT: u8 = 5;
     /// Item of inode 0: an inode without names, which is removed when its last open file is closed.
     pub const ORPHAN: u8 = 6;
-    /// Item of the keeper of a shard (`shared`): blocks of a zone with several
+    /// Item of the keeper of an inode group (`shared`): blocks of a zone with several
     /// owners.
     pub const SHARED: u8 = 7;
     /// Item of inode 0: the stripes of a directory.

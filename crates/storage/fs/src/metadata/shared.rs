@@ -2,11 +2,11 @@
 //!
 //! A block of a zone is written for one block of a file, which the record's header names: its *written
 //! owner*. Moves of the cleaner don't change it. Usually this is the only owner. Contiguous blocks that have,
-//! or had, several owners are a *run*: an item keyed by its place, in the tree of the shard of all its
+//! or had, several owners are a *run*: an item keyed by its place, in the tree of the inode group of all its
 //! owners, with the written owner and the present owners. The extents of the present owners are marked
 //! (`Extent::is_shared`), so files that weren't cloned need no lookup of runs.
 //!
-//! Invariants, in each version of a shard:
+//! Invariants, in each version of an inode group:
 //! - The marked extents are exactly those of the owners of runs, and no other extent has a block of a run.
 //! - A run has 1 to [`MAX_OWNERS`] owners, all different. Its written owner needn't be one of them:
 //!   blocks are found by their place.
@@ -19,11 +19,12 @@
 #[cfg(test)]
 mod tests;
 
-use crate::metadata::extents::{AT_ONCE, Blocks, Extent, Moved, Place, extents, replace, unmap};
+use crate::broken::if_broken;
+use crate::metadata::extents::{AT_ONCE, Blocks, Extent, Moved, extents, replace, unmap};
 use crate::metadata::forest::Forest;
 use crate::metadata::inode::{InodeNumber, kind};
 use crate::tree::Key;
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use logkit::leb128::{Numbers, put};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -31,8 +32,8 @@ use std::ops::Range;
 /// Most owners of a block; for a further one, the block is copied.
 pub const MAX_OWNERS: usize = 16;
 
-/// First inode number of the keepers, larger than those of files. A shard's keeper is the inode of the items
-/// of its runs.
+/// First inode number of the keepers, larger than those of files. An inode group's keeper is the inode of
+/// the items of its runs.
 pub const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
@@ -49,7 +50,7 @@ pub struct BlockOwner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// Place of the first block.
-    pub place: Place,
+    pub place: ZoneBlock,
     /// Number of blocks.
     pub blocks: u32,
     /// Owner for which the blocks were written.
@@ -66,15 +67,15 @@ impl BlockOwner {
 
 impl Run {
     fn end(&self) -> u32 {
-        self.place.position + self.blocks
+        self.place.block + self.blocks
     }
 
     /// Returns the part of the run at these positions, which must overlap it.
     fn part(&self, positions: &Range<u32>) -> Self {
-        let (from, to) = (self.place.position.max(positions.start), self.end().min(positions.end));
-        let skipped = from - self.place.position;
+        let (from, to) = (self.place.block.max(positions.start), self.end().min(positions.end));
+        let skipped = from - self.place.block;
         Run {
-            place: Place { position: from, ..self.place },
+            place: ZoneBlock { block: from, ..self.place },
             blocks: to - from,
             written: self.written.after(skipped),
             owners: self.owners.iter().map(|owner| owner.after(skipped)).collect(),
@@ -84,15 +85,14 @@ impl Run {
     /// Whether `next` continues this run.
     fn is_before(&self, next: &Run) -> bool {
         self.place.zone == next.place.zone
-            && self.end() == next.place.position
+            && self.end() == next.place.block
             && self.written.after(self.blocks) == next.written
             && self.owners.iter().map(|owner| owner.after(self.blocks)).eq(next.owners.iter().copied())
     }
 
     /// Returns the blocks of the run as an extent of an owner.
     pub fn extent_of(&self, owner: BlockOwner) -> (InodeNumber, Extent) {
-        let Place { zone, position } = self.place;
-        let extent = Extent { block: owner.block, blocks: self.blocks, zone, position, is_shared: true };
+        let extent = Extent { block: owner.block, blocks: self.blocks, place: self.place, is_shared: true };
         (owner.inode, extent)
     }
 
@@ -112,7 +112,7 @@ impl Run {
     /// [`Error::Corrupt`] for bytes that aren't a run.
     pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "a run of shared blocks");
-        let place = Place { zone: (key.offset >> 32) as u32, position: key.offset as u32 };
+        let place = ZoneBlock::new((key.offset >> 32) as u32, key.offset as u32);
         let blocks = numbers.take_u32()?;
         let mut owner = || Ok::<_, Error>(BlockOwner { inode: numbers.take()?, block: numbers.take()? });
         let written = owner()?;
@@ -125,56 +125,53 @@ impl Run {
         let is_sorted = run.owners.is_sorted_by(|one, next| one < next);
         let mut all = std::iter::once(&written).chain(&run.owners);
         let has_ends = all.all(|owner| owner.block.checked_add(blocks.into()).is_some());
-        let is_within = place.position.checked_add(blocks).is_some() && has_ends;
+        let is_within = place.block.checked_add(blocks).is_some() && has_ends;
         match is_sorted && is_within && blocks > 0 && run.owners.len() <= MAX_OWNERS {
             true => Ok(run),
             false => Err(numbers.strange(&format!(
-                "is invalid: {blocks} blocks at block {} of zone {} with {} owners; expected blocks within a zone and 1 to 16 owners in rising order",
-                place.position,
-                place.zone,
+                "is invalid: {blocks} blocks at {place} with {} owners; expected blocks within a zone and 1 to 16 owners in rising order",
                 run.owners.len()
             ))),
         }
     }
 }
 
-/// Keeper of the shard of an inode.
+/// Keeper of the inode group of an inode.
 fn keeper(items: &Forest, inode: InodeNumber) -> InodeNumber {
-    let shards = u64::from(items.shards());
-    FIRST_KEEPER.next_multiple_of(shards) + inode % shards
+    let groups = u64::from(items.groups());
+    FIRST_KEEPER.next_multiple_of(groups) + inode % groups
 }
 
-/// Whether an item is a run of the shard that contains it.
+/// Whether an item is a run of the inode group that contains it.
 pub fn is_run(items: &Forest, key: &Key) -> bool {
     key.kind == kind::SHARED && key.inode == keeper(items, key.inode)
 }
 
-fn key(keeper: InodeNumber, place: Place) -> Key {
-    Key::new(keeper, kind::SHARED, u64::from(place.zone) << 32 | u64::from(place.position))
+fn key(keeper: InodeNumber, place: ZoneBlock) -> Key {
+    Key::new(keeper, kind::SHARED, u64::from(place.zone.0) << 32 | u64::from(place.block))
 }
 
-fn positions(place: Place, blocks: u32) -> Range<u32> {
-    place.position..place.position.saturating_add(blocks)
+fn positions(place: ZoneBlock, blocks: u32) -> Range<u32> {
+    place.block..place.block.saturating_add(blocks)
 }
 
-/// Returns the runs of an inode's shard that overlap a range of a zone, not clipped, in order.
+/// Returns the runs of an inode's inode group that overlap a range of a zone, not clipped, in order.
 pub fn runs(
     items: &Forest,
     inode: InodeNumber,
-    place: Place,
+    place: ZoneBlock,
     blocks: u32,
 ) -> impl Iterator<Item = Result<Run>> + '_ {
     let keeper = keeper(items, inode);
     let first = key(keeper, place);
     let end = positions(place, blocks).end;
     let is_own = move |key: &Key| {
-        key.inode == keeper && key.kind == kind::SHARED && key.offset >> 32 == u64::from(place.zone)
+        key.inode == keeper && key.kind == kind::SHARED && key.offset >> 32 == u64::from(place.zone.0)
     };
     // A run that begins before the range may overlap it.
     let before = items.last_before(&first).filter(|(key, _)| is_own(key) && *key < first);
     let before = before.map(|(key, value)| Run::decode(key, value));
-    let before =
-        before.filter(|run| run.as_ref().is_ok_and(|run| run.end() > place.position) || run.is_err());
+    let before = before.filter(|run| run.as_ref().is_ok_and(|run| run.end() > place.block) || run.is_err());
     let rest = items.range(&first).take_while(move |(key, _)| is_own(key) && (key.offset as u32) < end);
     before.into_iter().chain(rest.map(|(key, value)| Run::decode(key, value)))
 }
@@ -184,7 +181,7 @@ pub fn runs(
 fn change(
     items: &mut Forest,
     inode: InodeNumber,
-    (place, blocks): (Place, u32),
+    (place, blocks): (ZoneBlock, u32),
     mut change: impl FnMut(&mut Run) -> Result<()>,
 ) -> Result<u32> {
     let (keeper, range) = (keeper(items, inode), positions(place, blocks));
@@ -192,7 +189,7 @@ fn change(
     let mut parts: SmallVec<[Run; 4]> = SmallVec::new();
     let mut count = 0;
     for run in &found {
-        if run.place.position < range.start {
+        if run.place.block < range.start {
             parts.push(run.part(&(0..range.start)));
         }
         let mut part = run.part(&range);
@@ -221,7 +218,7 @@ fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
             whole = Run { blocks: before.blocks + whole.blocks, ..before };
         }
     }
-    let after = key(keeper, Place { position: whole.end(), ..whole.place });
+    let after = key(keeper, ZoneBlock { block: whole.end(), ..whole.place });
     if let Some(value) = items.get(&after) {
         let next = Run::decode(after, value)?;
         if whole.is_before(&next) {
@@ -239,8 +236,8 @@ fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
 /// [`Error::Corrupt`] for a damaged item, or if the file isn't an owner.
 pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut impl Blocks) -> Result<()> {
     let first = BlockOwner { inode, block: gone.block };
-    let found = change(items, inode, (gone.place(), gone.blocks), |run| {
-        let own = first.after(run.place.position - gone.position);
+    let found = change(items, inode, (gone.place, gone.blocks), |run| {
+        let own = first.after(run.place.block - gone.place.block);
         let at = run.owners.binary_search(&own).map_err(|_| without_owner(inode, gone))?;
         run.owners.remove(at);
         if run.owners.is_empty() {
@@ -258,31 +255,28 @@ pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut 
 #[cold]
 fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
     Error::corrupt(format!(
-        "inode {inode}, block {}: marked as shared, and no run at block {} of zone {} names it as an owner",
-        extent.block, extent.position, extent.zone
+        "inode {inode}, block {}: marked as shared, and no run at {} names it as an owner",
+        extent.block, extent.place
     ))
 }
 
-/// Shares the blocks of a range of a file with a file of the same shard, or with the same file, beginning at
-/// `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns by how many
-/// blocks the file has grown.
-///
-/// `marks_source` is false only in tests that must detect the fault: the source isn't marked as shared.
+/// Shares the blocks of a range of a file with a file of the same inode group, or with the same file,
+/// beginning at `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns
+/// by how many blocks the file has grown.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MAX_OWNERS`]
-/// owners.
+/// [`Error::Corrupt`] for a damaged item, for files of different inode groups, and for more than
+/// [`MAX_OWNERS`] owners.
 pub fn share(
     items: &mut Forest,
     from: (InodeNumber, Range<u64>),
     to: (InodeNumber, u64),
     blocks: &mut impl Blocks,
-    marks_source: bool,
 ) -> Result<i64> {
     let ((source, range), (inode, block)) = (from, to);
-    if items.shard_of(source) != items.shard_of(inode) {
+    if items.group_of(source) != items.group_of(inode) {
         return Err(Error::corrupt(format!(
-            "inodes {source} and {inode} share blocks and are in different shards; expected files of one shard"
+            "inodes {source} and {inode} share blocks and are in different inode groups; expected files of one inode group"
         )));
     }
     let taken = unmap(items, inode, block..block + (range.end - range.start), blocks)?;
@@ -294,7 +288,7 @@ pub fn share(
             let part = extent.part(&(at..range.end));
             if !part.is_preallocated() {
                 let new = Extent { block: block + (part.block - range.start), is_shared: true, ..part };
-                give(items, (source, part), (inode, new), marks_source)?;
+                give(items, (source, part), (inode, new))?;
                 given += i64::from(part.blocks);
             }
         }
@@ -310,21 +304,18 @@ fn give(
     items: &mut Forest,
     (source, part): (InodeNumber, Extent),
     (inode, new): (InodeNumber, Extent),
-    marks_source: bool,
 ) -> Result<()> {
     if !part.is_shared {
         // The written owner is the only owner so far.
         let written = BlockOwner { inode: source, block: part.block };
         let owners = SmallVec::from_elem(written, 1);
-        let run = Run { place: part.place(), blocks: part.blocks, written, owners };
+        let run = Run { place: part.place, blocks: part.blocks, written, owners };
         insert(items, keeper(items, inode), run)?;
-        if marks_source {
-            replace(items, source, Extent { is_shared: true, ..part })?;
-        }
+        mark_shared(items, source, part)?;
     }
     let first = BlockOwner { inode, block: new.block };
-    let found = change(items, inode, (part.place(), part.blocks), |run| {
-        let own = first.after(run.place.position - part.position);
+    let found = change(items, inode, (part.place, part.blocks), |run| {
+        let own = first.after(run.place.block - part.place.block);
         match run.owners.binary_search(&own) {
             Err(at) if run.owners.len() < MAX_OWNERS => run.owners.insert(at, own),
             _ => {
@@ -342,16 +333,22 @@ fn give(
     }
 }
 
+/// Marks an extent of a file whose blocks get another owner.
+fn mark_shared(items: &mut Forest, inode: InodeNumber, part: Extent) -> Result<()> {
+    if_broken!(ForgetsSource, return Ok(()));
+    replace(items, inode, Extent { is_shared: true, ..part })
+}
+
 /// Number of blocks from the beginning of an extent that may get another owner.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
 pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<u32> {
     if extent.is_shared {
-        for run in runs(items, inode, extent.place(), extent.blocks) {
+        for run in runs(items, inode, extent.place, extent.blocks) {
             let run = run?;
             if run.owners.len() >= MAX_OWNERS {
-                return Ok(run.place.position.saturating_sub(extent.position));
+                return Ok(run.place.block.saturating_sub(extent.place.block));
             }
         }
     }
@@ -363,9 +360,9 @@ pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
 pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<u32> {
-    let mut end = extent.position;
+    let mut end = extent.place.block;
     if extent.is_shared {
-        for run in runs(items, inode, extent.place(), extent.blocks) {
+        for run in runs(items, inode, extent.place, extent.blocks) {
             let run = run?;
             if run.owners.len() < MAX_OWNERS {
                 break;
@@ -373,7 +370,7 @@ pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Resul
             end = run.end();
         }
     }
-    Ok((end - extent.position).min(extent.blocks))
+    Ok((end - extent.place.block).min(extent.blocks))
 }
 
 /// Visits the parts of an extent without other owners, as the file and the blocks for which they were
@@ -390,10 +387,10 @@ pub fn visit_sole(
     if !extent.is_shared {
         return visit(inode, *extent);
     }
-    for run in runs(items, inode, extent.place(), extent.blocks) {
+    for run in runs(items, inode, extent.place, extent.blocks) {
         let run = run?;
         if run.owners.len() == 1 {
-            let part = run.part(&positions(extent.place(), extent.blocks));
+            let part = run.part(&positions(extent.place, extent.blocks));
             let (inode, extent) = part.extent_of(part.written);
             visit(inode, extent)?;
         }
@@ -410,7 +407,7 @@ pub fn visit_at(
     items: &Forest,
     inode: InodeNumber,
     (block, count): (u64, u32),
-    from: Place,
+    from: ZoneBlock,
     mut visit: impl FnMut(u64, u32),
 ) -> Result<()> {
     for part in parts_at(items, inode, (block, count), from)? {
@@ -423,13 +420,13 @@ fn parts_at(
     items: &Forest,
     inode: InodeNumber,
     (block, count): (u64, u32),
-    from: Place,
+    from: ZoneBlock,
 ) -> Result<SmallVec<[Run; 4]>> {
     let first = BlockOwner { inode, block };
     let mut parts = SmallVec::new();
     for run in runs(items, inode, from, count) {
         let part = run?.part(&positions(from, count));
-        if part.written == first.after(part.place.position - from.position) {
+        if part.written == first.after(part.place.block - from.block) {
             parts.push(part);
         }
     }
@@ -453,14 +450,14 @@ pub fn move_runs(
             run.owners.clear();
             Ok(())
         })?;
-        let position = moved.to.position + (part.place.position - moved.from.position);
-        let new = Run { place: Place { position, ..moved.to }, ..part.clone() };
+        let position = moved.to.block + (part.place.block - moved.from.block);
+        let new = Run { place: ZoneBlock { block: position, ..moved.to }, ..part.clone() };
         for owner in &new.owners {
             let (inode, extent) = new.extent_of(*owner);
             replace(items, inode, extent)?;
             touched.extend([extent.block, extent.end()].map(|block| Extent::key(inode, block)));
         }
-        touched.extend([part.place, Place { position: part.end(), ..part.place }].map(|at| key(keeper, at)));
+        touched.extend([part.place, ZoneBlock { block: part.end(), ..part.place }].map(|at| key(keeper, at)));
         touched.push(key(keeper, new.place));
         found.push((part.written.block, part.blocks));
         insert(items, keeper, new)?;
@@ -482,7 +479,7 @@ pub fn visit_owned(
         visit(inode, extent);
         return Ok(());
     }
-    for part in parts_at(items, inode, (extent.block, extent.blocks), extent.place())? {
+    for part in parts_at(items, inode, (extent.block, extent.blocks), extent.place)? {
         let (inode, extent) = part.extent_of(part.owners[0]);
         visit(inode, extent);
     }

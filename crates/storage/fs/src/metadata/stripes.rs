@@ -1,16 +1,16 @@
 //! Striped directories: the names of a large directory are divided by their hashes among stripes on all
-//! cores, so that creates aren't limited by one core.
+//! shards, so that creates aren't limited by one shard.
 //!
-//! A stripe is a directory without a name, in another shard, whose parent is the striped directory.
+//! A stripe is a directory without a name, in another inode group, whose parent is the striped directory.
 //! Operations on names treat it as a directory: it is the holder of the name. So creating a file in a striped
-//! directory involves one core.
+//! directory involves one shard.
 //!
 //! Each stripe has a range of hashes; stripes are in the order of their ranges. Keys of names are the same in
 //! a directory and in its stripes, so a listing has the same order and the same offsets before and after the
 //! names are divided (`striping`).
 //!
 //! A directory is striped until it is removed. Its item ([`key`]) lists the inodes of its stripes; while a
-//! file system is open, all cores know these ([`StripedDirectories`]). Setting the mode, the owner or times
+//! file system is open, all shards know these ([`StripedDirectories`]). Setting the mode, the owner or times
 //! of the directory also sets those of all stripes; a change of names sets the times of one stripe.
 
 use crate::metadata::change::{Change, Changes};
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Most stripes of a directory: at least two for each core. Changes of all stripes fit in one record.
+/// Most stripes of a directory: at least two for each shard. Changes of all stripes fit in one record.
 pub const MAX_STRIPES: usize = 32;
 /// Names that are counted at a time to estimate the size of a directory.
 const COUNTED: u64 = 64;
@@ -202,11 +202,11 @@ pub fn merge(own: &mut Inode, stripe: &Inode) {
     own.links = own.links.saturating_add(stripe.links.saturating_sub(2));
 }
 
-/// Striped directories of an open file system, shared by all cores, so that each core finds the holder of a
-/// name without a request to the directory's core.
+/// Striped directories of an open file system, shared by all shards, so that each shard finds the holder of a
+/// name without a request to the directory's shard.
 ///
-/// The core of a directory adds it before unlocking it, so this is exact on that core. A core that reads
-/// earlier sends its request to the directory's core, which reads again. Takes about 400 bytes for each
+/// The shard of a directory adds it before unlocking it, so this is exact on that shard. A shard that reads
+/// earlier sends its request to the directory's shard, which reads again. Takes about 400 bytes for each
 /// striped directory.
 #[derive(Debug, Default)]
 pub struct StripedDirectories {
@@ -303,7 +303,7 @@ mod tests {
         let inode = Inode { mode: u32::MAX, uid: u32::MAX, gid: u32::MAX, ..Inode::stripe(1 << 47, 0o40755) };
         let changes = switch((1 << 47, &inode), &stripes, &[u32::MAX - 2; MAX_STRIPES]);
         let length: usize = changes.iter().map(Change::length).sum();
-        // A header has one block. In addition to the changes it has links of 16 bytes for 16 cores.
+        // A header has one block. In addition to the changes it has links of 16 bytes for 16 shards.
         assert!(length <= 4096 - 96 - 17 * 16, "{length}");
     }
 

@@ -1,8 +1,9 @@
-//! Snapshots of a core: the trees of its shards as of one point in time, and the blocks that they keep alive.
+//! Snapshots of a shard: the trees of its inode groups as of one point in time, and the blocks that they
+//! keep alive.
 //!
-//! The versions of a shard are its snapshots, oldest first, and its present tree, the only one that changes.
-//! A place in a zone is written once before the zone is reset, so the versions that have a block of a file at
-//! a place are consecutive. Hence:
+//! The versions of an inode group are its snapshots, oldest first, and its present tree, the only one that
+//! changes. A place in a zone is written once before the zone is reset, so the versions that have a block
+//! of a file at a place are consecutive. Hence:
 //! - A block that the present tree loses stays alive if the newest snapshot has it at the same place.
 //! - A snapshot is the only owner of the blocks that neither the next older nor the next newer version has
 //!   at the same place.
@@ -12,13 +13,14 @@
 //! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
 //! with a shared block are also consecutive.
 
-use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, Place, visit_at, visit_missing};
-use crate::metadata::forest::{Forest, Shard};
+use crate::broken::if_broken;
+use crate::metadata::extents::{self, Blocks, Extent, Lost, Moved, visit_at, visit_missing};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{InodeNumber, Time, kind};
 use crate::metadata::shared::{self, Run};
 use crate::metadata::{Metadata, directory};
 use crate::tree::{Key, Tree, visit_differences};
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 
 /// Number of a snapshot, at least 1. Numbers increase, and aren't reused during the lifetime of the file
 /// system.
@@ -29,37 +31,33 @@ pub const MAX_SNAPSHOTS: usize = 256;
 /// Largest number of a snapshot.
 pub const MAX_NUMBER: SnapshotNumber = u32::MAX - 1;
 
-/// A snapshot of a core.
+/// A snapshot of a shard.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Number of the snapshot.
     pub number: SnapshotNumber,
     /// Metadata as of the snapshot, without snapshots.
     pub(crate) metadata: Metadata,
-    /// Shards whose tree has been removed, while the snapshot is being deleted.
+    /// Inode groups whose tree has been removed, while the snapshot is being deleted.
     removed: Vec<bool>,
 }
 
 impl Snapshot {
     /// Returns a snapshot with this metadata.
     pub(crate) fn new(number: SnapshotNumber, metadata: Metadata) -> Self {
-        let removed = vec![false; metadata.items.shards() as usize];
+        let removed = vec![false; metadata.items.groups() as usize];
         Snapshot { number, metadata, removed }
     }
 
-    fn has(&self, shard: Shard) -> bool {
-        !self.removed[shard as usize]
+    fn has(&self, group: InodeGroup) -> bool {
+        !self.removed[group as usize]
     }
 }
 
-/// Snapshots of a core, oldest first.
+/// Snapshots of a shard, oldest first.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshots {
     list: Vec<Snapshot>,
-    /// Fault for tests that must detect it: snapshots keep no blocks alive.
-    pub(crate) keeps_nothing: bool,
-    /// Fault for tests that must detect it: the cleaner considers only the written owners of blocks.
-    pub(crate) ignores_shared: bool,
 }
 
 impl Snapshots {
@@ -99,43 +97,51 @@ impl Snapshots {
         })
     }
 
-    /// Newest version of a shard before the present one.
-    pub fn newest(&self, shard: Shard) -> Option<&Forest> {
-        let newest = self.list.iter().rev().find(|it| it.has(shard));
-        newest.filter(|_| !self.keeps_nothing).map(|it| &it.metadata.items)
+    /// Newest version of an inode group before the present one.
+    pub fn newest(&self, group: InodeGroup) -> Option<&Forest> {
+        if_broken!(ForgetsSnapshots, return None);
+        self.list.iter().rev().find(|it| it.has(group)).map(|it| &it.metadata.items)
     }
 
-    /// Removes the tree of a shard from a snapshot. Returns the blocks that only this snapshot kept alive.
+    /// Removes the tree of an inode group from a snapshot. Returns the blocks that only this snapshot kept
+    /// alive.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
-    pub fn remove_shard(&mut self, number: SnapshotNumber, shard: Shard, present: &Forest) -> Result<Lost> {
+    pub fn remove_group(
+        &mut self,
+        number: SnapshotNumber,
+        group: InodeGroup,
+        present: &Forest,
+    ) -> Result<Lost> {
         let mut lost = Lost::default();
         let Some(at) = self.list.iter().position(|it| it.number == number) else { return Ok(lost) };
-        let older = self.list[..at].iter().rev().find(|it| it.has(shard)).map(|it| &it.metadata.items);
+        let older = self.list[..at].iter().rev().find(|it| it.has(group)).map(|it| &it.metadata.items);
         let newer =
-            self.list[at + 1..].iter().find(|it| it.has(shard)).map_or(present, |it| &it.metadata.items);
-        let own = self.list[at].metadata.items.tree(shard);
-        visit_own_blocks(own, newer, shard, |inode, extent| match older {
+            self.list[at + 1..].iter().find(|it| it.has(group)).map_or(present, |it| &it.metadata.items);
+        let own = self.list[at].metadata.items.tree(group);
+        visit_own_blocks(own, newer, group, |inode, extent| match older {
             None => {
-                lost.dead(extent.zone, extent.blocks);
+                lost.dead(extent.place.zone.0, extent.blocks);
                 Ok(())
             }
-            Some(older) => visit_missing(older, inode, &extent, |part| lost.dead(part.zone, part.blocks)),
+            Some(older) => {
+                visit_missing(older, inode, &extent, |part| lost.dead(part.place.zone.0, part.blocks))
+            }
         })?;
         let snapshot = &mut self.list[at];
-        snapshot.removed[shard as usize] = true;
-        let empty = snapshot.metadata.items.tree(shard).beside();
-        snapshot.metadata.items.set_tree(shard, empty);
+        snapshot.removed[group as usize] = true;
+        let empty = snapshot.metadata.items.tree(group).beside();
+        snapshot.metadata.items.set_tree(group, empty);
         Ok(lost)
     }
 
-    /// Removes a snapshot from the list after all its shards have been removed.
+    /// Removes a snapshot from the list after all its inode groups have been removed.
     pub fn forget(&mut self, number: SnapshotNumber) {
         self.list.retain(|it| it.number != number);
     }
 
-    /// Versions of all shards, newest first, each with the next newer version.
+    /// Versions of all inode groups, newest first, each with the next newer version.
     pub fn with_newer<'a>(&'a self, present: &'a Forest) -> impl Iterator<Item = (&'a Forest, &'a Forest)> {
         let versions = || self.list.iter().rev().map(|it| &it.metadata.items);
         versions().zip(std::iter::once(present).chain(versions()))
@@ -183,15 +189,14 @@ impl Snapshots {
         present: &Forest,
         inode: InodeNumber,
         range: (u64, u32),
-        from: Place,
+        from: ZoneBlock,
         mut visit: impl FnMut(u64, u32),
     ) -> Result<()> {
         let mut runs = Vec::new();
         for items in std::iter::once(present).chain(self.list.iter().map(|it| &it.metadata.items)) {
             visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
-            if !self.ignores_shared {
-                shared::visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
-            }
+            if_broken!(IgnoresShared, continue);
+            shared::visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
         }
         merge(&mut runs);
         runs.into_iter().for_each(|(first, count)| visit(first, count));
@@ -213,9 +218,8 @@ pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) ->
         runs.push((first, count));
     })?;
     for (first, count) in &runs[before..] {
-        let position = moved.to.position + (first - moved.block) as u32;
-        let zone = moved.to.zone;
-        let extent = Extent { block: *first, blocks: *count, zone, position, is_shared: false };
+        let place = ZoneBlock { block: moved.to.block + (first - moved.block) as u32, ..moved.to };
+        let extent = Extent { block: *first, blocks: *count, place, is_shared: false };
         extents::replace(items, moved.inode, extent)?;
         // The extent that has the run may begin before it, and the one after it may have changed.
         touched.extend([extent.block, extent.end()].map(|block| Extent::key(moved.inode, block)));
@@ -239,15 +243,15 @@ fn merge(runs: &mut Vec<(u64, u32)>) {
     *runs = merged;
 }
 
-/// Visits the blocks with data of a shard that a newer version doesn't have at the same place, each block
-/// once, with the file for which it was written.
+/// Visits the blocks with data of an inode group that a newer version doesn't have at the same place, each
+/// block once, with the file for which it was written.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item; errors of `visit`.
 pub fn visit_own_blocks(
     tree: &Tree,
     newer: &Forest,
-    shard: Shard,
+    group: InodeGroup,
     mut visit: impl FnMut(InodeNumber, Extent) -> Result<()>,
 ) -> Result<()> {
     let mut outcome = Ok(());
@@ -261,7 +265,7 @@ pub fn visit_own_blocks(
         })?;
         visited
     };
-    visit_differences(tree, newer.tree(shard), |key, value| {
+    visit_differences(tree, newer.tree(group), |key, value| {
         if outcome.is_ok() {
             outcome = look(key, value);
         }
@@ -291,7 +295,7 @@ pub fn own_blocks(key: &Key, value: &[u8]) -> Result<Option<(InodeNumber, Extent
 /// Name, number and time of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
-    /// Number of the snapshot, by which cores identify it.
+    /// Number of the snapshot, by which shards identify it.
     pub number: SnapshotNumber,
     /// Name of the snapshot.
     pub name: String,

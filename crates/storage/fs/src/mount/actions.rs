@@ -1,5 +1,5 @@
-//! Operations of the kernel on the core that has the inode or the name, where they take more than one call of
-//! the core.
+//! Operations of the kernel on the shard that has the inode or the name, where they take more than one call
+//! of the shard.
 
 use super::convert::{self, CACHED};
 use crate::classes::fair_queue::DEFAULT;
@@ -77,7 +77,7 @@ pub(super) async fn attributes_for(
     if let Some(node) = core.nodes.find(inode).filter(|node| node.has_lost_writes.get())
         && handle == Some(WRITER)
     {
-        core.check_space(FREE_AGAIN)?;
+        core.admission.check_space(FREE_AGAIN)?;
         node.has_lost_writes.set(false);
     }
     attributes(&core, inode).await
@@ -85,19 +85,22 @@ pub(super) async fn attributes_for(
 
 /// Attributes of an inode.
 pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
-    let found = core.cores().attributes_in(None, inode).await?;
+    let found = core.shards().attributes_in(None, inode).await?;
     Ok(cached(core, inode, &found))
 }
 
 fn cached(core: &Core, inode: InodeNumber, found: &Inode) -> CachedAttributes {
-    (convert::attributes(inode, found, core.block_size()), convert::cached_for(found, core.is_short()))
+    (
+        convert::attributes(inode, found, core.block_size()),
+        convert::cached_for(found, core.admission.is_short()),
+    )
 }
 
 fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
     Entry { attributes, generation: 0, name_time: CACHED, attributes_time }
 }
 
-/// Returns an entry for an inode of this core that isn't a striped directory, without counting the kernel's
+/// Returns an entry for an inode of this shard that isn't a striped directory, without counting the kernel's
 /// reference.
 pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
@@ -105,7 +108,7 @@ pub(super) fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
 
 /// Returns the result of a lookup, and counts the kernel's reference to it.
 pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    let entry = match core.cores().striped().has(inode) {
+    let entry = match core.shards().striped().has(inode) {
         false => entry_of(core, inode)?,
         true => {
             let entry = entry_with(attributes(core, inode).await?);
@@ -120,7 +123,7 @@ pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
 
 /// Looks a name up. The kernel also caches that a name doesn't exist.
 pub(super) async fn lookup(core: Rc<Core>, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
-    core.check_alive()?;
+    core.admission.check_alive()?;
     loop {
         let inode = match core.lookup(parent, &name).await {
             Ok(inode) => inode,
@@ -128,7 +131,7 @@ pub(super) async fn lookup(core: Rc<Core>, parent: InodeNumber, name: Vec<u8>) -
             Err(error) => return Err(error),
         };
         match entry_elsewhere(&core, inode).await {
-            // The inode was removed on its core meanwhile.
+            // The inode was removed on its shard meanwhile.
             Err(error)
                 if error.errno() == libc::ESTALE && core.lookup(parent, &name).await.ok() != Some(inode) => {}
             entry => return entry,
@@ -196,7 +199,7 @@ pub(super) async fn create_unnamed(
 ) -> Result<(Entry, Opened)> {
     let node = core.create_unnamed(directory, &new).await?;
     note_open(&node, flags);
-    let opened = opened(flags, true, core.is_short());
+    let opened = opened(flags, true, core.admission.is_short());
     Ok((entry(&core, node.inode).await?, opened))
 }
 
@@ -220,12 +223,12 @@ pub(super) async fn rename(
     core.rename((parent, &name), (new_parent, &new_name), renaming(flags)?).await
 }
 
-/// As [`entry`], for an inode that may be on another core.
+/// As [`entry`], for an inode that may be on another shard.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
     if core.is_here(inode) {
         return entry(core, inode).await;
     }
-    core.cores().of(inode).with(async move |core: Rc<Core>| entry(&core, inode).await).await
+    core.shards().of(inode).with(async move |core: Rc<Core>| entry(&core, inode).await).await
 }
 
 /// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
@@ -244,7 +247,7 @@ pub(super) async fn create_and_open(
     };
     match core.is_here(inode) {
         true => open_entry(core, inode, flags).await,
-        false => core.cores().of(inode).with(move |core| open_entry(core, inode, flags)).await,
+        false => core.shards().of(inode).with(move |core| open_entry(core, inode, flags)).await,
     }
 }
 
@@ -258,13 +261,13 @@ async fn open_entry(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(E
         return Err(error);
     }
     note_open(&node, flags);
-    let opened = opened(flags, core.inode(inode)?.size == 0, core.is_short());
+    let opened = opened(flags, core.inode(inode)?.size == 0, core.admission.is_short());
     Ok((entry(&core, inode).await?, opened))
 }
 
 /// Opens a file.
 pub(super) async fn open(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Opened> {
-    core.check_alive()?;
+    core.admission.check_alive()?;
     let node = core.open(inode)?;
     let truncates = flags & libc::O_TRUNC != 0 && core.inode(inode)?.file_type() == FileType::Regular;
     if truncates && let Err(error) = core.truncate(&node, 0).await {
@@ -272,12 +275,12 @@ pub(super) async fn open(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Resu
         return Err(error);
     }
     note_open(&node, flags);
-    Ok(opened(flags, core.inode(inode)?.size == 0, core.is_short()))
+    Ok(opened(flags, core.inode(inode)?.size == 0, core.admission.is_short()))
 }
 
 /// Opens a directory.
 pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<Opened> {
-    core.check_alive()?;
+    core.admission.check_alive()?;
     match core.inode(inode)?.is_directory() {
         true => {
             note_open(&*core.open(inode)?, libc::O_RDONLY);
@@ -426,11 +429,11 @@ pub(super) async fn allocate(
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
     let node: Rc<Node> = core.node(context.node);
     match mode & !KEEP_SIZE {
-        0 => core.reserve(&node, range, !keeps_size, Times::Kept).await?,
-        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, Times::Kept).await?,
+        0 => core.preallocate(&node, range, !keeps_size, Times::Kept).await?,
+        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.punch(&node, range, Times::Kept).await?,
         libc::FALLOC_FL_ZERO_RANGE => {
-            core.free(&node, range.clone(), Times::Kept).await?;
-            core.reserve(&node, range, !keeps_size, Times::Kept).await?;
+            core.punch(&node, range.clone(), Times::Kept).await?;
+            core.preallocate(&node, range, !keeps_size, Times::Kept).await?;
         }
         _ => return Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
     }

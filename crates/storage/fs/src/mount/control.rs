@@ -100,7 +100,7 @@ impl Controls {
             }
             Control::Defrag => {
                 let count = move |core: Rc<Core>| async move { defrag::fragments(&core, node) };
-                json!({ "fragments": self.files.cores().of(node).with(count).await? })
+                json!({ "fragments": self.files.shards().of(node).with(count).await? })
             }
         };
         Ok(Data::copy_of(answer.to_string().as_bytes()))
@@ -139,7 +139,7 @@ impl Controls {
                     core.close(&node);
                     outcome.map(drop)
                 };
-                self.files.cores().of(node).with(defragment).await
+                self.files.shards().of(node).with(defragment).await
             }
         }
     }

@@ -42,7 +42,7 @@ impl ListedVersion {
     }
 }
 
-/// Reads a directory of this core at or after an offset, beginning with `.` and `..`.
+/// Reads a directory of this shard at or after an offset, beginning with `.` and `..`.
 pub(super) async fn read_directory(
     core: Rc<Core>,
     version: ListedVersion,
@@ -63,7 +63,7 @@ pub(super) async fn read_directory(
     }
     let from = if from <= AFTER_PARENT { 0 } else { from };
     let stripes = match version.number() {
-        None => core.cores().striped().find(directory),
+        None => core.shards().striped().find(directory),
         number => core
             .in_version(number, |metadata| stripes::read(&metadata.items, directory))?
             .map(|striped| striped.stripes),
@@ -79,7 +79,7 @@ pub(super) async fn read_directory(
             Ok((found, fit))
         };
         let fit;
-        (found, fit) = core.cores().of(stripe).with(add).await?;
+        (found, fit) = core.shards().of(stripe).with(add).await?;
         if !fit {
             break;
         }
@@ -92,13 +92,13 @@ pub(super) async fn read_directory(
 fn check_version(core: &Core, version: &ListedVersion) -> Result<()> {
     match version.0 {
         None => Ok(()),
-        Some(_) => core.check_alive(),
+        Some(_) => core.admission.check_alive(),
     }
 }
 
-/// Adds names of an inode of this core, a directory or a stripe, at or after an offset. Returns whether all
+/// Adds names of an inode of this shard, a directory or a stripe, at or after an offset. Returns whether all
 /// fit. If attributes were requested, adds them and counts the kernel's references, except for files on other
-/// cores, striped directories and files of snapshots.
+/// shards, striped directories and files of snapshots.
 fn add_names(
     core: &Core,
     version: &ListedVersion,
@@ -113,7 +113,7 @@ fn add_names(
             let has_attributes = found.with_attributes()
                 && version.0.is_none()
                 && core.is_here(inode)
-                && !core.cores().striped().has(inode);
+                && !core.shards().striped().has(inode);
             let fits = match has_attributes {
                 true => found.add_found(&entry_of(core, inode)?, next, &name),
                 false => found.add(version.node(inode)?, next, code, &name),

@@ -102,7 +102,7 @@ impl Mounted {
         files.each(end).await?;
         let notifier = SharedNotifier::default();
         let part = FilesPart {
-            cores: files.cores().clone(),
+            shards: files.shards().clone(),
             controls: Controls::new(files.clone()),
             notifier: notifier.clone(),
             slots: Arc::default(),
@@ -173,7 +173,7 @@ impl Mounted {
     }
 }
 
-/// Ends a mount on a core.
+/// Ends a mount on a shard.
 async fn end(core: Rc<Core>) -> Result<()> {
     actions::end_mount(&core);
     Ok(())

@@ -1,4 +1,4 @@
-//! Operations of the kernel, each of which is sent to the core that has the inode or the name.
+//! Operations of the kernel, each of which is sent to the shard that has the inode or the name.
 
 use super::actions::{self, os};
 use super::control::{Control, Controls};
@@ -8,7 +8,7 @@ use super::slots::Slots;
 use super::snapshots::FilesAndSnapshots;
 use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
-use crate::core::cores::Cores;
+use crate::core::shards::Shards;
 use crate::file_system::Mounting;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::versions::SnapshotNumber;
@@ -26,7 +26,7 @@ pub(super) type SharedNotifier = Arc<Mutex<Option<Notifier>>>;
 /// Part that a FUSE session serves: an open file system, and the state of its mount.
 #[derive(Debug, Clone)]
 pub(super) struct FilesPart {
-    pub(super) cores: Cores,
+    pub(super) shards: Shards,
     pub(super) controls: Controls,
     pub(super) notifier: SharedNotifier,
     pub(super) slots: Arc<Slots>,
@@ -67,7 +67,7 @@ pub(super) struct PresentFiles {
 pub(super) type ReplyCall<'a> = Call<'a, Result<Reply>>;
 
 impl PresentFiles {
-    /// Executes an operation on the core of a node.
+    /// Executes an operation on the shard of a node.
     fn at<R, Fut>(
         &self,
         node: InodeNumber,
@@ -77,11 +77,11 @@ impl PresentFiles {
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let core = self.part.cores.of(node);
+        let core = self.part.shards.of(node);
         Call::new(async move { core.with(work).await.map(Into::into) })
     }
 
-    /// Executes an operation on a name, on the core that holds the name.
+    /// Executes an operation on a name, on the shard that holds the name.
     fn at_name<R, Fut>(
         &self,
         parent: InodeNumber,
@@ -92,7 +92,7 @@ impl PresentFiles {
         R: Into<Reply> + Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let (holder, name) = (self.part.cores.holder(parent, name), name.to_vec());
+        let (holder, name) = (self.part.shards.holder(parent, name), name.to_vec());
         self.at(holder.inode, move |core| work(core, name))
     }
 
@@ -114,7 +114,7 @@ impl PresentFiles {
     ) -> ReplyCall<'_> {
         self.at_once(inode, move |core| {
             if version.is_some() {
-                core.check_alive()?;
+                core.admission.check_alive()?;
             }
             core.in_version(version, read)
         })
@@ -180,7 +180,7 @@ impl PresentFiles {
             Operation::Read(read) => {
                 let refused = self.part.refused_reads.clone();
                 self.at(inode, move |core| async move {
-                    core.check_alive()?;
+                    core.admission.check_alive()?;
                     let (offset, length) = (read.offset, read.size as usize);
                     let found = core.read_in(DEFAULT, version, inode, offset, length).await;
                     refused.log(version, inode, found)
@@ -219,7 +219,7 @@ impl PresentFiles {
     }
 
     async fn sync_all(&self) -> Result<Reply> {
-        for core in self.part.cores.all() {
+        for core in self.part.shards.all() {
             core.with(|core: Rc<Core>| async move { core.sync_all().await }).await?;
         }
         Ok(Reply::Done)
@@ -240,9 +240,9 @@ impl PresentFiles {
         }
     }
 
-    /// Executes an operation on the core of a node, without an answer.
+    /// Executes an operation on the shard of a node, without an answer.
     fn send(&self, node: InodeNumber, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
-        let home = self.part.cores.of(node);
+        let home = self.part.shards.of(node);
         if home.is_here() {
             if let Ok(core) = home.get() {
                 work(&core);
@@ -255,7 +255,7 @@ impl PresentFiles {
                 work(&core);
                 Ok(())
             });
-            // An ended core has no state to update.
+            // An ended shard has no state to update.
             sent.await.ok()
         })
         .detach();

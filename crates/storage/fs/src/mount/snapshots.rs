@@ -10,7 +10,7 @@ use super::listing::{AFTER_PARENT, AFTER_SELF};
 use super::serve::{OPENED, PresentFiles, ReplyCall, answer};
 use super::slots::{DIRECTORY, NodeKind, Slots};
 use crate::core::Core;
-use crate::core::cores::Cores;
+use crate::core::shards::Shards;
 use crate::metadata::Metadata;
 use crate::metadata::directory::show;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
@@ -52,8 +52,8 @@ pub(super) struct FilesAndSnapshots {
 }
 
 impl FilesAndSnapshots {
-    fn cores(&self) -> &Cores {
-        &self.present.part.cores
+    fn shards(&self) -> &Shards {
+        &self.present.part.shards
     }
 
     fn slots(&self) -> &Slots {
@@ -66,23 +66,23 @@ impl FilesAndSnapshots {
         entry
     }
 
-    /// Reads the metadata of an inode of a snapshot on its core.
+    /// Reads the metadata of an inode of a snapshot on its shard.
     async fn read_at<R: Send + 'static>(
         &self,
         (number, inode): FileOfSnapshot,
         work: impl FnOnce(&Core, &Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let read = move |core: Rc<Core>| async move {
-            core.check_alive()?;
+            core.admission.check_alive()?;
             core.in_version(Some(number), |metadata| work(&core, metadata))
         };
-        self.cores().of(inode).with(read).await
+        self.shards().of(inode).with(read).await
     }
 
     /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<CachedAttributes> {
         let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size())) };
-        let (root, block_size) = self.cores().of(ROOT).with(read).await?;
+        let (root, block_size) = self.shards().of(ROOT).with(read).await?;
         let inode = crate::metadata::inode::Inode {
             mode: FileType::Directory as u32 | 0o755,
             links: 2,
@@ -108,7 +108,7 @@ impl FilesAndSnapshots {
     async fn snapshot_entry(&self, name: &[u8]) -> Result<Entry> {
         let Ok(name) = name_of(name) else { return Ok(Entry::default()) };
         let look = move |core: Rc<Core>| async move { core.snapshot_list.find(&name) };
-        match self.cores().first().with(look).await {
+        match self.shards().first().with(look).await {
             Ok(info) => {
                 let mut entry = self.entry((info.number, ROOT)).await?;
                 entry.name_time = Duration::ZERO;
@@ -126,13 +126,13 @@ impl FilesAndSnapshots {
     async fn entry(&self, file: FileOfSnapshot) -> Result<Entry> {
         let (number, inode) = file;
         let block_size = self.read_at(file, |core, _| Ok(core.block_size())).await?;
-        let found = self.cores().attributes_in(Some(number), inode).await?;
+        let found = self.shards().attributes_in(Some(number), inode).await?;
         let node = self.slots().node(number, inode)?;
         let mut attributes = convert::attributes(node, &found, block_size);
         if inode == ROOT {
             // The times of a snapshot's directory are the time at which it was taken.
             let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
-            let all = self.cores().first().with(list).await?;
+            let all = self.shards().first().with(list).await?;
             if let Some(info) = all.iter().find(|info| info.number == number) {
                 attributes.changed = convert::timestamp(info.created);
             }
@@ -142,7 +142,7 @@ impl FilesAndSnapshots {
 
     async fn lookup(&self, (number, parent): FileOfSnapshot, name: &[u8]) -> Result<Entry> {
         let name = name.to_vec();
-        let holder = self.cores().holder_in(number, parent, &name).await?;
+        let holder = self.shards().holder_in(number, parent, &name).await?;
         let look = move |_: &Core, metadata: &Metadata| resolve(metadata, holder, &name);
         match self.read_at((number, holder), look).await? {
             Some((inode, _)) => self.entry((number, inode)).await.map(|entry| self.referred(entry)),
@@ -154,7 +154,7 @@ impl FilesAndSnapshots {
     async fn take(&self, name: &[u8]) -> Result<Entry> {
         let text = name_of(name)?;
         if let Some(notifier) = self.present.part.notifier() {
-            for core in self.cores().all() {
+            for core in self.shards().all() {
                 let written = |core: Rc<Core>| async move { Ok(core.nodes.written_by_mount()) };
                 for inode in core.with(written).await? {
                     let write_back = async || notifier.write_back(inode).await;
@@ -163,14 +163,14 @@ impl FilesAndSnapshots {
             }
         }
         let create = move |core: Rc<Core>| async move { taking::create(&core, text).await };
-        self.cores().first().with(create).await?;
+        self.shards().first().with(create).await?;
         self.snapshot_entry(name).await
     }
 
     async fn delete(&self, name: &[u8]) -> Result<()> {
         let name = name_of(name)?;
         let delete = move |core: Rc<Core>| async move { taking::delete(&core, name).await };
-        self.cores().first().with(delete).await
+        self.shards().first().with(delete).await
     }
 
     /// Reads the directory of snapshots.
@@ -187,7 +187,7 @@ impl FilesAndSnapshots {
     /// Names in the directory of snapshots, as (offset after the name, node, name).
     async fn snapshots(&self) -> Result<Vec<(u64, u64, Vec<u8>)>> {
         let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
-        let mut found: Vec<_> = self.cores().first().with(list).await?.into_iter().collect();
+        let mut found: Vec<_> = self.shards().first().with(list).await?.into_iter().collect();
         found.sort_by_key(|info| info.number);
         let entry = |info: crate::SnapshotInfo| {
             let node = self.slots().node(info.number, ROOT)?;

@@ -1,21 +1,22 @@
-//! Operations on names that involve several cores, for example a rename to a directory of another core.
+//! Operations on names that involve several shards, for example a rename to a directory of another shard.
 //!
-//! 1. The inodes are locked on all cores, in one order, and the operations queued there are written, so
+//! 1. The inodes are locked on all shards, in one order, and the operations queued there are written, so
 //!    that their records have lower numbers than the operation's record.
-//! 2. The items that the decision needs are read on each core, and combined as a separate metadata. The
-//!    decision is the same function as on one core ([`crate::names::namespace`]).
-//! 3. The changes are written as one record, which is a member of the streams of all these cores
-//!    ([`logkit::Joint`]). They take effect on each core when the record commits there, so the operation is
+//! 2. The items that the decision needs are read on each shard, and combined as a separate metadata. The
+//!    decision is the same function as on one shard ([`crate::names::namespace`]).
+//! 3. The changes are written as one record, which is a member of the streams of all these shards
+//!    ([`logkit::Joint`]). They take effect on each shard when the record commits there, so the operation is
 //!    atomic over a power cut.
 //! 4. The inodes are unlocked.
 //!
 //! The operation continues to its end even if its caller is dropped. An inode that loses its last name is
-//! kept at first, as if it were open, and is removed by its own core.
+//! kept at first, as if it were open, and is removed by its own shard.
 
+use crate::broken::if_broken;
 use crate::core::entry::{FsEntry, Origin};
-use crate::core::{Broken, Core, user_stream};
+use crate::core::{Core, user_stream};
 use crate::metadata::change::{Change, Changes};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::metadata::stripes::{self, Stripes};
 use crate::metadata::{Metadata, directory};
@@ -29,20 +30,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Inodes and names that an operation on several cores reads and changes.
+/// Inodes and names that an operation on several shards reads and changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wanted {
     /// Inodes that the operation reads and changes.
     pub inodes: Vec<InodeNumber>,
     /// Names that the operation reads.
     pub names: Vec<(InodeNumber, Vec<u8>)>,
-    /// Shard of the inode that the operation creates; `None` if it creates none.
-    pub new: Option<Shard>,
+    /// Inode group of the inode that the operation creates; `None` if it creates none.
+    pub new: Option<InodeGroup>,
     /// Directories that the operation moves to another parent: the directories above these are also read.
     pub above: Vec<InodeNumber>,
 }
 
-/// Items that were read on one core.
+/// Items that were read on one shard.
 #[derive(Debug, Default)]
 struct Gathered {
     items: Vec<(Key, Vec<u8>)>,
@@ -52,7 +53,7 @@ struct Gathered {
     number: InodeNumber,
 }
 
-/// Items of several cores, from which an operation is decided.
+/// Items of several shards, from which an operation is decided.
 #[derive(Debug)]
 pub(crate) struct View {
     /// Items that the operation reads.
@@ -95,7 +96,7 @@ impl View {
     }
 }
 
-/// Carries out an operation on inodes of several cores. `decide` returns the changes, or `None` if the
+/// Carries out an operation on inodes of several shards. `decide` returns the changes, or `None` if the
 /// operation now involves other inodes; then this also returns `None`.
 ///
 /// # Errors
@@ -139,9 +140,9 @@ pub(crate) async fn carry_out<T>(
     let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
     let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
     let mut outcome = Ok(());
-    for (index, part) in by_core(core, wanted) {
+    for (index, part) in by_shard(core, wanted) {
         let inodes = part.inodes.clone();
-        let read = core.cores().all()[index as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
+        let read = core.shards().all()[index as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
         match read.await {
             Ok(gathered) => {
                 locked.push((index, inodes));
@@ -180,15 +181,15 @@ pub(crate) async fn carry_out<T>(
         }
         outcome => Some((answer, outcome)),
     };
-    // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
+    // This shard unlocks last: it publishes its inodes after the other shards have applied the changes.
     locked.sort_by_key(|(index, _)| *index == core.index());
     for (index, inodes) in locked {
         let end = move |core: Rc<Core>| async move {
             end_joint(&core, &inodes);
             Ok(())
         };
-        // An ended core has no locks.
-        core.cores().all()[index as usize].with(end).await.ok();
+        // An ended shard has no locks.
+        core.shards().all()[index as usize].with(end).await.ok();
     }
     drop(inside);
     if let Some((answer, outcome)) = answered_later {
@@ -196,8 +197,8 @@ pub(crate) async fn carry_out<T>(
     }
 }
 
-/// Splits the wanted inodes and names by core.
-fn by_core(core: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
+/// Splits the wanted inodes and names by shard.
+fn by_shard(core: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
     let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
     let Wanted { mut inodes, names, new, above } = wanted;
     if !above.is_empty() {
@@ -205,16 +206,16 @@ fn by_core(core: &Core, wanted: Wanted) -> BTreeMap<u32, Wanted> {
     }
     inodes.sort_unstable();
     inodes.dedup();
-    let of = |inode| core.cores().index_of(inode);
+    let of = |inode| core.shards().index_of(inode);
     inodes.into_iter().for_each(|inode| parts.entry(of(inode)).or_default().inodes.push(inode));
     names.into_iter().for_each(|name| parts.entry(of(name.0)).or_default().names.push(name));
-    if let Some(shard) = new {
-        parts.entry(of(shard.into())).or_default().new = Some(shard);
+    if let Some(group) = new {
+        parts.entry(of(group.into())).or_default().new = Some(group);
     }
     parts
 }
 
-/// Locks inodes of this core, and reads the wanted items.
+/// Locks inodes of this shard, and reads the wanted items.
 async fn lock_and_read(core: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
     core.check_open()?;
     if !wanted.inodes.is_empty() {
@@ -225,8 +226,8 @@ async fn lock_and_read(core: Rc<Core>, wanted: Wanted) -> Result<Gathered> {
         }
     }
     let mut gathered = Gathered::default();
-    if let Some(shard) = wanted.new {
-        gathered.number = core.metadata.borrow_mut().take_number(shard);
+    if let Some(group) = wanted.new {
+        gathered.number = core.metadata.borrow_mut().take_number(group);
     }
     let metadata = core.metadata.borrow();
     let mut keep = |(key, value): (Key, &[u8])| gathered.items.push((key, value.to_vec()));
@@ -261,12 +262,12 @@ async fn read_above(core: &Core, directories: Vec<InodeNumber>, view: &mut View)
                 Ok(inode) => inode,
                 Err(_) => {
                     let read = move |core: Rc<Core>| async move {
-                        // An earlier move has been decided, and may not have taken effect on that core
+                        // An earlier move has been decided, and may not have taken effect on that shard
                         // yet.
                         lane::commit(&*core, user_stream(core.index()));
                         core.inode(at)
                     };
-                    let inode = core.cores().of(at).with(read).await?;
+                    let inode = core.shards().of(at).with(read).await?;
                     view.metadata.put(&Inode::key(at), &inode.encode());
                     inode
                 }
@@ -280,22 +281,20 @@ async fn read_above(core: &Core, directories: Vec<InodeNumber>, view: &mut View)
     Ok(())
 }
 
-/// Appends changes of inodes of several cores, and waits until they have taken effect on this core.
+/// Appends changes of inodes of several shards, and waits until they have taken effect on this shard.
 /// Returns the outcome and the number of the operation, 0 without changes.
 async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) {
     if changes.is_empty() {
         return (Ok(()), 0);
     }
     let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
-    for index in changes.iter().map(|change| core.cores().index_of(change.inode())) {
+    for index in changes.iter().map(|change| core.shards().index_of(change.inode())) {
         let stream = user_stream(index);
         if index != core.index() && !joins.contains(&stream) {
             joins.push(stream);
         }
     }
-    if core.breaks(Broken::SplitsOperations) {
-        return (append_apart(core, changes).await, 0);
-    }
+    if_broken!(SplitsOperations, return (crate::broken::submit_apart(core, changes).await, 0));
     // Ended lanes take no entries.
     if let Err(error) = core.check_open() {
         return (Err(error), 0);
@@ -305,25 +304,16 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
     (core.durability.requests().wait(request).await, ticket)
 }
 
-async fn append_apart(core: &Rc<Core>, changes: Changes) -> Result<()> {
-    for change in changes {
-        let inode = change.inode();
-        let submit = move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-        core.cores().of(inode).with(submit).await?;
-    }
-    Ok(())
-}
-
-/// Sends the changes of a joint record to the other cores that it involves.
+/// Sends the changes of a joint record to the other shards that it involves.
 pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, entries: &[FsEntry], zone: u32, position: u32) {
     for (stream, _) in &joint.members()[1..] {
         let index = u32::from(stream.0) / 2;
-        let is_its = |change: &&Change| core.cores().index_of(change.inode()) == index;
+        let is_its = |change: &&Change| core.shards().index_of(change.inode()) == index;
         let changes: Changes =
             entries.iter().flat_map(|entry| &entry.changes).filter(is_its).cloned().collect();
         let (joint, is_refused) = (joint.clone(), entries.is_empty());
         let (here, there) =
-            (core.cores().all()[core.index() as usize].clone(), core.cores().all()[index as usize].clone());
+            (core.shards().all()[core.index() as usize].clone(), core.shards().all()[index as usize].clone());
         let deliver = move |core: Rc<Core>| async move {
             let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
             let entry = (!is_refused).then(|| number(changes));
@@ -344,7 +334,7 @@ pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, entries: &[FsEntry], zone
     }
 }
 
-/// Unlocks inodes after an operation on them and inodes of other cores.
+/// Unlocks inodes after an operation on them and inodes of other shards.
 fn end_joint(core: &Rc<Core>, inodes: &[InodeNumber]) {
     // The operation may not have committed here yet.
     lane::commit(&**core, user_stream(core.index()));

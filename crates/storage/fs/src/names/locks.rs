@@ -1,8 +1,8 @@
-//! Locks of inodes that an operation on several cores is about to change. Until it has taken effect, other
+//! Locks of inodes that an operation on several shards is about to change. Until it has taken effect, other
 //! operations on their names and attributes wait.
 //!
-//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for
-//! locks of operations on several cores.
+//! An operation on one shard takes no locks, because it is decided and takes effect in one turn. It waits for
+//! locks of operations on several shards.
 
 use crate::metadata::inode::InodeNumber;
 use runtime::sync::Notify;
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// don't change.
 pub const MOVES: InodeNumber = 0;
 
-/// Locked inodes of a core.
+/// Locked inodes of a shard.
 #[derive(Debug, Default)]
 pub struct Locks {
     held: RefCell<BTreeSet<InodeNumber>>,
@@ -33,7 +33,7 @@ impl Locks {
         self.released.notified()
     }
 
-    /// Locks inodes one after another, in ascending order. All callers on all cores use this order, which
+    /// Locks inodes one after another, in ascending order. All callers on all shards use this order, which
     /// prevents deadlocks.
     pub async fn lock(&self, inodes: &[InodeNumber]) {
         debug_assert!(inodes.is_sorted());

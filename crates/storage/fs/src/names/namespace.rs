@@ -6,7 +6,7 @@
 use crate::metadata::change::{Attributes, Change, Changes};
 
 use crate::metadata::directory::{self, Found, MAX_NAME, check_name, show};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{FileType, Inode, InodeNumber, MAX_INODE, ROOT, Time, Value, kind};
 use crate::metadata::{Metadata, orphan, stripes};
 use crate::tree::Key;
@@ -73,13 +73,13 @@ fn not_a_directory(name: &[u8]) -> Error {
     os(libc::ENOTDIR, format!("\"{}\" isn't a directory", show(name)))
 }
 
-/// Chooses the shard of a new file: that of its directory, so that creating it involves one shard.
-/// Directories in the root are distributed over all shards, as in the Orlov allocator of ext2: files of one
-/// top-level directory are likely to be used together, files of several aren't.
-pub fn shard_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New) -> Shard {
+/// Chooses the inode group of a new file: that of its directory, so that creating it involves one shard.
+/// Directories in the root are distributed over all inode groups, as in the Orlov allocator of ext2: files
+/// of one top-level directory are likely to be used together, files of several aren't.
+pub fn group_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New) -> InodeGroup {
     match directory == ROOT && FileType::of(new.mode) == Some(FileType::Directory) {
-        true => (directory::hash(name) % u64::from(items.shards())) as Shard,
-        false => items.shard_of(directory),
+        true => (directory::hash(name) % u64::from(items.groups())) as InodeGroup,
+        false => items.group_of(directory),
     }
 }
 
@@ -170,7 +170,7 @@ fn make(
     };
     if number > MAX_INODE {
         return Err(Error::no_space(format!(
-            "all numbers of inodes of the shard were given: the next one is {number}; expected at most {MAX_INODE}; copy the files to a new file system"
+            "all numbers of inodes of the inode group were given: the next one is {number}; expected at most {MAX_INODE}; copy the files to a new file system"
         )));
     }
     if new.target.len() > MAX_TARGET {

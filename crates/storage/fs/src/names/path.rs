@@ -1,11 +1,13 @@
-//! Resolution of paths, from the root through directories and symbolic links, on the cores that have them.
+//! Resolution of paths, from the root through directories and symbolic links, on the shards that have them.
 
 use crate::core::Core;
+use crate::core::shards::Shards;
 use crate::metadata::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::stripes::{self, Holder};
 use crate::metadata::versions::SnapshotNumber;
 use crate::names::namespace::{self, resolve};
 use block::{Error, Result};
+use std::rc::Rc;
 
 /// Most symbolic links that are followed in one path.
 const MAX_LINKS_FOLLOWED: u32 = 40;
@@ -25,7 +27,7 @@ fn check_length(path: &str) -> Result<()> {
     }
 }
 
-/// Resolves a path on this core; `None` if it leads through symbolic links or to other cores.
+/// Resolves a path on this shard; `None` if it leads through symbolic links or to other shards.
 ///
 /// # Errors
 /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
@@ -33,7 +35,7 @@ pub fn walk_here(core: &Core, path: &str) -> Result<Option<End>> {
     check_length(path)?;
     let mut at = (ROOT, FileType::Directory);
     for name in path.split('/').filter(|name| !name.is_empty()) {
-        let holder = core.cores().holder(at.0, name.as_bytes());
+        let holder = core.shards().holder(at.0, name.as_bytes());
         if !core.is_here(holder.inode) {
             return Ok(None);
         }
@@ -65,19 +67,11 @@ fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 impl Walk {
-    /// Begins a resolution at the root.
-    ///
-    /// # Errors
-    /// ENAMETOOLONG.
-    pub fn begin(path: &str) -> Result<Self> {
-        Self::begin_in(None, path)
-    }
-
     /// Begins a resolution at the root of a snapshot; `None` for the present version.
     ///
     /// # Errors
     /// ENAMETOOLONG.
-    pub fn begin_in(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
+    pub fn begin(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
         check_length(path)?;
         let at = (ROOT, FileType::Directory);
         Ok(Walk {
@@ -90,20 +84,38 @@ impl Walk {
         })
     }
 
-    /// Inode on whose core the resolution continues.
+    /// Resolves the path, on the shards that have its inodes.
+    ///
+    /// # Errors
+    /// As [`go_on`](Self::go_on).
+    pub async fn end(mut self, shards: &Shards) -> Result<End> {
+        loop {
+            let core = shards.of(self.place());
+            let go_on = move |core: Rc<Core>| async move {
+                let end = self.go_on(&core)?;
+                Ok((self, end))
+            };
+            match core.with(go_on).await? {
+                (_, Some(end)) => return Ok(end),
+                (next, None) => self = next,
+            }
+        }
+    }
+
+    /// Inode on whose shard the resolution continues.
     pub fn place(&self) -> InodeNumber {
         self.stripe.unwrap_or(self.at.0)
     }
 
     /// Returns the inode that holds the next name: the directory, or a stripe of it. For a snapshot, only the
-    /// core of the directory can find the stripe.
+    /// shard of the directory can find the stripe.
     fn holder_of_next(&mut self, core: &Core) -> Result<InodeNumber> {
         if self.stripe.is_none()
             && self.at.1 == FileType::Directory
             && let Some(name) = self.rest.last()
         {
             let holder = match self.version {
-                None => core.cores().holder(self.at.0, name).inode,
+                None => core.shards().holder(self.at.0, name).inode,
                 Some(_) if !core.is_here(self.at.0) || matches!(&name[..], b"." | b"..") => self.at.0,
                 Some(_) => core.in_version(self.version, |metadata| {
                     let striped = stripes::read(&metadata.items, self.at.0)?;
@@ -115,7 +127,7 @@ impl Walk {
         Ok(self.place())
     }
 
-    /// Continues as far as the path has inodes of this core. Returns the end of the path once it is reached.
+    /// Continues as far as the path has inodes of this shard. Returns the end of the path once it is reached.
     ///
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR; ELOOP for too many links.
@@ -155,7 +167,7 @@ impl Walk {
                 self.rest.pop();
             }
         }
-        // The inode at the end may be on another core.
+        // The inode at the end may be on another shard.
         Ok((self.rest.is_empty() && self.at.1 != FileType::Link).then_some(self.at))
     }
 }

@@ -5,19 +5,19 @@
 //! doesn't reflect a single point in time.
 
 use crate::core::Core;
-use crate::core::cores::core_of;
+use crate::core::shards::shard_of;
 use crate::metadata::extents::Extent;
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 use crate::metadata::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::metadata::versions::SnapshotNumber;
 use crate::metadata::{Metadata, directory, stripes};
-use crate::tree::{Key, Place};
-use block::Result;
+use crate::tree::Key;
+use block::{Result, ZoneBlock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Items of one batch on a core.
+/// Items of one batch on a shard.
 const ITEMS_AT_ONCE: usize = 1024;
 /// Most directories above a file; paths that are deeper aren't found.
 const MAX_LEVELS: usize = 2048;
@@ -27,15 +27,15 @@ const MAX_SHOWN: usize = 4096;
 /// Inode that a name refers to, inode that holds the name (a directory or a stripe of one), and the name.
 type Name = (InodeNumber, InodeNumber, Vec<u8>);
 
-/// A version of the metadata, with its shards on one or several cores.
+/// A version of the metadata, with its inode groups on one or several shards.
 pub(crate) trait Version {
-    /// Number of shards.
-    fn shards(&self) -> u32;
+    /// Number of inode groups.
+    fn groups(&self) -> u32;
 
-    /// Calls `work` with metadata that has the items of a shard.
-    async fn with_shard<R: Send + 'static>(
+    /// Calls `work` with metadata that has the items of an inode group.
+    async fn with_group<R: Send + 'static>(
         &self,
-        shard: Shard,
+        group: InodeGroup,
         work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R>;
 
@@ -45,7 +45,7 @@ pub(crate) trait Version {
         inode: InodeNumber,
         work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
-        self.with_shard((inode % u64::from(self.shards())) as Shard, work).await
+        self.with_group((inode % u64::from(self.groups())) as InodeGroup, work).await
     }
 }
 
@@ -53,13 +53,13 @@ pub(crate) trait Version {
 pub(crate) struct Whole<'a>(pub &'a Metadata);
 
 impl Version for Whole<'_> {
-    fn shards(&self) -> u32 {
-        self.0.items.shards()
+    fn groups(&self) -> u32 {
+        self.0.items.groups()
     }
 
-    async fn with_shard<R: Send + 'static>(
+    async fn with_group<R: Send + 'static>(
         &self,
-        _: Shard,
+        _: InodeGroup,
         work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         work(self.0)
@@ -70,19 +70,19 @@ impl Version for Whole<'_> {
 pub(crate) struct OpenVersion<'a>(pub &'a Core, pub Option<SnapshotNumber>);
 
 impl Version for OpenVersion<'_> {
-    fn shards(&self) -> u32 {
-        self.0.metadata.borrow().items.shards()
+    fn groups(&self) -> u32 {
+        self.0.metadata.borrow().items.groups()
     }
 
-    async fn with_shard<R: Send + 'static>(
+    async fn with_group<R: Send + 'static>(
         &self,
-        shard: Shard,
+        group: InodeGroup,
         work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
-        // The search may have many steps on this core.
+        // The search may have many steps on this shard.
         runtime::yield_now().await;
-        let (cores, version) = (self.0.cores(), self.1);
-        let core = &cores.all()[core_of(shard, cores.count()) as usize];
+        let (shards, version) = (self.0.shards(), self.1);
+        let core = &shards.all()[shard_of(group, shards.count()) as usize];
         core.with(move |core: Rc<Core>| async move { core.in_version(version, work) }).await
     }
 }
@@ -102,8 +102,8 @@ pub(crate) async fn paths_of(
             files.insert(*inode);
         }
     }
-    for shard in 0..version.shards() {
-        for (inode, holder, name) in names_from(version, shard, Key::MIN, None, &mut files).await? {
+    for group in 0..version.groups() {
+        for (inode, holder, name) in names_from(version, group, Key::MIN, None, &mut files).await? {
             names.insert(inode, (holder, name));
         }
     }
@@ -164,10 +164,10 @@ async fn name_of_directory(
     let stripes = stripes.map(|striped| striped.stripes.all().to_vec()).unwrap_or_default();
     for holder in std::iter::once(parent).chain(stripes) {
         let first = Key { inode: holder, kind: kind::ENTRY, offset: 0 };
-        let shard = (holder % u64::from(version.shards())) as Shard;
+        let group = (holder % u64::from(version.groups())) as InodeGroup;
         let mut sought = BTreeSet::from([inode]);
         if let Some((_, holder, name)) =
-            names_from(version, shard, first, Some(holder), &mut sought).await?.pop()
+            names_from(version, group, first, Some(holder), &mut sought).await?.pop()
         {
             return Ok(Some((holder, name)));
         }
@@ -179,11 +179,11 @@ async fn inode_of(version: &impl Version, inode: InodeNumber) -> Result<Option<I
     version.with_inode(inode, move |metadata| Ok(metadata.inode(inode).ok())).await
 }
 
-/// Returns names in a shard at or after a key that refer to inodes in `sought`, and removes these from
+/// Returns names in an inode group at or after a key that refer to inodes in `sought`, and removes these from
 /// `sought`; with `holder`, only names that it holds.
 async fn names_from(
     version: &impl Version,
-    shard: Shard,
+    group: InodeGroup,
     first: Key,
     holder: Option<InodeNumber>,
     sought: &mut BTreeSet<InodeNumber>,
@@ -191,8 +191,8 @@ async fn names_from(
     let (mut names, mut from) = (Vec::new(), Some(first));
     while let Some(first) = from.filter(|_| !sought.is_empty()) {
         let wanted = Arc::new(sought.clone());
-        let work = move |metadata: &Metadata| Ok(some_names(metadata, shard, &first, holder, &wanted));
-        let (found, next) = version.with_shard(shard, work).await?;
+        let work = move |metadata: &Metadata| Ok(some_names(metadata, group, &first, holder, &wanted));
+        let (found, next) = version.with_group(group, work).await?;
         for (inode, ..) in &found {
             sought.remove(inode);
         }
@@ -205,13 +205,13 @@ async fn names_from(
 /// Returns the next names of [`names_from`], and the key at which to continue.
 fn some_names(
     metadata: &Metadata,
-    shard: Shard,
+    group: InodeGroup,
     first: &Key,
     holder: Option<InodeNumber>,
     wanted: &BTreeSet<InodeNumber>,
 ) -> (Vec<Name>, Option<Key>) {
     let (mut names, mut next) = (Vec::new(), None);
-    for (key, value) in metadata.items.tree(shard).range(first).take(ITEMS_AT_ONCE) {
+    for (key, value) in metadata.items.tree(group).range(first).take(ITEMS_AT_ONCE) {
         if holder.is_some_and(|holder| (key.inode, key.kind) != (holder, kind::ENTRY)) {
             return (names, None);
         }
@@ -248,8 +248,8 @@ pub(crate) fn show(metadata: &Metadata, inode: InodeNumber, path: &str) -> Strin
 /// one of the files is found.
 pub(crate) fn owners_of(
     metadata: &Metadata,
-    wanted: &BTreeSet<Place>,
-) -> BTreeMap<Place, (InodeNumber, u64)> {
+    wanted: &BTreeSet<ZoneBlock>,
+) -> BTreeMap<ZoneBlock, (InodeNumber, u64)> {
     let mut owners = BTreeMap::new();
     let items = metadata.items.items().filter(|(key, _)| key.inode != 0 && key.kind == kind::EXTENT);
     for (key, value) in items {
@@ -257,13 +257,8 @@ pub(crate) fn owners_of(
         if extent.is_preallocated() {
             continue;
         }
-        let end = extent.position.saturating_add(extent.blocks);
-        let range = Place { zone: extent.zone, position: extent.position }..Place {
-            zone: extent.zone,
-            position: end,
-        };
-        for place in wanted.range(range) {
-            let block = extent.block + u64::from(place.position - extent.position);
+        for place in wanted.range(extent.place..extent.end_place()) {
+            let block = extent.block + u64::from(place.block - extent.place.block);
             owners.entry(*place).or_insert((key.inode, block));
         }
     }

@@ -1,21 +1,21 @@
 //! Makes a directory striped when it has many names.
 //!
-//! 1. Its stripes are created, one in each of several shards. They are inodes without names at first:
+//! 1. Its stripes are created, one in each of several inode groups. They are inodes without names at first:
 //!    after a power cut, opening the file system removes them.
 //! 2. The directory and the stripes are locked. Lookups and listings continue; changes wait.
-//! 3. The names are copied to the stripes, on all cores in parallel, and the copies are written.
-//! 4. One record on all cores makes the directory striped ([`switch`](stripes::switch)). Before it
+//! 3. The names are copied to the stripes, on all shards in parallel, and the copies are written.
+//! 4. One record on all shards makes the directory striped ([`switch`](stripes::switch)). Before it
 //!    commits, the names are those of the directory; afterwards, those of the stripes.
 //! 5. The directory's own copies are now ignored, and are removed in the background; opening the file
 //!    system continues the removal.
 //!
 //! If there is no space, the directory doesn't become striped, and a later new name tries again.
 
-use crate::core::inodes::BETWEEN_ATTEMPTS;
-use crate::core::{Broken, Core};
+use crate::broken::if_broken;
+use crate::core::Core;
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::directory::{self, decode};
-use crate::metadata::forest::{Forest, Shard};
+use crate::metadata::forest::{Forest, InodeGroup};
 use crate::metadata::inode::{FileType, Inode, InodeNumber, Value, kind};
 use crate::metadata::stripes::{self, Holder, MAX_STRIPES, Striped, Stripes};
 use crate::metadata::{Metadata, orphan};
@@ -33,25 +33,25 @@ const COPIED_TOGETHER: usize = 8;
 /// Leftovers that are removed at a time.
 const REMOVED_AT_ONCE: usize = 64;
 
-/// Default number of names above which a directory becomes striped, with several cores.
+/// Default number of names above which a directory becomes striped, with several shards.
 const STRIPE_ABOVE: u64 = 16_384;
 
 /// A name of a directory to copy: offset and value.
 type Copied = (u64, Value);
 
-/// Decides when a core makes a directory striped.
+/// Decides when a shard makes a directory striped.
 #[derive(Debug)]
 pub(crate) struct Striping {
     /// Number of names above which a directory is made striped.
     above: u64,
-    /// Whether a directory of this core is being made striped; at most one at a time.
+    /// Whether a directory of this shard is being made striped; at most one at a time.
     is_busy: Cell<bool>,
 }
 
 impl Striping {
     /// Returns the state without work; `above` is [`Settings::stripe_above`](crate::Settings::stripe_above).
-    pub fn new(above: Option<u64>, cores: u32) -> Self {
-        let usual = if cores > 1 { STRIPE_ABOVE } else { u64::MAX };
+    pub fn new(above: Option<u64>, shards: u32) -> Self {
+        let usual = if shards > 1 { STRIPE_ABOVE } else { u64::MAX };
         Striping { above: above.unwrap_or(usual), is_busy: Cell::new(false) }
     }
 
@@ -63,7 +63,7 @@ impl Striping {
     }
 
     fn is_large(&self, items: &Forest, directory: InodeNumber, name: &[u8]) -> bool {
-        self.above < u64::MAX && items.shards() > 1 && stripes::is_large(items, directory, name, self.above)
+        self.above < u64::MAX && items.groups() > 1 && stripes::is_large(items, directory, name, self.above)
     }
 
     /// Notes that making a directory striped begins or ends.
@@ -94,21 +94,21 @@ fn begin_striping(core: &Rc<Core>, directory: InodeNumber) {
     core.kit.tasks.spawn(striping).detach();
 }
 
-/// Makes a directory of this core striped.
+/// Makes a directory of this shard striped.
 async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
-    core.check_space_for_operation()?;
+    core.admission.check_space_for_operation()?;
     let own = core.inode(directory)?;
-    let (shards, first) = {
+    let (groups, first) = {
         let metadata = core.metadata.borrow();
-        (metadata.items.shards(), metadata.items.shard_of(directory))
+        (metadata.items.groups(), metadata.items.group_of(directory))
     };
     let make = |index: u32| {
-        let shard = (first + index) % shards;
-        let make = move |core: Rc<Core>| async move { make_stripe(&core, shard, directory, own.mode).await };
-        core.cores().of(shard.into()).with(make)
+        let group = (first + index) % groups;
+        let make = move |core: Rc<Core>| async move { make_stripe(&core, group, directory, own.mode).await };
+        core.shards().of(group.into()).with(make)
     };
     let (mut made, mut outcome) = (Vec::new(), Ok(()));
-    for stripe in runtime::join_all((0..shards.min(MAX_STRIPES as u32)).map(make)).await {
+    for stripe in runtime::join_all((0..groups.min(MAX_STRIPES as u32)).map(make)).await {
         match stripe {
             Ok(stripe) => made.push(stripe),
             Err(error) => outcome = Err(error),
@@ -123,18 +123,23 @@ async fn stripe(core: &Rc<Core>, directory: InodeNumber) -> Result<()> {
                 core.remove_unused(stripe);
                 Ok(())
             };
-            // If the core has ended, the next opening removes the stripe.
-            core.cores().of(stripe).with(remove).await.ok();
+            // If the shard has ended, the next opening removes the stripe.
+            core.shards().of(stripe).with(remove).await.ok();
         }
     }
     outcome
 }
 
 /// Creates an inode without names that can become a stripe of a directory.
-async fn make_stripe(core: &Core, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
-    core.check_space_for_operation()?;
+async fn make_stripe(
+    core: &Core,
+    group: InodeGroup,
+    directory: InodeNumber,
+    mode: u32,
+) -> Result<InodeNumber> {
+    core.admission.check_space_for_operation()?;
     let decide = |metadata: &Metadata| {
-        let number = metadata.next_inode(shard);
+        let number = metadata.next_inode(group);
         let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
         let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
         Ok((number, changes))
@@ -146,10 +151,6 @@ async fn make_stripe(core: &Core, shard: Shard, directory: InodeNumber, mode: u3
 async fn fill_stripes(core: &Rc<Core>, directory: InodeNumber, stripes: Stripes) -> Result<()> {
     let mut inodes = stripes.all().to_vec();
     inodes.push(directory);
-    let unlocked = match core.breaks(Broken::StripesUnlocked) {
-        true => Some(copy_names(core, directory, &stripes).await?),
-        false => None,
-    };
     let (own_core, to_fill) = (core.clone(), stripes.clone());
     let fill = async move |view: &View| {
         // An unmount may have removed stripes before they were locked, as files without names.
@@ -160,10 +161,8 @@ async fn fill_stripes(core: &Rc<Core>, directory: InodeNumber, stripes: Stripes)
         if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
             return Err(Error::not_found(format!("directory {directory} was removed or striped")));
         }
-        let subdirectories = match unlocked {
-            Some(subdirectories) => subdirectories,
-            None => copy_names(&own_core, directory, &to_fill).await?,
-        };
+        if_broken!(StripesUnlocked, own_core.peers.locks.unlock(&[directory]));
+        let subdirectories = copy_names(&own_core, directory, &to_fill).await?;
         Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
     };
     let outcome = Cell::new(Ok(()));
@@ -203,16 +202,16 @@ async fn copy_to(core: &Core, directory: InodeNumber, stripes: &Stripes, index: 
         let Some((last, _)) = names.last() else { return Ok(subdirectories) };
         from = last + 1;
         let take = move |core: Rc<Core>| async move { take_names(&core, stripe, names).await };
-        core.cores().of(stripe).with(take).await?;
+        core.shards().of(stripe).with(take).await?;
     }
 }
 
-/// Adds copies of names to a stripe of this core, and waits until they are written.
+/// Adds copies of names to a stripe of this shard, and waits until they are written.
 async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
     core.check_open()?;
-    core.check_space_for_operation()?;
+    core.admission.check_space_for_operation()?;
     let bytes: usize = names.iter().map(|(_, value)| size_of::<Key>() + value.len()).sum();
-    core.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
+    core.admission.check_space(bytes as u64 / crate::format::BLOCK + 1)?;
     for together in names.chunks(COPIED_TOGETHER) {
         let put = |(offset, value): &Copied| {
             let key = Key { inode: stripe, kind: kind::ENTRY, offset: *offset };
@@ -220,14 +219,12 @@ async fn take_names(core: &Core, stripe: InodeNumber, names: Vec<Copied>) -> Res
         };
         core.submit(together.iter().map(put).collect(), None)?;
     }
-    match core.breaks(Broken::StripesEarly) {
-        true => Ok(()),
-        // Ensures that the record that makes the directory striped has a later number, also on this core.
-        false => core.written(core.durability.issued()).await.map(drop),
-    }
+    if_broken!(StripesEarly, return Ok(()));
+    // Ensures that the record that makes the directory striped has a later number, also on this shard.
+    core.written(core.durability.issued()).await.map(drop)
 }
 
-/// Publishes the striped directories of this core to all cores after opening, and continues the removal
+/// Publishes the striped directories of this shard to all shards after opening, and continues the removal
 /// of leftovers.
 ///
 /// # Errors
@@ -247,22 +244,7 @@ fn remove_leftovers(core: &Rc<Core>, directory: InodeNumber) {
     let removing = async move {
         let core = &own;
         loop {
-            let permit = match core.admit().await {
-                Ok(permit) => permit,
-                // Retries, since otherwise the leftovers would remain until the file system is opened
-                // again.
-                Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
-                    runtime::sleep(BETWEEN_ATTEMPTS).await;
-                    continue;
-                }
-                Err(_) => break,
-            };
-            if core.peers.locks.holds_any([directory]) {
-                let released = core.peers.locks.released();
-                drop(permit);
-                released.await;
-                continue;
-            }
+            let Some(permit) = core.admit_removal(directory).await else { break };
             let next = next_leftovers(&core.metadata.borrow(), directory);
             let changes = match next {
                 Ok(changes) => changes,

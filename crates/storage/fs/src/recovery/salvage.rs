@@ -11,7 +11,7 @@
 //! In other modules: reading the trees (`recovery`), and pages (`tree`).
 
 use crate::core::Core;
-use crate::core::cores::Cores;
+use crate::core::shards::Shards;
 use crate::format::BLOCK;
 use crate::metadata::extents::{Extent, GONE};
 use crate::metadata::forest::Forest;
@@ -19,7 +19,7 @@ use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::shared::{FIRST_KEEPER, Run};
 use crate::metadata::{Metadata, directory};
 use crate::tree::Key;
-use block::Result;
+use block::{Result, ZoneBlock};
 use logkit::Layout;
 use logkit::recovery::LostParts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ const LOST_AND_FOUND: &str = "lost+found";
 /// Most blocks of an extent for lost blocks.
 const MAX_GONE: u64 = 1 << 30;
 
-/// Most extents for lost blocks on a core, in addition to one for each hole: the size of a damaged inode may
+/// Most extents for lost blocks on a shard, in addition to one for each hole: the size of a damaged inode may
 /// be any number.
 pub(crate) const MAX_MARKS: u64 = 1 << 16;
 
@@ -43,8 +43,8 @@ pub(crate) const MAX_MARKS: u64 = 1 << 16;
 /// zones. Returns errors of items that can't be decoded.
 pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]) -> Vec<String> {
     let is_gone = |extent: &Extent| {
-        let is_reset = !extent.is_preallocated() && reset_since.binary_search(&extent.zone).is_ok();
-        extent.zone & GONE == 0 && (is_reset || !extent.is_within(layout))
+        let is_reset = !extent.is_preallocated() && reset_since.binary_search(&extent.place.zone.0).is_ok();
+        extent.place.zone.0 & GONE == 0 && (is_reset || !extent.is_within(layout))
     };
     let (mut marked, mut strange) = (Vec::new(), Vec::new());
     for (key, value) in items.items() {
@@ -78,8 +78,8 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
 /// may be lost blocks are told with their file.
 fn unreadable(key: Key, value: &[u8], offline: &[u32]) -> Option<Extent> {
     let extent = Extent::decode(key, value).ok()?;
-    let is_lost = extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok();
-    (is_lost && extent.zone != GONE && !extent.is_preallocated()).then_some(extent)
+    let is_lost = extent.place.zone.0 & GONE != 0 || offline.binary_search(&extent.place.zone.0).is_ok();
+    (is_lost && extent.place.zone.0 != GONE && !extent.is_preallocated()).then_some(extent)
 }
 
 /// Number of the blocks of a file's extent that the file has at the same place in another version.
@@ -88,9 +88,9 @@ fn in_both(other: &Forest, inode: InodeNumber, extent: &Extent) -> u64 {
     let at_begin = other.last_before(&begin).into_iter();
     let overlap = |(key, value): (Key, &[u8])| {
         let its = Extent::decode(key, value).ok()?;
-        let distance = |it: &Extent| it.block.wrapping_sub(it.position.into());
+        let distance = |it: &Extent| it.block.wrapping_sub(it.place.block.into());
         let blocks = its.end().min(extent.end()).saturating_sub(its.block.max(extent.block));
-        (its.zone == extent.zone && distance(&its) == distance(extent)).then_some(blocks)
+        (its.place.zone == extent.place.zone && distance(&its) == distance(extent)).then_some(blocks)
     };
     let is_of_file = |key: &Key| (key.inode, key.kind) == (inode, kind::EXTENT);
     let next = Extent::key(inode, extent.block + 1);
@@ -130,7 +130,7 @@ pub(crate) fn tell_unreadable(
             let told = newer.map_or(0, |newer| in_both(newer, inode, &extent));
             let blocks = u64::from(extent.blocks).saturating_sub(told);
             if blocks > 0 {
-                *zones.entry(extent.zone).or_default() += blocks;
+                *zones.entry(extent.place.zone.0).or_default() += blocks;
             }
         }
     }
@@ -149,7 +149,8 @@ struct Remains {
 /// Adds missing inodes that have names or blocks: a directory, or a file with a size that covers its blocks.
 /// If a file has fewer blocks than its inode counts, any of its holes may be lost blocks. Each hole then
 /// becomes an extent that is [`GONE`]; a long hole takes more of these, limited by `marks`, after which the
-/// file is truncated. Returns descriptions. `has_root` is true if these shards include the root directory.
+/// file is truncated. Returns descriptions. `has_root` is true if these inode groups include the root
+/// directory.
 pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &mut u64) -> Vec<String> {
     let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
     let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
@@ -223,7 +224,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
                     }
                 }
                 let blocks = (next.start - at).min(MAX_GONE) as u32;
-                let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };
+                let gone = Extent { block: at, blocks, place: ZoneBlock::new(GONE, 0), is_shared: false };
                 metadata.put(&Extent::key(number, at), &gone.marked(GONE));
                 at += u64::from(blocks);
             }
@@ -233,7 +234,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
     lines
 }
 
-/// Inodes of a core, and the inodes that names in its directories refer to.
+/// Inodes of a shard, and the inodes that names in its directories refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// Inodes that should have a name, with their types.
@@ -260,7 +261,7 @@ impl Names {
         names
     }
 
-    /// Adds the inodes and names of another core.
+    /// Adds the inodes and names of another shard.
     pub fn append(&mut self, mut other: Names) {
         self.inodes.append(&mut other.inodes);
         self.named.append(&mut other.named);
@@ -274,13 +275,13 @@ impl Names {
     }
 }
 
-/// Creates an empty directory without a name in the shard of the root, in memory. Returns its inode.
+/// Creates an empty directory without a name in the inode group of the root, in memory. Returns its inode.
 pub(crate) fn make_directory(metadata: &mut Metadata) -> InodeNumber {
-    let shard = metadata.items.shard_of(ROOT);
+    let group = metadata.items.group_of(ROOT);
     // The next number may be in use, if the stored one is damaged.
-    let mut directory = metadata.take_number(shard);
+    let mut directory = metadata.take_number(group);
     while metadata.inode(directory).is_ok() {
-        directory = metadata.take_number(shard);
+        directory = metadata.take_number(group);
     }
     let inode = Inode { mode: FileType::Directory as u32 | 0o700, ..Inode::root_directory(0) };
     metadata.put(&Inode::key(directory), &inode.encode());
@@ -307,30 +308,30 @@ pub(crate) fn put_name(
 
 /// Adds names in the directory `lost+found` for inodes whose names are lost, in memory. If that exists,
 /// the directory is `lost+found.1` and so on.
-pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
+pub(crate) async fn name_lost(shards: &Shards) -> Result<()> {
     let mut names = Names::default();
-    for core in cores.all() {
-        let of_core = |core: Rc<Core>| async move { Ok(Names::of(&core.metadata.borrow().items)) };
-        names.append(core.with(of_core).await?);
+    for core in shards.all() {
+        let of_shard = |core: Rc<Core>| async move { Ok(Names::of(&core.metadata.borrow().items)) };
+        names.append(core.with(of_shard).await?);
     }
     let unnamed = names.unnamed();
     if unnamed.is_empty() {
         return Ok(());
     }
     let make = |core: Rc<Core>| async move { Ok(make_directory(&mut core.metadata.borrow_mut())) };
-    let directory = cores.of(ROOT).with(make).await?;
+    let directory = shards.of(ROOT).with(make).await?;
     let mut number = 0;
     let path = loop {
         let name = match number {
             0 => LOST_AND_FOUND.to_owned(),
             number => format!("{LOST_AND_FOUND}.{number}"),
         };
-        let holder = cores.holder(ROOT, name.as_bytes()).inode;
+        let holder = shards.holder(ROOT, name.as_bytes()).inode;
         let (named, given) = ((directory, FileType::Directory), name.clone());
         let put = move |core: Rc<Core>| async move {
             put_name(&mut core.metadata.borrow_mut(), holder, given.as_bytes(), named)
         };
-        if cores.of(holder).with(put).await? {
+        if shards.of(holder).with(put).await? {
             break name;
         }
         number += 1;
@@ -345,7 +346,7 @@ pub(crate) async fn name_lost(cores: &Cores) -> Result<()> {
         }
         Ok(())
     };
-    cores.of(directory).with(fill).await
+    shards.of(directory).with(fill).await
 }
 
 #[cfg(test)]
@@ -354,7 +355,7 @@ mod tests {
     use crate::tree::Released;
 
     #[test]
-    fn sizes_that_are_damaged_take_no_more_marks_than_a_core_has() {
+    fn sizes_that_are_damaged_take_no_more_marks_than_a_shard_has() {
         const FILES: u64 = 40;
         let mut metadata = Metadata::empty(Forest::new(1, &Released::new()));
         for number in 2..2 + FILES {
@@ -377,13 +378,13 @@ mod tests {
     fn forest(extents: &[(InodeNumber, Extent)]) -> Forest {
         let mut items = Forest::new(1, &Released::new());
         for (inode, extent) in extents {
-            items.put(&Extent::key(*inode, extent.block), &extent.marked(extent.zone & GONE));
+            items.put(&Extent::key(*inode, extent.block), &extent.marked(extent.place.zone.0 & GONE));
         }
         items
     }
 
     fn extent(block: u64, blocks: u32, zone: u32, position: u32) -> Extent {
-        Extent { block, blocks, zone, position, is_shared: false }
+        Extent { block, blocks, place: ZoneBlock::new(zone, position), is_shared: false }
     }
 
     fn told(items: &Forest, newer: Option<&Forest>) -> Vec<String> {

@@ -1,22 +1,24 @@
-//! Gate of a core: while it is shut, no operation begins, and operations on several cores aren't in progress.
+//! Gate of a shard: while it is shut, no operation begins, and operations on several shards aren't in
+//! progress.
 //!
 //! A snapshot that includes an operation also includes all operations that ended before that one began. So
-//! the gates of all cores are shut before the first core clones its trees, and opened after the last one has.
+//! the gates of all shards are shut before the first shard clones its trees, and opened after the last one
+//! has.
 
 use block::Result;
 use runtime::sync::Notify;
 use std::cell::Cell;
 
-/// Gate of a core.
+/// Gate of a shard.
 #[derive(Debug, Default)]
 pub struct Gate {
     is_shut: Cell<bool>,
-    /// Number of operations on several cores in progress.
+    /// Number of operations on several shards in progress.
     inside: Cell<u64>,
     changed: Notify,
 }
 
-/// An operation on several cores in progress; dropping it ends the operation.
+/// An operation on several shards in progress; dropping it ends the operation.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Gate);
 
@@ -36,14 +38,14 @@ impl Gate {
         }
     }
 
-    /// Waits until the gate is open, and counts an operation on several cores as in progress.
+    /// Waits until the gate is open, and counts an operation on several shards as in progress.
     pub async fn enter(&self) -> Inside<'_> {
         self.pass().await;
         self.inside.set(self.inside.get() + 1);
         Inside(self)
     }
 
-    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended.
+    /// Shuts the gate, and waits until the operations on several shards that have entered it have ended.
     /// `may_wait` is called again after each [`look_again`](Self::look_again), because an operation inside
     /// may wait for space that only operations outside of the gate can free.
     ///

@@ -92,7 +92,7 @@ impl SnapshotList {
         self.all.borrow().iter().find(|(info, _)| info.number == number).map(|(_, stage)| *stage)
     }
 
-    /// Adds a snapshot that all cores have, and that the next checkpoint will include.
+    /// Adds a snapshot that all shards have, and that the next checkpoint will include.
     pub(crate) fn add(&self, info: SnapshotInfo) {
         self.all.borrow_mut().push((info, Stage::New));
     }

@@ -1,20 +1,21 @@
-//! Taking and deleting snapshots, and work at one point in time on all cores.
+//! Taking and deleting snapshots, and work at one point in time on all shards.
 //!
 //! A snapshot is taken in two steps:
-//! 1. All cores keep their trees of one point in time, while their [gates](crate::snapshots::gate) are
+//! 1. All shards keep their trees of one point in time, while their [gates](crate::snapshots::gate) are
 //!    shut, by cloning each tree.
 //! 2. A checkpoint that includes the snapshot becomes durable. Before that, the snapshot doesn't exist.
 //!
 //! It is also deleted in two steps:
 //! 1. A checkpoint without it becomes durable.
-//! 2. Each core removes its trees. Blocks that only the snapshot had *are dying*, and die with the next
+//! 2. Each shard removes its trees. Blocks that only the snapshot had *are dying*, and die with the next
 //!    checkpoint: the removal of a file may not be written yet, and a replay of the first checkpoint would
 //!    find the file.
 
-use crate::core::cores::core_of;
-use crate::core::{Broken, Core};
+use crate::broken::if_broken;
+use crate::core::Core;
+use crate::core::shards::shard_of;
 use crate::metadata::Metadata;
-use crate::metadata::forest::Shard;
+use crate::metadata::forest::InodeGroup;
 use crate::metadata::versions::{Snapshot, SnapshotInfo, SnapshotNumber};
 use crate::snapshots::list::Stage;
 use block::{Error, Result};
@@ -51,7 +52,7 @@ pub(crate) async fn create(core: &Rc<Core>, name: String) -> Result<SnapshotInfo
             true => 3 * core.totals().sum(|used| &used.pages),
             false => 1,
         };
-        core.check_space(copied)?;
+        core.admission.check_space(copied)?;
         let number = info.number;
         let kept = keep_versions(core, number).await;
         if kept.is_ok() {
@@ -73,16 +74,11 @@ pub(crate) async fn create(core: &Rc<Core>, name: String) -> Result<SnapshotInfo
     .await
 }
 
-/// Makes all cores keep their trees of one point in time.
+/// Makes all shards keep their trees of one point in time.
 async fn keep_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
-    let mut outcome = match core.breaks(Broken::SnapshotsApart) {
-        true => Ok(()),
-        false => shut_gates(core).await,
-    };
-    for each in core.cores().all() {
-        if core.breaks(Broken::SnapshotsApart) || core.breaks(Broken::SlowSnapshots) {
-            runtime::sleep(std::time::Duration::from_millis(1)).await;
-        }
+    let mut outcome = shut_gates(core).await;
+    for each in core.shards().all() {
+        if_broken!(SlowSnapshots, runtime::sleep(std::time::Duration::from_millis(1)).await);
         if outcome.is_ok() {
             outcome = each
                 .with(move |core: Rc<Core>| async move {
@@ -95,13 +91,14 @@ async fn keep_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
     open_gates(core).await.and(outcome)
 }
 
-/// Shuts the gates of all cores, one after another. Afterwards no operation is in progress.
+/// Shuts the gates of all shards, one after another. Afterwards no operation is in progress.
 ///
 /// # Errors
-/// [`Error::NoSpace`] while an operation on several cores waits for space.
+/// [`Error::NoSpace`] while an operation on several shards waits for space.
 async fn shut_gates(core: &Core) -> Result<()> {
+    if_broken!(OpenGates, return Ok(()));
     let mut outcome = Ok(());
-    for each in core.cores().all() {
+    for each in core.shards().all() {
         let shut = |core: Rc<Core>| async move {
             // An operation that was answered with ENOSPC may wait for space forever.
             core.admission.gate.shut(|| core.kit.space.check()).await
@@ -113,7 +110,7 @@ async fn shut_gates(core: &Core) -> Result<()> {
 
 async fn open_gates(core: &Core) -> Result<()> {
     let mut outcome = Ok(());
-    for each in core.cores().all() {
+    for each in core.shards().all() {
         let open = |core: Rc<Core>| async move {
             core.admission.gate.open();
             Ok(())
@@ -123,7 +120,7 @@ async fn open_gates(core: &Core) -> Result<()> {
     outcome
 }
 
-/// Runs `work` while no operation is in progress on any core and all records are written. Runs on the
+/// Runs `work` while no operation is in progress on any shard and all records are written. Runs on the
 /// home.
 ///
 /// # Errors
@@ -137,7 +134,7 @@ pub(crate) async fn at_one_moment<R: 'static>(
         let core = &own;
         let _alone = core.snapshot_list.alone.acquire(1).await;
         let mut outcome = shut_gates(core).await;
-        for each in core.cores().all() {
+        for each in core.shards().all() {
             outcome = outcome.and(each.with(|core: Rc<Core>| async move { core.sync_all().await }).await);
         }
         let found = match outcome {
@@ -183,17 +180,17 @@ pub(crate) async fn delete(core: &Rc<Core>, name: String) -> Result<()> {
 }
 
 async fn drop_versions(core: &Core, number: SnapshotNumber) -> Result<()> {
-    for each in core.cores().all() {
+    for each in core.shards().all() {
         each.with(move |core: Rc<Core>| async move { drop_version(&core, number).await }).await?;
     }
     Ok(())
 }
 
-/// Removes the trees of a snapshot, shard by shard.
+/// Removes the trees of a snapshot, inode group by inode group.
 async fn drop_version(core: &Core, number: SnapshotNumber) -> Result<()> {
-    let shards = core.metadata.borrow().items.shards();
-    for shard in (0..shards).filter(|shard| core_of(*shard, core.totals().cores()) == core.index()) {
-        drop_shard(core, number, shard)?;
+    let groups = core.metadata.borrow().items.groups();
+    for group in (0..groups).filter(|group| shard_of(*group, core.totals().shards()) == core.index()) {
+        drop_group(core, number, group)?;
         runtime::yield_now().await;
     }
     core.metadata.borrow_mut().snapshots.forget(number);
@@ -201,12 +198,12 @@ async fn drop_version(core: &Core, number: SnapshotNumber) -> Result<()> {
     Ok(())
 }
 
-/// Removes the tree of a shard of a snapshot. Blocks that only this tree had start dying.
-fn drop_shard(core: &Core, number: SnapshotNumber, shard: Shard) -> Result<()> {
+/// Removes the tree of an inode group of a snapshot. Blocks that only this tree had start dying.
+fn drop_group(core: &Core, number: SnapshotNumber, group: InodeGroup) -> Result<()> {
     let removed = {
         let mut metadata = core.metadata.borrow_mut();
         let Metadata { items, snapshots, .. } = &mut *metadata;
-        snapshots.remove_shard(number, shard, items)
+        snapshots.remove_group(number, group, items)
     };
     let lost = removed.inspect_err(|error| logkit::Owner::fail(core, error))?;
     let mut accounts = core.kit.pool.accounts();

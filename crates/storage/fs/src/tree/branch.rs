@@ -11,8 +11,8 @@ use super::Key;
 use super::key::partition;
 use super::layout::Layout;
 use super::node::{Family, Node, Slot};
-use super::page::{self, HEADER, Header, PAGE, Place, check_padding, strange, u32_at, u64_at};
-use block::Result;
+use super::page::{self, HEADER, Header, PAGE, check_padding, strange, u32_at, u64_at};
+use block::{Result, ZoneBlock};
 use std::rc::Rc;
 
 const ENTRY: usize = 25;
@@ -114,8 +114,8 @@ impl Branch {
             entry[..8].copy_from_slice(&key.inode.to_le_bytes());
             entry[8] = key.kind;
             entry[9..17].copy_from_slice(&key.offset.to_le_bytes());
-            entry[17..21].copy_from_slice(&place.zone.to_le_bytes());
-            entry[21..].copy_from_slice(&place.position.to_le_bytes());
+            entry[17..21].copy_from_slice(&place.zone.0.to_le_bytes());
+            entry[21..].copy_from_slice(&place.block.to_le_bytes());
         }
     }
 
@@ -126,11 +126,11 @@ impl Branch {
     /// [`Corrupt`](block::Error::Corrupt) for any deviation from the format.
     pub fn decode(
         page: &[u8; PAGE],
-        place: Place,
+        place: ZoneBlock,
         level: u8,
         lower: Key,
         upper: Option<Key>,
-    ) -> Result<(Vec<Key>, Vec<Place>)> {
+    ) -> Result<(Vec<Key>, Vec<ZoneBlock>)> {
         let header = Header::read(page, place, level)?;
         let count = usize::from(header.count);
         if !(1..=MAX_CHILDREN).contains(&count) {
@@ -159,7 +159,7 @@ impl Branch {
                 _ => {}
             }
             keys.push(key);
-            places.push(Place { zone: u32_at(page, at + 17), position: u32_at(page, at + 21) });
+            places.push(ZoneBlock::new(u32_at(page, at + 17), u32_at(page, at + 21)));
         }
         if let (Some(upper), Some(last)) = (upper, keys.last())
             && *last >= upper

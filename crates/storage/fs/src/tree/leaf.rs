@@ -13,8 +13,8 @@ use super::Key;
 use super::key::partition;
 use super::layout::{Layout, Packed};
 use super::node::{Family, Slot};
-use super::page::{HEADER, Header, PAGE, Place, check_padding, strange};
-use block::Result;
+use super::page::{HEADER, Header, PAGE, check_padding, strange};
+use block::{Result, ZoneBlock};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -407,7 +407,7 @@ impl Leaf {
     pub fn decode(
         family: &Rc<Family>,
         page: &[u8; PAGE],
-        place: Place,
+        place: ZoneBlock,
         lower: Key,
         upper: Option<Key>,
     ) -> Result<Rc<Self>> {

@@ -6,20 +6,21 @@
 use super::branch::Branch;
 use super::leaf::Leaf;
 use super::node::{Family, Node, Released};
-use super::page::{MAX_LEVEL, PAGE, Place, strange};
+use super::page::{MAX_LEVEL, PAGE, strange};
 use super::read::last_of;
 use super::store::Stored;
 use super::{Key, Tree};
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A tree that is being loaded from the medium.
 ///
 /// ```
-/// use fs::tree::{Load, PAGE, Place, Released, Stored, Tree};
+/// use block::ZoneBlock;
+/// use fs::tree::{Load, PAGE, Released, Stored, Tree};
 ///
-/// fn load(stored: &Stored, read: impl Fn(Place) -> block::Result<[u8; PAGE]>) -> block::Result<Tree> {
+/// fn load(stored: &Stored, read: impl Fn(ZoneBlock) -> block::Result<[u8; PAGE]>) -> block::Result<Tree> {
 ///     let mut load = Load::new(stored, &Released::new())?;
 ///     while !load.wanted().is_empty() {
 ///         // Pages of one level may be read at the same time.
@@ -35,9 +36,9 @@ pub struct Load {
     stored: Stored,
     family: Rc<Family>,
     /// Nodes of the trees beside which this one is loaded, with their levels.
-    known: BTreeMap<Place, (u8, Node)>,
+    known: BTreeMap<ZoneBlock, (u8, Node)>,
     /// Places of all pages found so far.
-    reached: BTreeSet<Place>,
+    reached: BTreeSet<ZoneBlock>,
     /// Completed levels, beginning with the root's.
     above: Vec<Vec<Loaded>>,
     /// Level of the wanted pages.
@@ -45,7 +46,7 @@ pub struct Load {
     /// Nodes of this level, in ascending order of keys.
     expected: Vec<Expected>,
     /// Places of the nodes of this level that aren't in memory, and their indexes in `expected`.
-    wanted: Vec<Place>,
+    wanted: Vec<ZoneBlock>,
     wanted_indexes: Vec<usize>,
     missing: usize,
     /// Number of nodes of the next level below that have been found so far.
@@ -56,7 +57,7 @@ pub struct Load {
 
 /// Pages of trees in memory by their places, for trees that may share them.
 #[derive(Debug, Default)]
-pub struct Known(BTreeMap<Place, (u8, Node)>);
+pub struct Known(BTreeMap<ZoneBlock, (u8, Node)>);
 
 impl Known {
     /// Adds the pages of a tree. Pages below a known page aren't visited.
@@ -68,7 +69,7 @@ impl Known {
 /// Node that a parent lists.
 #[derive(Debug)]
 struct Expected {
-    place: Place,
+    place: ZoneBlock,
     lower: Key,
     upper: Option<Key>,
     loaded: Option<Loaded>,
@@ -77,8 +78,8 @@ struct Expected {
 /// Node that has been loaded.
 #[derive(Debug)]
 enum Loaded {
-    Leaf(Place, Rc<Leaf>),
-    Branch(Place, Vec<Key>, Vec<Place>),
+    Leaf(ZoneBlock, Rc<Leaf>),
+    Branch(ZoneBlock, Vec<Key>, Vec<ZoneBlock>),
     /// A node that another tree has in memory, with all nodes below it.
     Shared(Node),
 }
@@ -123,7 +124,7 @@ impl Load {
         Self::begin(stored, tree.family.clone(), known.0)
     }
 
-    fn begin(stored: &Stored, family: Rc<Family>, known: BTreeMap<Place, (u8, Node)>) -> Result<Self> {
+    fn begin(stored: &Stored, family: Rc<Family>, known: BTreeMap<ZoneBlock, (u8, Node)>) -> Result<Self> {
         let Stored { root, level, items } = *stored;
         if root.is_some() != (items > 0) || level > 0 && root.is_none() {
             let root = root.map_or("no root".to_owned(), |root| format!("a root at {root}"));
@@ -159,7 +160,7 @@ impl Load {
 
     /// Places of the pages of the current level, in ascending order of keys. Once all have been supplied,
     /// those of the next level below; empty when the tree is complete.
-    pub fn wanted(&self) -> &[Place] {
+    pub fn wanted(&self) -> &[ZoneBlock] {
         &self.wanted
     }
 
@@ -283,7 +284,14 @@ impl Load {
     }
 
     /// Checks that a node in memory is the expected one, and counts the nodes below it.
-    fn share(&mut self, place: Place, level: u8, node: &Node, lower: Key, upper: Option<Key>) -> Result<()> {
+    fn share(
+        &mut self,
+        place: ZoneBlock,
+        level: u8,
+        node: &Node,
+        lower: Key,
+        upper: Option<Key>,
+    ) -> Result<()> {
         if level != self.level {
             return Err(strange(
                 place,
@@ -359,7 +367,7 @@ pub enum SinglePage {
     /// Items.
     Leaf(Vec<(Key, Vec<u8>)>),
     /// Places of the pages below, each with its first possible key and the first key after it.
-    Branch(Vec<(Place, Key, Option<Key>)>),
+    Branch(Vec<(ZoneBlock, Key, Option<Key>)>),
 }
 
 impl SinglePage {
@@ -369,7 +377,7 @@ impl SinglePage {
     /// [`Error::Corrupt`] for any deviation from the format.
     pub fn decode(
         page: &[u8; PAGE],
-        place: Place,
+        place: ZoneBlock,
         level: u8,
         (lower, upper): (Key, Option<Key>),
     ) -> Result<SinglePage> {
@@ -385,7 +393,7 @@ impl SinglePage {
 }
 
 /// Adds the nodes of a tree that have a place. Recurses to the height of the tree.
-fn remember(node: &Node, level: u8, known: &mut BTreeMap<Place, (u8, Node)>) {
+fn remember(node: &Node, level: u8, known: &mut BTreeMap<ZoneBlock, (u8, Node)>) {
     if let Some(place) = node.place()
         && known.insert(place, (level, node.clone())).is_some()
     {

@@ -3,8 +3,8 @@
 
 use super::branch::Branch;
 use super::leaf::Leaf;
-use super::page::Place;
 use super::{Key, page};
+use block::ZoneBlock;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use std::rc::Rc;
 /// A place is added when the page that was stored there is changed or dropped by its last owner. The newest
 /// checkpoint on the medium may still refer to the place, until the next one is durable.
 #[derive(Debug, Clone, Default)]
-pub struct Released(Rc<RefCell<Vec<Place>>>);
+pub struct Released(Rc<RefCell<Vec<ZoneBlock>>>);
 
 impl Released {
     /// Returns an empty list.
@@ -22,7 +22,7 @@ impl Released {
     }
 
     /// Returns the places released since the last call, in the order of their release, and empties the list.
-    pub fn take(&self) -> Vec<Place> {
+    pub fn take(&self) -> Vec<ZoneBlock> {
         std::mem::take(&mut self.0.borrow_mut())
     }
 
@@ -38,11 +38,11 @@ impl Released {
 
     /// Returns places that [`take`](Self::take) returned to the list, because the checkpoint that would have
     /// made them dead failed.
-    pub fn put_back(&self, places: Vec<Place>) {
+    pub fn put_back(&self, places: Vec<ZoneBlock>) {
         self.0.borrow_mut().extend(places);
     }
 
-    fn push(&self, place: Place) {
+    fn push(&self, place: ZoneBlock) {
         self.0.borrow_mut().push(place);
     }
 }
@@ -89,7 +89,7 @@ fn add(counter: &Cell<usize>, number: isize) {
 /// Place of a node, released when the node changes or is dropped. A clone of the node has no place.
 #[derive(Debug)]
 pub(super) struct Slot {
-    place: Cell<Option<Place>>,
+    place: Cell<Option<ZoneBlock>>,
     is_leaf: bool,
     family: Rc<Family>,
 }
@@ -110,13 +110,13 @@ impl Slot {
         &self.family
     }
 
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<ZoneBlock> {
         self.place.get()
     }
 
     /// Sets the place of a node that has just been written. If it already has one, that is kept, the new one
     /// is released, and the result is false.
-    pub fn set(&self, place: Place) -> bool {
+    pub fn set(&self, place: ZoneBlock) -> bool {
         if self.place.get().is_some() {
             self.family.released.push(place);
             return false;
@@ -166,7 +166,7 @@ impl Node {
         }
     }
 
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<ZoneBlock> {
         self.slot().place()
     }
 

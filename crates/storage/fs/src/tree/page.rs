@@ -16,7 +16,7 @@
 
 use super::Key;
 use super::layout::Layout;
-use block::{Error, Result};
+use block::{Error, Result, ZoneBlock};
 use std::fmt;
 
 /// Bytes of an encoded page.
@@ -31,24 +31,9 @@ pub(super) const MAX_LEVEL: u8 = 12;
 const MAGIC: [u8; 4] = *b"SLTP";
 const VERSION: u8 = 1;
 
-/// Place of a page on the medium: one block of 4096 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// Zone of the page.
-    pub zone: u32,
-    /// Position in the zone, in blocks of 4096 bytes.
-    pub position: u32,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "zone {} position {}", self.zone, self.position)
-    }
-}
-
 /// Returns the error for an invalid page at `place`.
 #[cold]
-pub(super) fn strange(place: Place, what: impl fmt::Display) -> Error {
+pub(super) fn strange(place: ZoneBlock, what: impl fmt::Display) -> Error {
     Error::corrupt(format!("tree page \"{place}\": {what}"))
 }
 
@@ -79,7 +64,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it isn't a page of this level and version.
-    pub fn read(page: &[u8; PAGE], place: Place, level: u8) -> Result<Self> {
+    pub fn read(page: &[u8; PAGE], place: ZoneBlock, level: u8) -> Result<Self> {
         if page[..4] != MAGIC {
             return Err(strange(
                 place,
@@ -118,7 +103,7 @@ pub(super) fn u32_at(page: &[u8; PAGE], at: usize) -> u32 {
 }
 
 /// Checks that the bytes between `from` and `to` are zeros.
-pub(super) fn check_padding(page: &[u8; PAGE], from: usize, to: usize, place: Place) -> Result<()> {
+pub(super) fn check_padding(page: &[u8; PAGE], from: usize, to: usize, place: ZoneBlock) -> Result<()> {
     match page[from..to].iter().position(|&byte| byte != 0) {
         None => Ok(()),
         Some(at) => {

@@ -1,11 +1,12 @@
 //! Places of all pages of a tree, and their removal.
 
 use super::node::Node;
-use super::{Key, Place, Tree};
+use super::{Key, Tree};
+use block::ZoneBlock;
 
 impl Tree {
     /// Returns the places of all pages that have one.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<ZoneBlock> {
         let mut places = Vec::new();
         self.visit_own_places(None, |place| places.push(place));
         places
@@ -13,7 +14,7 @@ impl Tree {
 
     /// Visits the places of the pages that this tree doesn't share with `newer`; with `None`, those of all
     /// pages.
-    pub fn visit_own_places(&self, newer: Option<&Tree>, mut visit: impl FnMut(Place)) {
+    pub fn visit_own_places(&self, newer: Option<&Tree>, mut visit: impl FnMut(ZoneBlock)) {
         if let Some(root) = &self.root {
             visit_own(root, self.level, newer, &mut visit);
         }
@@ -27,7 +28,7 @@ impl Tree {
         newer: Option<&Tree>,
         from: &Key,
         most: usize,
-        visit: impl FnMut(Place),
+        visit: impl FnMut(ZoneBlock),
     ) -> Option<Key> {
         let mut walk = Walk { newer, from: *from, left: most, last: None, next: None, visit };
         if let Some(root) = &self.root {
@@ -40,7 +41,7 @@ impl Tree {
     /// them: the next checkpoint writes them elsewhere, once. Must be called for all trees of the family,
     /// newest first, with the previous tree as `newer`: pages that both share aren't visited again. No clone
     /// may be in the process of being stored.
-    pub fn withdraw_places(&self, newer: Option<&Tree>, is_wanted: impl Fn(Place) -> bool) {
+    pub fn withdraw_places(&self, newer: Option<&Tree>, is_wanted: impl Fn(ZoneBlock) -> bool) {
         if let Some(root) = &self.root {
             withdraw(root, self.level, newer, &is_wanted);
         }
@@ -54,7 +55,7 @@ fn has(tree: Option<&Tree>, node: &Node, level: u8) -> bool {
 }
 
 /// Visits own places. Recurses to the height of the tree.
-fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMut(Place)) {
+fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMut(ZoneBlock)) {
     if has(newer, node, level) {
         return;
     }
@@ -77,7 +78,7 @@ struct Walk<'a, V> {
     visit: V,
 }
 
-impl<V: FnMut(Place)> Walk<'_, V> {
+impl<V: FnMut(ZoneBlock)> Walk<'_, V> {
     /// Visits a node and those below it. Returns false once enough have been visited. Recurses to the height
     /// of the tree.
     fn go_on(&mut self, node: &Node, level: u8) -> bool {
@@ -103,7 +104,7 @@ impl<V: FnMut(Place)> Walk<'_, V> {
 }
 
 /// Returns whether the node has no place afterwards. Recurses to the height of the tree.
-fn withdraw(node: &Node, level: u8, newer: Option<&Tree>, is_wanted: &impl Fn(Place) -> bool) -> bool {
+fn withdraw(node: &Node, level: u8, newer: Option<&Tree>, is_wanted: &impl Fn(ZoneBlock) -> bool) -> bool {
     if !has(newer, node, level) {
         let mut has_lost = false;
         if let Node::Branch(branch) = node {

@@ -2,15 +2,16 @@
 
 use super::branch::Branch;
 use super::node::Node;
-use super::page::{PAGE, Place};
+use super::page::PAGE;
 use super::{Key, Tree};
+use block::ZoneBlock;
 use std::rc::Rc;
 
 /// Description of a tree on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// Place of the root; `None` for an empty tree.
-    pub root: Option<Place>,
+    pub root: Option<ZoneBlock>,
     /// Level of the root: 0 for a leaf and for an empty tree.
     pub level: u8,
     /// Number of items.
@@ -35,14 +36,14 @@ impl Tree {
     }
 
     /// Returns the place of the page of this level on the path to `key`.
-    pub fn place_of(&self, key: &Key, level: u8) -> Option<Place> {
+    pub fn place_of(&self, key: &Key, level: u8) -> Option<ZoneBlock> {
         self.node_of(key, level)?.place()
     }
 
     /// Removes the place of the page of this level on the path to `first_key`, and those of its ancestors, so
     /// that the next checkpoint writes these pages elsewhere. Places of clones don't change. Returns false,
     /// without a change, if the page doesn't have this place.
-    pub fn forget_place(&mut self, first_key: &Key, level: u8, place: Place) -> bool {
+    pub fn forget_place(&mut self, first_key: &Key, level: u8, place: ZoneBlock) -> bool {
         if self.place_of(first_key, level) != Some(place) {
             return false;
         }
@@ -141,13 +142,13 @@ impl Page {
     }
 
     /// Place of the page.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<ZoneBlock> {
         self.node.place()
     }
 
     /// Sets the place of the page, for all trees that share it. If it has been stored through another tree
     /// meanwhile, it keeps that place, this one is released, and the result is false.
-    pub fn set_place(&self, place: Place) -> bool {
+    pub fn set_place(&self, place: ZoneBlock) -> bool {
         self.node.slot().set(place)
     }
 }

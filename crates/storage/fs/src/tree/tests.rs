@@ -8,6 +8,7 @@ mod model;
 use super::branch::MAX_CHILDREN;
 use super::page::HEADER;
 use super::*;
+use block::ZoneBlock;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Random numbers: splitmix64.
@@ -40,7 +41,7 @@ type Model = BTreeMap<Key, Vec<u8>>;
 struct Found {
     items: u64,
     pages: usize,
-    places: BTreeSet<Place>,
+    places: BTreeSet<ZoneBlock>,
     /// Addresses of leaves, of branches, and of nodes without a place.
     leaves: BTreeSet<usize>,
     branches: BTreeSet<usize>,
@@ -115,14 +116,14 @@ fn empty_page() -> Box<[u8; PAGE]> {
 /// Simulated medium: pages by their places.
 #[derive(Debug, Clone, Default)]
 struct Medium {
-    pages: BTreeMap<Place, Box<[u8; PAGE]>>,
+    pages: BTreeMap<ZoneBlock, Box<[u8; PAGE]>>,
     next: u32,
 }
 
 impl Medium {
-    fn allocate(&mut self) -> Place {
+    fn allocate(&mut self) -> ZoneBlock {
         self.next += 1;
-        Place { zone: self.next / 100, position: self.next % 100 }
+        ZoneBlock::new(self.next / 100, self.next % 100)
     }
 
     /// Writes one page.

@@ -1,9 +1,10 @@
 //! Invariants that are violated on purpose: the tests must detect each of them.
 
 use crate::lives::lives;
-use crate::world::{BASE, SHARDS, Setup, checked, empty, zones};
+use crate::world::{BASE, INODE_GROUPS, Setup, checked, empty, zones};
 use block::Data;
-use fs::core::{Broken, Core};
+use fs::broken::{Broken, with_broken};
+use fs::core::Core;
 use fs::metadata::change::Attributes;
 use fs::{FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
@@ -13,9 +14,8 @@ use std::time::Duration;
 
 /// Violates an invariant, which must be detected with one of these seeds.
 fn is_caught(broken: Broken, seeds: Range<u64>, draw: impl Fn(&mut Random) -> Setup) {
-    let draw = |random: &mut Random| Setup { broken: Some(broken), ..draw(random) };
     for seed in seeds.clone() {
-        if let Err(error) = lives(seed, draw, false) {
+        if let Err(error) = with_broken([broken], || lives(seed, &draw, false)) {
             println!("{broken:?}: seed {seed} of {seeds:?}: {error}");
             return;
         }
@@ -30,9 +30,9 @@ fn syncs_that_return_at_once_are_noticed() {
 
 /// Removes a file that fills zones, resets dead zones, and cuts the power before the removal is durable.
 /// Afterwards the file is intact, or doesn't exist.
-pub fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+pub fn removed_and_reset(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let setup = Setup { clients: 1, disk: 8 << 20, zone: 128 << 10, broken, ..Setup::draw(&mut random) };
+    let setup = Setup { clients: 1, disk: 8 << 20, zone: 128 << 10, ..Setup::draw(&mut random) };
     let contents = vec![seed as u8; 1 << 20];
     let written = Data::copy_of(&contents);
     let cut = move || async move {
@@ -67,20 +67,19 @@ pub fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String
 fn pages_that_die_before_the_next_checkpoint_is_durable_are_noticed() {
     let seeds = 1..60;
     for seed in seeds.clone().take(8) {
-        checkpoints_and_resets(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        checkpoints_and_resets(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    let notice =
-        |seed| checkpoints_and_resets(seed, Some(Broken::FreesPagesEarly)).err().map(|error| (seed, error));
-    let (seed, error) =
-        seeds.clone().find_map(notice).unwrap_or_else(|| panic!("it isn't noticed with the seeds {seeds:?}"));
+    let notice = |seed| checkpoints_and_resets(seed).err().map(|error| (seed, error));
+    let noticed = with_broken([Broken::FreesPagesEarly], || seeds.clone().find_map(notice));
+    let (seed, error) = noticed.unwrap_or_else(|| panic!("it isn't noticed with the seeds {seeds:?}"));
     println!("FreesPagesEarly: seed {seed}: {error}");
 }
 
 /// Changes every page between checkpoints, with zones reset all the time, and cuts the power at any time.
 /// Afterwards the file system must open.
-fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn checkpoints_and_resets(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let setup = Setup { disk: 8 << 20, zone: 128 << 10, broken, ..Setup::draw(&mut random) };
+    let setup = Setup { disk: 8 << 20, zone: 128 << 10, ..Setup::draw(&mut random) };
     let cut_after = Duration::from_micros(3000 + random.below(30_000));
     let cut = move || async move {
         let files = setup.format().await?;
@@ -102,8 +101,8 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
                 files
                     .home()
                     .with(move |core: Rc<Core>| async move {
-                        // Files are in the shard of their directory.
-                        for inode in (1..).step_by(SHARDS as usize).take(300) {
+                        // Files are in the inode group of their directory.
+                        for inode in (1..).step_by(INODE_GROUPS as usize).take(300) {
                             core.set_attributes(inode, now).await?;
                         }
                         Ok(())
@@ -136,13 +135,12 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
 /// Reads the clone of a file after a power cut. The file is emptied after it was cloned, a checkpoint shows
 /// both operations, and their records are written after it. A replay of the first one would share what the
 /// file has in the checkpoint: nothing.
-fn cloned_before_a_checkpoint(broken: Option<Broken>) -> Result<Vec<u8>, block::Error> {
+fn cloned_before_a_checkpoint() -> Result<Vec<u8>, block::Error> {
     const BYTES: u64 = 4096;
     // Of each operation of the disk.
     const LATENCY: Duration = Duration::from_millis(300);
-    let setup = Setup { broken, ..BASE };
     let cut = move || async move {
-        let files = setup.format().await?;
+        let files = BASE.format().await?;
         let (file, clone) = (files.create("/a").await?, files.create("/b").await?);
         file.write_at(0, Data::copy_of(&[7; BYTES as usize])).await?;
         files.sync().await?;
@@ -155,22 +153,23 @@ fn cloned_before_a_checkpoint(broken: Option<Broken>) -> Result<Vec<u8>, block::
         Ok::<_, block::Error>(runtime::power_cut())
     };
     let read = move || async move {
-        let files = setup.open().await?;
+        let files = BASE.open().await?;
         assert_eq!(files.attributes("/a").await?.size, 0);
         let clone = files.open_file("/b", OpenOptions::default()).await?;
         Ok(clone.read_at(0, BYTES as usize).await?.to_data().to_vec())
     };
     let latency = LATENCY.as_nanos() as u64;
     let world = Simulation { trace_lines: 0, latency: latency..latency + 1, ..Simulation::new(1) };
-    let left = runtime::simulate(world.with_files(empty(setup.disk)), cut).unwrap().value?;
+    let left = runtime::simulate(world.with_files(empty(BASE.disk)), cut).unwrap().value?;
     let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
     runtime::simulate(world.with_files(left), read).unwrap().value
 }
 
 #[test]
 fn replaying_what_the_checkpoint_shows_is_noticed() {
-    assert_eq!(cloned_before_a_checkpoint(None), Ok(vec![7; 4096]));
-    assert_eq!(cloned_before_a_checkpoint(Some(Broken::ReplaysShown)), Ok(vec![0; 4096]));
+    assert_eq!(cloned_before_a_checkpoint(), Ok(vec![7; 4096]));
+    let replayed = with_broken([Broken::ReplaysShown], cloned_before_a_checkpoint);
+    assert_eq!(replayed, Ok(vec![0; 4096]));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! I/O classes on modelled disks, in simulated time.
 
 use block::{Data, Error, Result};
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use fs::{Class, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::{Instant, Random, SimulatedFaults, Simulation, now};
 use stack::{Registry, Stack};
@@ -104,7 +104,7 @@ fn classes_that_compete_are_served_by_their_shares() {
 #[test]
 fn a_scheduler_that_ignores_shares_is_noticed() {
     let (one, other) = world(|| async {
-        let settings = Settings { broken: Some(Broken::IgnoresShares), ..Settings::default() };
+        let settings = Settings { io_depth: u64::MAX, ..Settings::default() };
         compete(&format("sata-ssd", &settings).await, (100, 300), READ, 32).await
     });
     assert!(other / one < 1.2, "{one} and {other} bytes");
@@ -193,12 +193,12 @@ fn commits(shares: Option<(u32, u32)>, settings: Settings) -> (Duration, u64) {
 fn a_commit_log_is_not_held_up_by_a_compaction_in_another_class() {
     let (without, read_without) = commits(None, Settings::default());
     let (with, read_with) = commits(Some((1000, 100)), Settings::default());
-    let broken = Settings { broken: Some(Broken::IgnoresShares), ..Settings::default() };
-    let (broken, _) = commits(Some((1000, 100)), broken);
+    let unbounded = Settings { io_depth: u64::MAX, ..Settings::default() };
+    let (unbounded, _) = commits(Some((1000, 100)), unbounded);
     // The depth takes 2 ms on this disk, and a commit has two turns and a flush of 1 ms.
     assert!(with < Duration::from_millis(8), "{with:?}");
     assert!(without > 3 * with, "{without:?} without classes, {with:?} with them");
-    assert!(broken > 3 * with, "{broken:?} where shares are ignored");
+    assert!(unbounded > 3 * with, "{unbounded:?} where requests start in order of arrival");
     assert!(read_with as f64 > 0.95 * read_without as f64, "{read_with} of {read_without} bytes");
 }
 
@@ -265,9 +265,9 @@ fn the_background_gets_its_shares_beside_files_of_no_class() {
 
 /// Overwrites a file on a nearly full disk, so that writers that hold all turns wait for the cleaner. Returns
 /// whether the writes end.
-fn overwrites_end(broken: Option<Broken>) -> bool {
+fn overwrites_end() -> bool {
     world(move || async move {
-        let settings = Settings { background_shares: 1, io_depth: 64 << 10, broken, ..Settings::default() };
+        let settings = Settings { background_shares: 1, io_depth: 64 << 10, ..Settings::default() };
         let files = format_on("optane-900p", (16 << 20, 128 << 10), &settings).await;
         let class = files.class("one", 1000).await.unwrap();
         let file = files.create("/a").await.unwrap().in_class(&class);
@@ -294,8 +294,11 @@ fn overwrites_end(broken: Option<Broken>) -> bool {
 
 #[test]
 fn writers_that_have_all_turns_do_not_hold_up_the_cleaner_that_they_wait_for() {
-    assert!(overwrites_end(None));
-    assert!(!overwrites_end(Some(Broken::CleanerWaits)), "a cleaner that waits for its turn isn't noticed");
+    assert!(overwrites_end());
+    assert!(
+        !with_broken([Broken::CleanerWaits], overwrites_end),
+        "a cleaner that waits for its turn isn't noticed"
+    );
 }
 
 #[test]

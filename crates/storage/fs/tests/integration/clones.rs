@@ -1,9 +1,10 @@
 //! Guarantees of clones: they take no space, later changes of one file don't affect another, and shared
 //! blocks live as long as any of the files, across snapshots, cleaning and power cuts.
 
-use crate::world::{BASE as SETUP, Files, SHARDS, Setup, checked, empty, zones};
+use crate::world::{BASE as SETUP, Files, INODE_GROUPS, Setup, checked, empty, zones};
 use block::{Data, Error};
-use fs::core::{Broken, Core};
+use fs::broken::{Broken, with_broken};
+use fs::core::Core;
 use fs::{Cloned, File, FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::rc::Rc;
@@ -165,19 +166,22 @@ fn ranges_edges_and_holes_are_copied_as_programs_expect_it() {
         expected.copy_within(0..16_384, 24_576);
         assert!(contents(&a).await == expected);
         sound(&files).await;
-        // Other shards have other trees.
-        for directory in 0..2 * SHARDS {
+        // Other inode groups have other trees.
+        for directory in 0..2 * INODE_GROUPS {
             files.make_directory(&format!("/d{directory}")).await.unwrap();
         }
         let mut shared = 0;
-        for directory in 0..2 * SHARDS {
+        for directory in 0..2 * INODE_GROUPS {
             let path = format!("/d{directory}/a");
             let done = clone(&files, "/a", &path).await;
             assert_eq!(done.bytes, 100_000);
             shared += u32::from(done.shared > 0);
             assert!(contents(&open(&files, &path).await).await == expected);
         }
-        assert!((1..2 * SHARDS).contains(&shared), "{shared}: some directories are of the root's shard");
+        assert!(
+            (1..2 * INODE_GROUPS).contains(&shared),
+            "{shared}: some directories are of the root's inode group"
+        );
         sound(&files).await;
     });
 }
@@ -246,10 +250,9 @@ fn a_snapshot_before_between_and_after_a_clone_frees_what_it_alone_had_in_any_or
 }
 
 /// Lets the cleaner move shared blocks of files; then reads and removes all files.
-fn cleaned(broken: Option<Broken>) {
-    let setup = Setup { broken, ..SETUP };
+fn cleaned() {
     in_world(1, empty(SETUP.disk), move || async move {
-        let files = setup.format().await.unwrap();
+        let files = SETUP.format().await.unwrap();
         for number in 0..40 {
             let (path, clone_path) = (format!("/{number}"), format!("/clone{number}"));
             // A filler, so that each zone has only a few of the shared blocks.
@@ -321,12 +324,12 @@ fn cleaned(broken: Option<Broken>) {
 
 #[test]
 fn shared_blocks_are_moved_for_all_who_have_them() {
-    cleaned(None);
+    cleaned();
 }
 
 #[test]
 fn a_cleaner_that_moves_shared_blocks_for_one_file_alone_is_noticed() {
-    let run = std::panic::catch_unwind(|| cleaned(Some(Broken::IgnoresShared)));
+    let run = std::panic::catch_unwind(|| with_broken([Broken::IgnoresShared], cleaned));
     assert!(run.is_err(), "it isn't noticed");
 }
 

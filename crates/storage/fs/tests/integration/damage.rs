@@ -347,16 +347,16 @@ fn flip_block(files: &mut Files, byte: u8) {
     bytes[at[0] * 4096 + 99] ^= 1;
 }
 
-/// Check and scrub describe damage with the path of the file, on one core and on several, including striped
+/// Check and scrub describe damage with the path of the file, on one shard and on several, including striped
 /// directories. For a file that only a snapshot has, they name the snapshot; for a file with two names, one
 /// of them; for a file without a name, only the inode.
 #[test]
 fn damage_is_described_with_paths() {
-    for (cores, stripe_above) in [(1, 1000), (2, 1000), (2, 1)] {
-        let setup = Setup { disk: 24 << 20, cores, stripe_above, ..SETUP };
+    for (shards, stripe_above) in [(1, 1000), (2, 1000), (2, 1)] {
+        let setup = Setup { disk: 24 << 20, shards, stripe_above, ..SETUP };
         let block = |byte: u8| Data::copy_of(&[byte; 4096]);
         let simulation =
-            move || Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+            move || Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(shards as usize);
         let main = move || async move {
             let files = setup.format().await.unwrap();
             files.make_directory("/a").await.unwrap();
@@ -403,7 +403,7 @@ fn damage_is_described_with_paths() {
                     it.contains(path) && it.contains(&format!("block {block}: wrong checksum"))
                 };
                 let found_here: Vec<_> = found.iter().filter(right).collect();
-                assert_eq!(found_here.len(), 1, "{cores} cores, {what}: {path}: {found:?}");
+                assert_eq!(found_here.len(), 1, "{shards} shards, {what}: {path}: {found:?}");
             };
             has("file \"a/deep one/b.txt\" (inode ", 3);
             has("snapshot \"before\": file \"changed\" (inode ", 0);
@@ -411,7 +411,11 @@ fn damage_is_described_with_paths() {
             let is_link = |it: &String| {
                 it.contains("file \"link\" (inode ") || it.contains("file \"a/another\" (inode ")
             };
-            assert_eq!(found.iter().filter(|it| is_link(it)).count(), 1, "{cores} cores, {what}: {found:?}");
+            assert_eq!(
+                found.iter().filter(|it| is_link(it)).count(),
+                1,
+                "{shards} shards, {what}: {found:?}"
+            );
         }
         // The open file system has removed the inode.
         let orphans = |found: &[String]| found.iter().filter(|it| it.starts_with("inode ")).count();

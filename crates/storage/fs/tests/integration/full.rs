@@ -315,8 +315,8 @@ fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
 /// before another checkpoint.
 #[test]
 fn what_a_large_snapshot_had_is_accepted_again_once_it_is_deleted() {
-    for (cores, disk) in [(1, 8 << 20), (1, 32 << 20), (4, 48 << 20)] {
-        let setup = Setup { disk, cores, checkpoint_after: 256 << 20, ..BASE };
+    for (shards, disk) in [(1, 8 << 20), (1, 32 << 20), (4, 48 << 20)] {
+        let setup = Setup { disk, shards, checkpoint_after: 256 << 20, ..BASE };
         let main = move || async move {
             const FILE: usize = 64 << 10;
             let data = |byte: u64| block::Data::copy_of(&vec![byte as u8 + 1; FILE]);
@@ -389,7 +389,7 @@ fn what_a_large_snapshot_had_is_accepted_again_once_it_is_deleted() {
             let report = checked(&crate::world::zones(None).await.unwrap()).await.unwrap();
             assert!(report.is_sound(), "{setup:?}: {report:?}");
         };
-        let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+        let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(shards as usize);
         runtime::simulate(world.with_files(empty(disk)), main).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Grid of geometries on zoned drives: numbers of cores, zones and open zones with which a file system works,
-//! or is refused with the numbers.
+//! Grid of geometries on zoned drives: numbers of shards, zones and open zones with which a file system
+//! works, or is refused with the numbers.
 
 use block::{Data, ZonesPart};
 use conformance::budget::is_left_out;
@@ -53,7 +53,7 @@ async fn soon<T>(what: &str, line: Line, done: impl Future<Output = block::Resul
     }
 }
 
-/// Writes all files concurrently and repeatedly, in directories of all cores: several times the capacity of
+/// Writes all files concurrently and repeatedly, in directories of all shards: several times the capacity of
 /// the zones.
 async fn write(files: &FileSystem, line: Line, round: u64, count: u64) {
     let writers = (0..count).map(|number| {
@@ -154,7 +154,7 @@ fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
 
 #[test]
 fn a_file_system_works_on_every_drive_or_is_refused_with_the_numbers() {
-    // The longer test covers the other geometries. A file system has at most 16 cores, so 32 shards of the
+    // The longer test covers the other geometries. A file system has at most 16 shards, so 32 shards of the
     // runtime are like 16.
     for shards in [1, 4, 7, 32] {
         check_grid(shards, |line| line.block_size == 4096 && line.zone_size <= 256 * KIB);

@@ -45,7 +45,7 @@ enum Between {
 struct Cell {
     disk: u64,
     zone: u64,
-    cores: u32,
+    shards: u32,
     filled: Filled,
     way_out: WayOut,
     between: Between,
@@ -193,13 +193,13 @@ fn in_world<T: 'static, F: Future<Output = T> + 'static>(
     files: Files,
     main: impl FnOnce() -> F,
 ) -> T {
-    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cell.cores as usize);
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cell.shards as usize);
     runtime::simulate(world.with_files(files), main).unwrap().value
 }
 
 /// Fills, removes and writes again repeatedly, with an interruption in between.
 fn fill_and_empty(cell: Cell) {
-    let setup = Setup { disk: cell.disk, zone: cell.zone, cores: cell.cores, ..SETUP };
+    let setup = Setup { disk: cell.disk, zone: cell.zone, shards: cell.shards, ..SETUP };
     let mut disk = in_world(cell, empty(cell.disk), move || async move {
         setup.format().await.unwrap().close().await.unwrap();
         runtime::power_cut()
@@ -232,7 +232,7 @@ fn fill_and_empty(cell: Cell) {
     }
 }
 
-/// Returns the cells; the larger grid has more zones, zone sizes, and numbers of cores.
+/// Returns the cells; the larger grid has more zones, zone sizes, and numbers of shards.
 fn cells() -> Vec<Cell> {
     const MIB: u64 = 1 << 20;
     let disks: &[(u64, u64, u32)] = match is_long() {
@@ -250,7 +250,7 @@ fn cells() -> Vec<Cell> {
         ],
     };
     let mut cells = Vec::new();
-    for &(disk, zone, cores) in disks {
+    for &(disk, zone, shards) in disks {
         for filled in [Filled::Writes, Filled::Overwrites, Filled::Names, Filled::Snapshots] {
             for way_out in [WayOut::Unlink, WayOut::Truncate] {
                 for between in [Between::Nothing, Between::Close, Between::PowerCut] {
@@ -258,7 +258,7 @@ fn cells() -> Vec<Cell> {
                     let has_way = (filled, way_out) != (Filled::Names, WayOut::Truncate);
                     let is_small = disk == 4 * MIB || between == Between::Close && way_out == WayOut::Unlink;
                     if has_way && (is_small || is_long()) {
-                        cells.push(Cell { disk, zone, cores, filled, way_out, between });
+                        cells.push(Cell { disk, zone, shards, filled, way_out, between });
                     }
                 }
             }
@@ -281,12 +281,12 @@ fn a_file_system_works_in_every_geometry_or_is_refused_with_numbers() {
     let many = [(128 << 10, 512), (256 << 10, 128), (1 << 20, 48), (4 << 20, 16)];
     let (mut works, mut refused) = (0, 0);
     for &(zone, count) in few.iter().chain(many.iter().filter(|_| is_long())) {
-        for &cores in shards {
+        for &shards in shards {
             for block_size in [4096, 65_536] {
                 let disk = (count + 1) * zone;
-                let setup = Setup { disk, zone, cores, block_size, ..SETUP };
+                let setup = Setup { disk, zone, shards, block_size, ..SETUP };
                 let (filled, way_out, between) = (Filled::Writes, WayOut::Unlink, Between::PowerCut);
-                let cell = Cell { disk, zone, cores, filled, way_out, between };
+                let cell = Cell { disk, zone, shards, filled, way_out, between };
                 let cut = in_world(cell, empty(disk), move || async move {
                     let files = match setup.format().await {
                         Ok(files) => files,

@@ -1,4 +1,4 @@
-//! Operations that involve several cores, in simulated worlds. Files with names in directories of all cores
+//! Operations that involve several shards, in simulated worlds. Files with names in directories of all shards
 //! are renamed, exchanged, linked and removed; directories are created, moved and removed; and the power is
 //! cut at any time. Afterwards, each operation has taken effect as a whole or not at all, the operations on
 //! each file and directory are a prefix of those submitted, and durable operations have taken effect.
@@ -6,7 +6,8 @@
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
 use conformance::budget::Budget;
-use fs::core::{Broken, Core};
+use fs::broken::{Broken, with_broken};
+use fs::core::Core;
 use fs::metadata::change::Attributes;
 use fs::metadata::inode::FileType;
 use fs::names::namespace::Renaming;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 /// More names than a directory gets.
 const UNSTRIPED: u64 = 1000;
-/// Directories in the root, on all cores.
+/// Directories in the root, on all shards.
 const DIRECTORIES: u64 = 6;
 
 /// State of a file or directory: its names, and whether it has its contents.
@@ -263,15 +264,23 @@ async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<
     Ok(found)
 }
 
-fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), String> {
+fn world(seed: u64, stripe_above: u64) -> Result<(), String> {
+    world_of(seed, stripe_above, 60_000_000)
+}
+
+fn broken_world(seed: u64, stripe_above: u64, broken: Broken) -> Result<(), String> {
+    // Operations that don't check again may retry forever, which is also detected.
+    with_broken([broken], || world_of(seed, stripe_above, 500_000))
+}
+
+fn world_of(seed: u64, stripe_above: u64, most_events: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
     let clients = 1 + random.below(3) as usize;
     let setup = Setup {
         disk: 24 << 20,
         zone: 128 << 10,
-        cores: 2 + random.below(2) as u32,
+        shards: 2 + random.below(2) as u32,
         slow: if random.chance(0.5) { 0.1 } else { 0.0 },
-        broken,
         stripe_above,
         ..Setup::draw(&mut random)
     };
@@ -311,10 +320,7 @@ fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), Str
     };
     let faults = runtime::SimulatedFaults { slow: setup.slow, ..Default::default() };
     let mut before = simulation(seed).with_files(empty(setup.disk)).with_faults(faults);
-    if broken.is_some() {
-        // Operations that don't check again may retry forever, which is also detected.
-        before.most_events = 500_000;
-    }
+    before.most_events = most_events;
     let cut = runtime::simulate(before, life).map_err(|error| error.to_string())?;
     let (disk, histories) = cut.value.map_err(|error| format!("before the power cut: {error}"))?;
     let known = histories.clone();
@@ -325,7 +331,7 @@ fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), Str
             return Err(Error::corrupt(format!("after the power cut: {report:?}")));
         }
         zones.close().await?;
-        let files = Setup { cores: 1 + (seed % 3) as u32, ..setup }.open().await?;
+        let files = Setup { shards: 1 + (seed % 3) as u32, ..setup }.open().await?;
         let found = look(&files, &known).await?;
         let report = files.check().await?;
         files.close().await?;
@@ -344,7 +350,7 @@ fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), Str
 }
 
 #[test]
-fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
+fn operations_of_several_shards_are_there_as_a_whole_or_not_at_all() {
     hold(UNSTRIPED);
 }
 
@@ -363,20 +369,20 @@ fn hold(stripe_above: u64) {
         if asked.is_none() && !budget.allows_more(600) {
             break;
         }
-        world(seed, stripe_above, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+        world(seed, stripe_above).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }
 
 #[test]
 fn operations_that_are_a_record_for_each_core_are_noticed() {
-    let noticed = (1..200).find(|seed| world(*seed, UNSTRIPED, Some(Broken::SplitsOperations)).is_err());
+    let noticed = (1..200).find(|seed| broken_world(*seed, UNSTRIPED, Broken::SplitsOperations).is_err());
     assert!(noticed.is_some(), "it isn't noticed");
     println!("noticed with seed {noticed:?}");
 }
 
 #[test]
 fn directories_that_damage_has_put_below_each_other_are_refused() {
-    let setup = Setup { disk: 24 << 20, cores: 3, ..Setup::draw_cores(&mut Random::new(1)) };
+    let setup = Setup { disk: 24 << 20, shards: 3, ..Setup::draw_shards(&mut Random::new(1)) };
     let main = move || async move {
         let files = setup.format().await.unwrap();
         for path in ["/0", "/1", "/0/moved"] {
@@ -389,7 +395,7 @@ fn directories_that_damage_has_put_below_each_other_are_refused() {
         for (inode, parent) in [(numbers[0], numbers[1]), (numbers[1], numbers[0])] {
             let attributes = Attributes { parent: Some(parent), ..Attributes::default() };
             let set = move |core: Rc<Core>| async move { core.set_attributes(inode, attributes).await };
-            files.cores().of(inode).with(set).await.unwrap();
+            files.shards().of(inode).with(set).await.unwrap();
         }
         let moved = files.rename("/0/moved", "/1/moved", Renaming::Replace).await;
         assert!(matches!(moved, Err(Error::Corrupt(_))), "{moved:?}");
@@ -401,7 +407,7 @@ fn directories_that_damage_has_put_below_each_other_are_refused() {
 
 /// Violates an invariant, which must be detected with striped directories.
 fn is_noticed(broken: Broken) {
-    let noticed = (1..400).find_map(|seed| world(seed, 3, Some(broken)).err().map(|error| (seed, error)));
+    let noticed = (1..400).find_map(|seed| broken_world(seed, 3, broken).err().map(|error| (seed, error)));
     println!("{broken:?}: {noticed:?}");
     assert!(noticed.is_some(), "it isn't noticed");
 }

@@ -667,8 +667,8 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
             let Left { clients, .. }: &Left = before;
             debug_assert_eq!(clients.len() as u64, setup.clients);
         }
-        let cores = if setup.cores == 1 { 1 } else { 1 + random.below(3) as u32 };
-        let setup = Setup { cores, ..setup };
+        let shards = if setup.shards == 1 { 1 } else { 1 + random.below(3) as u32 };
+        let setup = Setup { shards, ..setup };
         let next = live(setup, life, left)
             .map_err(|error| format!("SILTSTONE_SEED={seed}: {setup:?}, life {number}: {life:?}: {error}"))?;
         left = next;
@@ -720,8 +720,8 @@ fn checkpoints_of_operations_that_are_not_written_show_them_once() {
 }
 
 #[test]
-fn cores_whose_number_changes_keep_what_was_made_durable() {
-    hold(2, 400, Setup::draw_cores, false);
+fn shards_whose_number_changes_keep_what_was_made_durable() {
+    hold(2, 400, Setup::draw_shards, false);
 }
 
 #[test]
@@ -730,8 +730,8 @@ fn directories_that_become_striped_keep_what_was_made_durable() {
 }
 
 #[test]
-fn directories_that_become_striped_on_several_cores_show_every_operation() {
-    hold(2, 400, Setup::draw_striped_cores, false);
+fn directories_that_become_striped_on_several_shards_show_every_operation() {
+    hold(2, 400, Setup::draw_striped_shards, false);
 }
 
 #[test]

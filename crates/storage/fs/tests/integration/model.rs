@@ -414,7 +414,7 @@ async fn attributes_of_inode(files: &FileSystem, inode: InodeNumber) -> Result<A
         }
         Ok(attributes)
     };
-    files.cores().of(inode).with(read).await
+    files.shards().of(inode).with(read).await
 }
 
 /// A file system, or a snapshot of one.

@@ -5,15 +5,15 @@ use crate::sequences::{owned, synced_append};
 use crate::world::{Setup, empty};
 use block::{Data, Error};
 use fs::OpenOptions;
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use runtime::{Random, Simulation};
 use std::time::Duration;
 
 /// The prototype's fsync returned without a flush of the device.
 #[test]
 fn fsync_that_never_flushes() {
-    synced_append(None).unwrap_or_else(|error| panic!("{error}"));
-    let noticed = synced_append(Some(Broken::NeverFlushes)).unwrap_err();
+    synced_append().unwrap_or_else(|error| panic!("{error}"));
+    let noticed = with_broken([Broken::NeverFlushes], synced_append).unwrap_err();
     assert!(noticed.contains("it shows neither"), "{noticed}");
 }
 
@@ -22,10 +22,12 @@ fn fsync_that_never_flushes() {
 fn clusters_reused_before_the_log_that_freed_them_is_durable() {
     let seeds = 1..40;
     for seed in seeds.clone() {
-        removed_and_reset(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        removed_and_reset(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    let mut noticed = seeds.map(|seed| removed_and_reset(seed, Some(Broken::DiesWhenSubmitted)).is_err());
-    assert!(noticed.any(|is_noticed| is_noticed), "it isn't noticed");
+    let mut seeds = seeds;
+    let is_noticed =
+        with_broken([Broken::DiesWhenSubmitted], || seeds.any(|seed| removed_and_reset(seed).is_err()));
+    assert!(is_noticed, "it isn't noticed");
 }
 
 /// After a mount, the prototype didn't know which clusters were partly dead, so it never cleaned them.

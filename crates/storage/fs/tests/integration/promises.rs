@@ -552,7 +552,7 @@ fn a_file_system_whose_budget_is_used_up_is_opened_again() {
         for life in 0..3 {
             let files = match life {
                 0 => {
-                    let properties = Properties { shards: 4, ..Properties::default() };
+                    let properties = Properties { inode_groups: 4, ..Properties::default() };
                     let zones = zones(Some(SETUP.zone)).await.unwrap();
                     FileSystem::format(zones, properties, &settings).await
                 }
@@ -602,7 +602,7 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
         let put = move |core: Rc<Core>| async move {
             core.submit(Changes::from_elem(Change::Put { key, value: Value::new() }, 1), None)
         };
-        files.cores().of(inode).with(put).await.unwrap();
+        files.shards().of(inode).with(put).await.unwrap();
         let (turns, is_done) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
         let (counted, ended) = (turns.clone(), is_done.clone());
         let counting = runtime::spawn(async move {
@@ -625,7 +625,7 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
 fn writers_do_not_wait_for_a_scrub_of_all_pages() {
     let setup = Setup { disk: 6 << 20, ..SETUP };
     let made = in_world(empty(setup.disk), move || async move {
-        let properties = Properties { shards: 1, ..Properties::default() };
+        let properties = Properties { inode_groups: 1, ..Properties::default() };
         let zones = zones(Some(setup.zone)).await.unwrap();
         let files = FileSystem::format(zones, properties, &setup.settings()).await.unwrap();
         for number in 0..3000 {

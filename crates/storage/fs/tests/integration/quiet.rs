@@ -73,9 +73,9 @@ async fn answers(what: &str, files: &FileSystem, number: u64) {
     runtime::timeout(PATIENCE, all).await.unwrap_or_else(|_| panic!("{what}: no answer"));
 }
 
-fn stuck(operation: &'static str, during: During, cores: u32) {
+fn stuck(operation: &'static str, during: During, shards: u32) {
     let main = move || async move {
-        let what = format!("{operation} during {during:?}, {cores} cores");
+        let what = format!("{operation} during {during:?}, {shards} shards");
         let rules = vec![format!("{operation} delay={}s", STUCK.as_secs())];
         let lower = new_zones().await;
         let rules = parse_rules(&rules, stack::Contract::Zones).unwrap();
@@ -155,17 +155,17 @@ fn stuck(operation: &'static str, during: During, cores: u32) {
         let report = checked(&lower).await.unwrap();
         assert!(report.is_sound(), "{what}: {report:?}");
     };
-    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(shards as usize);
     runtime::simulate(world, main).unwrap();
 }
 
 #[test]
 fn storage_that_stops_answering_holds_back_only_what_needs_it() {
     use During::{Checkpoint, Cleaning, Close, Open, Read, Sync, SyncFile, Write};
-    for cores in [1, 2] {
+    for shards in [1, 2] {
         for during in [Open, Write, Read, Sync, SyncFile, Checkpoint, Cleaning, Close] {
             for operation in ["read", "append", "flush", "finish", "reset"] {
-                stuck(operation, during, cores);
+                stuck(operation, during, shards);
             }
         }
     }
@@ -181,10 +181,10 @@ async fn activity(zones: &Arc<zones::OnDevice>) -> Vec<u64> {
 /// The wall clock affects only the times of files; an idle file system writes nothing for a day.
 #[test]
 fn steps_of_the_wall_clock_change_the_times_of_files_only() {
-    for cores in [1, 2] {
+    for shards in [1, 2] {
         for steps in [&[][..], &[HOUR], &[-HOUR], &[HOUR, -HOUR], &[-HOUR, HOUR]] {
             let main = move || async move {
-                let case = format!("{cores} cores, steps {steps:?}");
+                let case = format!("{shards} shards, steps {steps:?}");
                 let zones = new_zones().await;
                 let settings = Settings { checkpoint_after: 1 << 20, ..Settings::default() };
                 let mut files = FileSystem::format(zones.clone(), Properties::default(), &settings)
@@ -226,7 +226,7 @@ fn steps_of_the_wall_clock_change_the_times_of_files_only() {
                 assert!(checked(&zones).await.unwrap().is_sound(), "{case}");
                 zones.close().await.unwrap();
             };
-            let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+            let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(shards as usize);
             runtime::simulate(world, main).unwrap();
         }
     }

@@ -1,10 +1,10 @@
 //! Salvage of damaged images: data that doesn't depend on the damaged part is read as it was written, other
 //! data is an error or listed as lost, and the medium doesn't change.
 
-use crate::world::{BASE, DISK, Files, SHARDS, Setup, empty, zones};
-use block::{Data, EraseGuarantee, Error, Part, Result, ZoneIndex, ZonesPart};
+use crate::world::{BASE, DISK, Files, INODE_GROUPS, Setup, empty, zones};
+use block::{Data, EraseGuarantee, Error, Part, Result, ZoneBlock, ZoneIndex, ZonesPart};
 use fs::format::{OWNER, State};
-use fs::tree::{Load, PAGE, Place, Released};
+use fs::tree::{Load, PAGE, Released};
 use fs::{FileSystem, Goal, LostParts, OpenOptions, Settings};
 use logkit::recovery::Opening;
 use logkit::scan::Found;
@@ -78,10 +78,10 @@ fn byte_of(disk: &[u8], zone: u32, position: u32) -> usize {
 #[derive(Debug)]
 struct Places {
     root_zone: u32,
-    directory: Place,
+    directory: ZoneBlock,
     /// Pages of the largest tree below its root, and that root.
-    leaves: Vec<Place>,
-    tree_root: Place,
+    leaves: Vec<ZoneBlock>,
+    tree_root: ZoneBlock,
 }
 
 fn places(files: &Files) -> Places {
@@ -90,12 +90,12 @@ fn places(files: &Files) -> Places {
         let newest = logkit::root::find(&*handle).await.unwrap();
         let opening: Opening<Found> = logkit::recovery::open(&*handle, OWNER, Goal::Serve).await.unwrap();
         let state = State::decode(&opening.own).unwrap();
-        let stored = state.shards.iter().map(|it| it.tree).max_by_key(|tree| tree.items).unwrap();
+        let stored = state.groups.iter().map(|it| it.tree).max_by_key(|tree| tree.items).unwrap();
         assert!(stored.level == 1, "the tree has leaves below its root");
         let tree_root = stored.root.unwrap();
         let mut load = Load::new(&stored, &Released::new()).unwrap();
         let layout = opening.layout;
-        let at = layout.address(tree_root.zone, tree_root.position);
+        let at = layout.address(tree_root.zone.0, tree_root.block);
         let (outcome, mut page) = handle.read(at, block::Buffer::new(PAGE)).await;
         outcome.unwrap();
         let page: &mut [u8; PAGE] = page.filled_mut().try_into().unwrap();
@@ -105,7 +105,7 @@ fn places(files: &Files) -> Places {
         let extent = &newest.root.directory[0];
         Places {
             root_zone: newest.zone,
-            directory: Place { zone: extent.zone, position: extent.position },
+            directory: ZoneBlock::new(extent.zone, extent.position),
             leaves: load.wanted().to_vec(),
             tree_root,
         }
@@ -273,7 +273,7 @@ fn a_damaged_checkpoint_costs_what_followed_the_one_before() {
     let places = places(&files);
     let mut damaged = files.clone();
     let bytes = disk(&mut damaged);
-    let at = byte_of(bytes, places.directory.zone, places.directory.position);
+    let at = byte_of(bytes, places.directory.zone.0, places.directory.block);
     bytes[at + 20] ^= 1;
     is_refused("directory", &damaged);
     // The records after the previous checkpoint still exist.
@@ -298,7 +298,7 @@ fn a_damaged_page_of_metadata_costs_its_items() {
         for (number, page) in places.leaves.iter().enumerate().step_by(3) {
             let mut damaged = files.clone();
             let bytes = disk(&mut damaged);
-            let at = byte_of(bytes, page.zone, page.position);
+            let at = byte_of(bytes, page.zone.0, page.block);
             bytes[at + 200] ^= 1;
             let what = format!("page {number} of {}", places.leaves.len());
             is_refused(&what, &damaged);
@@ -308,10 +308,10 @@ fn a_damaged_page_of_metadata_costs_its_items() {
         }
         let mut damaged = files.clone();
         let bytes = disk(&mut damaged);
-        let at = byte_of(bytes, places.tree_root.zone, places.tree_root.position);
+        let at = byte_of(bytes, places.tree_root.zone.0, places.tree_root.block);
         bytes[at + 200] ^= 1;
         is_refused("root of a tree", &damaged);
-        let shows = salvage("root of a tree", &damaged, OLD / usize::try_from(SHARDS).unwrap());
+        let shows = salvage("root of a tree", &damaged, OLD / usize::try_from(INODE_GROUPS).unwrap());
         assert!(shows.lost.count > 0);
         check_told("root of a tree", &shows, &inodes);
     }
@@ -360,7 +360,7 @@ fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
         let data = bytes.chunks(4096).position(|block| *block == contents(number)[..4096]).unwrap() * 4096;
         ((data - byte_of(bytes, 0, 0)) / (byte_of(bytes, 1, 0) - byte_of(bytes, 0, 0))) as u32
     };
-    let (data, pages, records) = (zone_of(0), places.tree_root.zone, zone_of(OLD + NEW - 1));
+    let (data, pages, records) = (zone_of(0), places.tree_root.zone.0, zone_of(OLD + NEW - 1));
     for (what, zone, least) in [("data", data, OLD / 2), ("pages", pages, 0), ("records", records, OLD / 2)] {
         let mut damaged = files.clone();
         // An invalid header of a zone.

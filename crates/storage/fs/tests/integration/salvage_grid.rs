@@ -145,37 +145,37 @@ fn what_can_be_read_of_a_damaged_file_system_is_salvaged() {
     }
 }
 
-/// A shard whose metadata is completely unreadable doesn't affect the root directory and the other shards.
-/// The number of cores for the salvage is that of the machine, and may differ from the number that wrote the
-/// file system.
+/// An inode group whose metadata is completely unreadable doesn't affect the root directory and the other
+/// inode groups. The number of shards for the salvage is that of the machine, and may differ from the
+/// number that wrote the file system.
 #[test]
-fn a_file_system_is_salvaged_by_several_cores() {
-    for (cores, salvaging) in [(3, 3), (2, 7), (7, 16), (16, 2)] {
-        salvage_by(cores, salvaging);
+fn a_file_system_is_salvaged_by_several_shards() {
+    for (shards, salvaging) in [(3, 3), (2, 7), (7, 16), (16, 2)] {
+        salvage_by(shards, salvaging);
     }
 }
 
-fn salvage_by(cores: u32, salvaging: u32) {
-    // More cores need more zones.
-    let disk = match cores.max(salvaging) {
+fn salvage_by(shards: u32, salvaging: u32) {
+    // More shards need more zones.
+    let disk = match shards.max(salvaging) {
         ..4 => 16 << 20,
         4..8 => 32 << 20,
         _ => 64 << 20,
     };
-    let setup = Setup { cores, disk, ..SETUP };
-    let world = |cores: u32| Simulation { shards: cores as usize, ..world() };
+    let setup = Setup { shards, disk, ..SETUP };
+    let world = |shards: u32| Simulation { shards: shards as usize, ..world() };
     let main = move || async move {
-        let properties = fs::Properties { shards: 16, ..fs::Properties::default() };
+        let properties = fs::Properties { inode_groups: 16, ..fs::Properties::default() };
         let zones = crate::world::zones(Some(setup.zone)).await.unwrap();
         let files = FileSystem::format(zones, properties, &setup.settings()).await.unwrap();
-        assert_eq!(files.cores().count(), cores);
+        assert_eq!(files.shards().count(), shards);
         for number in 0..60 {
             files.create(&format!("/{number}")).await.unwrap().write_at(0, contents(number)).await.unwrap();
         }
         files.close().await.unwrap();
         runtime::power_cut()
     };
-    let image = runtime::simulate(world(cores).with_files(empty(disk)), main).unwrap().value;
+    let image = runtime::simulate(world(shards).with_files(empty(disk)), main).unwrap().value;
     let zones = disk as usize / ZONE - 1;
     // Damage of unwritten zones loses nothing.
     let is_written =
@@ -184,12 +184,12 @@ fn salvage_by(cores: u32, salvaging: u32) {
     for zone in (0..zones).filter(is_written).step_by(if disk > 32 << 20 { 3 } else { 1 }) {
         let damaged = flipped(&image, (2 + zone) * 4096 + 40);
         let main = move || async move {
-            let settings = fs::Settings { goal: Goal::Salvage, cores: Some(salvaging), ..setup.settings() };
+            let settings = fs::Settings { goal: Goal::Salvage, shards: Some(salvaging), ..setup.settings() };
             let zones = crate::world::zones(None).await.unwrap();
             let Ok(files) = FileSystem::open(zones as Arc<dyn block::ZonesPart>, &settings).await else {
                 return 0;
             };
-            assert_eq!(files.cores().count(), salvaging);
+            assert_eq!(files.shards().count(), salvaging);
             let lost = files.lost().await.unwrap();
             let (mut listed, mut right) = (0, 0);
             for entry in files.read_directory("/").await.unwrap() {
@@ -212,6 +212,9 @@ fn salvage_by(cores: u32, salvaging: u32) {
         tried += 1;
         opened += runtime::simulate(world(salvaging).with_files(damaged), main).unwrap().value;
     }
-    println!("{cores} cores, salvaged by {salvaging}: {opened} of {tried}");
-    assert!(tried > 2 && opened >= tried - 2, "{cores} cores, salvaged by {salvaging}: {opened} of {tried}");
+    println!("{shards} shards, salvaged by {salvaging}: {opened} of {tried}");
+    assert!(
+        tried > 2 && opened >= tried - 2,
+        "{shards} shards, salvaged by {salvaging}: {opened} of {tried}"
+    );
 }

@@ -12,7 +12,7 @@ use crate::model::{Bytes, Model, Operation, Shown, View, apply, is_alike, view_o
 use crate::world::checked;
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
 use conformance::budget::Budget;
-use fs::core::{Broken, Core};
+use fs::core::Core;
 use fs::names::namespace::Renaming;
 use fs::{FileSystem, Properties, Settings};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -25,8 +25,8 @@ use std::time::Duration;
 
 const ZONE_BYTES: u64 = 128 << 10;
 const DISK_BYTES: u64 = 4 << 20;
-/// Number of shards: as in other tests, and few enough for the stripes of a directory.
-const SHARDS: u32 = 8;
+/// Number of inode groups: as in other tests, and few enough for the stripes of a directory.
+const INODE_GROUPS: u32 = 8;
 /// Delays of the disk, so that many requests are in flight at the same time.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
 /// One of this number of states is also used for further operations after it was checked.
@@ -60,7 +60,6 @@ struct Sequence {
     syncs: Syncs,
     /// Number of names above which a directory is striped.
     stripe_above: u64,
-    broken: Option<Broken>,
 }
 
 pub fn owned(path: &str) -> String {
@@ -103,7 +102,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Clone(owned("/b"), 0, u64::MAX, owned("/a"), 0),
         Clone(owned("/b"), 4096, 8192, owned("/a"), 12_288),
         Clone(owned("/b"), 0, 8192, owned("/b"), 12_288),
-        // The target is in another shard.
+        // The target is in another inode group.
         Clone(owned("/a"), 0, u64::MAX, owned("/d/c"), 50),
         Rename(owned("/a"), owned("/b"), Renaming::Replace),
         Rename(owned("/a"), owned("/n"), Renaming::NoReplace),
@@ -204,16 +203,11 @@ pub async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> block::Result<
 
 impl Sequence {
     fn new(seed: u64, operations: Vec<Operation>, syncs: Syncs) -> Self {
-        Sequence { seed, operations, syncs, stripe_above: u64::MAX, broken: None }
+        Sequence { seed, operations, syncs, stripe_above: u64::MAX }
     }
 
     fn settings(&self) -> Settings {
-        Settings {
-            sums_bytes: 1,
-            stripe_above: Some(self.stripe_above),
-            broken: self.broken,
-            ..Settings::default()
-        }
+        Settings { sums_bytes: 1, stripe_above: Some(self.stripe_above), ..Settings::default() }
     }
 
     async fn run(&self) -> Result<Run, String> {
@@ -231,7 +225,7 @@ impl Sequence {
         let disk = RecordDevicePart::new(Arc::new(slow), recorder.clone(), "disk", Role::Disk).unwrap();
         let disk = Arc::new(disk);
         let zones = zones_on(disk.clone(), true).await.map_err(|error| failed("making zones", error))?;
-        let properties = Properties { shards: SHARDS, ..Properties::default() };
+        let properties = Properties { inode_groups: INODE_GROUPS, ..Properties::default() };
         let files = FileSystem::format(zones, properties, &self.settings()).await;
         let files = files.map_err(|error| failed("formatting", error))?;
         let mut model = Model::default();
@@ -481,9 +475,9 @@ fn a_directory_becomes_striped_and_is_emptied_and_removed_at_one_point() {
     );
 }
 
-/// Checks an append with an fsync from every state of the disk, optionally with an invariant violated.
-pub fn synced_append(broken: Option<Broken>) -> Result<u64, String> {
+/// Checks an append with an fsync from every state of the disk.
+pub fn synced_append() -> Result<u64, String> {
     let operations = vec![Operation::Append(owned("/a"), Bytes::draw(3000, 9))];
-    let sequence = Sequence { broken, ..Sequence::new(1, operations, Syncs::First) };
+    let sequence = Sequence::new(1, operations, Syncs::First);
     sequence.simulated(&Rc::new(Budget::unlimited()), Search::new(1))
 }

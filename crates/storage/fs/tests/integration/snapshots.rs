@@ -2,7 +2,7 @@
 
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use fs::names::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings, SnapshotView};
 use runtime::Simulation;
@@ -179,9 +179,9 @@ fn a_snapshot_has_a_write_in_flight_or_not() {
 }
 
 #[test]
-fn snapshots_stay_when_the_number_of_cores_changes() {
+fn snapshots_stay_when_the_number_of_shards_changes() {
     let mut disk = in_world(empty(24 << 20), || async {
-        let files = Setup { disk: 24 << 20, cores: 2, ..SETUP }.format().await.unwrap();
+        let files = Setup { disk: 24 << 20, shards: 2, ..SETUP }.format().await.unwrap();
         for number in 0..12 {
             files.make_directory(&format!("/{number}")).await.unwrap();
             write(&files, &format!("/{number}/a"), 20_000, number).await.unwrap();
@@ -196,17 +196,17 @@ fn snapshots_stay_when_the_number_of_cores_changes() {
         files.sync().await.unwrap();
         runtime::power_cut()
     });
-    for cores in [1, 3, 2] {
+    for shards in [1, 3, 2] {
         disk = in_world(disk, move || async move {
             sound_on_disk().await;
-            let files = Setup { disk: 24 << 20, cores, ..SETUP }.open().await.unwrap();
+            let files = Setup { disk: 24 << 20, shards, ..SETUP }.open().await.unwrap();
             let view = files.snapshot("all").await.unwrap();
             for number in 0..12 {
                 assert_eq!(read(&view, &format!("/{number}/a")).await.unwrap(), vec![number; 20_000]);
                 assert!(view.attributes(&format!("/{number}/b")).await.is_err());
             }
             sound(&files).await;
-            files.create_snapshot(&format!("with {cores} cores")).await.unwrap();
+            files.create_snapshot(&format!("with {shards} shards")).await.unwrap();
             runtime::power_cut()
         });
     }
@@ -282,24 +282,25 @@ fn snapshots_survive_that_their_blocks_are_moved() {
 }
 
 #[test]
-fn a_snapshot_of_several_cores_is_of_one_moment() {
+fn a_snapshot_of_several_shards_is_of_one_moment() {
     for seed in 1..4 {
-        takes_while_cores_change(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let slow = takes_while_cores_change(seed, Some(Broken::SlowSnapshots));
+        takes_while_shards_change(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let slow = with_broken([Broken::SlowSnapshots], || takes_while_shards_change(seed));
         slow.unwrap_or_else(|error| panic!("seed {seed}, slow: {error}"));
     }
-    let mut noticed =
-        (1..10).map(|seed| takes_while_cores_change(seed, Some(Broken::SnapshotsApart)).is_err());
-    assert!(noticed.any(|is_noticed| is_noticed), "snapshots of cores at different moments aren't noticed");
+    let is_noticed = with_broken([Broken::SlowSnapshots, Broken::OpenGates], || {
+        (1..10).any(|seed| takes_while_shards_change(seed).is_err())
+    });
+    assert!(is_noticed, "snapshots of shards at different moments aren't noticed");
 }
 
-/// A client writes the next number to files of all cores, one after the other, while others move files
-/// between directories of all cores. A snapshot that includes a number must include those written before, and
-/// each file must have exactly one name.
-fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+/// A client writes the next number to files of all shards, one after the other, while others move files
+/// between directories of all shards. A snapshot that includes a number must include those written before,
+/// and each file must have exactly one name.
+fn takes_while_shards_change(seed: u64) -> Result<(), String> {
     const FILES: u64 = 6;
     const MOVERS: usize = 4;
-    let setup = Setup { disk: 24 << 20, cores: 3, broken, ..SETUP };
+    let setup = Setup { disk: 24 << 20, shards: 3, ..SETUP };
     let main = move || async move {
         let files = setup.format().await.unwrap();
         for number in 0..FILES {
@@ -370,9 +371,9 @@ fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), Str
     run.map_err(|error| error.to_string())?.value
 }
 
-/// Clients write the next number to a file, and then truncate a file of another core, within a block, to a
+/// Clients write the next number to a file, and then truncate a file of another shard, within a block, to a
 /// size that encodes the number. A snapshot that includes the truncation must include the write before it. A
-/// write takes about as long as taking a snapshot on all cores.
+/// write takes about as long as taking a snapshot on all shards.
 fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
     const ROUNDS: u64 = 60;
     const CLIENTS: u64 = 3;
@@ -386,8 +387,7 @@ fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
         let options =
             zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
         let zones = Arc::new(zones::OnDevice::open(device, options).await.unwrap());
-        let settings =
-            Settings { cores: Some(3), broken: Some(Broken::SlowSnapshots), ..Settings::default() };
+        let settings = Settings { shards: Some(3), ..Settings::default() };
         let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
         for client in 0..CLIENTS {
             files.make_directory(&format!("/{client}")).await.unwrap();
@@ -441,9 +441,10 @@ fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
 }
 
 #[test]
-fn a_snapshot_of_several_cores_shows_no_cut_without_what_was_before_it() {
+fn a_snapshot_of_several_shards_shows_no_cut_without_what_was_before_it() {
     for seed in 1..6 {
-        takes_while_files_are_cut_off(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        with_broken([Broken::SlowSnapshots], || takes_while_files_are_cut_off(seed))
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
 

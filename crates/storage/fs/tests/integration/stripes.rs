@@ -1,9 +1,10 @@
-//! Striped directories: behaviour for programs before, while and after the names are divided among all cores.
+//! Striped directories: behaviour for programs before, while and after the names are divided among all
+//! shards.
 
-use crate::world::{SHARDS, Setup, checked, empty, zones};
+use crate::world::{INODE_GROUPS, Setup, checked, empty, zones};
 use block::{Error, Part};
 use conformance::budget::Budget;
-use fs::core::Broken;
+use fs::broken::{Broken, with_broken};
 use fs::metadata::change::Attributes;
 use fs::metadata::directory::Entry;
 use fs::metadata::inode::{FileType, Inode, InodeNumber};
@@ -17,11 +18,11 @@ use std::time::Duration;
 const ABOVE: u64 = 20;
 
 fn setup(random: &mut Random) -> Setup {
-    let cores = 3;
-    Setup { disk: 24 << 20, zone: 128 << 10, cores, stripe_above: ABOVE, ..Setup::draw(random) }
+    let shards = 3;
+    Setup { disk: 24 << 20, zone: 128 << 10, shards, stripe_above: ABOVE, ..Setup::draw(random) }
 }
 
-/// Runs a test in a world with a new file system on three cores.
+/// Runs a test in a world with a new file system on three shards.
 fn in_world<Fut>(work: impl FnOnce(FileSystem) -> Fut + Send + 'static)
 where
     Fut: Future<Output = Result<(), Error>> + 'static,
@@ -50,7 +51,7 @@ async fn inode_of(files: &FileSystem, directory: &str, name: &str) -> Result<Ino
 /// Waits until a directory is striped.
 async fn striped(files: &FileSystem, inode: InodeNumber) {
     for _ in 0..1000 {
-        if files.cores().striped().has(inode) {
+        if files.shards().striped().has(inode) {
             return;
         }
         runtime::sleep(Duration::from_millis(1)).await;
@@ -75,7 +76,7 @@ fn names(entries: &[Entry]) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_names_of_a_large_directory_are_on_all_cores_in_the_same_order() {
+fn the_names_of_a_large_directory_are_on_all_shards_in_the_same_order() {
     in_world(|files| async move {
         files.make_directory("/d").await?;
         for number in 0..ABOVE {
@@ -89,11 +90,11 @@ fn the_names_of_a_large_directory_are_on_all_cores_in_the_same_order() {
         let after = files.read_directory("/d").await?;
         assert_eq!(before, after);
         assert!(after.windows(2).all(|pair| pair[0].next < pair[1].next));
-        // New files are on the core of their stripe.
+        // New files are on the shard of their stripe.
         let mut made = [0; 3];
         for number in 0..300 {
             let file = files.create(&format!("/d/n{number}")).await?;
-            made[files.cores().index_of(file.inode()) as usize] += 1;
+            made[files.shards().index_of(file.inode()) as usize] += 1;
         }
         assert!(made.iter().all(|count| *count > 40), "{made:?}");
         assert_eq!(files.read_directory("/d").await?.len() as u64, ABOVE + 301);
@@ -130,7 +131,7 @@ fn attributes_of_a_striped_directory_are_those_of_one_directory() {
             ..Attributes::default()
         };
         let change = move |core: Rc<fs::core::Core>| async move { core.set_attributes(inode, set).await };
-        files.cores().of(inode).with(change).await?;
+        files.shards().of(inode).with(change).await?;
         let found = files.attributes("/d").await?;
         assert_eq!((found.mode & 0o7777, found.gid, found.modified), (0o2770, 33, 1_000_000));
         for number in 0..8 {
@@ -176,12 +177,12 @@ fn a_striped_directory_is_moved_exchanged_replaced_and_removed_as_others() {
         files.create("/other/d/new").await?;
         is(files.attributes("/other/d/f5").await.map(drop), libc::ENOENT);
         for _ in 0..1000 {
-            if !files.cores().striped().has(inode) {
+            if !files.shards().striped().has(inode) {
                 break;
             }
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        assert!(!files.cores().striped().has(inode), "a replaced directory is still known as striped");
+        assert!(!files.shards().striped().has(inode), "a replaced directory is still known as striped");
         // The root also becomes striped.
         for number in 0..30 {
             files.create(&format!("/r{number}")).await?;
@@ -200,7 +201,7 @@ fn a_removed_striped_directory_that_is_open_takes_no_names() {
         let inode = make(&files, "/d", ABOVE + 1).await?;
         let directory = files.directory("/d").await?;
         let open = move |core: Rc<fs::core::Core>| async move { core.open(inode).map(drop) };
-        files.cores().of(inode).with(open).await?;
+        files.shards().of(inode).with(open).await?;
         for number in 0..=ABOVE {
             directory.unlink(&format!("f{number}")).await?;
         }
@@ -215,9 +216,9 @@ fn a_removed_striped_directory_that_is_open_takes_no_names() {
             core.close(&core.nodes().find(inode).unwrap());
             Ok(())
         };
-        files.cores().of(inode).with(close).await?;
+        files.shards().of(inode).with(close).await?;
         runtime::sleep(Duration::from_millis(100)).await;
-        assert!(!files.cores().striped().has(inode));
+        assert!(!files.shards().striped().has(inode));
         Ok(())
     });
 }
@@ -251,11 +252,11 @@ fn a_snapshot_has_a_directory_as_it_was_before_and_after_it_was_striped() {
     });
 }
 
-/// Creates files in directories of all cores, and cuts the power at a time when a directory may become
+/// Creates files in directories of all shards, and cuts the power at a time when a directory may become
 /// striped. Durable files must exist afterwards.
-fn cut(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn cut(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let setup = Setup { broken, ..setup(&mut random) };
+    let setup = setup(&mut random);
     // Becoming striped takes 50 to 130 ms on such a disk.
     let after = Duration::from_micros(30_000 + random.below(100_000));
     let simulation = |seed| Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) };
@@ -295,7 +296,7 @@ fn cut(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         if !report.is_sound() {
             return Err(Error::corrupt(format!("after the power cut: {report:?}")));
         }
-        let files = Setup { cores: 1 + (seed % SHARDS as u64) as u32, ..setup }.open().await?;
+        let files = Setup { shards: 1 + (seed % INODE_GROUPS as u64) as u32, ..setup }.open().await?;
         let found = names(&files.read_directory("/d0").await?);
         for number in 0..ABOVE {
             files.attributes(&format!("/d0/f{number}")).await?;
@@ -322,14 +323,15 @@ fn names_that_were_durable_are_there_whenever_the_power_is_cut_while_they_are_co
         if asked.is_none() && !budget.allows_more(200) {
             break;
         }
-        cut(seed, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+        cut(seed).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }
 
 #[test]
 fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
-    let noticed =
-        (1..200).find_map(|seed| cut(seed, Some(Broken::StripesEarly)).err().map(|error| (seed, error)));
+    let noticed = with_broken([Broken::StripesEarly], || {
+        (1..200).find_map(|seed| cut(seed).err().map(|error| (seed, error)))
+    });
     println!("{noticed:?}");
     assert!(noticed.is_some(), "it isn't noticed");
 }
@@ -346,7 +348,7 @@ fn an_unmount_removes_stripes_that_are_being_made_and_no_names() {
                 files.create(&format!("/d/f{number}")).await?;
             }
             runtime::sleep(delay).await;
-            for core in files.cores().all() {
+            for core in files.shards().all() {
                 let unmount = |core: Rc<fs::core::Core>| async move {
                     core.remove_orphans();
                     Ok(())

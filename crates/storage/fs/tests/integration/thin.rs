@@ -390,24 +390,24 @@ fn zones_are_left_when_space_comes_back_after_minutes() {
     runtime::simulate(world, main).unwrap();
 }
 
-/// Creates the directories /0 to /7. Returns the number of one that is on another core than /0.
-async fn directories_on_two_cores(files: &FileSystem) -> usize {
+/// Creates the directories /0 to /7. Returns the number of one that is on another shard than /0.
+async fn directories_on_two_shards(files: &FileSystem) -> usize {
     let mut shards = Vec::new();
     for number in 0..8 {
         let path = format!("/{number}");
         files.make_directory(&path).await.unwrap();
         shards.push(files.directory(&path).await.unwrap().shard());
     }
-    shards.iter().position(|shard| *shard != shards[0]).expect("a directory of the other core")
+    shards.iter().position(|shard| *shard != shards[0]).expect("a directory of the other shard")
 }
 
-/// The record of a rename to another core waits for space. The rename is answered with an error, and may take
-/// effect later, but it must not undo later operations.
+/// The record of a rename to another shard waits for space. The rename is answered with an error, and may
+/// take effect later, but it must not undo later operations.
 #[test]
-fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
+fn operations_on_several_shards_that_wait_for_space_keep_their_inodes() {
     let main = || async {
         let (zones, files) = without_space().await;
-        let other = directories_on_two_cores(&files).await;
+        let other = directories_on_two_shards(&files).await;
         files.rename("/0", "/a", Renaming::Replace).await.unwrap();
         files.rename(&format!("/{other}"), "/b", Renaming::Replace).await.unwrap();
         files.create("/a/file").await.unwrap();
@@ -443,13 +443,13 @@ fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
     runtime::simulate(world, main).unwrap();
 }
 
-/// Taking a snapshot blocks new operations until those on several cores have ended. One of these that waits
+/// Taking a snapshot blocks new operations until those on several shards have ended. One of these that waits
 /// for space ends once a removal frees some.
 #[test]
 fn a_snapshot_does_not_wait_for_an_operation_that_waits_for_space() {
     let main = |begins_after: u64| async move {
         let (zones, files) = without_space().await;
-        let other = directories_on_two_cores(&files).await;
+        let other = directories_on_two_shards(&files).await;
         files.create("/0/file").await.unwrap();
         files.sync().await.unwrap();
         zones.message("rules on").await.unwrap();

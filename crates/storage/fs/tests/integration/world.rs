@@ -1,7 +1,6 @@
 //! File systems in simulated worlds: the disk, and functions to open and check file systems.
 
 use block::{Error, Result, ZonesPart};
-use fs::core::Broken;
 use fs::{FileSystem, Properties, Settings};
 use runtime::Random;
 use stack::{Registry, Stack};
@@ -9,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub const DISK: &str = "/disk";
-/// Number of shards of the file systems: few, so that several inodes are in one shard.
-pub const SHARDS: u32 = 4;
+/// Number of inode groups of the file systems: few, so that several inodes are in one inode group.
+pub const INODE_GROUPS: u32 = 4;
 
 pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
@@ -59,17 +58,16 @@ pub struct Setup {
     pub bursts: f64,
     /// Share of operations during which a snapshot is taken, deleted or read.
     pub snapshots: f64,
-    /// Number of cores in the next epoch.
-    pub cores: u32,
+    /// Number of shards in the next epoch.
+    pub shards: u32,
     /// Number of names above which a directory is striped.
     pub stripe_above: u64,
     /// Whether all epochs end with a clean close.
     pub is_closed: bool,
-    pub broken: Option<Broken>,
 }
 
-/// A small disk without faults, with one core and without striped directories. Setups of tests differ from it
-/// in a few fields.
+/// A small disk without faults, with one shard and without striped directories. Setups of tests differ from
+/// it in a few fields.
 pub const BASE: Setup = Setup {
     disk: 8 << 20,
     zone: 128 << 10,
@@ -81,10 +79,9 @@ pub const BASE: Setup = Setup {
     slow: 0.0,
     bursts: 0.0,
     snapshots: 0.0,
-    cores: 1,
+    shards: 1,
     stripe_above: 1000,
     is_closed: false,
-    broken: None,
 };
 
 impl Setup {
@@ -125,23 +122,23 @@ impl Setup {
         Setup { checkpoints: 0.03, slow: 0.1, bursts: 0.1, clients: 1 + random.below(2), ..setup }
     }
 
-    /// Several cores, with enough zones for them.
-    pub fn draw_cores(random: &mut Random) -> Self {
+    /// Several shards, with enough zones for them.
+    pub fn draw_shards(random: &mut Random) -> Self {
         let setup = Setup::draw_busy(random);
-        Setup { disk: 24 << 20, zone: 128 << 10, clients: 1 + random.below(4), cores: 2, ..setup }
+        Setup { disk: 24 << 20, zone: 128 << 10, clients: 1 + random.below(4), shards: 2, ..setup }
     }
 
-    /// Snapshots, on a disk that files fill or with several cores.
+    /// Snapshots, on a disk that files fill or with several shards.
     pub fn draw_snapshots(random: &mut Random) -> Self {
         let setup = match random.below(3) {
             0 => Setup { clients: 1 + random.below(3), ..Setup::draw(random) },
             1 => Setup { checkpoints: 0.01, slow: 0.05, bursts: 0.02, ..Setup::draw_full(random) },
-            _ => Setup { blocks: 24, ..Setup::draw_cores(random) },
+            _ => Setup { blocks: 24, ..Setup::draw_shards(random) },
         };
         Setup { snapshots: 0.05, ..setup }
     }
 
-    /// Directories that are striped when they have a few names, on one core: its operations take effect in
+    /// Directories that are striped when they have a few names, on one shard: its operations take effect in
     /// order.
     pub fn draw_striped(random: &mut Random) -> Self {
         let setup = match random.below(3) {
@@ -152,10 +149,10 @@ impl Setup {
         Setup { stripe_above: random.below(4), ..setup }
     }
 
-    /// Striped directories on several cores, which all end with a clean close: a power cut could leave a
-    /// different prefix of the operations of each core.
-    pub fn draw_striped_cores(random: &mut Random) -> Self {
-        let setup = Setup { stripe_above: random.below(4), is_closed: true, ..Setup::draw_cores(random) };
+    /// Striped directories on several shards, which all end with a clean close: a power cut could leave a
+    /// different prefix of the operations of each shard.
+    pub fn draw_striped_shards(random: &mut Random) -> Self {
+        let setup = Setup { stripe_above: random.below(4), is_closed: true, ..Setup::draw_shards(random) };
         Setup { snapshots: if random.chance(0.5) { 0.05 } else { 0.0 }, ..setup }
     }
 
@@ -164,15 +161,14 @@ impl Setup {
         Settings {
             checkpoint_after: self.checkpoint_after,
             sums_bytes: 1,
-            cores: Some(self.cores),
+            shards: Some(self.shards),
             stripe_above: Some(self.stripe_above),
-            broken: self.broken,
             ..Settings::default()
         }
     }
 
     pub async fn format(&self) -> Result<FileSystem> {
-        let properties = Properties { block_size: self.block_size, shards: SHARDS };
+        let properties = Properties { block_size: self.block_size, inode_groups: INODE_GROUPS };
         FileSystem::format(zones(Some(self.zone)).await?, properties, &self.settings()).await
     }
 

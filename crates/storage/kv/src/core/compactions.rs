@@ -2,6 +2,7 @@
 //!
 //! A failed job is retried. Jobs yield to other tasks of their shard after a number of entries.
 
+use crate::broken::if_broken;
 use crate::core::reserve::Claim;
 use crate::core::table_writer::Output;
 use crate::core::write_controller::WriteController;
@@ -349,15 +350,15 @@ impl Core {
             })
             .cloned()
             .collect();
-        let is_bottom = |key: &[u8]| !below.iter().any(|table| table.may_have(key));
-        let breaks = self.settings.breaks(crate::settings::Broken::DropsTombstones);
+        let is_bottom = |key: &[u8]| {
+            if_broken!(DropsTombstones, return true);
+            !below.iter().any(|table| table.may_have(key))
+        };
         let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
         let (begun, level0) = (runtime::now(), inputs.iter().filter(|table| table.meta.level == 0));
         let level0: u64 = level0.map(|table| table.meta.summary.length).sum();
         let output = self
-            .rewrite((Merge::new(cursors), Sequence::MAX), tombstones, job.target, class, |key| {
-                breaks || is_bottom(key)
-            })
+            .rewrite((Merge::new(cursors), Sequence::MAX), tombstones, job.target, class, is_bottom)
             .await?;
         add(&self.work.compacted_bytes, read);
         add(&self.work.written_bytes, output.1);

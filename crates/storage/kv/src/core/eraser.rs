@@ -1,6 +1,7 @@
 //! Executes the resets that [`erasure`](crate::erasure) schedules: zones with stale data are sealed, emptied,
 //! covered by a checkpoint, and reset.
 
+use crate::broken::if_broken;
 use crate::core::Core;
 use crate::entry::Timestamp;
 use crate::log_entry::KvEntry;
@@ -41,34 +42,32 @@ impl Core {
             true => IDLE,
             false => (limit / LOOKS).max(SHORTEST),
         };
-        let breaks = self.settings.breaks(crate::settings::Broken::ForgetsZones);
         let mut is_renewing = false;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             // Closing the store ends the wait, and so does a shard that has used half of its grant of
             // operations.
             let wait = if is_renewing { SHORTEST } else { pause };
             let _elapsed = runtime::timeout(wait, self.events.stopping.notified()).await;
-            if !breaks && let Err(error) = self.erase_due(limit).await {
+            if let Err(error) = self.erase_due(limit).await {
                 tracing::warn!("erasing zones: {error}");
             }
             is_renewing = self.renew_resets().await.unwrap_or_else(|error| {
                 tracing::warn!("resetting zones again: {error}");
                 false
             });
-            let patience = if breaks { Duration::ZERO } else { PATIENCE };
             if self.erasure.counts_operations()
-                && let Err(error) = self.grant_operations(limit, patience).await
+                && let Err(error) = self.grant_operations(limit).await
             {
                 tracing::warn!("erasing zones: {error}");
             }
         }
     }
 
-    /// Grants further operations once nothing is due within the next step, or after `patience`.
-    async fn grant_operations(self: &Rc<Self>, limit: Duration, patience: Duration) -> Result<()> {
+    /// Grants further operations once nothing is due within the next step, or after [`PATIENCE`].
+    async fn grant_operations(self: &Rc<Self>, limit: Duration) -> Result<()> {
         let homes = self.peers.homes();
         let begin = runtime::now();
-        while begin.elapsed() < patience && !self.kit.is_closing() && self.kit.failure().is_none() {
+        while begin.elapsed() < PATIENCE && !self.kit.is_closing() && self.kit.failure().is_none() {
             let mut oldest: Option<Timestamp> = None;
             for home in &homes {
                 let found = home.with(|core: Rc<Core>| async move { Ok(core.oldest_deletion()) }).await?;
@@ -117,6 +116,7 @@ impl Core {
     }
 
     async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
+        if_broken!(ForgetsZones, return Ok(()));
         let homes = self.peers.homes();
         let deletes = self.erasure.deletes();
         let mut oldest: Option<Timestamp> = None;

@@ -11,7 +11,7 @@ use super::crash_model::{Change, Client, Map, Operation, Value, batch, differenc
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
 use conformance::budget::{Budget, is_long};
 
-use kv::{Acknowledge, Broken, DeletePersistence, Settings, Store};
+use kv::{Acknowledge, Broken, DeletePersistence, Settings, Store, with_broken};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashState, CrashStates, History, ImageDisk, Search};
 use layers::record::{RecordDevicePart, Recorder, Role};
@@ -481,7 +481,7 @@ fn draw_changes(random: &mut Random, value: &mut u64, (shards, longest): (u16, u
 }
 
 /// Random case with many operations, of several clients.
-fn draw(seed: u64, broken: Option<Broken>) -> Case {
+fn draw(seed: u64) -> Case {
     let mut random = Random::new(seed);
     let shards = pick(&mut random, &[1, 1, 2]);
     let (compaction, deadline) = pick(
@@ -497,7 +497,6 @@ fn draw(seed: u64, broken: Option<Broken>) -> Case {
         placement: pick(&mut random, &["lifetime", "zap"]).to_owned(),
         delete_persistence: deadline
             .map(|milliseconds| DeletePersistence::Time(Duration::from_millis(milliseconds))),
-        broken,
         ..settings(shards)
     };
     let longest = pick(&mut random, &[9000, 60_000, 130_000]);
@@ -561,7 +560,7 @@ fn every_sequence_of_two_operations_keeps_its_promises_at_every_cut() {
 }
 
 /// Checkpoints are written while a slowly filling buffer has writes.
-fn buffered_over_checkpoints(broken: Option<Broken>) -> Result<u64, String> {
+fn buffered_over_checkpoints() -> Result<u64, String> {
     let puts = (0..80).flat_map(|value| {
         let put = written(&[put(value % KEYS, value, 20_000)]);
         [Some(put), (value % 4 == 0).then_some(Operation::Flush)]
@@ -570,7 +569,7 @@ fn buffered_over_checkpoints(broken: Option<Broken>) -> Result<u64, String> {
         seed: 1,
         disk_bytes: 8 << 20,
         zone_bytes: 64 << 10,
-        settings: Settings { buffer_bytes: 128 << 10, broken, ..settings(1) },
+        settings: Settings { buffer_bytes: 128 << 10, ..settings(1) },
         start: start(),
         clients: vec![puts.flatten().collect()],
         states: Some(100),
@@ -580,8 +579,8 @@ fn buffered_over_checkpoints(broken: Option<Broken>) -> Result<u64, String> {
 
 #[test]
 fn a_checkpoint_that_covers_writes_which_are_in_no_table_is_noticed() {
-    buffered_over_checkpoints(None).unwrap();
-    let noticed = buffered_over_checkpoints(Some(Broken::CoversBuffers)).unwrap_err();
+    buffered_over_checkpoints().unwrap();
+    let noticed = with_broken(Some(Broken::CoversBuffers), buffered_over_checkpoints).unwrap_err();
     println!("{noticed}");
     assert!(noticed.contains("no first part of its writes"), "{noticed}");
 }
@@ -640,7 +639,7 @@ fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
 #[test]
 fn what_waits_for_space_on_a_nearly_full_drive_ends() {
     for seed in [464, 497] {
-        let tried = draw(seed, None).simulated(&Rc::new(Budget::unlimited()), Search::brief(seed));
+        let tried = draw(seed).simulated(&Rc::new(Budget::unlimited()), Search::brief(seed));
         println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
     }
 }
@@ -657,7 +656,7 @@ fn many_operations_of_several_clients_keep_their_promises_at_cuts() {
         if asked.is_none() && !budget.allows_more(USUAL_SEEDS) {
             break;
         }
-        let tried = draw(seed, None).simulated(&budget, Search::brief(seed));
+        let tried = draw(seed).simulated(&budget, Search::brief(seed));
         states += tried.unwrap_or_else(|error| panic!("{error}"));
     }
     println!("{states} states");

@@ -3,7 +3,7 @@
 use super::common::{drive, format, open, simulate, small};
 use block::{EraseGuarantee, ZoneIndex, ZonesPart};
 use kv::audit::{Findings, audit};
-use kv::{Broken, DeletePersistence, Settings, Store};
+use kv::{Broken, DeletePersistence, Settings, Store, with_broken};
 use std::sync::Arc;
 use std::time::Duration;
 use zns::Zns;
@@ -112,11 +112,15 @@ fn deleted_keys_are_gone_in_time_though_the_power_was_cut() {
 
 #[test]
 fn the_audit_finds_keys_in_zones_that_were_forgotten_or_not_erased() {
-    let forgets = Settings { broken: Some(Broken::ForgetsZones), ..settings("zap", "zap") };
     let no_erasure = Settings { erase: EraseGuarantee::Deallocated, ..settings("zap", "zap") };
     let no_promise = Settings { delete_persistence: None, ..settings("saturation", "lifetime") };
-    for (name, settings) in [("forgets", forgets), ("no erasure", no_erasure), ("no promise", no_promise)] {
-        simulate(9, 1, move || async move {
+    let cases = [
+        ("forgets", settings("zap", "zap"), Some(Broken::ForgetsZones)),
+        ("no erasure", no_erasure, None),
+        ("no promise", no_promise, None),
+    ];
+    for (name, settings, broken) in cases {
+        let run = move || async move {
             let drive = drive(64);
             let zones: Arc<dyn ZonesPart> = drive.clone();
             let store = format(&zones, &settings).await;
@@ -125,7 +129,8 @@ fn the_audit_finds_keys_in_zones_that_were_forgotten_or_not_erased() {
             let after = look(&drive, &doomed()).await;
             assert!(!after.found.is_empty(), "{name}: {after:?}");
             store.close().await.unwrap();
-        });
+        };
+        with_broken(broken, || simulate(9, 1, run));
     }
 }
 

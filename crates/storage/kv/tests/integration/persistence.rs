@@ -68,13 +68,12 @@ fn a_deleted_key_is_gone_after_so_many_writes_also_across_a_restart() {
     for (compaction, shards, broken) in
         [("fade", 1, None), ("zap", 1, None), ("zap", 2, None), ("zap", 1, broken)]
     {
-        simulate(7, shards, move || async move {
+        let run = move || async move {
             let drive = drive(40);
             let zones: Arc<dyn ZonesPart> = drive.clone();
             let settings = Settings {
                 delete_persistence: Some(DeletePersistence::Operations(COUNT)),
                 compaction: compaction.to_owned(),
-                broken,
                 ..small()
             };
             let store = format(&zones, &settings).await;
@@ -105,6 +104,7 @@ fn a_deleted_key_is_gone_after_so_many_writes_also_across_a_restart() {
             assert_eq!(promise["operations"], COUNT);
             assert_eq!(store.get(b"key").await.unwrap(), None);
             store.close().await.unwrap();
-        });
+        };
+        kv::with_broken(broken, || simulate(7, shards, run));
     }
 }

@@ -8,7 +8,7 @@ const FOURTH: ClassNumber = 3;
 
 /// Returns queues with these classes after the two that each file system has.
 fn queue(depth: u64, shares: &[u32]) -> FairQueue<(ClassNumber, u64)> {
-    let mut queue = FairQueue::new(depth, false);
+    let mut queue = FairQueue::new(depth);
     let all = [100, 20].into_iter().chain(shares.iter().copied());
     all.enumerate().for_each(|(class, shares)| queue.set(class, shares));
     queue

@@ -4,6 +4,7 @@ use crate::metadata::change::{Change, KEEP_TIMES};
 use crate::metadata::inode::{FileType, Inode};
 use crate::metadata::versions::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::Released;
+use block::ZoneBlock;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Zone and position.
@@ -84,7 +85,7 @@ impl World {
     }
 
     fn apply(&mut self, change: &Change, at: At) {
-        let place = Place { zone: at.0, position: at.1 };
+        let place = ZoneBlock::new(at.0, at.1);
         self.metadata
             .apply(change, place, &mut self.live)
             .unwrap_or_else(|error| panic!("{change:?}: {error}"));
@@ -162,7 +163,7 @@ impl World {
         };
         let count = (0..most).take_while(follows).count() as u32;
         let to = self.take(count);
-        let place = Place { zone: from.0, position: from.1 };
+        let place = ZoneBlock::new(from.0, from.1);
         self.apply(&Change::Move { inode, block, blocks: count, from: place }, to);
         let versions = self.versions.iter_mut().map(|(_, version)| version).chain([&mut self.present]);
         for at in versions.flat_map(|version| version.values_mut()) {
@@ -186,7 +187,7 @@ impl World {
     fn delete(&mut self, at: usize) {
         let (number, _) = self.versions.remove(at);
         let Metadata { items, snapshots, .. } = &mut self.metadata;
-        let lost = snapshots.remove_shard(number, 0, items).unwrap();
+        let lost = snapshots.remove_group(number, 0, items).unwrap();
         lost.0.iter().for_each(|(zone, blocks)| self.live.dead(*zone, *blocks));
         snapshots.forget(number);
     }
@@ -218,8 +219,8 @@ impl World {
         for number in 0..FILES {
             for extent in extents(items, file(number), 0..u64::MAX) {
                 let extent = extent.unwrap();
-                for (block, position) in (extent.block..extent.end()).zip(extent.position..) {
-                    shown.insert((file(number), block), (extent.zone, position));
+                for (block, position) in (extent.block..extent.end()).zip(extent.place.block..) {
+                    shown.insert((file(number), block), (extent.place.zone.0, position));
                 }
             }
         }
@@ -236,12 +237,12 @@ impl World {
         let (items, mut live) = (&self.metadata.items, Live::default());
         for (key, value) in items.items() {
             if let Some((_, extent)) = own_blocks(&key, value).unwrap() {
-                live.live(extent.zone, extent.blocks);
+                live.live(extent.place.zone.0, extent.blocks);
             }
         }
         for (older, newer) in self.metadata.snapshots.with_newer(items) {
             visit_own_blocks(older.tree(0), newer, 0, |_, extent| {
-                live.live(extent.zone, extent.blocks);
+                live.live(extent.place.zone.0, extent.blocks);
                 Ok(())
             })
             .unwrap();
@@ -260,7 +261,7 @@ impl World {
         // Blocks in headers are reported as live exactly if a version has them.
         let (snapshots, items) = (&self.metadata.snapshots, &self.metadata.items);
         for (at, (inode, block)) in &self.written {
-            let (mut found, place) = (0, Place { zone: at.0, position: at.1 });
+            let (mut found, place) = (0, ZoneBlock::new(at.0, at.1));
             snapshots.visit_at_any(items, *inode, (*block, 1), place, |_, count| found += count).unwrap();
             assert_eq!(found == 1, places.contains(at), "{at:?} of {inode}, {block}");
         }
@@ -272,7 +273,7 @@ impl World {
         for run in &runs {
             for number in 0..run.blocks {
                 let owners = run.owners.iter().map(|owner| (owner.inode, owner.after(number).block));
-                let place = (run.place.zone, run.place.position + number);
+                let place = (run.place.zone.0, run.place.block + number);
                 let expected = self.present.iter().filter(|(_, at)| **at == place).map(|(owner, _)| *owner);
                 assert!(owners.eq(expected), "{run:?}");
                 shared += 1;
@@ -281,8 +282,7 @@ impl World {
         assert!(runs.windows(2).all(|pair| !pair[0].is_before(&pair[1])));
         assert!(
             runs.windows(2)
-                .all(|pair| pair[0].place.zone != pair[1].place.zone
-                    || pair[0].end() <= pair[1].place.position)
+                .all(|pair| pair[0].place.zone != pair[1].place.zone || pair[0].end() <= pair[1].place.block)
         );
         let several = self.present.values().copied().collect::<BTreeSet<_>>();
         let several = several.into_iter().filter(|at| self.owners(*at) > 1).count();
@@ -335,7 +335,7 @@ fn a_block_has_at_most_16_owners() {
         size: 0,
         modified: KEEP_TIMES,
     };
-    let place = Place { zone: 0, position: 0 };
+    let place = ZoneBlock::new(0, 0);
     assert!(matches!(world.metadata.apply(&one_more, place, &mut world.live), Err(Error::Corrupt(_))));
     world.unmap(file(1), 1, 2);
     world.share((file(0), 0), (file(2), 0), 1);
@@ -345,7 +345,7 @@ fn a_block_has_at_most_16_owners() {
 #[test]
 fn other_bytes_are_no_run() {
     let owner = |inode, block| BlockOwner { inode, block };
-    let place = Place { zone: 7, position: 9 };
+    let place = ZoneBlock::new(7, 9);
     let owners = SmallVec::from_vec(vec![owner(3, 1), owner(3, 200), owner(7, 0)]);
     let run = Run { place, blocks: 5, written: owner(2, 300), owners };
     let (key, bytes) = (key(FIRST_KEEPER, place), run.encode());

@@ -1,7 +1,7 @@
 //! Loading of pages that are damaged, stale or misplaced.
 
 use super::*;
-use block::Error;
+use block::{Error, ZoneBlock};
 
 /// A tree of three levels on a medium, with keys of several widths.
 fn stored_tree() -> (Medium, Stored, Model) {
@@ -38,7 +38,7 @@ fn refused(medium: &Medium, stored: &Stored) -> String {
 #[test]
 fn a_flipped_bit_is_an_error_or_another_value() {
     let (medium, stored, model) = stored_tree();
-    let places: Vec<Place> = medium.pages.keys().copied().collect();
+    let places: Vec<ZoneBlock> = medium.pages.keys().copied().collect();
     let root = stored.root.unwrap();
     let mut refusals = 0;
     let mut random = Random(11);
@@ -70,7 +70,7 @@ fn a_flipped_bit_is_an_error_or_another_value() {
 #[test]
 fn pages_of_random_bytes_never_panic() {
     let (medium, stored, _) = stored_tree();
-    let places: Vec<Place> = medium.pages.keys().copied().collect();
+    let places: Vec<ZoneBlock> = medium.pages.keys().copied().collect();
     let mut random = Random(5);
     for _ in 0..600 {
         let mut medium = medium.clone();
@@ -100,7 +100,7 @@ fn pages_of_random_bytes_never_panic() {
 #[test]
 fn pages_in_the_place_of_others_are_refused() {
     let (medium, stored, _) = stored_tree();
-    let places: Vec<Place> = medium.pages.keys().copied().collect();
+    let places: Vec<ZoneBlock> = medium.pages.keys().copied().collect();
     let mut random = Random(9);
     for _ in 0..300 {
         let [one, two] = [0; 2].map(|_| places[random.below(places.len() as u64) as usize]);
@@ -119,7 +119,7 @@ fn every_field_is_checked() {
     let (medium, stored, model) = stored_tree();
     let root = stored.root.unwrap();
     let leaf = *medium.pages.iter().find(|(_, page)| page[5] == 0).unwrap().0;
-    let with = |place: Place, change: &dyn Fn(&mut [u8; PAGE])| {
+    let with = |place: ZoneBlock, change: &dyn Fn(&mut [u8; PAGE])| {
         let mut medium = medium.clone();
         change(medium.pages.get_mut(&place).unwrap());
         refused(&medium, &stored)

@@ -1,6 +1,7 @@
 //! Checkpoints on a medium. Invariant: the places that aren't dead are always those that are referenced.
 
 use super::*;
+use block::ZoneBlock;
 
 /// A tree with its checkpoints, and the state of all places.
 struct World {
@@ -12,19 +13,19 @@ struct World {
     clones: Vec<(Tree, Model)>,
     checkpoint: Option<Checkpoint>,
     /// Newest durable checkpoint with its items and the places of its pages.
-    newest: (Stored, Model, BTreeSet<Place>),
+    newest: (Stored, Model, BTreeSet<ZoneBlock>),
     /// Places released since the last checkpoint began.
-    pending: Vec<Place>,
+    pending: Vec<ZoneBlock>,
 }
 
 struct Checkpoint {
     frozen: Tree,
     model: Model,
-    batch: Vec<Place>,
+    batch: Vec<ZoneBlock>,
     cursor: Unstored,
     level: u8,
     /// Encoded pages whose writes are in flight.
-    in_flight: Vec<(Page, Place)>,
+    in_flight: Vec<(Page, ZoneBlock)>,
     /// First page of the next level.
     next: Option<Page>,
 }
@@ -80,7 +81,7 @@ impl World {
         let (key, level) = (self.key(), self.random.below(3) as u8);
         let place = self.tree.place_of(&key, level);
         let node = self.tree.node_of(&key, level).map(Node::first_key);
-        let elsewhere = Place { zone: u32::MAX, position: 0 };
+        let elsewhere = ZoneBlock::new(u32::MAX, 0);
         assert!(!self.tree.forget_place(&key, level, elsewhere));
         assert_eq!(self.tree.place_of(&key, level), place);
         if let (Some(place), Some(first_key)) = (place, node) {
@@ -149,7 +150,7 @@ impl World {
         let mut in_flight = BTreeSet::new();
         self.pending.extend(self.released.take());
         // Each place is released once.
-        let mut released: Vec<Place> = self.pending.clone();
+        let mut released: Vec<ZoneBlock> = self.pending.clone();
         if let Some(checkpoint) = &self.checkpoint {
             trees.push(&checkpoint.frozen);
             released.extend(&checkpoint.batch);
@@ -163,12 +164,12 @@ impl World {
             all.branches.append(&mut found.branches);
             all.unstored.append(&mut found.unstored);
         }
-        let distinct: BTreeSet<Place> = released.iter().copied().collect();
+        let distinct: BTreeSet<ZoneBlock> = released.iter().copied().collect();
         assert_eq!(distinct.len(), released.len(), "released twice");
         assert!(all.places.is_disjoint(&distinct), "released, but in a tree");
         let mut expected = &all.places | &distinct;
         expected.append(&mut in_flight);
-        let there: BTreeSet<Place> = self.medium.pages.keys().copied().collect();
+        let there: BTreeSet<ZoneBlock> = self.medium.pages.keys().copied().collect();
         assert_eq!(there, expected, "places that aren't dead");
         assert!(self.newest.2.is_subset(&there), "a page of the newest checkpoint is dead");
         let memory = all.leaves.len() * Leaf::MEMORY + all.branches.len() * Branch::MEMORY;
@@ -216,8 +217,8 @@ fn live(seed: u64, steps: usize) {
         cuts += usize::from(world.checkpoint.is_none());
     }
     world.check();
-    let there: BTreeSet<Place> = world.medium.pages.keys().copied().collect();
-    let pending: BTreeSet<Place> = world.pending.iter().copied().collect();
+    let there: BTreeSet<ZoneBlock> = world.medium.pages.keys().copied().collect();
+    let pending: BTreeSet<ZoneBlock> = world.pending.iter().copied().collect();
     assert_eq!(&there - &pending, world.newest.2);
     compare(&world.recover(), &world.model);
 }
@@ -302,7 +303,7 @@ fn a_page_that_two_trees_store_keeps_its_first_place() {
     tree.put(&Key::MIN, b"value");
     let clone = tree.clone();
     let (one, two) = (tree.unstored().next().unwrap(), clone.unstored().next().unwrap());
-    let places = [1, 2].map(|zone| Place { zone, position: 0 });
+    let places = [1, 2].map(|zone| ZoneBlock::new(zone, 0));
     assert!(one.set_place(places[0]));
     assert!(!two.set_place(places[1]));
     assert_eq!((released.take(), two.place()), (vec![places[1]], Some(places[0])));
