@@ -9,8 +9,10 @@
 use crate::entry::{Batch, Entry, Frozen};
 use crate::idle;
 use crate::kit::count;
+use crate::opening_zones::Attempts;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
+use crate::pool::budget::Permit;
 use crate::prepare;
 use crate::record::{Header, Kind, Link, Links, Relation};
 use crate::seals;
@@ -18,7 +20,7 @@ use crate::shards;
 use crate::space;
 use crate::stream::{Joint, StreamId};
 use crate::zone_writer::ZoneWriter;
-use block::{Error, Result};
+use block::{Error, Result, ZoneIndex};
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -185,9 +187,18 @@ async fn open_zone<O: Owner>(
         // Without queued entries the lane leaves the permit to others: another lane has taken them.
         let drained = owner.appender().drained(class);
         let Some(permit) = kit.permit_beside(class, held, drained).await else { continue };
-        if let Some(zone) = kit.open_with(permit, class, owner.kept_zones()) {
+        // A zone that is open on the drive takes no turn.
+        let takes_turn = kit.budget().drive().is_scarce(runtime::now()) && kit.pool.prepared() == 0;
+        let opened = match takes_turn {
+            false => kit.open_with(permit, class, owner.kept_zones()),
+            true => open_in_turn(owner, permit, class, held).await?,
+        };
+        if let Some(zone) = opened {
             kit.events.cleaner.notify_all();
             return Ok(Some(zone));
+        }
+        if owner.appender().is_empty(class) {
+            return Ok(None);
         }
         if let Some(error) = kit.stuck() {
             if kit.look_for_space() {
@@ -199,6 +210,69 @@ async fn open_zone<O: Owner>(
         count(&kit.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
         kit.events.cleaner.notify_all();
         seals::park(kit, held, freed).await;
+    }
+}
+
+/// Opens a zone for users on a scarce drive, after the tasks that the drive refused earlier, and before
+/// entries are taken for it: they stay in the queue meanwhile. `None` if no zone is free, or the queue of the
+/// class is empty.
+///
+/// # Errors
+/// The failure of the log; the log fails if the drive opened no zone for 10 s.
+async fn open_in_turn<O: Owner>(
+    owner: &Rc<O>,
+    permit: Permit,
+    class: u8,
+    held: &mut [Option<ZoneWriter>],
+) -> Result<Option<ZoneWriter>> {
+    let (kit, appender) = (owner.kit(), owner.appender());
+    let mut attempts = Attempts::default();
+    kit.wait_for_turn(&mut attempts, held, appender.drained(class)).await;
+    if appender.is_empty(class) {
+        return Ok(None);
+    }
+    // Taken only now, so that lanes that wait take no free zones from others.
+    let Some(mut zone) = kit.open_with(permit, class, owner.kept_zones()) else { return Ok(None) };
+    if zone.is_open() {
+        return Ok(Some(zone));
+    }
+    loop {
+        let opened = kit
+            .attempt(&mut attempts, &mut async || {
+                zone.begin(kit.budget().requests().for_drive);
+                kit.zones.open(ZoneIndex(zone.zone())).await
+            })
+            .await;
+        match opened {
+            Ok(Some(())) => {
+                kit.pool.note_opened(zone.zone());
+                zone.set_open();
+                return Ok(Some(zone));
+            }
+            Ok(None) => {}
+            Err(error @ Error::Busy(_)) => {
+                kit.pool.put_back(zone.zone());
+                owner.fail(&error.in_context("no zone can be opened for records"));
+                return Err(kit.failure().unwrap_or(error));
+            }
+            Err(error) => {
+                if let Some(failure) = kit.failure() {
+                    kit.pool.put_back(zone.zone());
+                    return Err(failure);
+                }
+                tracing::warn!("zone {} could not be opened: {error}", zone.zone());
+                kit.abandon(zone.zone(), 0).await;
+                kit.note_no_space(&error);
+                // Its first append opens the next one, with as many attempts as a record has.
+                let permit = zone.take_permit();
+                return Ok(permit.and_then(|permit| kit.open_with(permit, class, owner.kept_zones())));
+            }
+        }
+        kit.wait_after_refusal(&mut attempts, held, appender.drained(class)).await;
+        if appender.is_empty(class) {
+            kit.pool.put_back(zone.zone());
+            return Ok(None);
+        }
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn time_left(kit: &Kit, zone: &mut ZoneWriter, has_records: bool) -> 
     if kit.is_to_seal(zone.zone(), zone.generation()) {
         return Some(Duration::ZERO);
     }
-    let waiting = zone.waiting(kit.budget().requests(), || kit.budget().drive().waiting());
+    let waiting = zone.waiting(kit.budget().requests());
     (waiting > 0).then(|| if has_records { zone.quantum_left(waiting) } else { Duration::ZERO })
 }
 
@@ -88,6 +88,10 @@ pub(crate) async fn answer(
 ) -> Option<Duration> {
     let left = |zone: &mut ZoneWriter| time_left(kit, zone, has_records(zone.class()));
     let is_due = |zone: &mut ZoneWriter| left(zone).is_some_and(|left| left.is_zero());
+    if held.iter_mut().flatten().any(is_due) {
+        // Lanes of this shard that found the queue empty stop to wait first.
+        runtime::yield_now().await;
+    }
     while let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_due)) {
         kit.seal_now(zone).await;
     }

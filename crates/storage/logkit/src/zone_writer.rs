@@ -37,7 +37,7 @@ pub struct ZoneWriter {
     summary: Builder,
     /// A zone was opened ahead to follow this one.
     has_next: bool,
-    /// The zone was opened ahead, so its first append doesn't open it.
+    /// The zone was opened before its first append, which doesn't open it.
     is_open: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
@@ -93,21 +93,20 @@ impl ZoneWriter {
         matches!(error, Error::Busy(_)) && !self.is_open()
     }
 
+    /// Notes that the drive has opened the zone before its first append.
+    pub(crate) fn set_open(&mut self) {
+        self.is_open = true;
+    }
+
     /// Whether a request concerns this zone that was made because the drive opened no zone.
     pub(crate) fn is_asked_for_drive(&self, requests: Requests) -> bool {
         self.seals_before.for_drive < requests.for_drive
     }
 
-    /// Returns the number of tasks that wait and ask for this zone: for its permit, and `for_drive` of them
-    /// for the drive. `requests` are the numbers of requests, read before. If no task waits any more, these
-    /// requests don't concern the zone from now on.
-    pub(crate) fn waiting(&mut self, requests: Requests, for_drive: impl FnOnce() -> u32) -> u32 {
-        let is_asked = self.seals_before.for_permits < requests.for_permits;
-        let permit = self.permit.as_ref().filter(|_| is_asked);
-        let mut waiting = permit.map_or(0, Permit::waiting);
-        if self.is_asked_for_drive(requests) {
-            waiting += for_drive();
-        }
+    /// Returns the number of tasks that wait and ask for this zone. `requests` are the numbers of requests,
+    /// read before. If no task waits any more, these requests don't concern the zone from now on.
+    pub(crate) fn waiting(&mut self, requests: Requests) -> u32 {
+        let waiting = self.permit.as_ref().map_or(0, |permit| permit.waiting(self.seals_before, requests));
         if waiting == 0 {
             (self.seals_before, self.asked) = (requests, None);
         }
@@ -123,8 +122,9 @@ impl ZoneWriter {
 
     /// Notes that the zone is being sealed, so that its permit is returned soon.
     pub(crate) fn begin_sealing(&mut self) {
+        let is_open = self.is_open();
         if let Some(permit) = &mut self.permit {
-            permit.begin_return();
+            permit.begin_return(is_open);
         }
     }
 

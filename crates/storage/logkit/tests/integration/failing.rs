@@ -126,6 +126,12 @@ impl Zones for Failing {
     }
 
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Some(error @ Error::Busy(_)) = self.error_of(zone, usize::MAX) {
+            return Call::new(async move {
+                runtime::sleep(self.busy_takes.get()).await;
+                Err(error)
+            });
+        }
         self.begun.borrow_mut().insert(zone);
         self.opened.borrow_mut().push(zone);
         self.inner.open(zone)
