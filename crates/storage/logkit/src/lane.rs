@@ -17,6 +17,7 @@ use crate::prepare;
 use crate::record::{Header, Kind, Link, Links, Relation};
 use crate::seals;
 use crate::shards;
+use crate::shared;
 use crate::space;
 use crate::stream::{Joint, StreamId};
 use crate::zone_writer::ZoneWriter;
@@ -554,7 +555,7 @@ pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
         appender.recycle(batch.entries);
     }
     if has_decided {
-        kit.member().notify_others(shards::JOINT);
+        kit.member().notify_others(shared::JOINT);
     }
     kit.flusher.committed(stream);
 }

@@ -41,7 +41,7 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
             let kit = owner.kit();
             // A close waits for the seals.
             let _sealing = kit.tasks.enter();
-            wake(kit);
+            kit.wake_holders();
             answer_with_filler(kit).await;
             checkpoint::seal_for_drive(kit).await;
         }
@@ -59,13 +59,6 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
         }
     };
     runtime::spawn(movers).detach();
-}
-
-/// Wakes the holders of zones on this shard, which look for requests then.
-pub(crate) fn wake(kit: &Kit) {
-    kit.events.work.notify_all();
-    kit.events.cleaner.here.notify_all();
-    kit.events.seals.notify_all();
 }
 
 /// Time until an open zone has to be sealed because a task asked for it and still waits, or because the owner

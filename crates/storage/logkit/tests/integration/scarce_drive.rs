@@ -17,7 +17,7 @@ const LEAST_QUANTUM: Duration = Duration::from_millis(50);
 /// Duration of the busy time.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// What busy lanes used.
+/// Zones and time of busy lanes.
 #[derive(Debug)]
 struct Used {
     zones: usize,
@@ -80,10 +80,10 @@ async fn busy_lanes(shards: u16, lanes: u32, slots: u32) -> Result<Used> {
     Ok(used)
 }
 
-/// A lane may have a record in hand when the drive refuses it first, so it may have to wait for a turn of each
-/// other lane: a record, 50 ms of records or its share of a second, the rest of the last one, and the seal.
-/// Each lane may then have begun a zone for one record. Later zones end half full or after 50 ms, or because
-/// nothing is queued for a moment.
+/// A lane may have a record in hand when the drive refuses it first, so it may have to wait for a turn of
+/// each other lane: a record, 50 ms of records or its share of a second, the rest of the last one, and the
+/// seal. Each lane may then have begun a zone for one record. Later zones end half full or after 50 ms, or
+/// because nothing is queued for a moment.
 #[test]
 fn busy_lanes_take_turns_on_a_drive_with_too_few_open_zones() {
     for (shards, lanes) in [(1, 1), (1, 2), (1, 4), (1, 32), (2, 1), (4, 1), (4, 2), (32, 1)] {
