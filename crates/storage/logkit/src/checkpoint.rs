@@ -170,7 +170,7 @@ pub async fn append<O: Owner>(
     let blocks = sums.len() as u64 + 1;
     owner.before_append(zone.zone(), zone.generation(), &[]);
     kit.pool.note_append(zone.zone(), &[], blocks as u32 - 1, 0);
-    let outcome = kit.append(&mut zone, &header, Payload::from(data), &mut []).await;
+    let outcome = kit.append_opening(&mut zone, &header, Payload::from(data), &mut []).await;
     kit.flusher.appended(zone.zone());
     if let Err(error) = outcome {
         kit.abandon_after(&error, &zone).await;

@@ -101,7 +101,7 @@ impl Kit {
     /// # Errors
     /// Errors of the append; [`Error::Busy`] if the drive opened no zone for 10 s; the failure of the log.
     /// The zone must not be appended to afterwards.
-    pub(crate) async fn append(
+    pub(crate) async fn append_opening(
         self: &Rc<Self>,
         zone: &mut ZoneWriter,
         header: &[u8],
@@ -113,7 +113,7 @@ impl Kit {
             return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
         self.until_opened(held, async || {
-            zone.begin(self.budget().requests().for_drive);
+            zone.note_opening(self.budget().requests().for_drive);
             zone.append(&*self.zones, &self.layout, header, payload.clone()).await
         })
         .await

@@ -32,7 +32,7 @@
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
-use crate::lane::{Number, append, completed, freeze, written};
+use crate::lane::{Number, append_frozen, note_end_of_append, note_written, number_and_freeze};
 use crate::owner::Owner;
 use crate::seals;
 use crate::shared;
@@ -214,11 +214,11 @@ pub(crate) async fn write_without_data<O: Owner>(
         return appender.recycle(batch.entries);
     }
     let entries = batch.entries.len();
-    appender.submitted(entries);
+    appender.note_append(entries);
     let stream = owner.kit().settings.user_stream;
-    let number = freeze(&**owner, stream, &batch, class, frozen);
+    let number = number_and_freeze(&**owner, stream, &batch, class, frozen);
     fill(owner, number, batch, frozen, error, held).await;
-    completed(&**owner, entries);
+    note_end_of_append(&**owner, entries);
 }
 
 /// Refuses all entries queued on this shard that weren't acknowledged, and answers the requests of records
@@ -277,7 +277,7 @@ async fn fill<O: Owner>(
                 continue;
             }
             let position = zone.position() + 1;
-            match append(&**owner, &number, &batch, &mut zone, frozen, held).await {
+            match append_frozen(&**owner, &number, &batch, &mut zone, frozen, held).await {
                 Ok(()) => {
                     (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
@@ -286,7 +286,7 @@ async fn fill<O: Owner>(
                     if is_unfilled {
                         space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
                     }
-                    return written(&**owner, number, batch);
+                    return note_written(&**owner, number, batch);
                 }
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be written to the filler: {error}");

@@ -77,7 +77,7 @@ impl ZoneWriter {
 
     /// Notes that the drive is about to open this zone: requests that were made before because the drive
     /// opened no zone, `for_drive` of them, don't concern it.
-    pub(crate) fn begin(&mut self, for_drive: u64) {
+    pub(crate) fn note_opening(&mut self, for_drive: u64) {
         self.seals_before.for_drive = for_drive;
         self.asked = None;
     }
@@ -88,7 +88,7 @@ impl ZoneWriter {
     }
 
     /// Whether an append failed with this error because the drive didn't open the zone, also after
-    /// [waiting](crate::kit::Kit::append) for it.
+    /// [waiting](crate::kit::Kit::append_opening) for it.
     pub(crate) fn was_refused(&self, error: &Error) -> bool {
         matches!(error, Error::Busy(_)) && !self.is_open()
     }
