@@ -32,7 +32,7 @@ use logkit::readers::ShardReads;
 use logkit::record::sum_of;
 use logkit::{
     Appender, Entry, Joint, Kit, Layout, Mover, Owner, Piece, Sequences, StreamId, Victim, count, flusher,
-    lane, mover,
+    lane, reset,
 };
 use runtime::{Home, RequestKey, Requests};
 use std::cell::RefCell;
@@ -490,7 +490,7 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.kit.checkpoints.directory_blocks(&self.kit) + 2
+        self.kit.checkpoints.directory_blocks(&self.kit.layout) + 2
     }
 
     fn checkpoint_zones(&self) -> u32 {
@@ -531,7 +531,7 @@ impl Owner for Core {
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
-        self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+        self.at(0).with(|core: Rc<Core>| async move { reset::free_dead(&core).await }).await
     }
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<u32>>> {

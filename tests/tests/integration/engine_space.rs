@@ -2,8 +2,8 @@
 //! it.
 
 use block::{
-    BlockSize, Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result,
-    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    BlockSize, Call, DevicePart, Error, Part, Payload, Result, ZoneAddress, ZoneGeometry, ZoneIndex, Zones,
+    ZonesPart,
 };
 use disks::ram::RamPart;
 use siltstone_tests::engine::{Counters, Options};
@@ -72,9 +72,7 @@ impl Handle {
 }
 
 impl Zones for Handle {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
+    conformance::pass_on!(inner: geometry, append_at, open, close, read, flush, finish, reset, reserve, report);
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
         if !self.fails() {
@@ -85,42 +83,6 @@ impl Zones for Handle {
             runtime::sleep(Duration::from_millis(20)).await;
             Err(Error::no_space(format!("zone {zone}: the host is full")))
         })
-    }
-
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.inner.append_at(at, payload)
-    }
-
-    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.open(zone)
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
-
-    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.finish(zone)
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.inner.reset(zone, erase)
-    }
-
-    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
-        self.inner.reserve(zone, bytes)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
     }
 }
 

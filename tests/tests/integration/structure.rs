@@ -15,7 +15,7 @@ const LONGEST_CYCLES: [(&str, usize); 10] = [
     ("fs", 4),
     ("fuse", 3),
     ("redis-door", 2),
-    ("logkit", 15),
+    ("logkit", 6),
     ("memory-node", 2),
     ("redis-device", 4),
     ("runtime", 5),

@@ -7,7 +7,8 @@
 //! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
 //! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test;
-//! [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a kind declares.
+//! [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a kind declares; [`pass_on`]
+//! writes the methods of zones that a test doesn't change.
 //!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
@@ -17,6 +18,7 @@ pub mod allocations;
 pub mod budget;
 pub mod device;
 mod messages;
+mod pass_on;
 pub mod requests;
 mod stamp;
 mod suite;

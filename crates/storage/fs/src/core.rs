@@ -190,7 +190,7 @@ impl Core {
     /// As [`check_open`](Self::check_open).
     pub(crate) async fn admit(&self) -> Result<Permit> {
         self.check_open()?;
-        let free_dead = |core: Rc<Core>| async move { logkit::mover::free_dead(&core).await };
+        let free_dead = |core: Rc<Core>| async move { logkit::reset::free_dead(&core).await };
         self.admission.leave_space_for_pages(|| self.shards().first().with(free_dead)).await?;
         self.admission.admit().await
     }

@@ -284,13 +284,13 @@ impl<E: Entry> Appender<E> {
     }
 
     /// Notes that an append of this many entries is in flight.
-    pub fn submitted(&self, entries: usize) {
+    pub fn note_append(&self, entries: usize) {
         let (appends, all) = self.in_flight.get();
         self.in_flight.set((appends + 1, all + entries as u32));
     }
 
     /// Notes that an append of this many entries has ended.
-    pub fn completed(&self, entries: usize) {
+    pub fn note_end_of_append(&self, entries: usize) {
         let (appends, all) = self.in_flight.get();
         self.in_flight.set((appends - 1, all - entries as u32));
     }

@@ -10,32 +10,16 @@
 
 use crate::directory::ZoneEntry;
 use crate::kit::{Kit, count};
-use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
 use crate::record::StreamId;
 use crate::record::{Header, Kind, sum_of};
-use crate::recovery;
 use crate::reset::reset_dead;
 use crate::root::{Boundary, Extent, MAX_EXTENTS, Root, RootWriter};
 use crate::stream::Sequences;
 use crate::zone_writer::ZoneWriter;
-use block::{Buffer, Error, Payload, Result, Zones};
-use std::cell::{Cell, Ref, RefCell};
+use block::{Buffer, Error, Payload, Result};
 use std::rc::Rc;
-
-/// The newest durable root of a log, the location of the next one, and the open zone of checkpoints.
-#[derive(Debug)]
-pub struct Checkpoints {
-    newest: RefCell<Root>,
-    writer: RefCell<RootWriter>,
-    zone: RefCell<Option<ZoneWriter>>,
-    /// Number of the last record of checkpoints.
-    sequence: Cell<u64>,
-    /// Committed sequences at the start of the last successful checkpoint since the log was opened; `None`
-    /// before the first.
-    committed: RefCell<Option<Sequences>>,
-}
 
 /// Space for a record of checkpoint data.
 #[derive(Debug)]
@@ -54,62 +38,6 @@ impl Space {
     /// Block of the record's first data block in the zone.
     pub fn position(&self) -> u32 {
         self.writer.position() + 1
-    }
-}
-
-impl Checkpoints {
-    /// Creates the state for a log with this newest root.
-    pub fn new(newest: Root, writer: RootWriter) -> Self {
-        let sequence = Cell::new(newest.checkpoint);
-        let (newest, writer) = (RefCell::new(newest), RefCell::new(writer));
-        Checkpoints { newest, writer, zone: RefCell::default(), sequence, committed: RefCell::default() }
-    }
-
-    /// Whether a new checkpoint could cover more than the last one: a record has committed since that one
-    /// began. An owner may cover less than has committed.
-    pub(crate) fn could_cover_more(&self, committed: &Sequences) -> bool {
-        self.committed.borrow().as_ref() != Some(committed)
-    }
-
-    /// Begins a new epoch of a recovered log ([`recovery::begin`]) with these last records. Returns the
-    /// epoch.
-    ///
-    /// # Errors
-    /// Errors of finishing and writing.
-    pub async fn begin_epoch(&self, zones: &dyn Zones, layout: &Layout, last: &Sequences) -> Result<u64> {
-        let old = self.newest.borrow().clone();
-        let mut writer = self.writer.replace(RootWriter::first());
-        let begun = recovery::begin(zones, layout, &old, last, &mut writer).await;
-        self.writer.replace(writer);
-        let root = begun?;
-        let epoch = root.epoch;
-        self.newest.replace(root);
-        Ok(epoch)
-    }
-
-    /// Returns the newest durable root.
-    pub fn root(&self) -> Ref<'_, Root> {
-        self.newest.borrow()
-    }
-
-    /// Sets the state of the newest checkpoint, for owners whose checkpoint is recorded elsewhere than in the
-    /// root.
-    pub fn note(&self, kit: &Kit, root: Root) {
-        kit.streams.set_covered(&root.covered);
-        *self.newest.borrow_mut() = root;
-    }
-
-    /// Whether the owner has to take a checkpoint before the log is written to: the log is new, or the root
-    /// has no space for the boundary of another epoch.
-    pub fn is_due_at_open(&self) -> bool {
-        let newest = self.newest.borrow();
-        newest.directory.is_empty()
-            || newest.boundaries.len() >= Root::most_epochs(newest.covered.numbers().len())
-    }
-
-    /// Number of blocks of the newest checkpoint's directory.
-    pub fn directory_blocks(&self, kit: &Kit) -> u64 {
-        kit.layout.blocks_in(self.newest.borrow().directory_length)
     }
 }
 
@@ -138,7 +66,7 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     count(&kit.counters.overhead_blocks, 1);
     match written {
         Ok(()) => {
-            checkpoints.note(kit, root);
+            checkpoints.note(&kit.streams, root);
             Ok(())
         }
         Err(error) => {
@@ -243,7 +171,7 @@ pub async fn append<O: Owner>(
     let blocks = sums.len() as u64 + 1;
     owner.before_append(zone.zone(), zone.generation(), &[]);
     kit.pool.note_append(zone.zone(), &[], blocks as u32 - 1, 0);
-    let outcome = kit.append(&mut zone, &header, Payload::from(data), &mut []).await;
+    let outcome = kit.append_opening(&mut zone, &header, Payload::from(data), &mut []).await;
     kit.flusher.appended(zone.zone());
     if let Err(error) = outcome {
         kit.abandon_after(&error, &zone).await;

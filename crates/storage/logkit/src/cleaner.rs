@@ -13,7 +13,8 @@
 use crate::cleaning::{Arrival, Candidate};
 use crate::decision::{self, Action, Admission, Cause, Choice, Progress, State, Task};
 use crate::kit::{Kit, count};
-use crate::mover::{Mover, moves_wait};
+use crate::mover::Mover;
+use crate::moves::moves_wait;
 use crate::owner::Owner;
 use crate::pace;
 use crate::pool::{CHECKPOINT_CLASS, Usage};

@@ -20,75 +20,13 @@ use crate::entry::{Batch, Frozen};
 use crate::flusher;
 use crate::lane::write_record;
 use crate::owner::Owner;
-use crate::record::StreamId;
-use crate::stream::Streams;
 use crate::zone_writer::ZoneWriter;
-use runtime::sync::Notify;
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Time without appends after which a shard is idle. It is checked once in this time, so a mark is durable
 /// within twice this time.
 pub const IDLE: Duration = Duration::from_secs(2);
-
-/// State of the marks of one shard.
-#[derive(Debug)]
-pub(crate) struct Marks {
-    /// Streams of this shard, each with the number of the last record that needs no mark.
-    streams: [(StreamId, Cell<u64>); 2],
-    /// Number of appended records, marks excluded: in total, and at the time of the last request for a mark.
-    appended: Cell<u64>,
-    asked: Cell<u64>,
-    /// A lane should append marks.
-    is_wanted: Cell<bool>,
-    /// The device below had no space since the log was opened: its remaining space isn't spent on marks.
-    is_off: Cell<bool>,
-    /// A mark was appended and isn't flushed.
-    is_unflushed: Cell<bool>,
-    /// Notified when the first record after a mark or a mark was appended, or the log is being closed.
-    changed: Notify,
-}
-
-impl Marks {
-    pub(crate) fn new(streams: &Streams, own: [StreamId; 2]) -> Self {
-        Marks {
-            // Recovered records are durable.
-            streams: own.map(|stream| (stream, Cell::new(streams.committed(stream)))),
-            appended: Cell::new(0),
-            asked: Cell::new(0),
-            is_wanted: Cell::new(false),
-            is_off: Cell::new(false),
-            is_unflushed: Cell::new(false),
-            changed: Notify::new(),
-        }
-    }
-
-    /// Notes that a record other than a mark was appended.
-    pub(crate) fn appended(&self) {
-        let is_first = self.appended.replace(self.appended.get() + 1) == self.asked.get();
-        if is_first {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Whether a lane should append marks.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.is_wanted.get()
-    }
-
-    /// Ends the marks because the device below has no space. A mark that failed for this reason would cost
-    /// the rest of its zone.
-    pub(crate) fn turn_off(&self) {
-        self.is_off.set(true);
-        self.is_wanted.set(false);
-    }
-
-    /// Wakes the task that requests marks.
-    pub(crate) fn wake(&self) {
-        self.changed.notify_all();
-    }
-}
 
 /// Requests a mark whenever the shard has become idle, until the log is closed or has failed.
 pub(crate) async fn run<O: Owner>(owner: Rc<O>) {

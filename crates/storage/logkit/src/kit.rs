@@ -3,24 +3,24 @@
 //! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the
 //! log, its closing, and the events by which tasks wake each other.
 
-use crate::checkpoint::Checkpoints;
 use crate::cleaning::Policy;
-use crate::flusher::Flusher;
-use crate::idle::Marks;
+use crate::device_space::Space;
 use crate::layout::Layout;
-use crate::mover::Turns;
-use crate::pace::Pace;
+use crate::marks::Marks;
+use crate::newest_checkpoint::Checkpoints;
+use crate::pace_state::Pace;
 use crate::pool::budget::Budget;
 use crate::pool::{CHECKPOINT_CLASS, Usage, ZonePool};
 use crate::readers::Readers;
 use crate::record::Identity;
 use crate::record::StreamId;
 use crate::root::{Root, RootWriter};
-use crate::seals;
-use crate::shards::{self, Event, Member, Shared};
-use crate::space::Space;
+use crate::shard_flusher::Flusher;
+use crate::shared::{self, Event, Member, Shared};
+pub use crate::shared::{Counters, count};
 use crate::stream::Streams;
 use crate::summary::Builder;
+use crate::turns::Turns;
 use block::{Error, Result, Zones};
 use runtime::TaskGroup;
 use runtime::sync::{Notify, Semaphore};
@@ -28,7 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Settings of an open log; none is stored on the medium.
 #[derive(Debug, Clone)]
@@ -63,35 +63,6 @@ pub struct Settings {
     pub prepare_zones: bool,
 }
 
-/// Statistics since the log was opened.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Data blocks that users wrote.
-    pub user_blocks: AtomicU64,
-    /// Data blocks that the cleaner moved.
-    pub moved_blocks: AtomicU64,
-    /// Blocks of headers, summaries, checkpoints and roots.
-    pub overhead_blocks: AtomicU64,
-    /// Blocks of checkpoints, which are part of the overhead.
-    pub checkpoint_blocks: AtomicU64,
-    /// Records of users' writes.
-    pub user_records: AtomicU64,
-    /// Zones that were cleaned.
-    pub cleaned_zones: AtomicU64,
-    /// Zones that were reset.
-    pub reset_zones: AtomicU64,
-    /// Checkpoints.
-    pub checkpoints: AtomicU64,
-    /// Number of times that users' writes waited for the cleaner to free a zone.
-    pub zone_waits: AtomicU64,
-}
-
-/// Adds to a counter.
-#[inline]
-pub fn count(counter: &AtomicU64, value: u64) {
-    counter.fetch_add(value, Ordering::Relaxed);
-}
-
 /// Events by which tasks wake each other. A [`Notify`] wakes tasks of this shard, an [`Event`] those of all
 /// shards.
 #[derive(Debug)]
@@ -114,8 +85,8 @@ impl Events {
     fn new(member: &Rc<Member>) -> Self {
         Events {
             work: Notify::new(),
-            freed: Event::new(member, shards::FREED),
-            cleaner: Event::new(member, shards::CLEANER),
+            freed: Event::new(member, shared::FREED),
+            cleaner: Event::new(member, shared::CLEANER),
             settled: Notify::new(),
             committed: Notify::new(),
             seals: Notify::new(),
@@ -290,7 +261,7 @@ impl Kit {
             counters: shared.counters.clone(),
             policy: RefCell::new(policy),
             pace: Pace::new(settings.data_blocks),
-            space: Space::new(shared.clone()),
+            space: Space::new(shared.space.clone()),
             events: Events::new(&member),
             checkpoints,
             turns: Turns::default(),
@@ -355,7 +326,7 @@ impl Kit {
         let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
         tracing::error!("{told}");
         self.shared.failed.set_first(&told);
-        self.member.notify_others(shards::FAILED);
+        self.member.notify_others(shared::FAILED);
         told
     }
 
@@ -377,8 +348,15 @@ impl Kit {
         let is_new = asked.len() > before;
         drop(asked);
         if is_new {
-            seals::wake(self);
+            self.wake_holders();
         }
+    }
+
+    /// Wakes the holders of zones on this shard, which look for [requests to seal](crate::seals) then.
+    pub(crate) fn wake_holders(&self) {
+        self.events.work.notify_all();
+        self.events.cleaner.here.notify_all();
+        self.events.seals.notify_all();
     }
 
     /// Whether the owner asked for this zone to be sealed.

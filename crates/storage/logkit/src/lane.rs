@@ -1,10 +1,25 @@
-//! Appending records: lanes of users' entries, each with its own open zones and one append in flight at a
-//! time.
+//! The path of a record, from the queue to the commit. In the order of this module:
 //!
-//! Entries are queued while the appends of all lanes are in flight; a lane whose append has completed takes
-//! its share of the queue as the next record. With two lanes the disk writes one record while clients learn
-//! of the other and send their next writes. One lane would leave the disk idle meanwhile; three make records
-//! small.
+//! 1. [`push`]: the owner queues an entry for a class of zones ([`Appender`](crate::Appender)).
+//! 2. `run`: a *lane* waits until it should append entries of a class. Meanwhile it answers requests to seal
+//!    its zones, and appends marks.
+//! 3. `LaneZones::take`: it takes its open zone of that class. If it has none, it opens one, which may wait
+//!    for a permit, for the drive and for the cleaner (`zones`).
+//! 4. `write_next`: it takes its share of the queue, as much as fits the zone, as the entries of a record.
+//! 5. `number_and_freeze`: the record gets its number, and is fixed except for its place.
+//! 6. [`write_record`]: it is appended, after an error to another zone, until it is written
+//!    (`append_frozen`); if the device below has no space, without its data ([`space`](crate::space)).
+//! 7. `note_written`: the record waits for those before it; a joint one is passed to other shards.
+//! 8. [`commit`]: records that can commit now take effect, in the order of their numbers.
+//!
+//! The records of moves and of marks begin at step 6, those without data at step 5.
+//!
+//! A lane has its own open zones, and one append in flight at a time. Entries are queued while the appends of
+//! all lanes are in flight; a lane whose append has completed takes its share as the next record. With two
+//! lanes the disk writes one record while clients learn of the other and send their next writes. One lane
+//! would leave the disk idle meanwhile; three make records small.
+
+mod zones;
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::idle;
@@ -16,6 +31,7 @@ use crate::record::StreamId;
 use crate::record::{Header, Kind, Link, Links, Relation};
 use crate::seals;
 use crate::shards;
+use crate::shared;
 use crate::space;
 use crate::stream::Joint;
 use crate::zone_writer::ZoneWriter;
@@ -24,14 +40,10 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use zones::{LaneZones, refuse_first};
 
 /// Attempts to append one record, each in another zone, before the log fails.
 const MAX_ATTEMPTS: usize = 4;
-
-/// Time that acknowledged entries without data wait for a zone before the log fails, and time between two
-/// attempts to find one.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Queues an entry for a class, or refuses it at once if no record can carry it.
 #[inline]
@@ -47,111 +59,80 @@ pub fn start<O: Owner>(owner: &Rc<O>) {
     shards::listen(owner);
     seals::start(owner);
     for _ in 0..owner.kit().settings.appends_in_flight {
-        owner.kit().tasks.spawn(lane(owner.clone())).detach();
+        owner.kit().tasks.spawn(run(owner.clone())).detach();
     }
     owner.kit().tasks.spawn(idle::run(owner.clone())).detach();
 }
 
-async fn lane<O: Owner>(owner: Rc<O>) {
+/// Runs a lane until the log is closed or has failed.
+async fn run<O: Owner>(owner: Rc<O>) {
     let (kit, appender) = (owner.kit(), owner.appender());
-    let stream = kit.settings.user_stream;
-    let classes = usize::from(kit.policy.borrow().classes());
-    let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
+    let mut zones = LaneZones::new(kit.policy.borrow().classes());
     let mut frozen = Frozen::default();
-    // Since when no zone was free.
-    let mut refusing: Option<runtime::Instant> = None;
     loop {
-        let kept = seals::answer(kit, &mut zones, |class| !appender.is_empty(class)).await;
-        let Some(class) = appender.ready_class() else {
-            if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
-                break;
+        let kept = seals::answer(kit, &mut zones.open, |class| !appender.is_empty(class)).await;
+        if let Some(class) = appender.ready_class() {
+            if let Some(zone) = zones.take(&owner, class, &mut frozen).await {
+                write_next(&owner, zone, &mut zones, &mut frozen).await;
             }
-            if kit.marks.is_wanted() && appender.queued() == 0 && has_open(&zones) {
-                idle::append(&owner, &mut zones, &mut frozen).await;
-                continue;
-            }
-            match kept {
-                None => kit.events.work.notified().await,
-                // A zone is kept only while entries are queued for it.
-                Some(_) => {
-                    let changed = seals::first_of(kit.events.work.notified(), appender.next_drained());
-                    seals::until(kept, changed).await;
-                }
-            }
-            // Clients that got the same completion, or arrive in the same turn, join the record.
-            runtime::yield_now().await;
-            continue;
-        };
-        let zone = match zones[usize::from(class)].take() {
-            Some(zone) => zone,
-            None => match open_zone(&owner, class, &mut zones).await {
-                Ok(Some(zone)) => {
-                    refusing = None;
-                    zone
-                }
-                Ok(None) => continue,
-                Err(error) => {
-                    let is_short = kit.space.is_short();
-                    let acknowledged = is_short && appender.any(class, has_acknowledged_data);
-                    let opened = match acknowledged {
-                        true => Some(kit.open_zone_beside(class, 1, &mut zones).await),
-                        false => None,
-                    };
-                    zones[usize::from(class)] = match opened {
-                        Some(Some(zone)) => Some(zone),
-                        None if is_short => {
-                            space::write_without_data(&owner, class, &mut frozen, &error, &mut zones).await;
-                            None
-                        }
-                        _ => {
-                            let since = *refusing.get_or_insert_with(runtime::now);
-                            let keeps = since.elapsed() < PATIENCE;
-                            refuse_queued(&*owner, class, &error, &mut zones, keeps).await
-                        }
-                    };
-                    if refusing.is_some() && zones[usize::from(class)].is_none() && !appender.is_empty(class)
-                    {
-                        // Kept entries go to the zone of another lane that has one, or to one that is freed.
-                        kit.events.work.notify_one();
-                        let _freed = runtime::timeout(LOOK, kit.events.freed.notified()).await;
-                    }
-                    continue;
-                }
-            },
-        };
-        let batch = appender.take(class, &zone, |entry, blocks| owner.cut(entry, blocks));
-        if batch.entries.is_empty() {
-            appender.recycle(batch.entries);
-            // Another lane may have taken everything; otherwise the zone has no space for the first entry.
-            if !zone.is_empty() && !appender.is_empty(class) {
-                kit.seal(zone).await;
-                continue;
-            }
-            zones[usize::from(class)] = Some(zone);
-            refuse_first(&*owner, class);
             continue;
         }
-        let entries = batch.entries.len();
-        appender.submitted(entries);
-        let mut written = write_record(&owner, stream, batch, zone, &mut frozen, &mut zones).await.zone;
-        if let Some(zone) = &mut written {
-            prepare::look_ahead(&owner, zone, 1 + frozen.blocks());
+        if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
+            break;
         }
-        zones[usize::from(class)] = written;
-        completed(&*owner, entries);
-        runtime::yield_now().await;
+        if kit.marks.is_wanted() && appender.queued() == 0 && zones.any_has_records() {
+            idle::append(&owner, &mut zones.open, &mut frozen).await;
+            continue;
+        }
+        wait_for_work(&*owner, kept).await;
     }
     // Other lanes and the cleaner may have waited for the empty queue.
     kit.events.work.notify_all();
     kit.events.cleaner.notify_all();
     kit.events.freed.notify_all();
-    kit.seal_all(&mut zones).await;
+    kit.seal_all(&mut zones.open).await;
     space::seal_filler(kit).await;
     prepare::put_back(kit).await;
 }
 
-fn has_open(zones: &[Option<ZoneWriter>]) -> bool {
-    zones.iter().flatten().any(|zone| !zone.is_empty())
+/// Waits until a lane may have something to do, or has to seal a zone that it has `kept` for some time.
+async fn wait_for_work<O: Owner>(owner: &O, kept: Option<Duration>) {
+    let (kit, appender) = (owner.kit(), owner.appender());
+    match kept {
+        None => kit.events.work.notified().await,
+        // A zone is kept only while entries are queued for it.
+        Some(_) => {
+            let changed = seals::first_of(kit.events.work.notified(), appender.next_drained());
+            seals::until(kept, changed).await;
+        }
+    }
+    // Clients that got the same completion, or arrive in the same turn, join the record.
+    runtime::yield_now().await;
+}
+
+/// Writes the next record of a class to a zone: this lane's share of the queued entries.
+async fn write_next<O: Owner>(owner: &Rc<O>, zone: ZoneWriter, zones: &mut LaneZones, frozen: &mut Frozen) {
+    let (kit, appender, class) = (owner.kit(), owner.appender(), zone.class());
+    let batch = appender.take(class, &zone, |entry, blocks| owner.cut(entry, blocks));
+    if batch.entries.is_empty() {
+        appender.recycle(batch.entries);
+        // Another lane may have taken everything; otherwise the zone has no space for the first entry.
+        if !zone.is_empty() && !appender.is_empty(class) {
+            return kit.seal(zone).await;
+        }
+        zones.keep(zone);
+        return refuse_first(&**owner, class);
+    }
+    let entries = batch.entries.len();
+    appender.note_append(entries);
+    let stream = kit.settings.user_stream;
+    let written = write_record(owner, stream, batch, zone, frozen, &mut zones.open).await;
+    if let Some(mut zone) = written.zone {
+        prepare::look_ahead(owner, &mut zone, 1 + frozen.blocks());
+        zones.keep(zone);
+    }
+    note_end_of_append(&**owner, entries);
+    runtime::yield_now().await;
 }
 
 fn has_acknowledged_data<E: Entry>(entry: &E) -> bool {
@@ -159,99 +140,9 @@ fn has_acknowledged_data<E: Entry>(entry: &E) -> bool {
 }
 
 /// Notes that an append of this many entries has ended.
-pub(crate) fn completed<O: Owner>(owner: &O, entries: usize) {
-    owner.appender().completed(entries);
+pub(crate) fn note_end_of_append<O: Owner>(owner: &O, entries: usize) {
+    owner.appender().note_end_of_append(entries);
     owner.kit().events.work.notify_one();
-}
-
-/// Opens a zone for users, waiting until one is free; `None` if the queue of the class is empty. `held` are
-/// the lane's other zones.
-///
-/// # Errors
-/// [`Error::NoSpace`] if the cleaner can't free any; the failure of the log.
-async fn open_zone<O: Owner>(
-    owner: &Rc<O>,
-    class: u8,
-    held: &mut [Option<ZoneWriter>],
-) -> Result<Option<ZoneWriter>> {
-    let kit = owner.kit();
-    let mut has_waited = false;
-    loop {
-        if let Some(error) = kit.failure() {
-            return Err(error);
-        }
-        if owner.appender().is_empty(class) {
-            return Ok(None);
-        }
-        // Without queued entries the lane leaves the permit to others: another lane has taken them.
-        let drained = owner.appender().drained(class);
-        let Some(permit) = kit.permit_beside(class, held, drained).await else { continue };
-        if let Some(zone) = kit.open_with(permit, class, owner.kept_zones()) {
-            kit.events.cleaner.notify_all();
-            return Ok(Some(zone));
-        }
-        if let Some(error) = kit.stuck() {
-            if kit.look_for_space() {
-                continue;
-            }
-            return Err(error);
-        }
-        let freed = kit.events.freed.notified();
-        count(&kit.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
-        kit.events.cleaner.notify_all();
-        seals::park(kit, held, freed).await;
-    }
-}
-
-/// Refuses the queued entries of a class because no zone is free. Entries that free space stay queued and get
-/// one of the cleaner's zones: otherwise a full log could never be emptied. With `keeps`, acknowledged
-/// entries without data also stay: another lane may have a zone for them.
-async fn refuse_queued<O: Owner>(
-    owner: &O,
-    class: u8,
-    error: &Error,
-    held: &mut [Option<ZoneWriter>],
-    keeps: bool,
-) -> Option<ZoneWriter> {
-    let appender = owner.appender();
-    let zone = match appender.any(class, O::Entry::frees_space) {
-        true => owner.kit().open_zone_beside(class, owner.freeing_zones(), held).await,
-        false => None,
-    };
-    let is_kept = |entry: &O::Entry| match zone.is_some() {
-        true => entry.frees_space(),
-        false => keeps && entry.is_acknowledged() && entry.blocks() == 0,
-    };
-    let entries = appender.take_refused(Some(class), is_kept);
-    entries.iter().for_each(|entry| owner.refuse(entry, error));
-    // Acknowledged entries can't be refused. Reads find them while the log is open, and no further entry is
-    // accepted.
-    if entries.iter().any(Entry::is_acknowledged) {
-        owner.fail(&error.in_context("acknowledged writes can't be written"));
-    }
-    zone
-}
-
-/// Refuses the first queued entry of a class, if any, because a zone without records has no space for it. The
-/// entry fits a whole zone, so only the backed part of this zone may be written.
-fn refuse_first<O: Owner>(owner: &O, class: u8) {
-    let Some(entry) = owner.appender().take_first(class) else { return };
-    let error = owner.kit().space.error().unwrap_or_else(|| {
-        Error::no_space("the device below the log has no space for a record of this size; give it more")
-    });
-    owner.refuse(&entry, &error);
-    if entry.is_acknowledged() {
-        owner.fail(&error.in_context("acknowledged writes can't be written"));
-    }
-}
-
-/// Outcome of writing a record.
-#[derive(Debug, Default)]
-pub struct Written {
-    /// The zone, if it has space left.
-    pub zone: Option<ZoneWriter>,
-    /// Reason why the data wasn't written, if the device below had no space for it.
-    pub refused: Option<Error>,
 }
 
 /// Sequence numbers of a record: in its stream and, for a joint record, in others.
@@ -280,7 +171,7 @@ impl Number {
 }
 
 /// Numbers a record and fixes all of it except its location.
-pub(crate) fn freeze<O: Owner>(
+pub(crate) fn number_and_freeze<O: Owner>(
     owner: &O,
     stream: StreamId,
     batch: &Batch<O::Entry>,
@@ -336,6 +227,15 @@ pub(crate) fn freeze<O: Owner>(
     number
 }
 
+/// Outcome of writing a record.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// The zone, if it has space left.
+    pub zone: Option<ZoneWriter>,
+    /// Reason why the data wasn't written, if the device below had no space for it.
+    pub refused: Option<Error>,
+}
+
 /// Writes a record and lets it commit. If the device below has no space, the record's data is refused. If it
 /// can't be written anywhere for another reason, the log fails. `held` are other zones of the caller.
 pub async fn write_record<O: Owner>(
@@ -349,16 +249,16 @@ pub async fn write_record<O: Owner>(
     let kit = owner.kit();
     let class = zone.class();
     let mut zone = zone;
-    let number = freeze(&**owner, stream, &batch, class, frozen);
+    let number = number_and_freeze(&**owner, stream, &batch, class, frozen);
     let mut attempts = 0;
     loop {
         attempts += 1;
         let position = zone.position() + 1;
-        let error = match append(&**owner, &number, &batch, &mut zone, frozen, held).await {
+        let error = match append_frozen(&**owner, &number, &batch, &mut zone, frozen, held).await {
             Ok(()) => {
                 (batch.zone, batch.position) = (zone.zone(), position);
                 kit.note_space();
-                written(&**owner, number, batch);
+                note_written(&**owner, number, batch);
                 return Written { zone: Some(zone), refused: None };
             }
             Err(error) => error,
@@ -397,7 +297,7 @@ pub async fn write_record<O: Owner>(
 ///
 /// # Errors
 /// Errors of the append. The zone must not be appended to afterwards.
-pub(crate) async fn append<O: Owner>(
+pub(crate) async fn append_frozen<O: Owner>(
     owner: &O,
     number: &Number,
     batch: &Batch<O::Entry>,
@@ -415,7 +315,7 @@ pub(crate) async fn append<O: Owner>(
     let moved = batch.entries.iter().filter(|entry| entry.is_moved()).map(Entry::blocks).sum();
     kit.pool.note_append(zone.zone(), &number.all(), blocks, moved);
     let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
-    let outcome = kit.append(zone, frozen.encoded(), payload, held).await;
+    let outcome = kit.append_opening(zone, frozen.encoded(), payload, held).await;
     kit.flusher.appended(zone.zone());
     if !batch.entries.is_empty() {
         kit.marks.appended();
@@ -429,7 +329,7 @@ pub(crate) async fn append<O: Owner>(
 }
 
 /// Notes that a record is written, and commits what can commit now.
-pub(crate) fn written<O: Owner>(owner: &O, number: Number, batch: Batch<O::Entry>) {
+pub(crate) fn note_written<O: Owner>(owner: &O, number: Number, batch: Batch<O::Entry>) {
     let (kit, appender) = (owner.kit(), owner.appender());
     if let Some(error) = kit.failure() {
         // An earlier record may be missing for good.
@@ -481,7 +381,7 @@ pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
         appender.recycle(batch.entries);
     }
     if has_decided {
-        kit.member().notify_others(shards::JOINT);
+        kit.member().notify_others(shared::JOINT);
     }
     kit.flusher.committed(stream);
 }

@@ -19,10 +19,10 @@
 //!   and frozen records; [`zone_writer`]: one open zone; `opening`, `sealing`: opening and sealing zones;
 //!   [`seals`]: requests to seal them.
 //! - [`prepare`]: opens the next zone of a lane before the lane needs it.
-//! - [`flusher`]: makes appends durable, also on an idle shard (`idle`); [`space`]: handles a device below
-//!   that runs out of space.
+//! - [`shard_flusher`], [`flusher`]: make appends durable, also on an idle shard (`idle`); [`space`]: handles
+//!   a device below that runs out of space.
 //! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
-//! - [`cleaner`], [`victim`], [`mover`]: moving live data out of a zone; [`reset`]: turning dead zones into
+//! - [`cleaner`], [`victim`], [`moves`]: moving live data out of a zone; [`reset`]: turning dead zones into
 //!   free ones.
 //! - [`decision`]: the cleaner's next action, as a pure function; [`pace`]: the speed of moves; [`cleaning`]:
 //!   the choice of victims, and of the data that is written together.
@@ -36,6 +36,7 @@ pub mod checkpoint;
 pub mod cleaner;
 pub mod cleaning;
 pub mod decision;
+pub mod device_space;
 pub mod directory;
 pub mod entry;
 pub mod flusher;
@@ -44,10 +45,14 @@ pub mod kit;
 pub mod lane;
 pub mod layout;
 pub mod leb128;
+mod marks;
 pub mod mover;
+pub mod moves;
+pub mod newest_checkpoint;
 mod opening_zones;
 pub mod owner;
 pub mod pace;
+pub mod pace_state;
 pub mod pool;
 pub mod prepare;
 pub mod readers;
@@ -57,11 +62,14 @@ pub mod root;
 pub mod scan;
 mod sealing;
 pub mod seals;
+pub mod shard_flusher;
 pub mod shards;
+pub mod shared;
 pub mod space;
 pub mod stream;
 pub mod summary;
 pub mod sums;
+pub mod turns;
 pub mod victim;
 pub mod zone_writer;
 

@@ -12,8 +12,20 @@ use crate::zone_writer::ZoneWriter;
 use block::{Error, Payload, Result};
 use std::rc::Rc;
 
-/// Number of attempts between two requests to other shards to seal their zones.
+/// Number of attempts between two requests to other shards to seal their zones, while no zone is finished.
 const ATTEMPTS_TO_ASK: u32 = 100;
+
+/// Attempts of a task to open a zone on the drive.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    /// Place among the tasks that the drive refused.
+    turn: Option<DriveTurn>,
+    /// Number of zones that were finished before the last attempt, and before the last request to seal some.
+    finished: u64,
+    asked: Option<u64>,
+    /// Number of attempts since that request.
+    since_asked: u32,
+}
 
 impl Kit {
     /// Purpose of a class's zones in the budget of open zones.
@@ -89,7 +101,7 @@ impl Kit {
     /// # Errors
     /// Errors of the append; [`Error::Busy`] if the drive opened no zone for 10 s; the failure of the log.
     /// The zone must not be appended to afterwards.
-    pub(crate) async fn append(
+    pub(crate) async fn append_opening(
         self: &Rc<Self>,
         zone: &mut ZoneWriter,
         header: &[u8],
@@ -101,7 +113,7 @@ impl Kit {
             return zone.append(&*self.zones, &self.layout, header, payload).await;
         }
         self.until_opened(held, async || {
-            zone.begin(self.budget().requests().for_drive);
+            zone.note_opening(self.budget().requests().for_drive);
             zone.append(&*self.zones, &self.layout, header, payload.clone()).await
         })
         .await
@@ -121,52 +133,88 @@ impl Kit {
         held: &mut [Option<ZoneWriter>],
         mut open: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
-        let drive = self.budget().drive();
-        let mut turn = None;
+        let mut attempts = Attempts::default();
         if self.budget().has_refused() {
-            let joined = turn.insert(drive.join());
-            self.wait_for_turn(joined, held).await;
+            self.wait_for_turn(&mut attempts, held, std::future::pending()).await;
         }
-        let mut attempts = 0;
         loop {
-            if let Some(error) = self.failure().or_else(|| turn.as_ref().and_then(DriveTurn::given_up)) {
-                return Err(error);
+            if let Some(opened) = self.attempt(&mut attempts, &mut open).await? {
+                return Ok(opened);
             }
-            let finished = drive.finished();
-            let error = match open().await {
-                Err(error @ Error::Busy(_)) => error,
-                outcome => {
-                    if outcome.is_ok() {
-                        drive.note_opened();
-                    }
-                    return outcome;
-                }
-            };
-            let turn = turn.get_or_insert_with(|| drive.join());
-            turn.note_refused(&error, runtime::now());
-            if turn.given_up().is_some() || self.wait_for_turn(turn, held).await {
-                continue;
-            }
-            if attempts % ATTEMPTS_TO_ASK == 0 {
-                tracing::debug!("a zone can't be opened yet: {error}");
-                self.seal_all(held).await;
-                seal_filler(self).await;
-                checkpoint::seal(self).await;
-                prepare::put_back(self).await;
-                self.budget().ask_for_drive();
-            }
-            attempts += 1;
-            let _finished = runtime::timeout(BETWEEN_BUSY, turn.finish(finished)).await;
+            self.wait_after_refusal(&mut attempts, held, std::future::pending()).await;
         }
     }
 
-    /// Waits until all tasks that the drive refused earlier have opened their zones or given up, for a task
-    /// that holds zones. Returns whether there were any.
-    async fn wait_for_turn(&self, turn: &DriveTurn, held: &mut [Option<ZoneWriter>]) -> bool {
-        let waits = !turn.is_first();
-        if waits {
-            seals::park(self, held, turn.first()).await;
+    /// Waits until all tasks that the drive refused earlier have opened their zones or given up, or `is_over`
+    /// ends; for a task that holds zones. The task then has its place among them.
+    pub(crate) async fn wait_for_turn(
+        &self,
+        attempts: &mut Attempts,
+        held: &mut [Option<ZoneWriter>],
+        is_over: impl Future<Output = ()>,
+    ) {
+        let turn = attempts.turn.get_or_insert_with(|| self.budget().drive().join());
+        if !turn.is_first() {
+            seals::park(self, held, seals::first_of(is_over, turn.first())).await;
         }
-        waits
+    }
+
+    /// Tries to open a zone once; `None` if the drive refuses.
+    ///
+    /// # Errors
+    /// As those of [`until_opened`](Self::until_opened).
+    pub(crate) async fn attempt<T>(
+        &self,
+        attempts: &mut Attempts,
+        open: &mut impl AsyncFnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let drive = self.budget().drive();
+        let given_up = || attempts.turn.as_ref().and_then(DriveTurn::given_up);
+        if let Some(error) = self.failure().or_else(given_up) {
+            return Err(error);
+        }
+        attempts.finished = drive.finished();
+        match open().await {
+            Err(error @ Error::Busy(_)) => {
+                let turn = attempts.turn.get_or_insert_with(|| drive.join());
+                turn.note_refused(&error, runtime::now());
+                tracing::trace!("a zone can't be opened yet: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+            Ok(opened) => {
+                drive.note_opened();
+                Ok(Some(opened))
+            }
+        }
+    }
+
+    /// Waits until the drive may open a zone for a task that it refused, or `is_over` ends. The task's zones
+    /// are sealed, and the holders of others are asked: at once, after each zone that was finished in vain,
+    /// and after a second.
+    pub(crate) async fn wait_after_refusal(
+        &self,
+        attempts: &mut Attempts,
+        held: &mut [Option<ZoneWriter>],
+        is_over: impl Future<Output = ()>,
+    ) {
+        let Some(turn) = &attempts.turn else { return };
+        if turn.given_up().is_some() {
+            return;
+        }
+        if !turn.is_first() {
+            return self.wait_for_turn(attempts, held, is_over).await;
+        }
+        if attempts.asked != Some(attempts.finished) || attempts.since_asked >= ATTEMPTS_TO_ASK {
+            (attempts.asked, attempts.since_asked) = (Some(attempts.finished), 0);
+            self.seal_all(held).await;
+            seal_filler(self).await;
+            checkpoint::seal(self).await;
+            prepare::put_back(self).await;
+            self.budget().ask_for_drive();
+        }
+        attempts.since_asked += 1;
+        let _finished =
+            runtime::timeout(BETWEEN_BUSY, seals::first_of(is_over, turn.finish(attempts.finished))).await;
     }
 }

@@ -47,7 +47,7 @@
 //! ## A checkpoint, in a task of its own on the home shard
 //! The kit calls [`take_checkpoint`](Owner::take_checkpoint). The owner passes the writing to
 //! [`checkpoint::take`](crate::checkpoint::take), which excludes other checkpoints. In it the owner
-//! 1. waits with [`wait_for_moves`](crate::mover::wait_for_moves), if moves exclude checkpoints;
+//! 1. waits with [`wait_for_moves`](crate::moves::wait_for_moves), if moves exclude checkpoints;
 //! 2. copies the state of each shard, or freezes it, and takes the shard's part of the
 //!    [`Cut`](crate::checkpoint::Cut) in the same turn;
 //! 3. appends pages with [`checkpoint::space`](crate::checkpoint::space) and
@@ -204,12 +204,12 @@ pub trait Owner: Sized + 'static {
     }
 
     /// Resets dead zones for moves that found no free zone. The default is for the home shard. On another
-    /// shard an implementation must call [`mover::free_dead`](crate::mover::free_dead) on the home.
+    /// shard an implementation must call [`reset::free_dead`](crate::reset::free_dead) on the home.
     ///
     /// # Errors
     /// Errors of resets and of the checkpoint.
     fn free_dead(self: &Rc<Self>) -> impl Future<Output = Result<()>> {
-        async { crate::mover::free_dead(self).await }
+        async { crate::reset::free_dead(self).await }
     }
 
     /// Seals the open zones that this shard holds for moves and for the owner's own appends, as far as no

@@ -1,6 +1,6 @@
 //! Pace of the cleaner: in proportion to users' writes, depending on the headroom and the cost of victims.
-//! [`Pacer`] has the rule. This module measures the headroom of a log, sets its watermarks, and shows why no
-//! writer waits forever.
+//! [`Pacer`](crate::cleaning::Pacer) has the rule. This module measures the headroom of a log, sets its
+//! watermarks, and shows why no writer waits forever.
 //!
 //! ```text
 //!   free zones   0 ─────────────── keep ──────────── low ──────────────── high ────────
@@ -47,55 +47,15 @@
 //! A log without writes is not cleaned, whatever its watermarks: with unreachable watermarks the cleaner
 //! would move the same blocks forever.
 
-use crate::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
+use crate::cleaning::{Marks, Pressure, pacing::SPAN};
 use crate::decision::Admission;
 use crate::kit::Kit;
 use crate::layout::ROOT_ZONES;
 use crate::owner::Owner;
-use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 
 /// Least number of evaluations of the pace while users fill one zone.
 const LOOKS_PER_ZONE: u64 = 16;
-
-/// State of the pace. Belongs to the home shard.
-#[derive(Debug)]
-pub struct Pace {
-    pacer: RefCell<Pacer>,
-    /// Number of blocks that are due to be moved; negative if more were moved than were due.
-    due: Cell<f64>,
-    /// Blocks written by users when `due` was computed.
-    counted: Cell<u64>,
-    /// Number of data blocks of the victim that were passed; `None` without a victim.
-    passed: Cell<Option<u64>>,
-}
-
-impl Pace {
-    /// Creates the state for zones of `zone` data blocks.
-    pub fn new(zone: u32) -> Self {
-        Pace {
-            pacer: RefCell::new(Pacer::new(u64::from(zone.max(1)))),
-            due: Cell::new(0.0),
-            counted: Cell::new(0),
-            passed: Cell::new(None),
-        }
-    }
-
-    /// Notes that the cleaning of a zone begins.
-    pub fn begin(&self, victim: &Candidate) {
-        self.pacer.borrow_mut().begin(victim);
-    }
-
-    /// Sets the number of data blocks of the victim that were passed; `None` after its end.
-    pub fn pass(&self, blocks: Option<u64>) {
-        self.passed.set(blocks);
-    }
-
-    /// Notes that blocks were moved.
-    pub fn moved(&self, blocks: u32) {
-        self.due.set(self.due.get() - f64::from(blocks));
-    }
-}
 
 impl Kit {
     fn data_zones(&self) -> u32 {

@@ -645,6 +645,11 @@ impl ZonePool {
         self.lock().preparing
     }
 
+    /// Notes that the drive has opened a zone that was taken, before its first append.
+    pub(crate) fn note_opened(&self, zone: u32) {
+        self.lock().prepared.push(zone);
+    }
+
     /// Returns a zone that was taken and not written to; it is used next.
     pub fn put_back(&self, zone: u32) {
         let mut state = self.lock();

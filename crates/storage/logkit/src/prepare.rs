@@ -70,7 +70,9 @@ pub(crate) fn look_ahead<O: Owner>(owner: &Rc<O>, zone: &mut ZoneWriter, record:
     if !kit.settings.prepare_zones || zone.has_next() || kit.is_closing() {
         return;
     }
-    if !is_nearly_full(zone.position(), zone.capacity(), record) || kit.budget().has_refused() {
+    if !is_nearly_full(zone.position(), zone.capacity(), record)
+        || kit.budget().drive().is_scarce(runtime::now())
+    {
         return;
     }
     let Some(next) = kit.pool.begin_preparing(owner.kept_zones(), most_now(kit)) else { return };

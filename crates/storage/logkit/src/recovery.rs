@@ -28,10 +28,10 @@ pub use lost_parts::LostParts;
 pub use scans::{Scans, check_closed, scan_all};
 pub use tail::{Dropped, Tail};
 
-use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
 use crate::kit::Parts;
 use crate::layout::{Layout, ROOT_ZONES};
+use crate::newest_checkpoint::Checkpoints;
 use crate::pool::budget::drive::{BETWEEN_BUSY, MAX_BUSY, still_busy};
 use crate::pool::{CHECKPOINT_CLASS, Usage, ZonePool};
 use crate::record::StreamId;
@@ -618,6 +618,24 @@ fn root_is_refused(error: &Error, since: runtime::Instant, zones: &dyn Zones, be
         limit(geometry.max_open),
         limit(geometry.max_active)
     ))
+}
+
+impl Checkpoints {
+    /// Begins a new epoch of a recovered log ([`begin`]) with these last records. Returns the
+    /// epoch.
+    ///
+    /// # Errors
+    /// Errors of finishing and writing.
+    pub async fn begin_epoch(&self, zones: &dyn Zones, layout: &Layout, last: &Sequences) -> Result<u64> {
+        let old = self.newest.borrow().clone();
+        let mut writer = self.writer.replace(RootWriter::first());
+        let begun = begin(zones, layout, &old, last, &mut writer).await;
+        self.writer.replace(writer);
+        let root = begun?;
+        let epoch = root.epoch;
+        self.newest.replace(root);
+        Ok(epoch)
+    }
 }
 
 /// Begins a new epoch of a recovered log with these last records: makes the recovered log durable, and

@@ -81,3 +81,19 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
     kit.events.freed.notify_all();
     Ok(true)
 }
+
+/// Resets dead zones, after a checkpoint if one is needed. Runs on the home shard.
+///
+/// # Errors
+/// Errors of resets and of the checkpoint.
+pub async fn free_dead<O: Owner>(owner: &Rc<O>) -> Result<()> {
+    // Zones that were cleaned earlier may be waiting for a reset.
+    while owner.kit().is_resetting() {
+        owner.kit().events.freed.notified().await;
+    }
+    if !reset_dead(owner).await? {
+        owner.take_checkpoint(false).await?;
+        reset_dead(owner).await?;
+    }
+    Ok(())
+}

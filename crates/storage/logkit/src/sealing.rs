@@ -44,7 +44,6 @@ impl Kit {
         }
         match zone.seal(&*self.zones, &self.layout, &self.identity).await {
             Ok((blocks, summary)) => {
-                self.budget().drive().note_finished();
                 count(&self.counters.overhead_blocks, u64::from(blocks - end));
                 self.pool.note_end(number, blocks, false);
                 self.keep_summary(summary);

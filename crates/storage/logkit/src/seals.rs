@@ -41,7 +41,7 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
             let kit = owner.kit();
             // A close waits for the seals.
             let _sealing = kit.tasks.enter();
-            wake(kit);
+            kit.wake_holders();
             answer_with_filler(kit).await;
             checkpoint::seal_for_drive(kit).await;
         }
@@ -61,20 +61,13 @@ pub(crate) fn start<O: Owner>(owner: &Rc<O>) {
     runtime::spawn(movers).detach();
 }
 
-/// Wakes the holders of zones on this shard, which look for requests then.
-pub(crate) fn wake(kit: &Kit) {
-    kit.events.work.notify_all();
-    kit.events.cleaner.here.notify_all();
-    kit.events.seals.notify_all();
-}
-
 /// Time until an open zone has to be sealed because a task asked for it and still waits, or because the owner
 /// asked; `None` if neither has. A holder that has records for the zone keeps it for a quantum.
 pub(crate) fn time_left(kit: &Kit, zone: &mut ZoneWriter, has_records: bool) -> Option<Duration> {
     if kit.is_to_seal(zone.zone(), zone.generation()) {
         return Some(Duration::ZERO);
     }
-    let waiting = zone.waiting(kit.budget().requests(), || kit.budget().drive().waiting());
+    let waiting = zone.waiting(kit.budget().requests());
     (waiting > 0).then(|| if has_records { zone.quantum_left(waiting) } else { Duration::ZERO })
 }
 
@@ -88,6 +81,10 @@ pub(crate) async fn answer(
 ) -> Option<Duration> {
     let left = |zone: &mut ZoneWriter| time_left(kit, zone, has_records(zone.class()));
     let is_due = |zone: &mut ZoneWriter| left(zone).is_some_and(|left| left.is_zero());
+    if held.iter_mut().flatten().any(is_due) {
+        // Lanes of this shard that found the queue empty stop to wait first.
+        runtime::yield_now().await;
+    }
     while let Some(zone) = held.iter_mut().find_map(|zone| zone.take_if(is_due)) {
         kit.seal_now(zone).await;
     }

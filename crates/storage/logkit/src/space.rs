@@ -32,18 +32,14 @@
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
-use crate::lane::{Number, append, completed, freeze, written};
+use crate::lane::{Number, append_frozen, note_end_of_append, note_written, number_and_freeze};
 use crate::owner::Owner;
-use crate::pool::ZonePool;
 use crate::seals;
-use crate::shards::{self, Shared};
+use crate::shared;
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, ZoneIndex};
-use runtime::sync::Semaphore;
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Least time after ENOSPC in which only the known space of zones is used.
@@ -60,106 +56,6 @@ const MAX_BETWEEN_ZONES: Duration = Duration::from_secs(30);
 const MAX_PATIENCE: Duration = Duration::from_secs(1);
 /// Number of zones for which space is reserved in addition to those that users leave to others: the filler.
 const FILLERS: u32 = 1;
-
-/// Space of the underlying device, for all shards. Reads of `is_short`, `is_doubtful` and `unfilled` take no
-/// lock.
-#[derive(Debug, Default)]
-pub(crate) struct SharedSpace {
-    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be
-    /// space. Locked while the pool changes, so that free zones are counted by their known space exactly
-    /// while there is an error.
-    short: Mutex<Option<(Error, runtime::Instant)>>,
-    /// Whether `short` has an error.
-    is_short: AtomicBool,
-    /// Set by ENOSPC, cleared by the first record that is written after all free zones are counted again.
-    is_doubtful: AtomicBool,
-    /// Number of records that no zone has taken so far.
-    unfilled: AtomicU32,
-}
-
-impl SharedSpace {
-    fn short(&self) -> MutexGuard<'_, Option<(Error, runtime::Instant)>> {
-        self.short.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets or clears the error, and makes the pool count free zones by their known space or all of them.
-    /// Returns whether an error was set before.
-    fn set_short(
-        &self,
-        mut short: MutexGuard<'_, Option<(Error, runtime::Instant)>>,
-        error: Option<Error>,
-        pool: &ZonePool,
-    ) -> bool {
-        let is_short = error.is_some();
-        pool.set_only_backed(is_short);
-        self.is_short.store(is_short, Ordering::Release);
-        std::mem::replace(&mut *short, error.map(|error| (error, runtime::now()))).is_some()
-    }
-}
-
-/// The space of the underlying device, on one shard.
-#[derive(Debug)]
-pub struct Space {
-    shared: Arc<Shared>,
-    /// Open zone for records without data.
-    filler: RefCell<Option<ZoneWriter>>,
-    /// Held while a record is written to the filler.
-    filling: Rc<Semaphore>,
-    /// Time of the last reservation that failed.
-    reserved_in_vain: Cell<Option<runtime::Instant>>,
-}
-
-impl Space {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Space {
-            shared,
-            filler: RefCell::default(),
-            filling: Semaphore::new(1),
-            reserved_in_vain: Cell::new(None),
-        }
-    }
-
-    fn shared(&self) -> &SharedSpace {
-        &self.shared.space
-    }
-
-    /// Returns whether free zones are counted by their known space, because the device below has no other.
-    pub fn is_short(&self) -> bool {
-        self.shared().is_short.load(Ordering::Acquire)
-    }
-
-    /// Returns whether the device below had no space, and no record has been written since all free zones are
-    /// counted again.
-    pub fn is_doubtful(&self) -> bool {
-        self.shared().is_doubtful.load(Ordering::Acquire)
-    }
-
-    /// Returns the error for changes that find no space; `None` while there may be space.
-    pub fn error(&self) -> Option<Error> {
-        match self.is_short() {
-            true => self.shared().short().as_ref().map(|(error, _)| error.clone()),
-            false => None,
-        }
-    }
-
-    /// Returns whether a record waits for space, on any shard.
-    fn has_unfilled(&self) -> bool {
-        self.shared().unfilled.load(Ordering::Acquire) > 0
-    }
-
-    /// Refuses changes while a record waits for space, on any shard, because no later record can commit.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`].
-    pub fn check(&self) -> Result<()> {
-        match self.has_unfilled() {
-            false => Ok(()),
-            true => Err(self
-                .error()
-                .unwrap_or_else(|| Error::no_space("the device below the log has no space; give it more"))),
-        }
-    }
-}
 
 impl Kit {
     /// Notes that an append has failed. After ENOSPC free zones are counted by their known space.
@@ -318,11 +214,11 @@ pub(crate) async fn write_without_data<O: Owner>(
         return appender.recycle(batch.entries);
     }
     let entries = batch.entries.len();
-    appender.submitted(entries);
+    appender.note_append(entries);
     let stream = owner.kit().settings.user_stream;
-    let number = freeze(&**owner, stream, &batch, class, frozen);
+    let number = number_and_freeze(&**owner, stream, &batch, class, frozen);
     fill(owner, number, batch, frozen, error, held).await;
-    completed(&**owner, entries);
+    note_end_of_append(&**owner, entries);
 }
 
 /// Refuses all entries queued on this shard that weren't acknowledged, and answers the requests of records
@@ -381,7 +277,7 @@ async fn fill<O: Owner>(
                 continue;
             }
             let position = zone.position() + 1;
-            match append(&**owner, &number, &batch, &mut zone, frozen, held).await {
+            match append_frozen(&**owner, &number, &batch, &mut zone, frozen, held).await {
                 Ok(()) => {
                     (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
@@ -390,7 +286,7 @@ async fn fill<O: Owner>(
                     if is_unfilled {
                         space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
                     }
-                    return written(&**owner, number, batch);
+                    return note_written(&**owner, number, batch);
                 }
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be written to the filler: {error}");
@@ -445,7 +341,7 @@ async fn fill<O: Owner>(
         batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         refuse_waiting(&**owner, error);
         // Other shards do the same for later records of the streams that a joint record is a member of.
-        kit.member().notify_others(shards::SHORT);
+        kit.member().notify_others(shared::SHORT);
         runtime::sleep(BETWEEN_ATTEMPTS).await;
     }
 }

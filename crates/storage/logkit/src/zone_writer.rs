@@ -37,7 +37,7 @@ pub struct ZoneWriter {
     summary: Builder,
     /// A zone was opened ahead to follow this one.
     has_next: bool,
-    /// The zone was opened ahead, so its first append doesn't open it.
+    /// The zone was opened before its first append, which doesn't open it.
     is_open: bool,
     /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
@@ -77,7 +77,7 @@ impl ZoneWriter {
 
     /// Notes that the drive is about to open this zone: requests that were made before because the drive
     /// opened no zone, `for_drive` of them, don't concern it.
-    pub(crate) fn begin(&mut self, for_drive: u64) {
+    pub(crate) fn note_opening(&mut self, for_drive: u64) {
         self.seals_before.for_drive = for_drive;
         self.asked = None;
     }
@@ -88,9 +88,14 @@ impl ZoneWriter {
     }
 
     /// Whether an append failed with this error because the drive didn't open the zone, also after
-    /// [waiting](crate::kit::Kit::append) for it.
+    /// [waiting](crate::kit::Kit::append_opening) for it.
     pub(crate) fn was_refused(&self, error: &Error) -> bool {
         matches!(error, Error::Busy(_)) && !self.is_open()
+    }
+
+    /// Notes that the drive has opened the zone before its first append.
+    pub(crate) fn set_open(&mut self) {
+        self.is_open = true;
     }
 
     /// Whether a request concerns this zone that was made because the drive opened no zone.
@@ -98,16 +103,10 @@ impl ZoneWriter {
         self.seals_before.for_drive < requests.for_drive
     }
 
-    /// Returns the number of tasks that wait and ask for this zone: for its permit, and `for_drive` of them
-    /// for the drive. `requests` are the numbers of requests, read before. If no task waits any more, these
-    /// requests don't concern the zone from now on.
-    pub(crate) fn waiting(&mut self, requests: Requests, for_drive: impl FnOnce() -> u32) -> u32 {
-        let is_asked = self.seals_before.for_permits < requests.for_permits;
-        let permit = self.permit.as_ref().filter(|_| is_asked);
-        let mut waiting = permit.map_or(0, Permit::waiting);
-        if self.is_asked_for_drive(requests) {
-            waiting += for_drive();
-        }
+    /// Returns the number of tasks that wait and ask for this zone. `requests` are the numbers of requests,
+    /// read before. If no task waits any more, these requests don't concern the zone from now on.
+    pub(crate) fn waiting(&mut self, requests: Requests) -> u32 {
+        let waiting = self.permit.as_ref().map_or(0, |permit| permit.waiting(self.seals_before, requests));
         if waiting == 0 {
             (self.seals_before, self.asked) = (requests, None);
         }
@@ -123,8 +122,9 @@ impl ZoneWriter {
 
     /// Notes that the zone is being sealed, so that its permit is returned soon.
     pub(crate) fn begin_sealing(&mut self) {
+        let is_open = self.is_open();
         if let Some(permit) = &mut self.permit {
-            permit.begin_return();
+            permit.begin_return(is_open);
         }
     }
 

@@ -145,15 +145,15 @@ impl Admission {
         let (lanes, shards) = self.lanes_and_shards();
         let reserved = reserved_zones(lanes, shards) + self.kit.pool.damaged();
         // The durable checkpoint at its loosest packing, and the next one.
-        let pages =
-            3 * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit));
+        let pages = 3
+            * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit.layout));
         capacity(self.kit.layout.zones.saturating_sub(reserved), self.kit.settings.data_blocks, pages)
     }
 
     /// Least number of zones of this size with which a new file system has space for files.
     pub fn least_zones(&self) -> u32 {
         let (lanes, shards) = self.lanes_and_shards();
-        let directory = self.kit.checkpoints.directory_blocks(&self.kit);
+        let directory = self.kit.checkpoints.directory_blocks(&self.kit.layout);
         geometry::least_zones(&self.kit.layout, lanes, shards, directory)
     }
 
@@ -215,7 +215,7 @@ impl Admission {
 
     /// Number of blocks that a checkpoint writes now.
     pub fn checkpoint_cost(&self) -> u64 {
-        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit) + 2
+        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit.layout) + 2
     }
 
     /// Number of zones that a checkpoint fills now.

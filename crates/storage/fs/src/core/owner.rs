@@ -13,7 +13,7 @@ use crate::metadata::inode::InodeNumber;
 use crate::names::joint;
 use block::{Data, Error, Result, ZoneBlock};
 use logkit::pool::Accounts;
-use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
+use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, reset};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ impl Owner for Core {
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
-        self.shards().first().with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+        self.shards().first().with(|core: Rc<Core>| async move { reset::free_dead(&core).await }).await
     }
 
     fn checkpoint_cost(&self) -> u64 {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 impl Core {
     /// Notes the size of the last checkpoint. Runs on the home.
     pub(crate) fn note_directory(&self) {
-        let blocks = self.kit.checkpoints.directory_blocks(&self.kit);
+        let blocks = self.kit.checkpoints.directory_blocks(&self.kit.layout);
         self.peers.space.set_directory(blocks);
     }
 

@@ -13,7 +13,7 @@ use crate::tree::extents::Place;
 use crate::tree::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
 use crate::tree::tables::{Table, TableFile};
 use block::{Data, EraseGuarantee, Error, Result};
-use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
+use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, reset};
 use runtime::Home;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -266,7 +266,7 @@ impl Owner for Core {
     }
 
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
-        self.peers.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+        self.peers.at(0).with(|core: Rc<Core>| async move { reset::free_dead(&core).await }).await
     }
 
     /// A task that appends holds the permit, also between two appends: it may have looked for space in an

@@ -1,8 +1,7 @@
 //! Zones with a fixed bandwidth in simulated time.
 
 use block::{
-    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, Zones, ZonesPart,
+    Buffer, Call, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex, Zones, ZonesPart,
 };
 use runtime::Instant;
 use std::rc::Rc;
@@ -70,9 +69,7 @@ struct Handle {
 }
 
 impl Zones for Handle {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
+    conformance::pass_on!(inner: geometry, open, close, flush, finish, reset, report);
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
         Call::new(async move {
@@ -88,34 +85,10 @@ impl Zones for Handle {
         })
     }
 
-    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.open(zone)
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
-
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             self.link.transfer(buffer.len().max(buffer.missing())).await;
             self.inner.read(at, buffer).await
         })
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.finish(zone)
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.inner.reset(zone, erase)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
     }
 }

@@ -14,7 +14,7 @@ use crate::versions::{PageSet, Version};
 use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex};
 use logkit::Owner;
 use logkit::checkpoint::{self, Cut};
-use logkit::mover::wait_for_moves;
+use logkit::moves::wait_for_moves;
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::sum_of;
 use std::cell::RefCell;
@@ -56,7 +56,7 @@ impl Core {
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
         // A page that versions share is written once.
         let dirty = dirty.min(self.most_pages());
-        let directory = self.kit().checkpoints.directory_blocks(self.kit());
+        let directory = self.kit().checkpoints.directory_blocks(&self.kit().layout);
         dirty + dirty / 64 + directory + 2
     }
 

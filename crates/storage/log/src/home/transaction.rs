@@ -141,7 +141,7 @@ impl MapHome {
             let covered = Sequences::new(&covered);
             let root =
                 Root { clean: false, covered, clock, boundaries: Vec::new(), epoch: kit.epoch, ..root };
-            kit.checkpoints.note(kit, root);
+            kit.checkpoints.note(&kit.streams, root);
             count(&kit.counters.checkpoints, 1);
         }
         if clean {

@@ -3,8 +3,7 @@
 
 use crate::life::{Volume, disk, run, small};
 use block::{
-    Buffer, Call, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, DevicePart, Part, ReadOutcome, Result, ZoneAddress, ZoneGeometry, Zones, ZonesPart,
 };
 use log::home::{FileMedium, storage};
 use log::kind::{MapPlace, Options};
@@ -91,45 +90,11 @@ impl ZonesPart for Watched {
 }
 
 impl Zones for WatchedHandle {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
-
-    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        self.inner.append(zone, payload)
-    }
-
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.inner.append_at(at, payload)
-    }
-
-    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.open(zone)
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
+    conformance::pass_on!(inner: geometry, append, append_at, open, close, flush, finish, reset, report);
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
         self.reads.0.lock().expect("nothing panics under it").push((at.zone.0, buffer.len() as u64));
         self.inner.read(at, buffer)
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.finish(zone)
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.inner.reset(zone, erase)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
     }
 }
 

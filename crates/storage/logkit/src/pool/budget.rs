@@ -173,6 +173,8 @@ pub struct Permit {
     budget: Arc<Budget>,
     purpose: Purpose,
     is_ending: bool,
+    /// The zone is open on the drive, and is being finished.
+    is_finishing: bool,
 }
 
 impl Permit {
@@ -186,9 +188,17 @@ impl Permit {
         before
     }
 
-    /// Number of tasks that wait for a permit, if this one would help any; otherwise 0. Then a request that
-    /// concerned the zone needs no answer, and a task that lacks a permit later asks again.
-    pub(crate) fn waiting(&self) -> u32 {
+    /// Number of tasks that wait and that the end of the zone would help: for the permit, and for the drive.
+    /// `before` are the numbers of requests that don't concern the zone, `requests` those of all. At 0 none
+    /// of them needs an answer: a task that lacks a permit or a zone of the drive later asks again.
+    pub(crate) fn waiting(&self, before: Requests, requests: Requests) -> u32 {
+        let for_permit = if before.for_permits < requests.for_permits { self.lacked() } else { 0 };
+        let for_drive = if before.for_drive < requests.for_drive { self.budget.drive.waiting() } else { 0 };
+        for_permit + for_drive
+    }
+
+    /// Number of tasks that wait for a permit, if this one would help any; otherwise 0.
+    fn lacked(&self) -> u32 {
         let mut state = self.budget.lock();
         let is_lacked = state.lacks(|purpose| purpose == self.purpose as usize);
         state.is_unasked[self.purpose as usize] |= !is_lacked;
@@ -198,10 +208,15 @@ impl Permit {
         }
     }
 
-    /// Notes that the zone is being sealed, so that the permit is returned soon.
-    pub(crate) fn begin_return(&mut self) {
+    /// Notes that the zone is being sealed, so that the permit is returned soon. `is_open` is whether it is
+    /// open on the drive, which may then open another.
+    pub(crate) fn begin_return(&mut self, is_open: bool) {
         if !std::mem::replace(&mut self.is_ending, true) {
             self.budget.lock().ending[self.purpose as usize] += 1;
+            self.is_finishing = is_open;
+            if is_open {
+                self.budget.drive.begin_finish();
+            }
         }
     }
 }
@@ -212,6 +227,9 @@ impl Drop for Permit {
         state.held[self.purpose as usize] -= 1;
         state.ending[self.purpose as usize] -= u32::from(self.is_ending);
         self.budget.settle(state);
+        if self.is_finishing {
+            self.budget.drive.end_finish();
+        }
     }
 }
 
@@ -266,7 +284,7 @@ impl Budget {
     }
 
     fn permit(self: &Arc<Self>, purpose: Purpose) -> Permit {
-        Permit { budget: self.clone(), purpose, is_ending: false }
+        Permit { budget: self.clone(), purpose, is_ending: false, is_finishing: false }
     }
 
     /// Takes a permit for this purpose; `None` if none is available.
@@ -514,7 +532,7 @@ mod tests {
         let (mut full, _) = open(&budget, Log).expect("a permit");
         // Nothing is scarce: the second is held longer than expected.
         let (other, _) = open(&budget, Log).expect("a permit");
-        full.begin_return();
+        full.begin_return(false);
         let mut first = pin!(budget.take(Log));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert_eq!(asked(&budget), 0);
@@ -530,7 +548,7 @@ mod tests {
     fn tasks_that_wait_when_a_zone_is_lost_ask_from_then_on() {
         let budget = budget(5, 1, 3);
         let mut held: Vec<_> = (0..3).filter_map(|_| open(&budget, Tables)).collect();
-        held[0].0.begin_return();
+        held[0].0.begin_return(false);
         let mut context = Context::from_waker(Waker::noop());
         let mut waiting = pin!(budget.take(Tables));
         assert!(waiting.as_mut().poll(&mut context).is_pending());

@@ -8,7 +8,7 @@ use logkit::cleaning::{Greedy, Policy};
 use logkit::record::sum_of;
 use logkit::{Appender, Entry, Kit, Layout, Mover, Owner, Piece, Settings, StreamId, Victim, lane, recovery};
 use runtime::sync::Notify;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub const CLEANER: StreamId = StreamId(1);
 /// Class of the cleaner's zones.
 pub const MOVED: u8 = 1;
 pub const KIND: [u8; 8] = *b"bare    ";
-/// Number of lanes of the owner.
+/// Number of lanes of a shard, unless a test says otherwise.
 pub const LANES: u32 = 2;
 const BLOCK: usize = 4096;
 
@@ -26,6 +26,8 @@ const BLOCK: usize = 4096;
 pub struct Item {
     data: Payload,
     meta: usize,
+    /// Whether it has committed or was refused.
+    has_ended: Rc<Cell<bool>>,
 }
 
 impl Item {
@@ -34,7 +36,7 @@ impl Item {
     pub fn new(number: u8, blocks: u32, meta: usize) -> Self {
         let bytes: Vec<u8> =
             (0..blocks as usize * BLOCK).map(|at| number.wrapping_add((at / BLOCK) as u8)).collect();
-        Item { data: Data::copy_of(&bytes).into(), meta }
+        Item { data: Data::copy_of(&bytes).into(), meta, has_ended: Rc::default() }
     }
 
     fn sums(&self) -> Vec<u32> {
@@ -95,21 +97,23 @@ impl Bare {
         prepare_zones: bool,
         policy: Box<dyn Policy>,
     ) -> Result<Rc<Self>> {
-        Self::with_shards(zones, prepare_zones, policy, 2).await
+        Self::with_shards(zones, prepare_zones, policy, 2, LANES).await
     }
 
-    /// Creates a log on these zones, with streams for this number of shards.
+    /// Creates a log on these zones, with streams for this number of shards, which have this number of lanes
+    /// each.
     pub async fn with_shards(
         zones: Rc<dyn Zones>,
         prepare_zones: bool,
         policy: Box<dyn Policy>,
         shards: u16,
+        lanes: u32,
     ) -> Result<Rc<Self>> {
         let layout = Layout::new(zones.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*zones, &layout).await?;
         let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), KIND, Vec::new());
         let own = [USER, CLEANER];
-        let settings = Self::settings(&layout, own, prepare_zones);
+        let settings = Self::settings(&layout, own, lanes, prepare_zones);
         let classes = policy.classes();
         let kit = Kit::new(parts, zones, settings, policy, &own);
         let owner = Self::on(kit, classes, own);
@@ -125,26 +129,28 @@ impl Bare {
     /// The shard with this number, on the same shard of the runtime.
     pub fn join_as(home: &Bare, shard: u16, policy: Box<dyn Policy>) -> Rc<Self> {
         let own = [StreamId(2 * shard), StreamId(2 * shard + 1)];
-        let settings = Self::settings(&home.kit.layout, own, false);
+        let settings = Self::settings(&home.kit.layout, own, home.kit.settings.appends_in_flight, false);
         let classes = policy.classes();
         let kit = Kit::join(home.kit.peer(), home.kit.zones.clone(), settings, policy, &own);
         Self::on(kit, classes, own)
     }
 
     fn on(kit: Rc<Kit>, classes: u8, own: [StreamId; 2]) -> Rc<Self> {
-        let appender = Appender::new(kit.layout, classes, LANES, u64::MAX, &kit.streams, &own);
+        let lanes = kit.settings.appends_in_flight;
+        let appender = Appender::new(kit.layout, classes, lanes, u64::MAX, &kit.streams, &own);
         Rc::new(Bare { kit, appender, seen: RefCell::default(), changed: Notify::new() })
     }
 
     fn settings(
         layout: &Layout,
         [user_stream, cleaner_stream]: [StreamId; 2],
+        appends_in_flight: u32,
         prepare_zones: bool,
     ) -> Settings {
         Settings {
             user_stream,
             cleaner_stream,
-            appends_in_flight: LANES,
+            appends_in_flight,
             data_blocks: layout.data_blocks(0),
             record_blocks: layout.record_blocks(0),
             cleaner_reserve: 3,
@@ -157,18 +163,29 @@ impl Bare {
         }
     }
 
-    /// Appends an entry of users, and waits until it has committed or was refused.
+    /// Appends an entry of users, and waits until it, or another one, has committed or was refused.
     pub async fn append(&self, item: Item) {
         self.append_to(0, item).await;
     }
 
-    /// Appends an entry of users to zones of a class, and waits until it has committed or was refused.
+    /// Appends an entry of users to zones of a class, and waits until it, or another one, has committed or
+    /// was refused.
     pub async fn append_to(&self, class: u8, item: Item) {
         let ended = || self.seen.borrow().committed.len() + self.seen.borrow().refused.len();
         let before = ended();
         lane::push(self, class, item);
         self.kit.events.work.notify_one();
         while ended() == before {
+            self.changed.notified().await;
+        }
+    }
+
+    /// Appends an entry of users, and waits until it, and no other one, has committed or was refused.
+    pub async fn append_alone(&self, item: Item) {
+        let has_ended = item.has_ended.clone();
+        lane::push(self, 0, item);
+        self.kit.events.work.notify_one();
+        while !has_ended.get() {
             self.changed.notified().await;
         }
     }
@@ -197,11 +214,13 @@ impl Owner for Bare {
             self.seen.borrow_mut().committed.push((zone, position, entry.sums()));
             self.kit.pool.add_live(zone, entry.blocks());
             position += entry.blocks();
+            entry.has_ended.set(true);
         }
         self.changed.notify_all();
     }
 
-    fn refuse(&self, _entry: &Item, error: &Error) {
+    fn refuse(&self, entry: &Item, error: &Error) {
+        entry.has_ended.set(true);
         self.seen.borrow_mut().refused.push(error.clone());
         self.changed.notify_all();
     }

@@ -1,10 +1,7 @@
 //! Zones whose appends fail as a drive's do, and policies and worlds for tests of them.
 
 use crate::bare::zones;
-use block::{
-    Buffer, Call, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, Zones,
-};
+use block::{Call, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, Zones};
 use logkit::cleaning::{Candidate, Policy, Pressure};
 use logkit::layout::ROOT_ZONES;
 use std::cell::{Cell, RefCell};
@@ -99,9 +96,7 @@ pub fn busy(times: usize) -> impl Iterator<Item = Error> {
 }
 
 impl Zones for Failing {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
+    conformance::pass_on!(inner: geometry, append_at, close, read, flush, report);
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
         if let Some(error) = self.error_of(zone, payload.len()) {
@@ -121,26 +116,16 @@ impl Zones for Failing {
         })
     }
 
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.inner.append_at(at, payload)
-    }
-
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Some(error @ Error::Busy(_)) = self.error_of(zone, usize::MAX) {
+            return Call::new(async move {
+                runtime::sleep(self.busy_takes.get()).await;
+                Err(error)
+            });
+        }
         self.begun.borrow_mut().insert(zone);
         self.opened.borrow_mut().push(zone);
         self.inner.open(zone)
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
-
-    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
     }
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
@@ -159,10 +144,6 @@ impl Zones for Failing {
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
         self.begun.borrow_mut().remove(&zone);
         self.inner.reset(zone, erase)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
     }
 }
 

@@ -11,4 +11,5 @@ mod moves;
 mod open_zones;
 mod permits;
 mod prepare;
+mod scarce_drive;
 mod sums;

@@ -103,7 +103,7 @@ async fn longest_of_32_shards(append: Duration, records: u32) -> Result<Duration
     let zones = Failing::on(zones(400, 4 << 20, 0).await?.open().await?);
     zones.append_takes.set(append);
     zones.finish_takes.set(Duration::from_millis(1));
-    let home = Bare::with_shards(zones, false, two_classes(), 32).await?;
+    let home = Bare::with_shards(zones, false, two_classes(), 32, LANES).await?;
     home.kit().budget().set(ONE_PERMIT);
     let mut owners = vec![home.clone()];
     owners.extend((1..32).map(|shard| Bare::join_as(&home, shard, two_classes())));

@@ -2,10 +2,7 @@
 //! are kept.
 
 use crate::bare::{Bare, Item, LANES, run, zones};
-use block::{
-    Buffer, Call, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, ZoneState, Zones,
-};
+use block::{Call, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use logkit::Owner;
 use logkit::layout::ROOT_ZONES;
 use logkit::record;
@@ -63,9 +60,7 @@ fn is_users(payload: &Payload) -> bool {
 }
 
 impl Zones for Counting {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
+    conformance::pass_on!(inner: geometry, append_at, close, read, flush, finish, reset, report);
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
         Call::new(async move {
@@ -79,10 +74,6 @@ impl Zones for Counting {
         })
     }
 
-    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        self.inner.append_at(at, payload)
-    }
-
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
         Call::new(async move {
             add(&self.counts.opened);
@@ -92,30 +83,6 @@ impl Zones for Counting {
             }
             self.note(self.inner.open(zone).await)
         })
-    }
-
-    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.close(zone)
-    }
-
-    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
-    }
-
-    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        self.inner.flush(zones)
-    }
-
-    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        self.inner.finish(zone)
-    }
-
-    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        self.inner.reset(zone, erase)
-    }
-
-    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
     }
 }
 

@@ -1,5 +1,9 @@
 //! Tasks for which the drive opened no zone: they try again one after the other, at each finish of a zone.
 //!
+//! A drive that refused a task is *scarce* for [`MAX_BUSY`] after the last refusal. Meanwhile lanes open
+//! their zones before they take entries, so that no entry waits in the hand of a lane without a zone while
+//! another lane has one: that lane would have nothing to write, and pass its zone on after each record.
+//!
 //! A *stall* begins when the drive refuses a task, and ends when any zone is opened, when no task waits any
 //! more, or after [`MAX_BUSY`]. At that limit all waiting tasks fail, the last as soon as the first. The next
 //! refusal begins another stall.
@@ -14,7 +18,7 @@ use std::time::Duration;
 
 /// Time between attempts to open a zone that the drive refuses, because it has its maximum of open zones.
 pub(crate) const BETWEEN_BUSY: Duration = Duration::from_millis(10);
-/// Duration of a stall after which tasks fail.
+/// Duration of a stall after which tasks fail, and time for which a drive is scarce after a refusal.
 pub(crate) const MAX_BUSY: Duration = Duration::from_secs(10);
 
 /// Adds to the error of a drive that opened no zone for [`MAX_BUSY`] how long that was.
@@ -37,6 +41,10 @@ struct State {
     given_up: Option<(u64, Error)>,
     /// Number of zones that were finished.
     finished: u64,
+    /// Number of zones that are being finished.
+    finishing: u32,
+    /// Time of the last refusal.
+    last_refusal: Option<Instant>,
 }
 
 impl State {
@@ -76,6 +84,7 @@ impl DriveTurn {
     /// waiting tasks fail.
     pub(crate) fn note_refused(&self, error: &Error, now: Instant) {
         let mut state = self.queue.lock();
+        state.last_refusal = Some(now);
         if state.has_given_up(self.ticket) {
             return;
         }
@@ -159,14 +168,34 @@ impl DriveQueue {
         self.lock().refused.is_empty()
     }
 
-    /// Number of tasks that wait.
+    /// Number of tasks that wait and get none of the zones that are being finished.
     pub(crate) fn waiting(&self) -> u32 {
-        self.lock().refused.len() as u32
+        let state = self.lock();
+        (state.refused.len() as u32).saturating_sub(state.finishing)
+    }
+
+    /// Whether the drive refused a task so shortly before `now` that it may refuse the next one.
+    pub(crate) fn is_scarce(&self, now: Instant) -> bool {
+        self.lock().last_refusal.is_some_and(|last| now - last < MAX_BUSY)
     }
 
     /// Notes that the drive opened a zone, which ends the stall.
     pub(crate) fn note_opened(&self) {
         self.lock().stall = None;
+    }
+
+    /// Notes that a zone which is open on the drive is being finished. [`end_finish`](Self::end_finish)
+    /// follows.
+    pub(crate) fn begin_finish(&self) {
+        self.lock().finishing += 1;
+    }
+
+    /// Notes that a zone was finished, or can't be.
+    pub(crate) fn end_finish(&self) {
+        let mut state = self.lock();
+        state.finishing -= 1;
+        state.finished += 1;
+        wake_first(state);
     }
 
     /// Notes that a zone was finished, or reset while it was open, so that the drive may open another.
@@ -236,6 +265,31 @@ mod tests {
         assert_eq!(third.given_up(), None);
         third.note_refused(&error, at(20_700));
         assert!(third.given_up().is_some());
+    }
+
+    #[test]
+    fn a_drive_is_scarce_for_ten_seconds_after_each_refusal() {
+        let queue: Arc<DriveQueue> = Arc::default();
+        assert!(!queue.is_scarce(at(0)));
+        let turn = queue.join();
+        [1_000, 3_000]
+            .into_iter()
+            .for_each(|now| turn.note_refused(&Error::busy("14 zones are open"), at(now)));
+        queue.note_opened();
+        drop(turn);
+        assert!(queue.is_scarce(at(12_999)) && !queue.is_scarce(at(13_000)));
+    }
+
+    #[test]
+    fn zones_that_are_being_finished_suffice_for_as_many_tasks() {
+        let queue: Arc<DriveQueue> = Arc::default();
+        queue.begin_finish();
+        let (_first, second) = (queue.join(), queue.join());
+        assert_eq!(queue.waiting(), 1);
+        drop(second);
+        assert_eq!(queue.waiting(), 0);
+        queue.end_finish();
+        assert_eq!((queue.waiting(), queue.finished()), (1, 1));
     }
 
     #[test]
