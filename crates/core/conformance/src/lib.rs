@@ -7,7 +7,7 @@
 //! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
 //! [`allocations`] counts allocations of a test; [`Whole`] is a stack as one device; [`check_messages`]
-//! checks the messages that a kind declares.
+//! checks the messages that a kind declares; [`images`] searches disks for bytes.
 //!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
@@ -16,6 +16,7 @@
 pub mod allocations;
 pub mod budget;
 pub mod device;
+pub mod images;
 mod messages;
 mod stamp;
 mod suite;
