@@ -100,8 +100,8 @@ impl Queue {
     }
 }
 
-/// Runs all tests, `jobs` at a time and `waiters` that wait beside them. Prints a line for each that fails and
-/// for each hundredth that ends.
+/// Runs all tests, `jobs` at a time and `waiters` that wait beside them. Prints a line for each that fails,
+/// and for each hundredth that ends.
 pub fn run_all(tests: &[Test<'_>], (jobs, waiters): (usize, usize), limits: Limits) -> Vec<Finished> {
     let names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
     let mut waiting: Vec<usize> = (0..tests.len()).collect();
