@@ -58,6 +58,11 @@ impl Attached {
         &self.name
     }
 
+    /// Path of the log of holder and servers.
+    pub fn log(&self) -> String {
+        format!("/run/siltstone/{}/log", self.name)
+    }
+
     /// Entry of the stack in `siltstone list`.
     ///
     /// # Panics
@@ -115,7 +120,7 @@ impl Drop for Attached {
         if self.is_attached {
             // Nothing here may wait for a server that has ended.
             let folder = format!("/run/siltstone/{}", self.name);
-            let log = std::fs::read_to_string(format!("{folder}/log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.log()).unwrap_or_default();
             run_shell(&format!(
                 "for process in $(jq -r '.holder, .server' {folder}/attachment.json); do kill -9 $process || true; done
                  umount -l {node} || true

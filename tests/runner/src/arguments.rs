@@ -56,9 +56,10 @@ impl Arguments {
         limit.ok_or(format!("SILTSTONE_TEST_MINUTES={text}: expected a number of minutes above 0"))
     }
 
-    /// Number of tests that run at the same time: half as many again as there are processors, unless given.
-    pub fn jobs(&self, processors: usize) -> usize {
-        self.jobs.map_or((processors * 3).div_ceil(2), NonZeroUsize::get)
+    /// Number of tests that run at the same time, and of further ones that mostly wait: half as many again as
+    /// there are processors and two, unless a number is given.
+    pub fn jobs(&self, processors: usize) -> (usize, usize) {
+        self.jobs.map_or(((processors * 3).div_ceil(2), 2), |jobs| (jobs.get(), 0))
     }
 }
 
@@ -81,7 +82,7 @@ mod tests {
         assert!(arguments.is_whole() && arguments.is_long);
         assert_eq!(
             (arguments.jobs(2), Arguments::default().jobs(2), Arguments::default().jobs(1)),
-            (5, 3, 2)
+            ((5, 0), (3, 2), (2, 2))
         );
     }
 

@@ -46,6 +46,8 @@ pub struct Finished {
 const IDLE: Duration = Duration::from_millis(20);
 /// Time between two checks of a test's processor time.
 const LOOK: Duration = Duration::from_secs(10);
+/// Shortest and longest pause between two looks for the end of a test.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 /// Time in which the kernel ends a killed process. A process that waits in a driver may never end.
 const KILLED: Duration = Duration::from_secs(20);
 
@@ -63,26 +65,42 @@ pub fn run(test: &Test<'_>, limits: Limits) -> Finished {
 }
 
 fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome, String, Duration)> {
-    let mut output = unnamed_file()?;
     let mut command = test.program.command();
-    command.args(["--exact", &test.name, "--nocapture"]).process_group(0);
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
-    let mut child = command.spawn()?;
-    let (ended, processor) = watch(&mut child, &output, limits)?;
+    command.args(["--exact", &test.name, "--nocapture"]);
+    let Ended { status, output, processor } = run_command(&mut command, limits)?;
+    let outcome = match status {
+        Err(reason) => Outcome::Failed(Some(reason)),
+        Ok(status) => judge(status, &output),
+    };
+    Ok((outcome, output, processor))
+}
+
+/// A command that has ended, with all processes of its group.
+#[derive(Debug)]
+pub struct Ended {
+    /// The error is the limit at which the command was ended.
+    pub status: Result<ExitStatus, String>,
+    /// All that it printed.
+    pub output: String,
+    /// Processor time of its processes.
+    pub processor: Duration,
+}
+
+/// Runs a command to its end, or to one of the limits.
+pub fn run_command(command: &mut Command, limits: Limits) -> std::io::Result<Ended> {
+    let mut output = unnamed_file()?;
+    command.process_group(0).stdin(Stdio::null());
+    let mut child = command.stdout(output.try_clone()?).stderr(output.try_clone()?).spawn()?;
+    let (status, processor) = watch(&mut child, &output, limits)?;
     end_group(&mut child);
     let mut bytes = Vec::new();
     output.rewind()?;
     output.read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    let outcome = match ended {
-        Err(reason) => Outcome::Failed(Some(reason)),
-        Ok(status) => judge(status, &text),
-    };
-    Ok((outcome, text, processor))
+    Ok(Ended { status, output: String::from_utf8_lossy(&bytes).into_owned(), processor })
 }
 
 /// Creates a file that is deleted when its last descriptor is closed.
-pub fn unnamed_file() -> std::io::Result<File> {
+fn unnamed_file() -> std::io::Result<File> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("siltstone-test-{}-{number}", std::process::id()));
@@ -109,12 +127,11 @@ fn watch(
     limits: Limits,
 ) -> std::io::Result<(Result<ExitStatus, String>, Duration)> {
     let begun = now();
-    let mut pause = Duration::from_millis(1);
     let (mut looked, mut active, mut seen) = (begun, begun, (0, Duration::ZERO));
     loop {
-        // Read before the process is waited for, which removes its entry.
-        let processor = processor_time(child.id());
-        if let Some(status) = child.try_wait()? {
+        // An ended process has its final figures until it is waited for, which removes its entry.
+        let Usage { processor, has_ended } = usage(child.id());
+        if has_ended && let Some(status) = child.try_wait()? {
             return Ok((Ok(status), processor));
         }
         if begun.elapsed() > limits.whole {
@@ -131,8 +148,8 @@ fn watch(
                 return Ok((Err(reason), processor));
             }
         }
-        wait(pause);
-        pause = (pause * 2).min(Duration::from_millis(50));
+        // A short test isn't waited for much longer than it takes.
+        wait((begun.elapsed() / 8).clamp(PAUSES.0, PAUSES.1));
     }
 }
 
@@ -150,22 +167,55 @@ fn end_group(child: &mut Child) {
     }
 }
 
-/// Processor time of a process, its threads and the children that it has waited for (proc_pid_stat(5), fields
-/// 14 to 17).
-fn processor_time(process: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The second field is the program's name in brackets and may contain any character.
+/// State of a process in `/proc`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Usage {
+    /// Processor time, user and system, of the process, its threads and the children that it has waited for.
+    processor: Duration,
+    /// Whether the process has ended, and its exit status hasn't been read.
+    has_ended: bool,
+}
+
+impl Usage {
+    /// Reads a text of proc_pid_stat(5): the state is field 3, the processor times are fields 14 to 17.
+    fn parse(stat: &str) -> Usage {
+        // The second field is the program's name in brackets and may contain any character.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let mut fields = fields.split_whitespace();
+        let has_ended = fields.next() == Some("Z");
+        Usage {
+            processor: fields.skip(10).take(4).filter_map(|field| field.parse().ok()).map(ticks).sum(),
+            has_ended,
+        }
+    }
+}
+
+/// The unit is 1/100 s on all of Linux's architectures (USER_HZ).
+fn ticks(count: u64) -> Duration {
+    Duration::from_millis(count * 10)
+}
+
+/// State of a process; nothing was used if there is none of this number.
+fn usage(process: u32) -> Usage {
+    Usage::parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default())
+}
+
+/// Processor time of all children of this process that have ended, and of theirs (fields 16 and 17).
+pub fn children_of_this() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
-    // The unit is 1/100 s on all of Linux's architectures (USER_HZ).
-    Duration::from_millis(ticks * 10)
+    fields.skip(13).take(2).filter_map(|field| field.parse().ok()).map(ticks).sum()
 }
 
 /// Processor time of the living children of a process.
 fn children_processor_time(process: u32) -> Duration {
     let children =
         std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    children.split_whitespace().filter_map(|child| child.parse().ok()).map(processor_time).sum()
+    children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .map(|child| usage(child).processor)
+        .sum()
 }
 
 #[expect(clippy::disallowed_methods, reason = "the runner is no shard: its threads wait for processes")]
@@ -184,14 +234,12 @@ mod tests {
 
     const LIMITS: Limits = Limits { whole: Duration::from_secs(20), silent: Duration::from_millis(400) };
 
+    fn ended(line: &str, limits: Limits) -> Ended {
+        run_command(Command::new("sh").args(["-c", line]), limits).expect("sh runs")
+    }
+
     fn watched(line: &str, limits: Limits) -> Result<ExitStatus, String> {
-        let output = unnamed_file().expect("a file for the output");
-        let mut command = Command::new("sh");
-        command.args(["-c", line]).process_group(0).stdout(output.try_clone().expect("a second descriptor"));
-        let mut child = command.spawn().expect("sh runs");
-        let (ended, _) = watch(&mut child, &output, limits).expect("the process can be watched");
-        end_group(&mut child);
-        ended
+        ended(line, limits).status
     }
 
     #[test]
@@ -212,6 +260,30 @@ mod tests {
         let limits = Limits { whole: Duration::from_secs(4), silent: Duration::from_secs(3) };
         let reason = watched("while :; do :; done", limits).expect_err("it takes too long");
         assert!(reason.contains("the limit of a test"), "{reason}");
+    }
+
+    #[test]
+    fn the_state_of_a_process_is_read() {
+        let stat = "7 (a) R (b) Z 1 7 7 0 -1 4194304 500 9 0 0 30 4 200 1000 20 0 1 0 100 0 0";
+        assert_eq!(Usage::parse(stat), Usage { processor: Duration::from_millis(12340), has_ended: true });
+        assert!(!Usage::parse(&stat.replace("Z", "S")).has_ended);
+        assert_eq!(Usage::parse(""), Usage::default());
+    }
+
+    /// The shell reports its processor time, and ends: figures from before that would miss some of it.
+    #[test]
+    fn processor_time_includes_all_until_the_end_and_that_of_children() {
+        let work = "number=0; while [ $number -lt 200000 ]; do number=$((number + 1)); done";
+        let ended = ended(&format!("{work}; sh -c '{work}'; times"), LIMITS);
+        // Minutes and seconds of the shell and of its children: 0m0.120s 0m0.010s.
+        let times = ended.output.split_whitespace().map(|time| {
+            let (minutes, seconds) = time.trim_end_matches('s').split_once('m').expect("minutes");
+            minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
+        });
+        let times: Vec<f64> = times.collect();
+        // Each of four figures is rounded down to 10 ms.
+        let (reported, found) = (times.iter().sum::<f64>(), ended.processor.as_secs_f64() + 0.04);
+        assert!(times.len() == 4 && times[2] > 0.0 && found >= reported, "{found}: {times:?}");
     }
 
     #[test]

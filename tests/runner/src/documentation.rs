@@ -1,42 +1,22 @@
 //! Examples in the documentation: built and run by rustdoc, beside the other tests.
 
-use crate::attempt::unnamed_file;
+use crate::attempt::{Limits, run_command};
 use crate::say;
 use crate::summary::Counts;
-use std::fs::File;
-use std::io::{Read, Seek};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, ExitStatus};
 
-/// Documentation tests that are running.
-pub struct Running {
-    child: Child,
-    output: File,
-}
-
-impl Running {
-    pub fn start() -> std::io::Result<Running> {
-        let output = unnamed_file()?;
-        let mut command = Command::new("cargo");
-        command.args(["test", "--workspace", "--doc", "--no-fail-fast"]).stdin(Stdio::null());
-        let child = command.stdout(output.try_clone()?).stderr(output.try_clone()?).spawn()?;
-        Ok(Running { child, output })
+/// Runs all documentation tests, together within the limits of one test, and returns the counts. Prints the
+/// output of a failed run.
+pub fn run(limits: Limits) -> std::io::Result<Counts> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
+    let ended = run_command(&mut command, limits)?;
+    let (counts, problem) = judge(counts(&ended.output), &ended.status);
+    if let Some(problem) = problem {
+        println!("{}", ended.output);
+        say(&problem);
     }
-
-    /// Waits for the end and returns the counts; prints the output of a failed run.
-    pub fn finish(mut self) -> std::io::Result<Counts> {
-        let succeeded = self.child.wait()?.success();
-        let mut bytes = Vec::new();
-        self.output.rewind()?;
-        self.output.read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let counts = counts(&text);
-        let (counts, problem) = judge(counts, succeeded);
-        if let Some(problem) = problem {
-            println!("{text}");
-            say(problem);
-        }
-        Ok(counts)
-    }
+    Ok(counts)
 }
 
 /// Adds up the lines `test result: ok. 3 passed; 0 failed; 2 ignored; …` of rustdoc. An ignored example isn't
@@ -59,18 +39,20 @@ fn counts(output: &str) -> Counts {
 
 /// Counts of a run by what its output has, and what is wrong with it. An example that isn't built is in no
 /// count.
-fn judge(counts: Counts, succeeded: bool) -> (Counts, Option<&'static str>) {
-    let failed = Counts { failed: counts.failed.max(1), ..counts };
-    match (succeeded, counts.all()) {
-        (_, 0) => (failed, Some("no documentation test ran")),
-        (false, _) => (failed, Some("documentation tests failed")),
-        (true, _) => (counts, None),
-    }
+fn judge(counts: Counts, status: &Result<ExitStatus, String>) -> (Counts, Option<String>) {
+    let problem = match status {
+        Err(reason) => format!("documentation tests: {reason}"),
+        Ok(_) if counts.all() == 0 => "no documentation test ran".to_owned(),
+        Ok(status) if !status.success() => "documentation tests failed".to_owned(),
+        Ok(_) => return (counts, None),
+    };
+    (Counts { failed: counts.failed.max(1), ..counts }, Some(problem))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn results_of_all_crates_are_added_up() {
@@ -83,11 +65,20 @@ mod tests {
 
     #[test]
     fn a_run_without_tests_or_with_a_failed_build_fails() {
+        let (success, failure) = (Ok(ExitStatus::from_raw(0)), Ok(ExitStatus::from_raw(101 << 8)));
         let some = Counts { passed: 5, failed: 0, skipped: 0 };
-        assert_eq!(judge(some, true), (some, None));
-        assert_eq!(judge(some, false).0.failed, 1);
-        let (none, problem) = judge(Counts::default(), true);
-        assert_eq!((none.failed, problem), (1, Some("no documentation test ran")));
-        assert_eq!(judge(Counts { failed: 3, ..some }, false).0.failed, 3);
+        assert_eq!(judge(some, &success), (some, None));
+        assert_eq!(judge(some, &failure).0.failed, 1);
+        let (none, problem) = judge(Counts::default(), &success);
+        assert_eq!((none.failed, problem.as_deref()), (1, Some("no documentation test ran")));
+        assert_eq!(judge(Counts { failed: 3, ..some }, &failure).0.failed, 3);
+    }
+
+    #[test]
+    fn a_run_that_was_ended_at_a_limit_fails_with_the_limit() {
+        let some = Counts { passed: 5, failed: 0, skipped: 0 };
+        let (counts, problem) = judge(some, &Err("not done after 900 s, the limit of a test".to_owned()));
+        assert_eq!(counts.failed, 1);
+        assert!(problem.is_some_and(|problem| problem.contains("900 s")));
     }
 }

@@ -8,19 +8,20 @@
 //!   number of running tests of a group ([`schedule::GROUPS`]), which share a resource of the machine, is
 //!   limited.
 //! - Everything is built once, for all packages together: a single package would get its dependencies with
-//!   other features. This program itself is built before. It has no dependencies, so nothing is built twice.
+//!   other features. This program itself is built before, with the features that the workspace's crates
+//!   select, so that nothing is built twice.
 //! - Left to others: documentation tests (rustdoc), the choice of seeds (`conformance::budget`).
 
 mod arguments;
 mod attempt;
 mod documentation;
-mod json;
 mod needs;
 mod programs;
 mod schedule;
 mod summary;
 
 use arguments::Arguments;
+use attempt::Limits;
 use programs::{Built, Program};
 use std::ffi::OsString;
 use std::process::{Command, ExitCode, Stdio};
@@ -79,10 +80,9 @@ fn variables(arguments: &Arguments, built: &Built) -> Vec<(&'static str, OsStrin
 }
 
 /// Runs the selected tests and prints what they report at the end.
-fn run_tests(arguments: &Arguments, programs: &[Program], limit: Duration) -> Result<Counts, String> {
+fn run_tests(arguments: &Arguments, programs: &[Program], limits: Limits) -> Result<Counts, String> {
     let tests = programs::tests(programs, &arguments.texts)?;
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-    let limits = attempt::Limits { whole: limit, silent: SILENT };
     let results = schedule::run_all(&tests, arguments.jobs(processors), limits);
     let summary = Summary::of(&results);
     summary.print();
@@ -103,26 +103,27 @@ fn run(arguments: &Arguments, limit: Duration) -> Result<Counts, String> {
         build()
     })?;
     say("runs the tests");
-    let begun = attempt::now();
-    let mut counts = Counts::default();
-    // Examples in the documentation run beside the other tests: they are mostly built.
-    let documentation = arguments.is_whole().then(documentation::Running::start).transpose();
-    let documentation = documentation.map_err(|error| format!("can't run cargo: {error}"))?;
-    let ended = built.programs_of(&arguments.packages).and_then(|mut programs| {
-        let variables = variables(arguments, &built);
-        programs.iter_mut().for_each(|program| program.variables.clone_from(&variables));
-        run_tests(arguments, &programs, limit)
-    });
-    counts = counts
-        + ended.unwrap_or_else(|error| {
+    let (begun, used) = (attempt::now(), attempt::children_of_this());
+    let limits = Limits { whole: limit, silent: SILENT };
+    let counts = std::thread::scope(|scope| {
+        // Examples in the documentation run beside the other tests: they are mostly built.
+        let documentation = arguments.is_whole().then(|| scope.spawn(|| documentation::run(limits)));
+        let ended = built.programs_of(&arguments.packages).and_then(|mut programs| {
+            let variables = variables(arguments, &built);
+            programs.iter_mut().for_each(|program| program.variables.clone_from(&variables));
+            run_tests(arguments, &programs, limits)
+        });
+        let counts = ended.unwrap_or_else(|error| {
             say(&error);
             Counts { failed: 1, ..Counts::default() }
         });
-    if let Some(documentation) = documentation {
-        let ended = documentation.finish();
-        counts = counts + ended.map_err(|error| format!("can't read rustdoc's output: {error}"))?;
-    }
-    say(&format!("{} s", begun.elapsed().as_secs()));
+        let documented = documentation.and_then(|thread| thread.join().ok());
+        let documented = documented.unwrap_or_else(|| Ok(Counts::default()));
+        documented.map(|documented| counts + documented)
+    });
+    let counts = counts.map_err(|error| format!("can't run the documentation tests: {error}"))?;
+    let used = attempt::children_of_this().saturating_sub(used).as_secs();
+    say(&format!("{} s, processors {used} s", begun.elapsed().as_secs()));
     Ok(counts)
 }
 

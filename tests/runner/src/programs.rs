@@ -1,6 +1,6 @@
 //! The test programs that cargo built, and the tests in them.
 
-use crate::json::Value;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,18 +55,18 @@ impl Built {
     pub fn parse(messages: &str) -> Result<Self, String> {
         let (mut programs, mut others) = (Vec::new(), Vec::new());
         for line in messages.lines().filter(|line| line.starts_with('{')) {
-            let message =
-                Value::parse(line).map_err(|error| format!("cargo's messages aren't JSON: {error}"))?;
-            let is_artifact = message.get("reason").text() == Some("compiler-artifact");
-            let (Some(executable), true) = (message.get("executable").text(), is_artifact) else { continue };
-            let target = message.get("target").get("name").text().unwrap_or_default().to_owned();
-            if *message.get("profile").get("test") != Value::Bool(true) {
+            let message: Value = serde_json::from_str(line)
+                .map_err(|error| format!("cargo's messages aren't JSON: {error}"))?;
+            let is_artifact = message["reason"] == "compiler-artifact";
+            let (Some(executable), true) = (message["executable"].as_str(), is_artifact) else { continue };
+            let target = message["target"]["name"].as_str().unwrap_or_default().to_owned();
+            if message["profile"]["test"] != true {
                 others.push((target, executable.into()));
                 continue;
             }
-            let manifest = message.get("manifest_path").text().ok_or("a test program has no manifest")?;
+            let manifest = message["manifest_path"].as_str().ok_or("a test program has no manifest")?;
             let folder = Path::new(manifest).parent().ok_or("a manifest has no folder")?.to_owned();
-            let package = package_name(message.get("package_id")).ok_or("a test program has no package")?;
+            let package = package_name(&message["package_id"]).ok_or("a test program has no package")?;
             let (executable, variables) = (executable.into(), Vec::new());
             programs.push(Program { package, target, executable, folder, variables });
         }
@@ -92,7 +92,7 @@ impl Built {
 /// Name in a package id: `path+file:///folder/block#siltstone-block@0.1.0`, or `…/siltstone#0.1.0` where the
 /// folder has the name of the package.
 fn package_name(id: &Value) -> Option<String> {
-    let (path, fragment) = id.text()?.rsplit_once('#')?;
+    let (path, fragment) = id.as_str()?.rsplit_once('#')?;
     let name = match fragment.split_once('@') {
         Some((name, _)) => name,
         None => path.rsplit('/').next()?,

@@ -1,4 +1,5 @@
-//! Order of the tests: long ones first, with a limit on tests that share a resource of the machine.
+//! Order of the tests: those that mostly wait beside the others, long ones first, with a limit on tests that
+//! share a resource of the machine.
 
 use crate::attempt::{self, Finished, Limits, Outcome};
 use crate::programs::Test;
@@ -12,15 +13,30 @@ pub const GROUPS: [(&str, usize); 2] = [
     ("swap_remote", 1),
 ];
 
-/// Beginnings of the names of the longest tests: they begin first, so that none of them runs alone at the
-/// end.
-const LONG: [&str; 8] = [
-    "fs_mount_large",
-    "crash_engine",
-    "guest_",
+/// Beginnings of the names of tests that wait for much of their time, for a timer or for a program that
+/// waits: they run from the start, two at a time beside the others, which keep the processors busy. The
+/// longest are first.
+const WAITING: [&str; 8] = [
+    "foreign_attach::a_detach_reports",
     "swap_remote",
-    "broken::",
     "flashrom::",
+    "fs_mount_stuck",
+    "stuck::",
+    "foreign_attach::a_stopped_holder",
+    "foreign_attach",
+    "fs_mount_programs::postgresql",
+];
+
+/// Beginnings of the names of the longest other tests, the longest first: none of them runs alone at the end.
+const LONG: [&str; 10] = [
+    "guest_swap",
+    "guest_vhost_cuts",
+    "guest_",
+    "fs_mount_large",
+    "fs_mount_programs::git_clones",
+    "damage::what_can_be_read",
+    "broken::",
+    "crash_engine",
     "worlds_",
     "crash_",
 ];
@@ -34,9 +50,19 @@ fn group_of(name: &str) -> Option<usize> {
     GROUPS.iter().position(|(beginning, _)| begins_with(name, beginning))
 }
 
-/// Place of a test in the order: a smaller one begins earlier.
+/// Place of a test in the order of `beginnings`; after all of them if it has none.
+fn place(beginnings: &[&str], name: &str) -> usize {
+    beginnings.iter().position(|beginning| begins_with(name, beginning)).unwrap_or(beginnings.len())
+}
+
+fn waits(name: &str) -> bool {
+    place(&WAITING, name) < WAITING.len()
+}
+
+/// Place of a test in the order: a smaller one begins earlier. Tests that wait are last, as others take them
+/// only when there is nothing else.
 fn rank(name: &str) -> usize {
-    LONG.iter().position(|beginning| begins_with(name, beginning)).unwrap_or(LONG.len())
+    if waits(name) { LONG.len() + 1 + place(&WAITING, name) } else { place(&LONG, name) }
 }
 
 /// Waiting tests, and the number of running ones of each group.
@@ -47,16 +73,24 @@ struct Queue {
 }
 
 impl Queue {
-    /// Takes the next test whose group has a place; `names` by index.
-    fn take(&mut self, names: &[&str]) -> Option<usize> {
-        let fits =
-            |&test: &usize| group_of(names[test]).is_none_or(|group| self.running[group] < GROUPS[group].1);
+    /// Takes the next test whose group has a place, of those that wait if `is_waiter`; `names` by index.
+    fn take(&mut self, names: &[&str], is_waiter: bool) -> Option<usize> {
+        let fits = |&test: &usize| {
+            let name = names[test];
+            (!is_waiter || waits(name))
+                && group_of(name).is_none_or(|group| self.running[group] < GROUPS[group].1)
+        };
         let place = self.waiting.iter().rposition(fits)?;
         let test = self.waiting.remove(place);
         if let Some(group) = group_of(names[test]) {
             self.running[group] += 1;
         }
         Some(test)
+    }
+
+    /// Whether a test is left for a worker of this kind.
+    fn has_more(&self, names: &[&str], is_waiter: bool) -> bool {
+        self.waiting.iter().any(|test| !is_waiter || waits(names[*test]))
     }
 
     fn give_back(&mut self, name: &str) {
@@ -66,17 +100,18 @@ impl Queue {
     }
 }
 
-/// Runs all tests, `jobs` at a time, and prints a line for each that fails and for each hundredth that ends.
-pub fn run_all(tests: &[Test<'_>], jobs: usize, limits: Limits) -> Vec<Finished> {
+/// Runs all tests, `jobs` at a time and `waiters` that wait beside them. Prints a line for each that fails,
+/// and for each hundredth that ends.
+pub fn run_all(tests: &[Test<'_>], (jobs, waiters): (usize, usize), limits: Limits) -> Vec<Finished> {
     let names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
     let mut waiting: Vec<usize> = (0..tests.len()).collect();
     waiting.sort_by_key(|&test| std::cmp::Reverse((rank(names[test]), test)));
     let queue = Mutex::new(Queue { waiting, running: [0; GROUPS.len()] });
     let (ended, results) = (Condvar::new(), Mutex::new(Vec::new()));
-    let work = || {
+    let work = |is_waiter: bool| {
         let mut guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        while !guard.waiting.is_empty() {
-            let Some(test) = guard.take(&names) else {
+        while guard.has_more(&names, is_waiter) {
+            let Some(test) = guard.take(&names, is_waiter) else {
                 guard = ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -92,8 +127,9 @@ pub fn run_all(tests: &[Test<'_>], jobs: usize, limits: Limits) -> Vec<Finished>
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(work);
+        let work = &work;
+        for number in 0..jobs + waiters {
+            scope.spawn(move || work(number >= jobs));
         }
     });
     results.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -126,17 +162,30 @@ mod tests {
     fn groups_are_limited_and_others_overtake() {
         let names = ["guest_dm::a", "guest_dm::b", "guest_nbd::c", "tests::d"];
         let mut queue = Queue { waiting: vec![3, 2, 1, 0], running: [0; GROUPS.len()] };
-        assert_eq!(queue.take(&names), Some(0));
-        assert_eq!(queue.take(&names), Some(1));
-        assert_eq!(queue.take(&names), Some(3), "a third guest waits, another test doesn't");
-        assert_eq!(queue.take(&names), None);
+        assert_eq!(queue.take(&names, false), Some(0));
+        assert_eq!(queue.take(&names, false), Some(1));
+        assert_eq!(queue.take(&names, false), Some(3), "a third guest waits, another test doesn't");
+        assert_eq!(queue.take(&names, false), None);
         queue.give_back(names[0]);
-        assert_eq!(queue.take(&names), Some(2));
+        assert_eq!(queue.take(&names, false), Some(2));
+    }
+
+    #[test]
+    fn tests_that_wait_run_beside_the_others_which_have_them_last() {
+        let names = ["tests::a", "flashrom::b", "fs_mount_stuck::c"];
+        let mut queue = Queue { waiting: vec![2, 1, 0], running: [0; GROUPS.len()] };
+        assert_eq!(queue.take(&names, true), Some(1));
+        assert_eq!(queue.take(&names, false), Some(0));
+        assert!(queue.has_more(&names, true));
+        assert_eq!(queue.take(&names, false), Some(2), "nothing else is left");
+        assert!(!queue.has_more(&names, true));
+        assert_eq!(queue.take(&names, true), None);
     }
 
     #[test]
     fn long_tests_begin_first() {
         assert!(rank("integration::fs_mount_large::x") < rank("crash_log::x"));
         assert!(rank("crash_log::x") < rank("tests::x"));
+        assert!(rank("tests::x") < rank("flashrom::x"));
     }
 }

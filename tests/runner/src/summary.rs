@@ -56,8 +56,21 @@ pub struct Summary {
     shares: Shares,
 }
 
-/// Number of tests that are listed as the slowest, and the least time of one.
-const SLOWEST: (usize, Duration) = (12, Duration::from_secs(1));
+/// Number of tests that are listed as the slowest, and as those with the most processor time.
+const LISTED: usize = 10;
+/// Least time of a listed test.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// Lines for the tests with the largest times of a kind, the largest first.
+fn largest(results: &[Finished], time: fn(&Finished) -> Duration, kind: &str) -> Vec<String> {
+    let mut tests: Vec<&Finished> = results.iter().filter(|test| time(test) >= LEAST).collect();
+    tests.sort_by_key(|test| std::cmp::Reverse(time(test)));
+    let line = |test: &&Finished| {
+        let (took, processor) = (test.took.as_secs_f64(), test.processor.as_secs_f64());
+        format!("{kind}: {took:.0} s, processors {processor:.0} s: {}", test.title)
+    };
+    tests.iter().take(LISTED).map(line).collect()
+}
 
 impl Summary {
     pub fn of(results: &[Finished]) -> Self {
@@ -84,14 +97,9 @@ impl Summary {
         }
         // Failures last, next to the counts.
         summary.lines.sort_by_key(|line| line.starts_with("FAILED: "));
-        let mut slowest: Vec<&Finished> = results.iter().filter(|test| test.took >= SLOWEST.1).collect();
-        slowest.sort_by_key(|test| std::cmp::Reverse(test.took));
-        let slowest = slowest.iter().take(SLOWEST.0).map(|test| {
-            let (took, processor) = (test.took.as_secs_f64(), test.processor.as_secs_f64());
-            format!("SLOW: {took:.0} s, processors {processor:.0} s: {}", test.title)
-        });
-        let slowest: Vec<String> = slowest.collect();
-        summary.lines.splice(0..0, slowest);
+        let costs =
+            [largest(results, |test| test.processor, "COSTLY"), largest(results, |test| test.took, "SLOW")];
+        summary.lines.splice(0..0, costs.concat());
         summary
     }
 
@@ -162,6 +170,24 @@ mod tests {
         assert_eq!(summary.shares, Shares { taken: 5, of: 5, tried: 3, offered: 44 });
         assert_eq!(summary.judge(true), summary.counts);
         assert!(summary.lines.last().is_some_and(|line| line.starts_with("FAILED: package test")));
+    }
+
+    #[test]
+    fn the_tests_with_the_most_processor_time_and_the_slowest_are_listed() {
+        let test = |number: u64| Finished {
+            title: format!("test {number}"),
+            took: Duration::from_secs(100 - number),
+            processor: Duration::from_secs(number),
+            ..finished(Outcome::Passed, "")
+        };
+        let results: Vec<Finished> = (0..30).map(test).collect();
+        let lines = Summary::of(&results).lines;
+        assert_eq!(lines.len(), 2 * LISTED);
+        assert_eq!(lines[0], "COSTLY: 71 s, processors 29 s: test 29");
+        assert_eq!(lines[LISTED], "SLOW: 100 s, processors 0 s: test 0");
+        // One with neither a second of the clock nor of processors isn't listed.
+        let quick = finished(Outcome::Passed, "");
+        assert!(Summary::of(&[quick]).lines.is_empty());
     }
 
     #[test]

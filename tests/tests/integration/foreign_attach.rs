@@ -52,7 +52,7 @@ fn carries_on(name: &str, stack: impl Fn(&str) -> String, make: &str, check: &st
     attached.kill_server();
     run_shell(&format!(
         "for copy in 1 2 3 4; do (cd {mnt}/$copy; sha256sum --quiet --check {sums}); done
-         ! cat /dev/zero | tr '\\0' 'x' > {mnt}/full
+         if cat /dev/zero | tr '\\0' 'x' > {mnt}/full; then exit 1; fi
          sync -f {mnt}; rm {mnt}/full
          fstrim {mnt}
          rm -r {mnt}/1; cp -r {tree} {mnt}/last
@@ -400,8 +400,13 @@ fn a_detach_reports_a_server_that_gave_up() {
     let holder = attached.listed()["holder"].clone();
     disk.process.signal(Signal::STOP);
     let mut detaching = Background::start(&binary().display().to_string(), &["detach", attached.name()]);
-    // The request of the operator is first.
-    run_shell(&format!("sleep 2; kill -TERM {holder}")).ok();
+    // The request of the operator is first: the server has received it once it reports its wait, and a signal
+    // before that may be received together with it.
+    run_shell(&format!(
+        "until grep -q 'has been closing its storage' {}; do sleep 0.1; done; kill -TERM {holder}",
+        attached.log()
+    ))
+    .ok();
     assert_eq!(detaching.wait().code(), Some(1), "{}", detaching.err());
     let said = detaching.err();
     assert!(said.contains("detached, but its server ended with exit status: 1"), "{said}");

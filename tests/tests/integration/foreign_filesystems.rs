@@ -171,7 +171,7 @@ fn ext4_in_a_log_that_is_full() {
          trap 'umount {mount}' EXIT
          cp -r {tree} {mount}/kept
          for round in 1 2 3; do
-             ! cat /dev/zero | tr '\\0' 'x' > {mount}/full
+             if cat /dev/zero | tr '\\0' 'x' > {mount}/full; then exit 1; fi
              sync -f {mount}
              test $(stat -c %s {mount}/full) -gt 30000000
              rm {mount}/full

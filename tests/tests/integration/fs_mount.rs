@@ -495,7 +495,7 @@ fn a_check_tells_damaged_data_from_sound_data() {
     // The first zones are written first.
     let mut bytes = vec![0; 32 << 20];
     image.read_exact_at(&mut bytes, 0).expect("the image");
-    let at = bytes.windows(line.len()).position(|window| window == line.as_bytes()).expect("the data");
+    let at = conformance::images::find(&bytes, line.as_bytes()).expect("the data");
     image.write_all_at(b"X", at as u64 + 2).expect("a byte");
     let said = check().refused();
     assert!(said.contains("DAMAGED") && said.contains("wrong checksum"), "{said}");

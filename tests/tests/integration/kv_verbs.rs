@@ -164,12 +164,7 @@ fn wrong_arguments_are_usage_errors() {
 /// Inverts a byte of each place where a file has these bytes; returns the number of places.
 fn damage(path: &Path, wanted: &[u8]) -> usize {
     let mut bytes = std::fs::read(path).unwrap();
-    let places: Vec<usize> = bytes
-        .windows(wanted.len())
-        .enumerate()
-        .filter(|(_, found)| *found == wanted)
-        .map(|(at, _)| at)
-        .collect();
+    let places = conformance::images::find_all(&bytes, wanted);
     places.iter().for_each(|at| bytes[*at] ^= 0xFF);
     std::fs::write(path, bytes).unwrap();
     places.len()

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Default time of all budgets together, in seconds.
-pub const SECONDS: u32 = 80;
+pub const SECONDS: u32 = 50;
 /// Number of shares of all tests of the workspace together.
 pub const SHARES: u32 = 220;
 

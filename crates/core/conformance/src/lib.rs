@@ -6,9 +6,9 @@
 //! inside `runtime::run` or `runtime::simulate` and destroys the part's data. It reports the broken promise,
 //! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
-//! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test;
-//! [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a kind declares; [`pass_on`]
-//! writes the methods of zones that a test doesn't change.
+//! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test; [`images`]
+//! searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a
+//! kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
 //!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
@@ -17,6 +17,7 @@
 pub mod allocations;
 pub mod budget;
 pub mod device;
+pub mod images;
 mod messages;
 mod pass_on;
 pub mod requests;

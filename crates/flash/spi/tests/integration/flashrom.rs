@@ -97,40 +97,47 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// The chips are served at the same time, since flashrom mostly waits: a second after each connection.
 #[test]
 fn flashrom_identifies_erases_writes_verifies_and_reads() {
     let Some(flashrom) = flashrom() else { return };
     run(move || async move {
-        for (chip, name) in [
+        let chips = [
             ("W25Q64JV", "W25Q64JV-.Q"),
             ("MX25L25645G", "MX25L25635F/MX25L25645G"),
             ("GD25Q128C", "GD25Q127C/GD25Q128C"),
-        ] {
-            let served_chip = served_chip(chip, Time::Fast(1), "").await;
-            let bench = Bench::at(flashrom.clone(), &served_chip);
-            let found = bench.run(&[]).await;
-            assert!(found.said.contains("Found"), "{chip}: {}", found.said);
-            let size = served_chip.board().borrow_mut().chip().description().size as usize;
-            // Mostly erased, which is quick: only some pages have data.
-            let mut image = vec![0xFF; size];
-            for (n, at) in (0..size).step_by(size / 64).enumerate() {
-                image[at..at + 5000].copy_from_slice(&noise(n as u64, 5000));
-            }
-            std::fs::write(bench.path("image"), &image).unwrap();
-            let name = found.said.split('"').find(|word| *word == name).unwrap_or(name).to_owned();
-            let ran = bench.run(&["-c", &name, "-w", "image"]).await;
-            Bench::assert_ok(&ran);
-            assert!(ran.said.contains("VERIFIED"), "{}", ran.said);
-            assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip}");
-            Bench::assert_ok(&bench.run(&["-c", &name, "-r", "out"]).await);
-            assert!(std::fs::read(bench.path("out")).unwrap() == image);
-            Bench::assert_ok(&bench.run(&["-c", &name, "-E"]).await);
-            assert!(served_chip.board().borrow_mut().chip().memory().iter().all(|byte| *byte == 0xFF));
-            let overwrites = served_chip.board().borrow_mut().chip().counters().overwrites;
-            assert_eq!(overwrites, 0, "flashrom erases before it writes");
-            close(served_chip).await;
+        ];
+        let used = chips.map(|(chip, name)| runtime::spawn(use_chip(flashrom.clone(), chip, name)));
+        for chip in used {
+            chip.await;
         }
     });
+}
+
+async fn use_chip(flashrom: PathBuf, chip: &'static str, name: &'static str) {
+    let served_chip = served_chip(chip, Time::Fast(1), "").await;
+    let bench = Bench::at(flashrom, &served_chip);
+    let found = bench.run(&[]).await;
+    assert!(found.said.contains("Found"), "{chip}: {}", found.said);
+    let size = served_chip.board().borrow_mut().chip().description().size as usize;
+    // Mostly erased, which is quick: only some pages have data.
+    let mut image = vec![0xFF; size];
+    for (n, at) in (0..size).step_by(size / 64).enumerate() {
+        image[at..at + 5000].copy_from_slice(&noise(n as u64, 5000));
+    }
+    std::fs::write(bench.path("image"), &image).unwrap();
+    let name = found.said.split('"').find(|word| *word == name).unwrap_or(name).to_owned();
+    let ran = bench.run(&["-c", &name, "-w", "image"]).await;
+    Bench::assert_ok(&ran);
+    assert!(ran.said.contains("VERIFIED"), "{}", ran.said);
+    assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip}");
+    Bench::assert_ok(&bench.run(&["-c", &name, "-r", "out"]).await);
+    assert!(std::fs::read(bench.path("out")).unwrap() == image);
+    Bench::assert_ok(&bench.run(&["-c", &name, "-E"]).await);
+    assert!(served_chip.board().borrow_mut().chip().memory().iter().all(|byte| *byte == 0xFF));
+    let overwrites = served_chip.board().borrow_mut().chip().counters().overwrites;
+    assert_eq!(overwrites, 0, "flashrom erases before it writes");
+    close(served_chip).await;
 }
 
 #[test]
@@ -176,50 +183,56 @@ fn write_protection_holds_against_flashrom() {
     });
 }
 
-/// flashrom's output and results are the same on these chips and on its own emulation of them.
+/// flashrom's output and results are the same on these chips and on its own emulation of them. The chips are
+/// served at the same time, since flashrom mostly waits.
 #[test]
 fn the_dummy_programmer_answers_the_same() {
     let Some(flashrom) = flashrom() else { return };
     const MX: &str = "MX25L6436E/MX25L6445E/MX25L6465E/MX25L6473E/MX25L6473F";
-    for (chip, dummy, name) in [
-        ("W25Q128FV", "W25Q128FV", "W25Q128.V"),
-        ("SST25VF032B", "SST25VF032B", "SST25VF032B"),
-        ("MX25L6436E", "MX25L6436", MX),
-        ("S25FL128L", "S25FL128L", "S25FL128L"),
-    ] {
-        let flashrom = flashrom.clone();
-        run(move || async move {
-            let served_chip = served_chip(chip, Time::Fast(0), "").await;
-            let ours = Bench::at(flashrom.clone(), &served_chip);
-            let theirs = Bench::on(flashrom, format!("dummy:emulate={dummy},image=chip"));
-            let size = served_chip.board().borrow_mut().chip().memory().len();
-            std::fs::write(theirs.path("chip"), vec![0xFF; size]).unwrap();
-            for bench in [&ours, &theirs] {
-                std::fs::write(bench.path("image"), noise(2, size)).unwrap();
-                std::fs::write(bench.path("layout"), "000000:001fff boot\n010000:012fff data\n").unwrap();
-            }
-            for arguments in [
-                &[][..],
-                &["-c", name, "-l", "layout", "-i", "boot", "-w", "image"],
-                &["-c", name, "-l", "layout", "-i", "data", "-w", "image"],
-                &["-c", name, "-l", "layout", "-i", "boot", "-E"],
-                &["-c", name, "-v", "image"],
-                &["-c", name, "--wp-status"],
-                &["-c", name, "--wp-list"],
-                &["-c", name, "--flash-size"],
-                &["-c", name, "-r", "out"],
-                &["-c", name, "-E"],
-            ] {
-                let (a, b) = (ours.run(arguments).await, theirs.run(arguments).await);
-                assert_eq!((a.success, &a.said), (b.success, &b.said), "{chip} {arguments:?}");
-                if arguments.contains(&"-r") {
-                    let read = |bench: &Bench| std::fs::read(bench.path("out")).unwrap();
-                    assert!(read(&ours) == read(&theirs), "{chip}");
-                }
-                let image = std::fs::read(theirs.path("chip")).unwrap();
-                assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip} {arguments:?}");
-            }
-            close(served_chip).await;
-        });
+    run(move || async move {
+        let chips = [
+            ("W25Q128FV", "W25Q128FV", "W25Q128.V"),
+            ("SST25VF032B", "SST25VF032B", "SST25VF032B"),
+            ("MX25L6436E", "MX25L6436", MX),
+            ("S25FL128L", "S25FL128L", "S25FL128L"),
+        ];
+        let compared = chips.map(|names| runtime::spawn(compare(flashrom.clone(), names)));
+        for chip in compared {
+            chip.await;
+        }
+    });
+}
+
+async fn compare(flashrom: PathBuf, (chip, dummy, name): (&'static str, &'static str, &'static str)) {
+    let served_chip = served_chip(chip, Time::Fast(0), "").await;
+    let ours = Bench::at(flashrom.clone(), &served_chip);
+    let theirs = Bench::on(flashrom, format!("dummy:emulate={dummy},image=chip"));
+    let size = served_chip.board().borrow_mut().chip().memory().len();
+    std::fs::write(theirs.path("chip"), vec![0xFF; size]).unwrap();
+    for bench in [&ours, &theirs] {
+        std::fs::write(bench.path("image"), noise(2, size)).unwrap();
+        std::fs::write(bench.path("layout"), "000000:001fff boot\n010000:012fff data\n").unwrap();
     }
+    for arguments in [
+        &[][..],
+        &["-c", name, "-l", "layout", "-i", "boot", "-w", "image"],
+        &["-c", name, "-l", "layout", "-i", "data", "-w", "image"],
+        &["-c", name, "-l", "layout", "-i", "boot", "-E"],
+        &["-c", name, "-v", "image"],
+        &["-c", name, "--wp-status"],
+        &["-c", name, "--wp-list"],
+        &["-c", name, "--flash-size"],
+        &["-c", name, "-r", "out"],
+        &["-c", name, "-E"],
+    ] {
+        let (a, b) = (ours.run(arguments).await, theirs.run(arguments).await);
+        assert_eq!((a.success, &a.said), (b.success, &b.said), "{chip} {arguments:?}");
+        if arguments.contains(&"-r") {
+            let read = |bench: &Bench| std::fs::read(bench.path("out")).unwrap();
+            assert!(read(&ours) == read(&theirs), "{chip}");
+        }
+        let image = std::fs::read(theirs.path("chip")).unwrap();
+        assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip} {arguments:?}");
+    }
+    close(served_chip).await;
 }

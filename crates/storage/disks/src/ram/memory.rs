@@ -153,9 +153,13 @@ impl Memory {
         for data in payload.slices() {
             let mut rest = &data[..];
             while !rest.is_empty() {
-                let (bytes, is_written) = self.run(offset, rest.len() as u64);
-                // New pages are checked and allocated one by one.
-                let bytes = if is_written { bytes } else { bytes.min(PAGE - offset % PAGE) };
+                let left = rest.len() as u64;
+                let is_written = self.is_written(offset / PAGE);
+                let bytes = match is_written {
+                    true => self.run(offset, left).0,
+                    // New pages are checked and allocated one by one.
+                    false => left.min(PAGE - offset % PAGE),
+                };
                 let (piece, after) = rest.split_at(bytes as usize);
                 if is_written || !is_zero(piece) {
                     self.put(offset, piece, is_written, copying)?;
@@ -306,15 +310,8 @@ impl Drop for Memory {
 /// Whether all bytes are zero. In other data, one of the first bytes usually isn't.
 #[inline]
 fn is_zero(bytes: &[u8]) -> bool {
-    const STEP: usize = 64;
-    let steps = bytes.chunks_exact(STEP);
-    let rest = steps.remainder();
-    let is_zero = |step: &[u8]| {
-        let words =
-            step.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")));
-        words.fold(0, |all, word| all | word) == 0
-    };
-    steps.into_iter().all(is_zero) && rest.iter().all(|byte| *byte == 0)
+    // Each byte is compared with the one before it, by memcmp.
+    bytes.split_last().is_none_or(|(_, before)| bytes[0] == 0 && bytes[1..] == *before)
 }
 
 #[cfg(test)]

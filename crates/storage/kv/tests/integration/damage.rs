@@ -5,6 +5,7 @@ use super::common::{simulate, small};
 use block::{
     BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Error, ZoneIndex, ZoneState, ZonesPart,
 };
+use conformance::images::find_all;
 use disks::ram::RamPart;
 use kv::{Acknowledge, Batch, Scan, Settings, Store};
 use logkit::recovery::Goal;
@@ -71,8 +72,7 @@ async fn written(pause: Duration) -> (Vec<u8>, usize) {
     }
     runtime::sleep(pause).await;
     let bytes = bytes_of(&device).await;
-    let wanted = &value(3)[..100];
-    let at = bytes.windows(100).rposition(|window| window == wanted).unwrap();
+    let at = *find_all(&bytes, &value(3)[..100]).last().unwrap();
     (bytes, at)
 }
 
@@ -113,10 +113,7 @@ fn damage_in_a_table_that_was_just_written_costs_the_keys_of_its_block() {
         runtime::sleep(Duration::from_secs(5)).await;
         let bytes = bytes_of(&device).await;
         // The newest copy of a value is in a table; that of the log is at a lower address.
-        let wanted = &value(7)[..100];
-        let copies: Vec<usize> = (0..bytes.len() - 100)
-            .filter(|at| bytes[*at] == wanted[0] && bytes[*at..*at + 100] == *wanted)
-            .collect();
+        let copies = find_all(&bytes, &value(7)[..100]);
         let mut lost = 0;
         for at in copies {
             let zones = zones_on(flipped(&bytes, at + 20).await, false).await;

@@ -15,7 +15,7 @@ pub async fn holding(drive: &Zns, wanted: &[u8]) -> Vec<u32> {
     let mut found = Vec::new();
     for zone in 0..zones {
         let cells = drive.raw(ZoneIndex(zone), 0, capacity, false).await.unwrap();
-        if cells.windows(wanted.len()).any(|bytes| bytes == wanted) {
+        if conformance::images::find(&cells, wanted).is_some() {
             found.push(zone);
         }
     }

@@ -1,6 +1,7 @@
 //! Contents of the cells after appends, resets of every guarantee, and power cuts.
 
 use block::{Buffer, Data, EraseGuarantee, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
+use conformance::images;
 use runtime::file::{File, OpenOptions};
 use std::path::Path;
 use std::rc::Rc;
@@ -29,7 +30,7 @@ fn page() -> Data {
 
 async fn shows(zns: &Zns) -> bool {
     let cells = zns.raw(ZONE, 0, 256 << 10, false).await.unwrap();
-    cells.windows(SECRET.len()).any(|window| window == SECRET)
+    images::find(&cells, SECRET).is_some()
 }
 
 async fn is_erased(zns: &Zns) -> bool {
@@ -102,7 +103,7 @@ fn each_guarantee_leaves_what_it_says_in_memory_and_in_the_file() {
         guarantees(async |encrypted| on(&path, encrypted).await).await;
         // The key is also erased from the file's bytes.
         let file = std::fs::read(&path).unwrap();
-        assert!(!file.windows(SECRET.len()).any(|window| window == SECRET));
+        assert_eq!(images::find(&file, SECRET), None);
     });
     run.unwrap();
 }
