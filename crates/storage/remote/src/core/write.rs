@@ -108,8 +108,8 @@ impl Core {
         Ok(())
     }
 
-    /// Checks that a staged block may become available: one is being written, or its pages are being moved. The
-    /// cleaner's stream moves the pages of refused blocks, so it doesn't wait for these.
+    /// Checks that a staged block may become available: one is being written, or its pages are being moved.
+    /// The cleaner's stream moves the pages of refused blocks, so it doesn't wait for these.
     fn check_staging(&self, stream: usize) -> Result<()> {
         let staging = self.staging.borrow();
         let comes = if stream == CLEANER_STREAM { staging.is_writing() } else { staging.is_progressing() };
