@@ -8,14 +8,15 @@ use runtime::net::Address;
 /// have another working directory.
 ///
 /// # Errors
-/// [`Failure::Usage`] for an invalid address, and for a path that is too long or not UTF-8.
-pub fn address(option: &str, text: &str) -> Result<Address, Failure> {
+/// [`Failure::Usage`] for an invalid address, for a path that is too long or not UTF-8, and without
+/// `allow_remote` for an address that other machines can reach.
+pub fn address(option: &str, text: &str, allow_remote: bool) -> Result<Address, Failure> {
     let wrong = |reason: &str| Failure::Usage(format!("{option} {text}: {reason}"));
-    let parse = |text: &str| {
-        text.parse::<Address>()
-            .map_err(|error: Error| Failure::Usage(format!("{option}: {}", error.detail())))
-    };
-    match parse(text)? {
+    let refused = |error: Error| Failure::Usage(format!("{option}: {}", error.detail()));
+    let parse = |text: &str| text.parse::<Address>().map_err(refused);
+    let parsed = parse(text)?;
+    parsed.check_reach(allow_remote, "give --allow-remote").map_err(refused)?;
+    match parsed {
         Address::Unix(path) => {
             let path = std::path::absolute(path).map_err(|error| wrong(&error.to_string()))?;
             let path = path.to_str().ok_or_else(|| {

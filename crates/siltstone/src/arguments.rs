@@ -216,6 +216,7 @@ pub struct Bench {
   siltstone serve stack.toml                              serve a stack with doors of its own
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock         serve the top of a stack without doors over NBD
   siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
+  siltstone serve 'file(disk.img)' --nbd 10.0.0.2:10809 --allow-remote    serve other machines of a closed network
   siltstone serve stack.toml --vhost-user vm.sock         serve the top to QEMU as a virtio disk
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
 
@@ -235,6 +236,9 @@ pub struct Serve {
     /// Serve the device on top over NBD at this address; may be given several times
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub nbd: Vec<String>,
+    /// Permit addresses of --nbd that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "nbd")]
+    pub allow_remote: bool,
     /// Serve the device on top to virtual machines at this unix socket (vhost-user-blk)
     #[arg(long, value_name = "PATH")]
     pub vhost_user: Option<PathBuf>,

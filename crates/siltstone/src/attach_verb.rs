@@ -74,7 +74,7 @@ fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, F
     }?;
     if arguments.sector_size.is_some() && !driver.node_driver().sets_sector_size() {
         return Err(Failure::Usage(
-            "--sector-size is for nodes over NBD and FUSE: give --via nbd or --via fuse, too".into(),
+            "--sector-size is for nodes over NBD and FUSE: give --via nbd or --via fuse".into(),
         ));
     }
     match arguments.foreground || arguments.background {

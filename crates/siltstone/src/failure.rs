@@ -1,5 +1,6 @@
 //! Failures of the program: the text for users, and the exit code for scripts.
 
+use rustix::io::Errno;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -45,8 +46,30 @@ impl From<stack::Problems> for Failure {
     }
 }
 
+/// Expectation and remedy for a message that ends in an error of the kernel, which parts report as it is.
+fn advice(message: &str) -> &'static str {
+    let number = message.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
+    let Some(number) = number.and_then(|number| number.parse().ok()) else { return "" };
+    match Errno::from_raw_os_error(number) {
+        Errno::ADDRINUSE => {
+            "; expected an address that no program listens on; end that program, or choose another address"
+        }
+        Errno::ADDRNOTAVAIL => "; expected an address of this machine; ip address lists them",
+        Errno::NOENT => "; expected it to exist; check the path",
+        Errno::NOTDIR => "; expected a folder before each /; check the path",
+        Errno::CONNREFUSED => "; expected a server that listens there; start it, or check the address",
+        Errno::ACCESS | Errno::PERM => {
+            "; expected the permission for it; run the command as a user that has it"
+        }
+        Errno::NOSPC => "; expected free space; free some, or choose another place",
+        _ => "",
+    }
+}
+
 impl From<block::Error> for Failure {
     fn from(error: block::Error) -> Self {
-        Failure::World(error.to_string())
+        let message = error.to_string();
+        let advice = advice(&message);
+        Failure::World(message + advice)
     }
 }

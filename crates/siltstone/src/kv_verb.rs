@@ -59,6 +59,7 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
     serve_verb::serve(&Serve {
         stack: arguments.stack.clone(),
         nbd: Vec::new(),
+        allow_remote: false,
         vhost_user: None,
         control: None,
         no_control: false,
@@ -115,7 +116,8 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
     let (json, bytes) = (arguments.json, value.len());
     let expires_in = arguments.expires_in;
     if expires_in.is_some_and(|time| time.as_millis() == 0) {
-        return Err(Failure::Usage("--expires-in: expected at least 1ms".to_owned()));
+        let found = expires_in.unwrap_or_default();
+        return Err(Failure::Usage(format!("--expires-in {found:?}: expected at least 1ms")));
     }
     with_store(&arguments.store, async move |store: &mut Reached| {
         Ok(store.put(&key, &value, expires_in).await?)

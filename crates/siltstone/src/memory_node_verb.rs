@@ -7,7 +7,7 @@ use crate::output::print_line;
 use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
-use memory_node::{MemoryNode, NodeConfig, check_address, default_reserve, measure};
+use memory_node::{MemoryNode, NodeConfig, default_reserve, measure};
 use runtime::Config;
 use serde_json::json;
 
@@ -16,9 +16,8 @@ use serde_json::json;
 /// # Errors
 /// A wrong address, or inconsistent sizes; errors of measuring the machine, listening or closing.
 pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
-    let address = address("--listen", &arguments.listen)?;
+    let address = address("--listen", &arguments.listen, arguments.allow_remote)?;
     let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());
-    check_address(&address, arguments.allow_remote).map_err(wrong)?;
     let reserve = match arguments.reserve {
         Some(reserve) => reserve,
         None => default_reserve(&measure()?),

@@ -25,7 +25,7 @@ use doors::vhost_user::request::ID_BYTES;
 use runtime::Config;
 use runtime::net::{Access, Address};
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Plan, Stack};
+use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,7 +49,8 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         }
         None => load::stack(&arguments.stack, &registry())?,
     };
-    let addresses = arguments.nbd.iter().map(|text| address("--nbd", text)).collect::<Result<Vec<_>, _>>()?;
+    let listen = |text: &String| address("--nbd", text, arguments.allow_remote);
+    let addresses = arguments.nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
     let doors = Doors { nbd: addresses, vhost_user, holder };
@@ -280,12 +281,17 @@ async fn start(stack: &OperatedStack) -> Result<()> {
     Ok(())
 }
 
-/// Installs the handler of signals.
-fn stop_of(stack: &OperatedStack, is_attached: bool, watch: &Watch) -> Result<Stop> {
-    let further = match is_attached || stack.doors().any(|door| door.is_mount()) {
+/// Returns the effect of a second signal on a server with these doors.
+fn further<'a>(is_attached: bool, mut doors: impl Iterator<Item = &'a Arc<dyn Door>>) -> Further {
+    match is_attached || doors.any(|door| door.serves_kernel()) {
         true => Further::ShortensPatience,
         false => Further::EndsProcess,
-    };
+    }
+}
+
+/// Installs the handler of signals.
+fn stop_of(stack: &OperatedStack, is_attached: bool, watch: &Watch) -> Result<Stop> {
+    let further = further(is_attached, stack.doors());
     let name = stack.server.as_ref().map_or("-", |server| &server.stack);
     let loss = "changes that weren't durable are lost, such as writes without a flush after them; \
                 once the storage answers again, serve the stack again";
@@ -416,5 +422,28 @@ pub fn format(arguments: &Format) -> Result<(), Failure> {
     match arguments.json {
         true => print_json(&status),
         false => print_line(&format!("created: {}", arguments.stack)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Effect of a second signal on the server of a stack with this door on `ram`.
+    fn further_of(door: &'static str) -> Further {
+        let main = move || async move {
+            let stack = Stack::from_line("test", &format!("{door}(ram(size=64MiB))"), &registry()).unwrap();
+            let plan = stack.check(stack::Format::Nothing).unwrap();
+            let built = plan.build().await.unwrap();
+            let further = further(false, built.doors().map(|(_, door)| door));
+            built.close().await.unwrap();
+            further
+        };
+        runtime::run(Config::default(), main).unwrap()
+    }
+
+    #[test]
+    fn a_second_signal_leaves_no_node_of_the_kernel_without_its_server() {
+        assert_eq!(further_of("ublk"), Further::ShortensPatience);
     }
 }

@@ -45,7 +45,8 @@ pub fn snapshot(verb: &SnapshotVerb) -> Result<(), Failure> {
 /// # Errors
 /// A wrong stack, part or size; the part's error.
 pub fn resize(arguments: &Resize) -> Result<(), Failure> {
-    let bytes = parse_size(&arguments.size).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
+    let wrong = |error: block::Error| Failure::Usage(format!("SIZE: {}", error.detail()));
+    let bytes = parse_size(&arguments.size).map_err(wrong)?;
     tell(&arguments.operated, &arguments.log, format!("resize {bytes}"), done)
 }
 
@@ -98,7 +99,15 @@ fn ask(
     text: String,
 ) -> Result<String, Failure> {
     let to = part.map_or_else(|| Recipient::Kind(KIND.into()), Recipient::Part);
-    match reach::ask(operated, registry, Request::Message { to, text })?.answer {
+    let is_named = matches!(to, Recipient::Part(_));
+    let asked = reach::ask(operated, registry, Request::Message { to, text });
+    let reached = asked.map_err(|failure| match failure {
+        Failure::Usage(said) if !is_named && said.contains("expected the name of one of them") => {
+            Failure::Usage(format!("{said}; give it with --part NAME"))
+        }
+        other => other,
+    })?;
+    match reached.answer {
         Value::String(answer) => Ok(answer),
         other => Ok(other.to_string()),
     }

@@ -1,11 +1,14 @@
 //! The end of a server: it waits for its storage as long as that completes requests.
+//!
+//! [`Wait`] decides when the server ends without its storage. The waiting is a task of shard 0; if that shard
+//! hangs in a call to the kernel, a timer of the kernel ends the process ([`HangLimits`]).
 
 pub mod watch;
 
 use crate::output::say;
 use crate::service;
 use block::{Call, Result};
-use runtime::StopSignals;
+use runtime::{HangLimits, StopSignals};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
@@ -15,8 +18,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use watch::{Progress, Watch};
 
-/// Seconds for which the storage may complete none of its requests while the server ends: longer than a flush
-/// of much data to a slow device.
+/// Seconds for which the storage may complete none of its requests while the server ends, and for which one
+/// request may be in flight: longer than a flush of much data to a slow device.
 const STOP_PATIENCE: u64 = 600;
 /// The same for requests in flight after a further signal, counted from that signal.
 const SIGNALLED_PATIENCE: u64 = 10;
@@ -65,6 +68,7 @@ pub struct Stop {
     loss: String,
     further: Further,
     watch: Watch,
+    caught: Rc<StopSignals>,
     signals: Signals<Box<NextSignal>>,
     /// Turns of all waits.
     turns: Cell<u64>,
@@ -131,13 +135,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A wait, in turns of a second. Any completion of a request to the storage is progress. The server ends
-/// without its storage:
-/// - when nothing completes for [`STOP_PATIENCE`], unless closing waits for space.
+/// A wait, in turns of a second. Any successful I/O of the storage is progress. The server ends without its
+/// storage:
+/// - when nothing completes for [`STOP_PATIENCE`], unless closing waits for space, or a request in flight is
+///   older than that: requests to other devices may complete meanwhile, for example of a layer that probes
+///   them.
 /// - after the second signal, when requests are in flight and none completes for [`SIGNALLED_PATIENCE`].
 /// - after the third signal, also when closing waits for space for [`SIGNALLED_PATIENCE`], or nothing
-///   completes for [`IDLE_PATIENCE`], or a request in flight is older than [`OLDEST_PATIENCE`]: requests to
-///   other devices may complete meanwhile.
+///   completes for [`IDLE_PATIENCE`], or a request in flight is older than [`OLDEST_PATIENCE`].
 #[derive(Debug, Default)]
 struct Wait {
     completed: u64,
@@ -174,7 +179,8 @@ impl Wait {
         if self.without_progress > idle_patience {
             return Some(Reason::NoProgress(self.without_progress));
         }
-        (seen.signals > 2 && self.oldest > OLDEST_PATIENCE).then_some(Reason::Oldest(self.oldest))
+        let oldest_patience = if seen.signals > 2 { OLDEST_PATIENCE } else { STOP_PATIENCE };
+        (self.oldest > oldest_patience).then_some(Reason::Oldest(self.oldest))
     }
 }
 
@@ -189,12 +195,20 @@ impl Stop {
             Further::EndsProcess => StopSignals::catch_first()?,
             Further::ShortensPatience => StopSignals::catch()?,
         });
+        caught.limit_hangs(HangLimits {
+            first: STOP_PATIENCE as u32,
+            further: SIGNALLED_PATIENCE as u32,
+            message: format!(
+                "{name}: the server hangs in a call to the kernel; it ends without its storage: {loss}\n"
+            ),
+        })?;
+        let signalled = caught.clone();
         let next: Box<NextSignal> = Box::new(move || {
-            let caught = caught.clone();
-            Box::pin(async move { caught.next().await })
+            let signalled = signalled.clone();
+            Box::pin(async move { signalled.next().await })
         });
         let (name, watch, signals) = (name.to_owned(), watch.clone(), Signals::new(next));
-        Ok(Stop { name, loss, further, watch, signals, turns: Cell::new(0) })
+        Ok(Stop { name, loss, further, watch, caught, signals, turns: Cell::new(0) })
     }
 
     /// Waits for a signal.
@@ -208,6 +222,18 @@ impl Stop {
     /// Carries out a part of the end.
     pub async fn wait<T>(&self, served: &dyn Served, ending: impl Future<Output = T>) -> T {
         service::stopping();
+        match self.carry_out(served, ending).await {
+            Ok(outcome) => outcome,
+            Err(reason) => self.give_up(&reason, served).await,
+        }
+    }
+
+    /// Carries out a part of the end, or returns the reason to end without the storage.
+    async fn carry_out<T>(
+        &self,
+        served: &dyn Served,
+        ending: impl Future<Output = T>,
+    ) -> std::result::Result<T, Reason> {
         let (mut ending, mut wait) = (pin!(ending), Wait::default());
         loop {
             let mut turn = pin!(runtime::sleep(TURN));
@@ -220,12 +246,13 @@ impl Stop {
                 turn.as_mut().poll(context).map(|()| None)
             });
             if let Some(outcome) = ended.await {
-                return outcome;
+                return Ok(outcome);
             }
+            self.caught.still_ending();
             let (requests, waits_for_space) = (self.watch.observe(), served.is_waiting_for_space());
             let signals = self.signals.count.get();
             if let Some(reason) = wait.turn(Seen { requests, waits_for_space, signals }) {
-                self.give_up(&reason, served).await;
+                return Err(reason);
             }
             self.turns.set(self.turns.get() + 1);
             if self.turns.get() == TOLD_AFTER && signals < 2 {
@@ -264,121 +291,4 @@ impl Stop {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::task::Waker;
-
-    /// Turns until the server ends without its storage, at most 2000; `seen` has the observations of a turn.
-    fn given_up(seen: impl Fn(u64) -> Seen) -> Option<(u64, Reason)> {
-        let mut wait = Wait::default();
-        (0..2000).find_map(|turn| wait.turn(seen(turn)).map(|reason| (turn, reason)))
-    }
-
-    /// Requests in turn `turn` after `completed` completions. No request is old.
-    fn young(turn: u64, completed: u64, in_flight: bool) -> Progress {
-        Progress { completed, in_flight, generation: turn + 1 }
-    }
-
-    #[test]
-    fn a_storage_that_completes_requests_is_waited_for() {
-        for signals in 0..5 {
-            // Each request takes 4 s, one after another.
-            let requests = |turn: u64| Progress { generation: turn / 4, ..young(turn, turn / 4, true) };
-            let slow = |turn| Seen { requests: requests(turn), signals, ..Seen::default() };
-            assert_eq!(given_up(slow), None, "after {signals} signals");
-        }
-    }
-
-    /// A flush that hangs in one device, while another one completes work.
-    #[test]
-    fn a_request_that_hangs_among_others_that_complete_ends_the_server_after_two_further_signals() {
-        let hung = |signals| {
-            given_up(|turn| Seen {
-                requests: Progress { generation: 7, ..young(turn, turn, true) },
-                signals,
-                ..Seen::default()
-            })
-        };
-        for signals in 0..3 {
-            assert_eq!(hung(signals), None, "after {signals} signals");
-        }
-        assert_eq!(hung(3), Some((31, Reason::Oldest(31))));
-    }
-
-    #[test]
-    fn an_unanswered_request_ends_the_server_sooner_after_a_further_signal() {
-        let stuck = |signals| {
-            let requests = Progress { completed: 7, in_flight: true, generation: 1 };
-            given_up(|_| Seen { requests, signals, ..Seen::default() })
-        };
-        for signals in [0, 1] {
-            // The first turn sees progress.
-            assert_eq!(stuck(signals), Some((601, Reason::Unanswered(601))), "after {signals} signals");
-        }
-        for signals in [2, 3] {
-            assert_eq!(stuck(signals), Some((11, Reason::Unanswered(11))), "after {signals} signals");
-        }
-        // A flush of a slow device.
-        let flush = |turn| Seen {
-            requests: Progress { generation: turn / 500, ..young(turn, turn / 500, true) },
-            signals: 1,
-            ..Seen::default()
-        };
-        assert_eq!(given_up(flush), None);
-    }
-
-    #[test]
-    fn a_further_signal_gives_a_request_in_flight_the_shorter_time_from_then_on() {
-        let requests = Progress { completed: 7, in_flight: true, generation: 1 };
-        let flush = |turn| Seen { requests, signals: 1 + u32::from(turn >= 60), ..Seen::default() };
-        assert_eq!(given_up(flush), Some((71, Reason::Unanswered(11))));
-    }
-
-    #[test]
-    fn the_wait_for_space_is_no_time_without_progress() {
-        let space_at_last = |turn| Seen {
-            requests: young(turn, turn.saturating_sub(705), false),
-            waits_for_space: turn < 700,
-            signals: 1,
-        };
-        assert_eq!(given_up(space_at_last), None);
-    }
-
-    #[test]
-    fn two_further_signals_end_a_server_that_waits_for_space_or_for_nothing() {
-        let full = |signals| {
-            given_up(|turn| Seen { requests: young(turn, turn, false), signals, waits_for_space: true })
-        };
-        let idle =
-            |signals| given_up(|turn| Seen { requests: young(turn, 0, false), signals, ..Seen::default() });
-        for signals in 0..3 {
-            assert_eq!(full(signals), None, "after {signals} signals");
-            assert_eq!(idle(signals), Some((600, Reason::NoProgress(601))), "after {signals} signals");
-        }
-        assert_eq!(full(3), Some((10, Reason::NoSpace(11))));
-        assert_eq!(idle(3), Some((30, Reason::NoProgress(31))));
-        let soon =
-            |turn| Seen { requests: young(turn, turn, false), signals: 3, waits_for_space: turn % 5 > 0 };
-        assert_eq!(given_up(soon), None, "there is space from time to time");
-    }
-
-    #[test]
-    fn no_signal_is_lost_between_two_waits() {
-        // Each future takes a signal when it is first polled, and tells of it at the second poll.
-        let next = || {
-            let mut is_taken = false;
-            let taking = std::future::poll_fn(move |_| match std::mem::replace(&mut is_taken, true) {
-                true => Poll::Ready(Ok(())),
-                false => Poll::Pending,
-            });
-            Box::pin(taking) as Pin<Box<dyn Future<Output = Result<()>>>>
-        };
-        let signals = Signals::new(next);
-        let mut context = Context::from_waker(Waker::noop());
-        for count in 1..4 {
-            assert!(signals.poll(&mut context).is_pending());
-            assert!(matches!(signals.poll(&mut context), Poll::Ready(Ok(()))));
-            assert_eq!(signals.count.get(), count);
-        }
-    }
-}
+mod tests;

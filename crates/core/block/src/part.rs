@@ -39,6 +39,10 @@ pub trait Part: Send + Sync {
     /// unwritten changes writes them to the parts below. One whose record of a clean stop relies on the parts
     /// below flushes those first.
     ///
+    /// There is no time limit: a part below that never answers is waited for without end. Dropping the call
+    /// ends the waiting only. A program that must end gives up after a limit of its own (`runtime::timeout`),
+    /// and ends its process: changes that weren't durable are lost then.
+    ///
     /// # Errors
     /// The changes that may not be durable, with the reason. The only remedy is to open the part again.
     fn close(&self) -> Call<'_, Result<()>> {

@@ -17,6 +17,27 @@ pub enum Address {
     Tcp(SocketAddr),
 }
 
+impl Address {
+    /// Refuses an address that other machines can reach, unless `is_permitted`. For every server without
+    /// authentication. `permission` is how to permit it: `give --allow-remote`, `set allow_remote = true`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
+    pub fn check_reach(&self, is_permitted: bool, permission: &str) -> Result<()> {
+        match self {
+            Address::Tcp(tcp) if !is_permitted && !tcp.ip().to_canonical().is_loopback() => {
+                Err(Error::invalid(format!(
+                    "address \"{self}\": can be reached from other machines, and there is no authentication and no encryption; \
+                     expected a unix socket or a loopback address, such as 127.0.0.1:{}; for a network of trusted machines \
+                     {permission}",
+                    tcp.port()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -108,5 +129,29 @@ impl SocketAddress {
 
     pub(crate) fn len(&self) -> libc::socklen_t {
         self.length
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_other_machines_reach_need_permission() {
+        let check = |text: &str, is_permitted| {
+            text.parse::<Address>().expect("an address").check_reach(is_permitted, "say so")
+        };
+        for local in
+            ["unix:/run/kv.sock", "127.0.0.1:6379", "127.3.2.1:0", "[::1]:6379", "[::ffff:127.0.0.1]:6379"]
+        {
+            assert_eq!(check(local, false), Ok(()), "{local}");
+        }
+        for remote in
+            ["0.0.0.0:6379", "192.168.1.5:6379", "[::]:6379", "[fe80::1]:6379", "[::ffff:10.0.0.1]:6379"]
+        {
+            let refused = check(remote, false).expect_err(remote).to_string();
+            assert!(refused.contains(remote) && refused.contains("say so"), "{refused}");
+            assert_eq!(check(remote, true), Ok(()), "{remote}");
+        }
     }
 }

@@ -5,14 +5,67 @@ use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
+/// Signals that the handler has received.
+static RECEIVED: AtomicU32 = AtomicU32::new(0);
+/// Limits of the process; read by signal handlers, which an initialized `OnceLock` permits.
+static HANG_LIMITS: OnceLock<HangLimits> = OnceLock::new();
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     let one = 1_u64;
     // SAFETY: write is async-signal-safe; eight bytes are read from `one`.
     unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
+    RECEIVED.fetch_add(1, Ordering::Relaxed);
+    set_alarm();
+}
+
+/// Ends a process that has set no new alarm in time, without any of its threads.
+extern "C" fn on_alarm(_signal: libc::c_int) {
+    let message = HANG_LIMITS.get().map_or("", |limits| &limits.message);
+    let mut output = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: poll, write and _exit are async-signal-safe; `output` is one entry, `message` is readable.
+    // Where standard error takes no bytes now, such as a full pipe, there is no message.
+    unsafe {
+        if libc::poll(&mut output, 1, 0) == 1 && output.revents & libc::POLLOUT != 0 {
+            libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
+        }
+        libc::_exit(1)
+    }
+}
+
+/// Sets the alarm to the limit for the number of received signals, from now on. Async-signal-safe.
+fn set_alarm() {
+    let Some(limits) = HANG_LIMITS.get() else { return };
+    loop {
+        let received = RECEIVED.load(Ordering::Relaxed);
+        let seconds = match received {
+            0 => return,
+            1 => limits.first,
+            _ => limits.further,
+        };
+        // SAFETY: alarm is async-signal-safe, and no memory is passed.
+        unsafe { libc::alarm(seconds) };
+        // The handler may have set another one meanwhile, on this thread or another.
+        if RECEIVED.load(Ordering::Relaxed) == received {
+            return;
+        }
+    }
+}
+
+/// Time limits for a process that has received a signal, and whose end is driven by a task. If the task
+/// doesn't call [`StopSignals::still_ending`] for that long, because its shard hangs in a call to the kernel,
+/// a timer of the kernel ends the process with status 1. No shard has to run for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HangLimits {
+    /// Seconds after the first signal, at least 1.
+    pub first: u32,
+    /// Seconds after further signals, at least 1.
+    pub further: u32,
+    /// Message to standard error, with its newline.
+    pub message: String,
 }
 
 /// Effect of a second SIGINT or SIGTERM.
@@ -53,6 +106,27 @@ impl StopSignals {
         Ok(StopSignals { event: Some(File::from_descriptor(install(repeated)?, "stop signal")) })
     }
 
+    /// Sets the limits for the end of the process after a signal. They count from each signal and from each
+    /// call of [`still_ending`](Self::still_ending). The first call in a process sets them.
+    ///
+    /// # Errors
+    /// Errors of sigaction(2).
+    pub fn limit_hangs(&self, limits: HangLimits) -> Result<()> {
+        if self.event.is_none() {
+            return Ok(());
+        }
+        handle(libc::SIGALRM, on_alarm, 0)?;
+        let _earlier_ones = HANG_LIMITS.set(limits);
+        Ok(())
+    }
+
+    /// Notes that the task that ends the process still runs. Does nothing before a signal and without limits.
+    pub fn still_ending(&self) {
+        if self.event.is_some() {
+            set_alarm();
+        }
+    }
+
     /// Waits for the next signal. Several signals between two calls are reported once.
     ///
     /// # Errors
@@ -77,16 +151,7 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
         Repeated::IsCaught => 0,
     };
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: a sigaction of zeros is valid; the handler only calls what is async-signal-safe.
-        let installed = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | once;
-            libc::sigaction(signal, &action, std::ptr::null_mut())
-        };
-        if installed != 0 {
-            return Err(Error::from_io(&std::io::Error::last_os_error(), "installing a signal handler"));
-        }
+        handle(signal, on_signal, once)?;
     }
     Ok(duplicate)
 }
@@ -103,16 +168,21 @@ extern "C" fn on_hangup(_signal: libc::c_int) {
 /// # Errors
 /// Errors of sigaction(2).
 pub fn catch_hangup() -> Result<&'static AtomicBool> {
-    // SAFETY: a sigaction of zeros is valid; the handler only stores to an atomic.
+    handle(libc::SIGHUP, on_hangup, 0).map(|()| &HANGUP)
+}
+
+/// Installs a signal handler, which may only call what is async-signal-safe.
+fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc::c_int) -> Result<()> {
+    // SAFETY: a sigaction of zeros is valid; the handlers only call what is async-signal-safe.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_hangup as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGHUP, &action, std::ptr::null_mut())
+        action.sa_sigaction = handler as *const () as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART | flags;
+        libc::sigaction(signal, &action, std::ptr::null_mut())
     };
     match installed {
-        0 => Ok(&HANGUP),
-        _ => Err(Error::from_io(&std::io::Error::last_os_error(), "catching SIGHUP")),
+        0 => Ok(()),
+        _ => Err(Error::from_io(&std::io::Error::last_os_error(), "installing a signal handler")),
     }
 }
 

@@ -223,6 +223,9 @@ impl BuiltStack {
     /// dropped the handles that it opened. An error of a part that isn't needed by any part above it
     /// ([`block::Part::use_of`]) is only logged, and a part that doesn't answer its user isn't closed.
     ///
+    /// There is no time limit, as for [`block::Part::close`]: `runtime::timeout` around this call gives one,
+    /// after which the process can only end without its storage.
+    ///
     /// # Errors
     /// The first error, with the name of the part.
     pub fn close(&self) -> Call<'_, Result<()>> {

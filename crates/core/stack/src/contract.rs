@@ -60,8 +60,9 @@ pub trait Door: Part {
     /// has executed, on any shard; doesn't wait.
     fn refresh(&self) {}
 
-    /// Whether the door is a mount: without its server every access to it would fail.
-    fn is_mount(&self) -> bool {
+    /// Whether the door is a mount or a block device of this machine's kernel: without its server every
+    /// access to it would fail or wait.
+    fn serves_kernel(&self) -> bool {
         false
     }
 

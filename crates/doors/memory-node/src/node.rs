@@ -49,22 +49,8 @@ pub fn default_reserve(measured: &Measurement) -> u64 {
     (total / 16).max(MIN_RESERVE).min(total / 2)
 }
 
-/// Checks that an address isn't reachable from other machines, unless that is permitted.
-///
-/// # Errors
-/// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
-pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
-    match address {
-        Address::Tcp(tcp) if !allow_remote && !tcp.ip().to_canonical().is_loopback() => {
-            Err(Error::invalid(format!(
-                "memory node: address \"{address}\" can be reached from other machines, and whoever reaches it reads and changes all \
-                 that is borrowed: there is no authentication and no encryption; expected a unix socket or a loopback address such as \
-                 127.0.0.1:10810; to permit it give --allow-remote"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
+/// Permission of an address that other machines can reach, in error messages.
+const PERMISSION: &str = "give --allow-remote";
 
 /// A memory node, listening or not.
 pub struct MemoryNode {
@@ -83,7 +69,8 @@ impl MemoryNode {
         config: NodeConfig,
         measure: impl Fn() -> Result<Measurement> + Send + Sync + 'static,
     ) -> Result<Self> {
-        check_address(&config.address, config.allow_remote)?;
+        let checked = config.address.check_reach(config.allow_remote, PERMISSION);
+        checked.map_err(|error| error.in_context("memory node"))?;
         check(&config)?;
         let NodeConfig { capacity, reserve, pressure_limit, quota, .. } = config;
         let measure: Measure = Box::new(measure);

@@ -3,7 +3,7 @@
 //!
 //! Elsewhere: the storage of the store (`storage`), the server (`server`).
 
-use crate::server::{Server, ServerConfig, check_address};
+use crate::server::{PERMISSION, Server, ServerConfig};
 use crate::storage::{open, refuse, settings, settings_of_new, zones_to_be};
 use block::{Call, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
@@ -129,7 +129,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         return refuse(arguments, "zone_size", text.to_owned());
     }
     match listen(arguments)? {
-        Some(address) => check_address(&address, arguments.boolean("allow_remote")?)
+        Some(address) => address
+            .check_reach(arguments.boolean("allow_remote")?, PERMISSION)
             .map_err(|error| arguments.refuse("listen", error.detail().to_owned()))?,
         None if arguments.given("allow_remote") => {
             return refuse(

@@ -246,8 +246,10 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
     let format = arguments.format();
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
     let none = |error: Error| match error {
+        // The rest of the detail is advice for zones.
         Error::Protocol(detail) => Error::protocol(format!(
-            "it holds no key-value store ({detail}); siltstone kv serve STACK --format makes a new one"
+            "it holds no key-value store ({}); expected one; siltstone kv serve STACK --format makes a new one",
+            detail.split("; ").next().unwrap_or(&detail)
         )),
         other => other,
     };

@@ -95,9 +95,8 @@ impl Server {
 
     async fn open(&mut self, addresses: &[Address], pty: bool) -> Result<()> {
         for address in addresses {
-            let listener = Listener::replace_stale(address, Access::default()).await.map_err(|error| {
-                error.in_context(format!("serprog at {address}; choose another address if it is in use"))
-            })?;
+            let listening = Listener::replace_stale(address, Access::default()).await;
+            let listener = listening.map_err(|error| error.in_context("serprog"))?;
             self.addresses.push(listener.local_address().clone());
             let accepting = accept(self.shared.clone(), listener, self.tasks.clone(), self.failures.clone());
             self.tasks.spawn(accepting).detach();

@@ -168,6 +168,9 @@ pub struct SpiServe {
     /// Listen for serprog at this address; may be given several times
     #[arg(long, value_name = "IP:PORT|unix:PATH")]
     pub serprog: Vec<String>,
+    /// Permit addresses of --serprog that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "serprog")]
+    pub allow_remote: bool,
     /// Listen for serprog on this unix socket; may be given several times
     #[arg(long, value_name = "PATH")]
     pub unix: Vec<PathBuf>,

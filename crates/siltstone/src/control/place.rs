@@ -95,8 +95,11 @@ impl Identity {
     pub fn of_chip(image: Option<&Path>) -> Result<Identity, Failure> {
         let hash = match image {
             Some(image) => {
-                let path = std::fs::canonicalize(image)
-                    .map_err(|error| Failure::Usage(format!("image \"{}\": {error}", image.display())))?;
+                let path = std::fs::canonicalize(image).map_err(|error| {
+                    let (image, expected) =
+                        (image.display(), "expected the image of a served chip; check the path");
+                    Failure::Usage(format!("image \"{image}\": {error}; {expected}"))
+                })?;
                 hash(&[b"chip", path.as_os_str().as_encoded_bytes()])
             }
             None => hash(&[b"chip of process", &std::process::id().to_le_bytes()]),

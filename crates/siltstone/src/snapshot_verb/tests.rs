@@ -56,6 +56,7 @@ fn a_stack_that_is_not_served_is_opened() {
     let two = ask("log(log(ram(1MiB)))", None, "snapshot list").unwrap_err();
     let expected = "2 parts are of kind \"log\": expected the name of one of them: \"top\" (log), ";
     assert!(matches!(&two, Failure::Usage(said) if said.contains(expected)), "{two}");
+    assert!(matches!(&two, Failure::Usage(said) if said.ends_with("; give it with --part NAME")), "{two}");
     let unknown = ask("log(ram(1MiB))", None, "snapshot delete none").unwrap_err();
     let expected = "log \"top\": there is no snapshot \"none\" (not found)";
     assert!(matches!(&unknown, Failure::World(said) if said == expected), "{unknown}");

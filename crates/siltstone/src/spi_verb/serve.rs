@@ -53,7 +53,7 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     let description = text_of(&arguments.chip.chip)?.description()?;
     let mut addresses = Vec::new();
     for text in &arguments.serprog {
-        addresses.push(address("--serprog", text)?);
+        addresses.push(address("--serprog", text, arguments.allow_remote)?);
     }
     for path in &arguments.unix {
         let Some(path) = path.to_str() else {
@@ -62,7 +62,7 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
                 path.display()
             )));
         };
-        addresses.push(address("--unix", &format!("unix:{path}"))?);
+        addresses.push(address("--unix", &format!("unix:{path}"), arguments.allow_remote)?);
     }
     if addresses.is_empty() && !arguments.pty {
         return Err(Failure::Usage(

@@ -102,7 +102,7 @@ fn wrong_arguments_are_refused() {
         assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.stderr.contains(expected), "{expected}: {ran:?}");
     };
-    refused(&["--listen", "0.0.0.0:0"], "to permit it give --allow-remote");
+    refused(&["--listen", "0.0.0.0:0"], "for a network of trusted machines give --allow-remote");
     refused(&["--listen", "unix:n.sock", "--quota", "1GiB"], "expected at most the capacity");
     refused(&["--listen", "unix:n.sock", "--pressure-limit", "0"], "at most 100");
     refused(&["--listen", "unix:n.sock", "--max-borrowers", "129"], "1..=128");

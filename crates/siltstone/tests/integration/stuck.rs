@@ -101,3 +101,31 @@ fn one_signal_ends_a_program_that_opens_or_formats_a_disk_that_does_not_answer()
         assert_eq!(status.code(), None, "{arguments:?}: ended by the signal: {output:?}");
     }
 }
+
+/// A pipe that takes no more bytes; the reader keeps it open.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while std::io::Write::write(&mut &writer, &[b'.'; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
+}
+
+/// The server's message before its end waits for the reader of standard error, and its shard with it.
+#[test]
+fn signals_end_a_server_whose_shard_hangs_in_a_call_to_the_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::serve(folder.path());
+    let log = format!("log({DISK})");
+    let (_reader, writer) = full_pipe();
+    let mut server = command(folder.path(), &["serve", &log, "--format", "--nbd", "unix:log.sock"]);
+    let mut server = server.stderr(writer).spawn().unwrap();
+    wait_for(server.stdout.take().unwrap(), "log.sock");
+    signal(&disk.0, "STOP");
+    for name in ["TERM", "INT"] {
+        signal(&server, name);
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    assert_eq!(end(server).0.code(), Some(1));
+}

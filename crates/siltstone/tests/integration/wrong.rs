@@ -220,6 +220,24 @@ ram(1MiB): this stack has no door: give an address to serve it at, such as --nbd
         r#"
 --nbd: address "unix:": a unix socket's path has 1 to 107 bytes"#,
     );
+    refused(
+        &[],
+        &["serve", "ram(1MiB)", "--nbd", "0.0.0.0:10809"],
+        r#"
+--nbd: address "0.0.0.0:10809": can be reached from other machines, and there is no authentication and no encryption; expected a unix socket or a loopback address, such as 127.0.0.1:10809; for a network of trusted machines give --allow-remote"#,
+    );
+    refused(
+        &[],
+        &["spi", "serve", "--chip", "W25Q64JV", "--serprog", "[::]:4025"],
+        r#"
+--serprog: address "[::]:4025": can be reached from other machines, and there is no authentication and no encryption; expected a unix socket or a loopback address, such as 127.0.0.1:4025; for a network of trusted machines give --allow-remote"#,
+    );
+    for (door, keys) in [("nbd", "address"), ("kv", "listen")] {
+        let stack = format!("{door}(ram(1GiB), {keys}=\"0.0.0.0:10809\")");
+        let ran = run(Path::new("/"), &["serve", &stack]);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("for a network of trusted machines set allow_remote = true"), "{ran:?}");
+    }
 }
 
 const PLAN: &str = r#"
@@ -440,9 +458,12 @@ fn messages_say_things_once() {
     for (text, expected) in [
         (
             serve("file(/no/such/disk, size=1MiB)"),
-            "opening /no/such/disk: No such file or directory (os error 2)\n",
+            "opening /no/such/disk: No such file or directory (os error 2); expected it to exist; check the path\n",
         ),
-        (serve("nbd-client(unix:/no/such/socket)"), "No such file or directory (os error 2)\n"),
+        (
+            serve("nbd-client(unix:/no/such/socket)"),
+            "No such file or directory (os error 2); expected it to exist; check the path\n",
+        ),
         (
             said(&["serve", "ram(1MiB)", "--nbd", "999.0.0.1:9"]),
             "--nbd: address \"999.0.0.1:9\": expected unix:PATH or IP:PORT",
@@ -502,4 +523,28 @@ s.toml:7:1: file "fast": FOLDER/sub/link.img is already taken by file "slow", wh
     let shared = "mirror(file(disk.img, read_only=true), file(sub/link.img, read_only=true))";
     let ran = run(folder.path(), &["stack", "check", shared]);
     assert!(!ran.stderr.contains("is already taken by"), "{}", ran.stderr);
+}
+
+#[test]
+fn addresses_in_use_and_storage_without_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = format!(
+        "listening on {address}: Address already in use (os error 98); expected an address that no program listens on; end that \
+         program, or choose another address"
+    );
+    let ran = run(folder.path(), &["serve", "ram(1MiB)", "--nbd", &address]);
+    assert_eq!((ran.code, ran.stderr.trim_end()), (Some(1), said.as_str()));
+    let ran = run(folder.path(), &["kv", "get", "kv(ram(1GiB))", "key"]);
+    assert_eq!(
+        (ran.code, ran.stderr.lines().last()),
+        (
+            Some(1),
+            Some(
+                "kv(ram(1GiB)): it holds no key-value store (the device holds nothing but zeros); expected one; siltstone kv serve \
+                 STACK --format makes a new one (protocol error)"
+            )
+        )
+    );
 }

@@ -221,6 +221,9 @@ impl FileSystem {
     /// Writes all queued operations and a last checkpoint, and closes the zones. The checkpoint is omitted if
     /// there is no space for it.
     ///
+    /// There is no time limit: storage that never answers is waited for without end. After a limit of the
+    /// caller (`runtime::timeout`), only the process can end; what wasn't durable is lost.
+    ///
     /// # Errors
     /// The failure of the log; errors of writing.
     pub async fn close(&self) -> Result<()> {

@@ -413,6 +413,9 @@ impl Store {
 
     /// Writes all queued writes and a last checkpoint, and closes the store.
     ///
+    /// There is no time limit: storage that never answers is waited for without end. After a limit of the
+    /// caller (`runtime::timeout`), only the process can end; what wasn't durable is lost.
+    ///
     /// # Errors
     /// The failure of the log; errors of writing.
     pub async fn close(&self) -> Result<()> {

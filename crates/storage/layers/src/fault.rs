@@ -88,9 +88,22 @@ fn seed(arguments: &Arguments) -> Result<u64> {
     Ok(arguments.optional_integer("seed")?.unwrap_or_else(runtime::random_u64))
 }
 
+/// A contract whose calls get faults.
+pub trait Faulty: Send + Sync {
+    /// Kind of the layer.
+    const KIND: &'static Kind;
+}
+
+impl Faulty for dyn DevicePart {
+    const KIND: &'static Kind = &KIND;
+}
+
+impl Faulty for dyn ZonesPart {
+    const KIND: &'static Kind = &ZONES_KIND;
+}
+
 /// A device or zones with faults by rule.
 pub struct FaultPart<P: ?Sized> {
-    kind: &'static Kind,
     inner: Arc<P>,
     faults: Arc<Faults>,
     /// Locks of blocks being changed through any shard's handle; set if a rule tears writes to a device. A
@@ -104,9 +117,9 @@ pub type FaultDevicePart = FaultPart<dyn DevicePart>;
 /// Zones with faults by rule.
 pub type FaultZonesPart = FaultPart<dyn ZonesPart>;
 
-impl<P: Send + Sync + ?Sized> Part for FaultPart<P> {
+impl<P: Faulty + ?Sized> Part for FaultPart<P> {
     fn kind(&self) -> &'static str {
-        self.kind.name
+        P::KIND.name
     }
 
     fn status(&self) -> Call<'_, Status> {
@@ -114,11 +127,11 @@ impl<P: Send + Sync + ?Sized> Part for FaultPart<P> {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.tell_text(self.kind, message)
+        self.tell_text(P::KIND, message)
     }
 }
 
-impl<P: ?Sized> Tell for FaultPart<P> {
+impl<P: Faulty + ?Sized> Tell for FaultPart<P> {
     type Message = Message;
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {

@@ -50,7 +50,7 @@ pub const ZONES_KIND: Kind = Kind {
 pub trait Counted: Send + Sync {
     /// Kind of the layer.
     const KIND: &'static Kind;
-    /// Names of the kinds of call, in the order of [`DeviceCall`] or [`ZonesCall`].
+    /// Names of the counters, in the order of `counter_of` or `zones_counter_of`.
     const NAMES: &'static [&'static str];
 }
 
@@ -128,12 +128,42 @@ impl ZonesLayer for StatsZonesPart {
     }
 }
 
+/// Number of the counter of a kind of call to a device.
+#[inline]
+const fn counter_of(call: DeviceCall) -> usize {
+    match call {
+        DeviceCall::Read => 0,
+        DeviceCall::Write => 1,
+        DeviceCall::WriteDurable => 2,
+        DeviceCall::Flush => 3,
+        DeviceCall::Discard => 4,
+        DeviceCall::WriteZeroes => 5,
+        DeviceCall::Extents => 6,
+    }
+}
+
+/// Number of the counter of a kind of call to zones; `None` for a reservation.
+#[inline]
+const fn zones_counter_of(call: ZonesCall) -> Option<usize> {
+    Some(match call {
+        ZonesCall::Append => 0,
+        ZonesCall::Read => 1,
+        ZonesCall::Flush => 2,
+        ZonesCall::Finish => 3,
+        ZonesCall::Reset => 4,
+        ZonesCall::Report => 5,
+        ZonesCall::Open => 6,
+        ZonesCall::Close => 7,
+        ZonesCall::Reserve => return None,
+    })
+}
+
 impl Observer<DeviceCall> for Counting {
     type InFlight<'a> = Running<'a>;
 
     #[inline]
     fn begin(&self, call: DeviceCall) -> Running<'_> {
-        self.0.begin(call as usize)
+        self.0.begin(counter_of(call))
     }
 
     #[inline]
@@ -147,7 +177,7 @@ impl Observer<ZonesCall> for Counting {
 
     #[inline]
     fn begin(&self, call: ZonesCall) -> Option<Running<'_>> {
-        (call != ZonesCall::Reserve).then(|| self.0.begin(call as usize))
+        zones_counter_of(call).map(|counter| self.0.begin(counter))
     }
 
     #[inline]

@@ -56,7 +56,7 @@ pub struct Settings {
 /// transaction covers every record that had committed when it began, and these are durable before it is.
 ///
 /// The log has no checkpoints then, and reserves no zones for them.
-pub trait Home {
+pub trait MapKeeper {
     /// Makes everything that has committed durable, and commits a transaction, so that opening has nothing to
     /// replay. Concurrent calls share a transaction.
     ///
@@ -105,7 +105,7 @@ pub struct Core {
     /// Blocks that are known to be damaged.
     pub damaged: Arc<Damaged>,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<Rc<dyn Home>>,
+    pub home: Option<Rc<dyn MapKeeper>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
     /// Snapshots and clones that are open as devices.
@@ -135,7 +135,7 @@ pub struct State {
     /// Blocks that are known to be damaged.
     pub damaged: Damaged,
     /// The map's home; `None` if the map is in memory.
-    pub home: Option<Rc<dyn Home>>,
+    pub home: Option<Rc<dyn MapKeeper>>,
     /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
 }

@@ -12,7 +12,7 @@ pub(crate) use load::{Loading, load};
 pub(crate) use replay::Replay;
 
 use crate::changes::Replayable;
-use crate::core::{Home, State};
+use crate::core::{MapKeeper, State};
 use crate::damaged::Damaged;
 use crate::directory::{Directory, VersionEntry};
 use crate::format::{OWNER, Own, STREAMS, VersionId};
@@ -183,7 +183,7 @@ struct Checkpoint {
     directory: Directory,
     pool: ZonePool,
     /// The maps of a log whose map has a home, until they are loaded.
-    at_home: Option<(Versions, Option<Rc<dyn Home>>)>,
+    at_home: Option<(Versions, Option<Rc<dyn MapKeeper>>)>,
 }
 
 /// The log after replay.
@@ -191,7 +191,7 @@ struct Loaded {
     records: Arc<Vec<Replayable>>,
     end: Sequences,
     versions: Versions,
-    home: Option<Rc<dyn Home>>,
+    home: Option<Rc<dyn MapKeeper>>,
     damaged: Vec<(u32, u32)>,
     clock: u64,
     lost: Option<Lost>,

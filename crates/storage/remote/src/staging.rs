@@ -67,6 +67,8 @@ pub struct Staging {
     empty: Vec<u32>,
     /// Whether a block's last write was refused by every node; only of full blocks.
     refused: Vec<bool>,
+    /// Whether a refused block's pages couldn't be moved either: it waits to be written again.
+    stalled: Vec<bool>,
     /// Written staged blocks, the oldest first.
     written: VecDeque<u32>,
 }
@@ -81,6 +83,7 @@ impl Staging {
             numbers: vec![NONE; blocks as usize],
             empty: Vec::with_capacity(sizes.staged as usize),
             refused: vec![false; sizes.staged as usize],
+            stalled: vec![false; sizes.staged as usize],
             written: VecDeque::with_capacity(sizes.staged as usize),
         };
         for number in 0..sizes.staged {
@@ -168,6 +171,17 @@ impl Staging {
         self.refused[number as usize] = true;
     }
 
+    /// Notes that the pages of a refused block couldn't be moved to another zone.
+    pub fn stall(&mut self, number: u32) {
+        self.stalled[number as usize] = true;
+    }
+
+    /// Whether a block is being written for the first time, or its pages are being moved to another zone.
+    pub fn is_progressing(&self) -> bool {
+        let is_full = self.all.iter().map(|staged| staged.usage == Use::Full);
+        is_full.zip(&self.stalled).any(|(is_full, is_stalled)| is_full && !is_stalled)
+    }
+
     /// Whether a block that wasn't refused is being written to the nodes.
     pub fn is_writing(&self) -> bool {
         let is_full = self.all.iter().map(|staged| staged.usage == Use::Full);
@@ -178,6 +192,7 @@ impl Staging {
     pub fn written(&mut self, arena: &Arena, number: u32) {
         let staged = self.get(number);
         self.refused[number as usize] = false;
+        self.stalled[number as usize] = false;
         self.set(arena, number, Staged { usage: Use::Written, ..staged });
         self.written.push_back(number);
     }
@@ -190,6 +205,7 @@ impl Staging {
         }
         self.numbers[staged.block as usize] = NONE;
         self.refused[number as usize] = false;
+        self.stalled[number as usize] = false;
         self.set(arena, number, Staged::EMPTY);
         self.empty.push(number);
     }

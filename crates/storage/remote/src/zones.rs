@@ -1,4 +1,4 @@
-//! ZoneTable of the device: the regions with their copies, and the number of their written blocks.
+//! Zones of the device: the regions with their copies, and the number of their written blocks.
 //!
 //! A zone is a *block group*: blocks of pages with neighbouring addresses, in one contiguous region of each
 //! node that has a copy.

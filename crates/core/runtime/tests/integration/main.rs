@@ -3,5 +3,6 @@
 
 mod message_device;
 mod ring;
+mod signals;
 mod simulated;
 mod sync;

@@ -227,7 +227,7 @@ impl Door for FuseDoor {
         vec![self.config.path.display().to_string()]
     }
 
-    fn is_mount(&self) -> bool {
+    fn serves_kernel(&self) -> bool {
         true
     }
 

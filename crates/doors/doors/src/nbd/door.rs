@@ -69,6 +69,12 @@ pub const KIND: Kind = Kind {
             "TCP address to listen on: IP:PORT, such as 127.0.0.1:10809",
         ),
         Key::optional(
+            "allow_remote",
+            ValueKind::Bool,
+            "permit an address that other machines can reach, without authentication",
+        )
+        .or("false"),
+        Key::optional(
             "max_connections",
             ValueKind::Integer { min: 1, max: 65536 },
             "limit of connected clients",
@@ -123,12 +129,16 @@ fn names(arguments: &Arguments) -> Result<Vec<String>> {
 
 fn plan(arguments: &Arguments) -> Result<Shape> {
     unix_socket::check(arguments)?;
-    if let Address::Tcp(_) = address(arguments)?
-        && let Some(key) = ["mode", "owner"].into_iter().find(|key| arguments.given(key))
-    {
-        let text = format!("{key} with a TCP address: expected it with socket = \"PATH\"");
-        return Err(arguments.refuse(key, text));
+    let address = address(arguments)?;
+    let (keys, other): (&[&str], _) = match address {
+        Address::Tcp(_) => (&["mode", "owner"], "a TCP address: expected it with socket = \"PATH\""),
+        Address::Unix(_) => (&["allow_remote"], "a unix socket: expected it with address = \"IP:PORT\""),
+    };
+    if let Some(key) = keys.iter().find(|key| arguments.given(key)) {
+        return Err(arguments.refuse(key, format!("{key} with {other}")));
     }
+    let reached = address.check_reach(arguments.boolean("allow_remote")?, "set allow_remote = true");
+    reached.map_err(|error| arguments.refuse("address", error.detail().to_owned()))?;
     names(arguments)?;
     Ok(Shape::default())
 }

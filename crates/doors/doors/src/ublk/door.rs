@@ -289,6 +289,10 @@ impl Door for UblkDoor {
     fn addresses(&self) -> Vec<String> {
         self.node().iter().map(|node| node.display().to_string()).collect()
     }
+
+    fn serves_kernel(&self) -> bool {
+        true
+    }
 }
 
 /// Declaration of the kind.

@@ -299,7 +299,7 @@ impl Door for FsDoor {
         vec![self.path().display().to_string()]
     }
 
-    fn is_mount(&self) -> bool {
+    fn serves_kernel(&self) -> bool {
         true
     }
 

@@ -22,7 +22,7 @@ impl FaultDevicePart {
         rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
         let tears = rules.iter().any(|rule| matches!(rule.action, Some(Action::Torn { .. })));
         let changing = tears.then(SharedRangeLock::default);
-        Ok(FaultPart { kind: &super::KIND, inner, faults: Faults::new(rules, seed), changing })
+        Ok(FaultPart { inner, faults: Faults::new(rules, seed), changing })
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 impl FaultZonesPart {
     /// Applies the rules to the calls to `inner`; random choices depend on `seed`.
     pub fn new(inner: Arc<dyn ZonesPart>, rules: Vec<Rule>, seed: u64) -> Self {
-        FaultPart { kind: &super::ZONES_KIND, inner, faults: Faults::new(rules, seed), changing: None }
+        FaultPart { inner, faults: Faults::new(rules, seed), changing: None }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Opening a log whose map is at home: the home replaces the directory and the pages of a checkpoint.
 
 use super::{FileMedium, Known, MapHome, Medium, Opened, Places};
-use crate::core::Home;
+use crate::core::MapKeeper;
 use crate::format::Own;
 use crate::layout::Layout;
 use crate::map::Map;
@@ -39,7 +39,7 @@ impl HomeStorage for Storage {
         Call::new(async move {
             let places = Places::new(zones, blocks);
             let (home, map) = MapHome::create(self.0.clone(), identity, zones, blocks, places).await?;
-            Ok((Rc::new(home) as Rc<dyn Home>, Arc::new(map) as Arc<dyn Map>))
+            Ok((Rc::new(home) as Rc<dyn MapKeeper>, Arc::new(map) as Arc<dyn Map>))
         })
     }
 
@@ -72,7 +72,7 @@ impl HomeStorage for Storage {
             for ((entry, _), map) in known.versions.into_iter().zip(maps) {
                 versions.list.push(Version::new(entry, Arc::new(map)));
             }
-            let home = home.map(|home| Rc::new(home) as Rc<dyn Home>);
+            let home = home.map(|home| Rc::new(home) as Rc<dyn MapKeeper>);
             Ok(AtHome { root, known: entries, directory, pool, versions, home })
         })
     }

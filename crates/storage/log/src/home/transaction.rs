@@ -8,7 +8,7 @@
 
 use super::format::SLAB;
 use super::{MapHome, Moment};
-use crate::core::{Core, Home};
+use crate::core::{Core, MapKeeper};
 use crate::format::{CLEANER, Own, USER};
 use crate::versions::PageSet;
 use block::{Call, Error, Result};
@@ -18,7 +18,7 @@ use logkit::{Owner, Sequences, count};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-impl Home for MapHome {
+impl MapKeeper for MapHome {
     fn flush(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>> {
         // Only a transaction that begins later includes every acknowledged write.
         let wanted = self.begun.get() + 1;

@@ -1,6 +1,6 @@
 //! Border to the storage of a map that isn't in the log's zones (`home`).
 
-use crate::core::Home;
+use crate::core::MapKeeper;
 use crate::directory::Directory;
 use crate::format::Own;
 use crate::layout::Layout;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// A new home, and its empty map.
-pub type NewHome = (Rc<dyn Home>, Arc<dyn Map>);
+pub type NewHome = (Rc<dyn MapKeeper>, Arc<dyn Map>);
 
 /// Storage of a map's home that isn't open yet.
 pub trait HomeStorage {
@@ -60,7 +60,7 @@ pub struct AtHome {
     /// The maps.
     pub versions: Versions,
     /// The home that keeps the maps; `None` if it was opened read-only.
-    pub home: Option<Rc<dyn Home>>,
+    pub home: Option<Rc<dyn MapKeeper>>,
 }
 
 /// Use of the file of a map's home.

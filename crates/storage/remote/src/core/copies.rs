@@ -11,12 +11,16 @@ use crate::nodes::{self, Node, State};
 use crate::zones::{Replica, Zone};
 use block::{Error, Result};
 use logkit::pool::Usage;
+use runtime::Instant;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Interval between two passes over the zones.
 const LOOK: Duration = Duration::from_millis(200);
+/// Longest pause before a zone that lacks pages is read again, unless other copies become readable.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Time after which the copies of a node that is down are made on other nodes.
 const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
@@ -29,9 +33,25 @@ enum Filled {
     Lacking,
 }
 
+/// Pause of a zone whose readable copies lack pages.
+#[derive(Debug)]
+struct Pause {
+    since: Instant,
+    length: Duration,
+    generation: u32,
+    sources: SmallVec<[Source; 4]>,
+}
+
+impl Pause {
+    fn lasts(&self) -> bool {
+        self.since.elapsed() < self.length
+    }
+}
+
 impl Core {
     /// Makes missing copies, until the device is closed.
     pub(crate) async fn run_copies(self: Rc<Self>) {
+        let mut pauses = BTreeMap::new();
         while !self.is_closing.get() {
             for stream in 0..=CLEANER_STREAM {
                 self.leave_zone_without_copy(stream);
@@ -43,8 +63,12 @@ impl Core {
                     wanted.push(number as u32);
                 }
             });
+            pauses.retain(|zone, pause| wanted.binary_search(zone).is_ok() && self.is_paused(*zone, pause));
             let mut damaged = Vec::new();
             for zone in wanted {
+                if pauses.get(&zone).is_some_and(Pause::lasts) {
+                    continue;
+                }
                 if self.is_closing.get() {
                     return;
                 }
@@ -56,14 +80,35 @@ impl Core {
                     }
                 }
             }
-            self.rescue(damaged).await;
+            for zone in self.rescue(damaged).await {
+                let length = pauses.get(&zone).map_or(LOOK, |pause| (2 * pause.length).min(MAX_PAUSE));
+                pauses.insert(zone, self.pause(zone, length));
+            }
             runtime::sleep(LOOK).await;
         }
     }
 
+    /// A pause of a zone, from now on.
+    fn pause(&self, zone: u32, length: Duration) -> Pause {
+        let (generation, sources) = (self.zones.generation(zone), self.readable(zone));
+        Pause { since: runtime::now(), length, generation, sources }
+    }
+
+    /// Whether a zone has the contents and the readable copies with which its pause began.
+    fn is_paused(&self, zone: u32, pause: &Pause) -> bool {
+        (self.zones.generation(zone), self.readable(zone)) == (pause.generation, pause.sources.clone())
+    }
+
+    /// Readable copies of a zone, in an order that doesn't depend on the latency of nodes.
+    fn readable(&self, zone: u32) -> SmallVec<[Source; 4]> {
+        let mut sources = self.sources(zone);
+        sources.sort_unstable();
+        sources
+    }
+
     /// Moves pages of these zones that any copy has to other zones. Pages that are certainly in no copy are
-    /// lost.
-    async fn rescue(self: &Rc<Self>, mut zones: Vec<u32>) {
+    /// lost. Returns the zones with pages that are left, which may be readable later.
+    async fn rescue(self: &Rc<Self>, mut zones: Vec<u32>) -> Vec<u32> {
         zones.dedup();
         zones.retain(|zone| self.idle(*zone).is_some());
         let set_copied = |zone: u32, is_copied| {
@@ -71,17 +116,22 @@ impl Core {
         };
         // No zone is reset before its pages are marked as lost: otherwise new pages could take their places.
         zones.iter().for_each(|zone| set_copied(*zone, true));
-        let mut lost = Vec::new();
+        let (mut lost, mut left) = (Vec::new(), Vec::new());
         for zone in &zones {
             match self.move_pages(*zone).await {
-                Ok(Moved::All | Moved::Partly) => {}
+                Ok(Moved::All) => {}
+                Ok(Moved::Partly) => left.push(*zone),
                 Ok(Moved::LackingPages) => lost.push(*zone),
-                Err(error) => tracing::debug!("zone {zone}: {error}"),
+                Err(error) => {
+                    tracing::debug!("zone {zone}: {error}");
+                    left.push(*zone);
+                }
             }
         }
         self.lose(&lost).await;
         zones.iter().for_each(|zone| set_copied(*zone, false));
         self.work.notify_all();
+        left
     }
 
     /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and

@@ -39,6 +39,16 @@ impl Core {
         Ok(())
     }
 
+    /// Error while no staged block becomes available, because the nodes refuse all of them.
+    pub(super) fn no_staged(&self) -> Error {
+        match self.nodes.iter().any(Node::is_up) {
+            true => Error::no_space(
+                "the memory nodes refuse all blocks that wait to be written; add nodes or memory, or store less",
+            ),
+            false => Error::disconnected("no memory node answers"),
+        }
+    }
+
     /// Error while no region is available.
     pub(crate) fn no_region(&self) -> Error {
         match self.nodes.iter().any(Node::is_up) {

@@ -84,6 +84,7 @@ impl Core {
         let kept = if stream == CLEANER_STREAM { 0 } else { 2 };
         while self.staging.borrow().available() <= kept {
             self.check()?;
+            self.check_staging(stream)?;
             self.freed.notified().await;
         }
         let zone = self.zone_for(stream).await?;
@@ -105,6 +106,17 @@ impl Core {
         let staged = self.staging.borrow_mut().open(&self.arena, block);
         self.streams[stream].staged.set(staged);
         Ok(())
+    }
+
+    /// Checks that a staged block may become available: one is being written, or its pages are being moved.
+    /// The cleaner's stream moves the pages of refused blocks, so it doesn't wait for these.
+    fn check_staging(&self, stream: usize) -> Result<()> {
+        let staging = self.staging.borrow();
+        let comes = if stream == CLEANER_STREAM { staging.is_writing() } else { staging.is_progressing() };
+        match comes {
+            true => Ok(()),
+            false => Err(self.no_staged()),
+        }
     }
 
     /// Closes the open block of a stream, and starts its write to the nodes.
@@ -165,7 +177,7 @@ impl Core {
         let is_cleaner = stream == CLEANER_STREAM;
         let keep = if is_cleaner { 0 } else { self.settings.reserve };
         let mut is_asked = false;
-        // ZoneTable that users write have class 0, zones that the cleaner writes class 1.
+        // Zones that users write have class 0, zones that the cleaner writes class 1.
         loop {
             if let Some(taken) = self.pool.take(u8::from(is_cleaner), keep, false, self.clock.get()) {
                 match self.allocate_regions(taken.zone) {
@@ -216,6 +228,8 @@ impl Core {
             if let Err(error) = self.move_block(tag.block, 0).await {
                 let block = tag.block;
                 self.failed_writes.failed(format_args!("block {block}: {error}; it is tried again"));
+                self.staging.borrow_mut().stall(staged);
+                self.freed.notify_all();
                 runtime::sleep(Duration::from_millis(200)).await;
                 if !self.is_closing.get() {
                     self.spawn_write(staged);

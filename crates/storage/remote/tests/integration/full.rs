@@ -203,3 +203,46 @@ fn a_write_fails_while_a_full_node_refuses_the_blocks_of_the_cleaner() {
         });
     }
 }
+
+/// A slow node becomes full while every staged block waits for it, and has regions and groups for more. A
+/// write that needs a staged block fails then, since none becomes available before the node has memory.
+#[test]
+fn a_write_fails_while_a_full_node_refuses_all_staged_blocks() {
+    for seed in 0..3 {
+        simulate(seed, move || async move {
+            let nodes = [TestNode::new(200)];
+            nodes[0].controls.delay.store(2_030_000 + 7000 * seed, Relaxed);
+            let part = RemotePart::open(config(&nodes)).await.unwrap();
+            let device = part.open().await.unwrap();
+            let writer = device.clone();
+            let refused = runtime::spawn(async move {
+                let mut pages = 0;
+                loop {
+                    if let Err(error) = write(&writer, pages, 4096).await {
+                        return (pages, error);
+                    }
+                    pages += 1;
+                }
+            });
+            // The writer waits for a staged block now.
+            runtime::sleep(Duration::from_millis(500 + 100 * seed)).await;
+            nodes[0].controls.is_full.store(true, Relaxed);
+            let begin = runtime::now();
+            let outcome = runtime::timeout(Duration::from_secs(60), refused).await;
+            let time = begin.elapsed();
+            let (pages, error) =
+                outcome.unwrap_or_else(|_| panic!("seed {seed}: a write waits for the node"));
+            assert!(matches!(error, Error::NoSpace(_)), "seed {seed}: {error}");
+            assert!(pages > 1000, "seed {seed}: {pages} pages were staged");
+            // Virtual time: blocks in flight were answered in turns of 2 s, and nothing was left to wait for.
+            assert!(time < Duration::from_secs(8), "seed {seed}: the write failed after {time:?}");
+            nodes[0].controls.is_full.store(false, Relaxed);
+            nodes[0].controls.delay.store(1000, Relaxed);
+            settle().await;
+            for number in 0..pages {
+                write(&device, number, 4096).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+            part.close().await.unwrap();
+        });
+    }
+}

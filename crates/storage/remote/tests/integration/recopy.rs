@@ -84,3 +84,41 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
         });
     }
 }
+
+/// One copy of each group lacks pages, and the node of the other one doesn't answer: these pages can't be
+/// moved, and aren't lost. The groups are read again with growing pauses, not in every pass.
+#[test]
+fn groups_that_lack_pages_of_an_unreachable_copy_are_read_again_with_growing_pauses() {
+    simulate(31, || async {
+        let nodes = [TestNode::new(100), TestNode::new(100), TestNode::new(100)];
+        let part = RemotePart::open(Config { copies: 2, ..config(&nodes) }).await.unwrap();
+        let device = part.open().await.unwrap();
+        nodes[2].controls.reclaim.store(1, Relaxed);
+        runtime::sleep(Duration::from_secs(1)).await;
+        let pages = 60 * BLOCK_PAGES;
+        for number in 0..pages {
+            write(&device, number, 0).await;
+        }
+        runtime::sleep(Duration::from_secs(5)).await;
+        nodes[1].controls.is_dead.store(true, Relaxed);
+        nodes[0].restart().await;
+        nodes[2].controls.reclaim.store(0, Relaxed);
+        runtime::sleep(Duration::from_secs(60)).await;
+        let read = async || part.status().await["node_read_bytes"].as_u64().unwrap();
+        let before = read().await;
+        runtime::sleep(Duration::from_secs(60)).await;
+        let read = (read().await - before) >> 20;
+        // Each group is read a few times in a pass.
+        assert!(read < 60 * 50, "{read} MiB were read");
+        assert_eq!(part.status().await["lost_pages"], 0);
+        // Once the copy is reachable, nothing waits for the pause.
+        nodes[1].controls.is_dead.store(false, Relaxed);
+        runtime::sleep(Duration::from_secs(5)).await;
+        for number in 0..pages {
+            let (outcome, found) = device.read(BlockIndex(number), Buffer::new(4096)).await;
+            outcome.unwrap();
+            assert!(*found.filled() == page(number, 0), "page {number}");
+        }
+        part.close().await.unwrap();
+    });
+}

@@ -1,0 +1,61 @@
+//! Signals of a real process: each test starts its own program again as a child.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the child hangs on purpose; nothing here runs in the runtime"
+)]
+
+use runtime::{Config, HangLimits, StopSignals};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+const CHILD: &str = "SILTSTONE_TEST_HANGING_CHILD";
+
+/// Program whose only shard waits in the kernel for ever, in a call that isn't the ring's.
+#[test]
+#[ignore = "runs as a child of the other tests"]
+fn hanging_child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let main = || async {
+        let signals = StopSignals::catch().unwrap();
+        let message = "shard 0 hangs\n".to_owned();
+        signals.limit_hangs(HangLimits { first: 60, further: 1, message }).unwrap();
+        signals.still_ending();
+        eprintln!("ready");
+        // Each task of the shard waits with it.
+        loop {
+            std::thread::park();
+        }
+    };
+    let _: () = runtime::run(Config::default(), main).unwrap();
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success(), "the process lives");
+}
+
+/// Status and messages of a child that gets these signals once its shard hangs.
+fn ended_by(names: &[&str]) -> (ExitStatus, Vec<String>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "signals::hanging_child", "--ignored", "--nocapture"])
+        .env(CHILD, "1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "ready"));
+    for name in names {
+        signal(&child, name);
+    }
+    (child.wait().unwrap(), lines.collect())
+}
+
+#[test]
+fn further_signals_end_a_process_whose_shard_hangs() {
+    let (status, lines) = ended_by(&["TERM", "INT", "TERM"]);
+    assert_eq!(status.code(), Some(1), "{lines:?}");
+    assert_eq!(lines, ["shard 0 hangs"]);
+}
