@@ -141,6 +141,8 @@ impl<'a> Write<'a> {
 pub struct Batch {
     bytes: Vec<u8>,
     writes: u32,
+    /// Number of the writes that are puts.
+    puts: u32,
 }
 
 impl Batch {
@@ -151,13 +153,7 @@ impl Batch {
 
     /// Returns a batch of one write.
     pub(crate) fn of(write: Write<'_>) -> Self {
-        let (first, second): (&[u8], &[u8]) = match write {
-            Write::Put { key, value, .. } => (key, value),
-            Write::Delete { key, .. } => (key, &[]),
-            Write::DeleteRange { from, to, .. } => (from, to),
-        };
-        // 1 byte for the kind, up to 5 for each length, and 10 for a time.
-        let mut batch = Batch { bytes: Vec::with_capacity(first.len() + second.len() + 21), writes: 0 };
+        let mut batch = Batch::new();
         batch.push(write);
         batch
     }
@@ -165,17 +161,15 @@ impl Batch {
     /// Key of a batch with exactly one write, which is of a single key; `None` for other batches.
     pub(crate) fn only_key(&self) -> Option<&[u8]> {
         let mut numbers = Numbers::new(&self.bytes, "a batch");
-        match (self.writes, Write::decode(&mut numbers)) {
-            (1, Ok(Write::Put { key, .. } | Write::Delete { key, .. })) => Some(key),
+        match (self.writes, numbers.byte()) {
+            (1, Ok(PUT | PUT_EXPIRING | DELETE)) => numbers.string().ok(),
             _ => None,
         }
     }
 
     /// Whether all writes of the batch are deletes.
     pub(crate) fn only_deletes(&self) -> bool {
-        let mut has_puts = false;
-        self.for_each(|write| has_puts |= matches!(write, Write::Put { .. }));
-        !has_puts
+        self.puts == 0
     }
 
     /// Keys of the writes of single keys.
@@ -190,8 +184,13 @@ impl Batch {
 
     /// Adds a write.
     pub fn push(&mut self, write: Write<'_>) {
+        if let Write::Put { key, value, .. } = write {
+            // The kind, two lengths and a time.
+            self.bytes.reserve(key.len() + value.len() + 21);
+        }
         write.encode(&mut self.bytes);
         self.writes += 1;
+        self.puts += u32::from(matches!(write, Write::Put { .. }));
     }
 
     /// Sets a key.
@@ -222,11 +221,6 @@ impl Batch {
     /// Encoded writes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    /// Returns the encoded writes.
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes
     }
 
     /// Visits the writes in order.

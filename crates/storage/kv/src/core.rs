@@ -161,7 +161,7 @@ impl Core {
         erasure: impl FnOnce(&Rc<Kit>) -> Arc<Erasure>,
         space: &Arc<SharedSpace>,
     ) -> Result<Rc<Self>> {
-        let placement = settings.placement()?;
+        let placement = crate::policy::placement(&settings.placement)?;
         let policy = cleaning::TableCleaning::new(placement.classes());
         let classes = policy.classes();
         let kit = kit(Box::new(policy));

@@ -72,3 +72,8 @@ impl RangeTombstone {
 pub fn order(left: (&[u8], Sequence), right: (&[u8], Sequence)) -> Ordering {
     left.0.cmp(right.0).then(right.1.cmp(&left.1))
 }
+
+/// Earlier one of two times.
+pub fn earlier(time: Option<Timestamp>, other: Timestamp) -> Option<Timestamp> {
+    Some(time.map_or(other, |time| time.min(other)))
+}

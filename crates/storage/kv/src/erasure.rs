@@ -127,9 +127,8 @@ pub struct Erasure {
     late: AtomicU64,
 }
 
-/// Time within which a zone with stale data of unknown age is reset.
-fn limit_of(persistence: DeletePersistence) -> Duration {
-    persistence.span().mul_f64(CompactionParameters::default().reset_share)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Erasure {
@@ -174,19 +173,19 @@ impl Erasure {
 
     /// Copy of the history of resets, for a checkpoint.
     pub fn resets(&self) -> ResetHistory {
-        let mut resets = self.lock_resets();
+        let mut resets = lock(&self.resets);
         resets.look(|zone| self.pool.get(zone).generation);
         resets.clone()
     }
 
     /// Guarantee of resets of zones.
     pub fn guarantee(&self) -> EraseGuarantee {
-        self.lock_resets().guarantee()
+        lock(&self.resets).guarantee()
     }
 
     /// Notes that a checkpoint with the history of resets is durable.
     pub fn wrote_history(&self) {
-        self.lock_resets().written();
+        lock(&self.resets).written();
     }
 
     /// Zones whose last reset had a weaker guarantee than the present one, and the weakest of these
@@ -196,19 +195,11 @@ impl Erasure {
         (resets.pending().collect(), resets.weakest())
     }
 
-    fn lock_resets(&self) -> MutexGuard<'_, ResetHistory> {
-        self.resets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_settled(&self) -> MutexGuard<'_, Settled> {
-        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes the oldest deletion that a round found outstanding; the round began when `deletes` deletes had
     /// been counted.
     pub fn looked(&self, deletes: u64, oldest: Option<Timestamp>) {
         self.oldest.store(oldest.unwrap_or(u64::MAX), Ordering::Relaxed);
-        let mut settled = self.lock_settled();
+        let mut settled = lock(&self.settled);
         if oldest.is_some() || self.deletes() != deletes {
             *settled = Settled::default();
         } else if settled.deletes != Some(deletes) {
@@ -218,7 +209,7 @@ impl Erasure {
 
     /// Notes the start of a checkpoint: it takes the state of all shards after this call.
     pub fn begin_cut(&self) {
-        let mut settled = self.lock_settled();
+        let mut settled = lock(&self.settled);
         if settled.deletes == Some(self.deletes()) && settled.cut.is_none() {
             settled.cut = Some(self.now());
         }
@@ -228,8 +219,8 @@ impl Erasure {
     pub fn is_settled(&self) -> bool {
         // `all` forgets zones that were reset.
         let is_empty = self.all().is_empty();
-        let cut = self.lock_settled().cut;
-        is_empty || cut.is_some_and(|cut| self.lock().values().all(|noted| noted.since > cut))
+        let cut = lock(&self.settled).cut;
+        is_empty || cut.is_some_and(|cut| lock(&self.stale).values().all(|noted| noted.since > cut))
     }
 
     /// Whether operations are counted instead of time.
@@ -318,13 +309,10 @@ impl Erasure {
         since.saturating_add(self.limit().map_or(0, |limit| limit.as_millis() as u64))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Noted>> {
-        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Time within which a zone with stale data of unknown age must be reset; `None` without a promise.
     pub fn limit(&self) -> Option<Duration> {
-        self.persistence.map(limit_of)
+        let share = CompactionParameters::default().reset_share;
+        self.persistence.map(|persistence| persistence.span().mul_f64(share))
     }
 
     /// Due time of a zone with stale data of keys that were deleted at `oldest` or later; `None` without a
@@ -343,7 +331,7 @@ impl Erasure {
         self.oldest.fetch_min(at, Ordering::Relaxed);
         if self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
             let (due, deadline) = (self.due_of_unknown(at), at.saturating_add(self.span()));
-            self.lock().values_mut().for_each(|noted| {
+            lock(&self.stale).values_mut().for_each(|noted| {
                 noted.since = noted.since.max(at);
                 noted.stale.due = noted.stale.due.max(due);
                 noted.stale.deadline = noted.stale.deadline.max(deadline);
@@ -378,7 +366,7 @@ impl Erasure {
     /// Whether a zone was noted as stale since its last reset.
     pub fn knows(&self, zone: u32) -> bool {
         let generation = self.pool.get(zone).generation;
-        self.lock().get(&zone).is_some_and(|noted| noted.stale.generation == generation)
+        lock(&self.stale).get(&zone).is_some_and(|noted| noted.stale.generation == generation)
     }
 
     /// Notes stale data of unknown age in this generation of a zone; with `is_new`, only of keys that will be
@@ -395,7 +383,7 @@ impl Erasure {
             return;
         }
         let new = Noted { stale: found, since: self.now() };
-        let mut all = self.lock();
+        let mut all = lock(&self.stale);
         let known = all.entry(found.zone).or_insert(new);
         if known.stale.generation < found.generation {
             *known = new;
@@ -408,7 +396,7 @@ impl Erasure {
     /// All zones that must be reset; forgets those that were reset meanwhile.
     pub fn all(&self) -> Vec<Stale> {
         let now = self.now();
-        let mut all = self.lock();
+        let mut all = lock(&self.stale);
         all.retain(|zone, noted| {
             let is_reset = self.pool.have_been_reset(&[(*zone, noted.stale.generation)]);
             if is_reset {

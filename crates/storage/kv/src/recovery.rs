@@ -124,7 +124,7 @@ async fn start(
     settings: &Settings,
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);
-    let classes = settings.placement()?.classes() - 1;
+    let classes = crate::policy::placement(&settings.placement)?.classes() - 1;
     let open_zones = OpenZones::on(handle.geometry(), shards, classes)?;
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;

@@ -1,6 +1,6 @@
 //! Settings of an open store; they aren't stored on the medium.
 
-use crate::policy::{Compaction, CompactionParameters, Placement, placement, saturation, zap};
+use crate::policy::{Compaction, CompactionParameters, placement, saturation, zap};
 use crate::table;
 use block::{Error, Result};
 use logkit::recovery::Goal;
@@ -149,14 +149,6 @@ impl Settings {
             )));
         }
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
-    }
-
-    /// Returns the placement policy.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an unknown name.
-    pub(crate) fn placement(&self) -> Result<Box<dyn Placement>> {
-        crate::policy::placement(&self.placement)
     }
 
     fn parameters(&self, shards: u16, drive_bytes: u64) -> CompactionParameters {

@@ -187,9 +187,6 @@ impl Store {
     }
 
     async fn write_to(&self, home: &Home<Core>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
-        if home.is_here() {
-            return home.get()?.write(batch, acknowledge).await;
-        }
         home.with(move |core: Rc<Core>| async move { core.write(batch, acknowledge).await }).await
     }
 
@@ -199,7 +196,7 @@ impl Store {
     /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append
     /// to the zones.
     pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
-        let mut parts = self.divide(&batch)?;
+        let mut parts = self.divide(batch)?;
         match parts.len() {
             0 => Ok(()),
             1 => {
@@ -216,10 +213,12 @@ impl Store {
     /// # Errors
     /// As [`put`](Self::put).
     pub async fn write_by_shard(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
-        let parts = self.divide(&batch)?.into_iter();
-        let written =
-            parts.map(|(shard, part)| self.write_to(&self.homes[usize::from(shard)], part, acknowledge));
-        runtime::join_all(written).await.into_iter().collect()
+        let mut parts = self.divide(batch)?;
+        let write = |(shard, part)| self.write_to(&self.homes[usize::from(shard)], part, acknowledge);
+        match parts.len() {
+            1 => write(parts.remove(0)).await,
+            _ => runtime::join_all(parts.into_iter().map(write)).await.into_iter().collect(),
+        }
     }
 
     /// Writes a batch of puts and deletes atomically if none of its keys exists; returns whether it was
@@ -233,7 +232,7 @@ impl Store {
                 "a conditional batch that deletes a range; expected writes of single keys",
             ));
         }
-        let mut parts = self.divide(&batch)?;
+        let mut parts = self.divide(batch)?;
         match parts.len() {
             0 => Ok(true),
             1 => {
@@ -261,22 +260,29 @@ impl Store {
     }
 
     /// Checks the writes of a batch, and divides them by shard.
-    fn divide(&self, batch: &Batch) -> Result<Parts> {
+    fn divide(&self, batch: Batch) -> Result<Parts> {
         let shards = self.homes.len();
-        let mut parts: Vec<Batch> = vec![Batch::new(); shards];
         let mut checked = Ok(());
         batch.for_each(|write| {
-            if let Err(error) = write.check() {
-                checked = Err(error);
-            }
-            match write {
-                Write::Put { key, .. } | Write::Delete { key, .. } => {
-                    parts[usize::from(shard_of_key(key, shards))].push(write);
-                }
-                Write::DeleteRange { .. } => parts.iter_mut().for_each(|part| part.push(write)),
+            if checked.is_ok() {
+                checked = write.check();
             }
         });
         checked?;
+        let shard = match batch.only_key() {
+            Some(key) => Some(shard_of_key(key, shards)),
+            None => (shards == 1 && !batch.is_empty()).then_some(0),
+        };
+        if let Some(shard) = shard {
+            return Ok(vec![(shard, batch)]);
+        }
+        let mut parts: Vec<Batch> = vec![Batch::new(); shards];
+        batch.for_each(|write| match write {
+            Write::Put { key, .. } | Write::Delete { key, .. } => {
+                parts[usize::from(shard_of_key(key, shards))].push(write);
+            }
+            Write::DeleteRange { .. } => parts.iter_mut().for_each(|part| part.push(write)),
+        });
         Ok((0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect())
     }
 
@@ -305,9 +311,7 @@ impl Store {
                 core.write_entered(Batch::of(write), acknowledge).await?;
             }
             drop(entered);
-            if acknowledge == Acknowledge::Flushed {
-                logkit::flusher::flush(&*core).await?;
-            }
+            core.flush_for(acknowledge).await?;
             Ok(result)
         };
         home.with(update).await

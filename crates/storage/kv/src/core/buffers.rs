@@ -32,7 +32,7 @@ pub(crate) struct Buffers {
     /// Whether the committing record gave the active buffer another zone.
     has_new_zone: Cell<bool>,
     /// Error of the last flush; `None` if it succeeded.
-    error: RefCell<Option<Error>>,
+    pub(super) error: RefCell<Option<Error>>,
 }
 
 impl Buffers {
@@ -87,16 +87,6 @@ impl Buffers {
     /// Position in the log up to which writes are in tables.
     pub fn flushed(&self) -> Flushed {
         self.flushed.get()
-    }
-
-    /// Error of the last flush; `None` if it succeeded.
-    pub fn error(&self) -> Option<Error> {
-        self.error.borrow().clone()
-    }
-
-    /// Sets the error of the last flush.
-    pub fn set_error(&self, error: Option<Error>) {
-        self.error.replace(error);
     }
 
     /// Notes that a record in `zone` has writes of the active buffer.

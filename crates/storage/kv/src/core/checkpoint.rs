@@ -7,12 +7,13 @@ use block::{Error, Result};
 use logkit::Sequences;
 use logkit::checkpoint::{self, Cut};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 impl Core {
     /// Notes the size of the last checkpoint. Runs on the home.
     pub(crate) fn note_directory(&self) {
         let blocks = self.kit.checkpoints.directory_blocks(&self.kit.layout);
-        self.peers.space.set_directory(blocks);
+        self.peers.space.directory.store(blocks, Ordering::Relaxed);
     }
 
     /// Writes a checkpoint. Runs on the home. With `clean`, all buffers are in tables.

@@ -60,6 +60,8 @@ pub(crate) struct Commit {
     /// Numbers of entries of writes that were submitted, and that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
+    /// Notified when an entry of writes has ended.
+    progress: Notify,
 }
 
 impl Commit {
@@ -74,6 +76,7 @@ impl Commit {
             unwritten: Cell::new(0),
             submitted: Cell::new(0),
             ended: Cell::new(0),
+            progress: Notify::new(),
         }
     }
 
@@ -87,9 +90,10 @@ impl Commit {
         self.submitted.get() - self.ended.get()
     }
 
-    /// Wakes the task that submits entries.
+    /// Wakes the task that submits entries, and tasks that wait for their end.
     pub fn wake(&self) {
         self.has_pending.notify_one();
+        self.progress.notify_all();
     }
 
     /// Whether no entry is committed in part.
@@ -111,8 +115,8 @@ impl Commit {
     }
 
     /// Forgets the committed parts of an entry, of which another part was refused.
-    pub fn forget_parts(&self, entry: &KvEntry) {
-        drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &entry.body)));
+    pub fn forget_parts(&self, log_entry: &KvEntry) {
+        drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &log_entry.body)));
     }
 
     /// Adds writes to those queued for the next record.
@@ -143,6 +147,11 @@ impl Core {
         let written = self.write_entered(batch, acknowledge).await;
         drop(held);
         written?;
+        self.flush_for(acknowledge).await
+    }
+
+    /// Makes written changes durable if that is how they are acknowledged.
+    pub(crate) async fn flush_for(self: &Rc<Self>, acknowledge: Acknowledge) -> Result<()> {
         match acknowledge {
             Acknowledge::Flushed => flusher::flush(&**self).await,
             _ => Ok(()),
@@ -159,7 +168,7 @@ impl Core {
         self.stall(frees, batch.bytes().len()).await?;
         while self.commit.pending.borrow().bytes.len() >= MAX_PENDING {
             self.check_open()?;
-            self.events.changed.notified().await;
+            self.commit.progress.notified().await;
         }
         self.check_open()?;
         // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
@@ -195,6 +204,7 @@ impl Core {
             let outcome = Err(error.clone());
             requests.into_iter().for_each(|request| self.commit.requests.item_ended(request, &outcome));
         }
+        self.commit.progress.notify_all();
         self.events.changed.notify_all();
     }
 
@@ -207,16 +217,16 @@ impl Core {
         let body = encode_parts([Part { shard: self.peers.shard, bytes: &bytes }].into_iter());
         add(&self.commit.submitted, 1);
         add(&self.commit.unwritten, body.len() as u64);
-        let entry =
+        let log_entry =
             KvEntry::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
                 .freeing(frees);
         // The allocation is reused.
         bytes.clear();
         self.commit.pending.borrow_mut().bytes = bytes;
         if is_applied {
-            self.buffers.early_submitted(&entry.body);
+            self.buffers.early_submitted(&log_entry.body);
         }
-        lane::push(self, WRITE_CLASS, entry);
+        lane::push(self, WRITE_CLASS, log_entry);
         self.kit.events.work.notify_one();
     }
 
@@ -224,8 +234,7 @@ impl Core {
     pub(crate) fn submitted_ended(&self, bytes: u64) {
         self.commit.unwritten.set(self.commit.unwritten.get().saturating_sub(bytes));
         add(&self.commit.ended, 1);
-        self.commit.has_pending.notify_one();
-        self.events.changed.notify_all();
+        self.commit.wake();
     }
 
     /// Time until the queued writes are put into an entry; `None` if that is now.
@@ -254,7 +263,7 @@ impl Core {
                 requests
                     .into_iter()
                     .for_each(|request| self.commit.requests.item_ended(request, &Err(error.clone())));
-                self.events.changed.notify_all();
+                self.commit.progress.notify_all();
                 return;
             }
             if self.kit.is_closing() && !has_bytes && self.commit.in_flight() == 0 {
@@ -276,7 +285,7 @@ impl Core {
                 return Err(error);
             }
             self.kit.space.check()?;
-            self.events.changed.notified().await;
+            self.commit.progress.notified().await;
         }
         // The log has failed if it refuses acknowledged writes.
         self.kit.failure().map_or(Ok(()), Err)
@@ -292,29 +301,33 @@ impl Core {
     }
 
     /// Completes the requests and jobs that wait for an entry.
-    pub(super) fn end(&self, entry: &KvEntry, outcome: &Result<()>) {
-        let Origin::Writes { requests, others, is_applied } = &entry.origin else { return };
+    pub(super) fn end(&self, log_entry: &KvEntry, outcome: &Result<()>) {
+        let Origin::Writes { requests, others, is_applied } = &log_entry.origin else { return };
         if *is_applied {
             self.buffers.early_committed();
         }
         requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
         if others.is_empty() {
-            self.submitted_ended(entry.body.bytes.len() as u64);
+            self.submitted_ended(log_entry.body.bytes.len() as u64);
+        }
+        if outcome.is_err() {
+            // A compaction may free space.
+            self.events.changed.notify_all();
         }
     }
 
     /// Applies writes when the last part of their entry commits.
-    pub(super) fn commit_writes(&self, entry: &KvEntry, zone: u32) -> Result<()> {
+    pub(super) fn commit_writes(&self, log_entry: &KvEntry, zone: u32) -> Result<()> {
         self.may_be_reclaimed();
         self.buffers.note_zone(zone);
-        if entry.is_part() {
-            self.note_part(entry, zone);
+        if log_entry.is_part() {
+            self.note_part(log_entry, zone);
         }
-        if !entry.is_last_part() || entry.body.is_refused.get() {
+        if !log_entry.is_last_part() || log_entry.body.is_refused.get() {
             return Ok(());
         }
-        if !matches!(entry.origin, Origin::Writes { is_applied: true, .. }) {
-            decode_parts(&entry.body.bytes, |part| match part.shard == self.peers.shard {
+        if !matches!(log_entry.origin, Origin::Writes { is_applied: true, .. }) {
+            decode_parts(&log_entry.body.bytes, |part| match part.shard == self.peers.shard {
                 true => self.apply(part.bytes),
                 false => Ok(()),
             })?;
@@ -324,20 +337,20 @@ impl Core {
 
     /// Notes a committed part of an entry in several records: its first record is needed until the last one
     /// has committed.
-    fn note_part(&self, entry: &KvEntry, zone: u32) {
+    fn note_part(&self, log_entry: &KvEntry, zone: u32) {
         let mut incomplete = self.commit.incomplete.borrow_mut();
-        if entry.is_last_part() {
-            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &entry.body)) {
+        if log_entry.is_last_part() {
+            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &log_entry.body)) {
                 done.zones.into_iter().for_each(|zone| self.buffers.note_old_zone(zone));
             }
             return;
         }
         let record = self.commit.appender.committed(write_stream(self.peers.shard));
         match &mut *incomplete {
-            Some(known) if Rc::ptr_eq(&known.body, &entry.body) => known.zones.push(zone),
+            Some(known) if Rc::ptr_eq(&known.body, &log_entry.body) => known.zones.push(zone),
             other => {
                 *other = Some(Incomplete {
-                    body: entry.body.clone(),
+                    body: log_entry.body.clone(),
                     record,
                     zones: SmallVec::from_slice(&[zone]),
                 })

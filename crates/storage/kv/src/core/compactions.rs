@@ -53,7 +53,7 @@ pub(crate) struct Compactions {
     is_running: Cell<bool>,
     /// Whether a flush has written range tombstones since the last search for tables that they delete
     /// completely.
-    has_new_ranges: Cell<bool>,
+    pub has_new_ranges: Cell<bool>,
     /// Sequence and time of the last search for tables to purge.
     purged: Cell<(Sequence, Option<runtime::Instant>)>,
     /// Error of the last compaction; `None` if it succeeded.
@@ -86,21 +86,6 @@ impl Compactions {
         &*self.policy
     }
 
-    /// Error of the last compaction; `None` if it succeeded.
-    fn error(&self) -> Option<Error> {
-        self.error.borrow().clone()
-    }
-
-    /// Sets the error of the last compaction.
-    fn set_error(&self, error: Option<Error>) {
-        self.error.replace(error);
-    }
-
-    /// Notes that a flush has written range tombstones.
-    pub fn note_ranges(&self) {
-        self.has_new_ranges.set(true);
-    }
-
     /// Notes that tables may hide further entries.
     pub fn may_purge(&self) {
         self.purged.set((0, None));
@@ -110,7 +95,8 @@ impl Compactions {
 impl Core {
     /// Error of the last flush or compaction, which will be retried; `None` if both succeeded.
     pub(crate) fn background_error(&self) -> Option<Error> {
-        self.buffers.error().or_else(|| self.compactions.error())
+        let of_flush = self.buffers.error.borrow().clone();
+        of_flush.or_else(|| self.compactions.error.borrow().clone())
     }
 
     /// Runs compactions while the policy returns jobs, until the store is closed.
@@ -129,9 +115,7 @@ impl Core {
                 Ok(Next::NoSpace) => {
                     drop(permit);
                     let error = Error::no_space("no compaction has space; delete some keys");
-                    let is_new = self.compactions.error().is_none();
-                    self.compactions.set_error(Some(error));
-                    if is_new {
+                    if self.compactions.error.replace(Some(error)).is_none() {
                         self.events.changed.notify_all();
                     }
                     // After the timeout the loop checks again.
@@ -140,7 +124,7 @@ impl Core {
                 }
                 Err(error) => {
                     drop(permit);
-                    if !self.note_compaction(Err(error)).await {
+                    if !self.note_outcome(&self.compactions.error, Err(error)).await {
                         return;
                     }
                     continue;
@@ -156,22 +140,17 @@ impl Core {
                 let _elapsed = runtime::timeout(wait, changed).await;
                 // The error limited the search to small jobs, and none was found: the next search considers
                 // all jobs.
-                self.compactions.set_error(None);
+                self.compactions.error.take();
                 continue;
             };
             self.compactions.is_running.set(true);
             let outcome = self.compact(&job).await;
             drop((permit, claim));
             self.compactions.is_running.set(false);
-            if !self.note_compaction(outcome).await {
+            if !self.note_outcome(&self.compactions.error, outcome).await {
                 return;
             }
         }
-    }
-
-    /// Notes the outcome of a compaction. Returns false if no further job may begin.
-    async fn note_compaction(&self, outcome: Result<()>) -> bool {
-        self.note_outcome(|error| self.compactions.set_error(error), outcome).await
     }
 
     /// Finds the next job and claims its zones; reclaims space first if there isn't enough.
@@ -248,7 +227,7 @@ impl Core {
         self.compactions.purged.set((flushed, Some(runtime::now())));
         if outcome? {
             // Tables may hide further entries once others were written.
-            self.compactions.purged.set((0, None));
+            self.compactions.may_purge();
             return Ok(Reclaimed::Some);
         }
         self.note_exhausted();
@@ -278,7 +257,7 @@ impl Core {
             entries: summary.entries,
             tombstones: summary.tombstones + summary.range_tombstones,
             oldest_tombstone: self.erasure.oldest_delete(summary),
-            is_held: table.file.held_by().is_some_and(|held| self.tables.snapshots.has_before(held + 1)),
+            is_held: table.file.held_by.get().is_some_and(|held| self.tables.snapshots.has_before(held + 1)),
             garbage: self.garbage(table),
         }
     }
@@ -335,7 +314,7 @@ impl Core {
                 _ => {}
             }
             for table in &chosen {
-                tombstones.extend(table.reader().range_tombstones().await?.iter().cloned());
+                tombstones.extend(table.reader.range_tombstones().await?.iter().cloned());
             }
         }
         // Lower in the tree are the tables of deeper levels, and tables of level 0 that are older than the

@@ -71,9 +71,7 @@ impl Core {
             self.write_entered(batch, acknowledge).await?;
         }
         drop(entered);
-        if acknowledge == Acknowledge::Flushed {
-            logkit::flusher::flush(&**self).await?;
-        }
+        self.flush_for(acknowledge).await?;
         Ok(are_absent)
     }
 
@@ -154,8 +152,8 @@ impl Core {
         }
         let request = self.commit.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        let entry = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
-        lane::push(self, WRITE_CLASS, entry);
+        let log_entry = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
+        lane::push(self, WRITE_CLASS, log_entry);
         self.kit.events.work.notify_one();
         self.commit.requests.wait(request).await
     }

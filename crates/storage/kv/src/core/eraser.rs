@@ -180,7 +180,7 @@ impl Core {
         for table in tables {
             let overlapping = levels.all().filter(|other| other.overlaps(table));
             let deletes = overlapping.filter_map(|other| self.erasure.oldest_delete(&other.meta.summary));
-            table.file.set_due(self.erasure.due_after(deletes.fold(latest, Timestamp::min)));
+            table.file.due.set(self.erasure.due_after(deletes.fold(latest, Timestamp::min)));
         }
     }
 
@@ -253,7 +253,7 @@ impl Core {
             let blocks = (extent.blocks - moved).min(MOVE_BLOCKS);
             let (first, from) = (extent.first + moved, extent.place.after(moved));
             moved += blocks;
-            let is_there = file.is_at(first, from);
+            let is_there = file.place_of(first) == Some(from);
             if !is_there {
                 continue;
             }

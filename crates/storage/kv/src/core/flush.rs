@@ -6,6 +6,7 @@ use crate::memory::buffer::WriteBuffer;
 use crate::tree::level_cursor::AnyCursor;
 use crate::tree::manifest::Edit;
 use block::{Error, Result};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -35,22 +36,20 @@ impl Core {
                 runtime::sleep(RETRY).await;
                 continue;
             }
-            if !self.note_outcome(|error| self.buffers.set_error(error), outcome).await {
+            if !self.note_outcome(&self.buffers.error, outcome).await {
                 return;
             }
         }
     }
 
-    /// Notes the outcome of a job. Returns false if no further job may begin.
-    pub(super) async fn note_outcome(&self, note: impl Fn(Option<Error>), outcome: Result<()>) -> bool {
-        let Err(error) = outcome else {
-            note(None);
-            self.events.changed.notify_all();
-            return true;
-        };
-        tracing::warn!("shard {}: {error}", self.peers.shard);
-        note(Some(error));
+    /// Sets the error of the last job. Returns false if no further job may begin.
+    pub(super) async fn note_outcome(&self, last: &RefCell<Option<Error>>, outcome: Result<()>) -> bool {
+        last.replace(outcome.err());
         self.events.changed.notify_all();
+        match &*last.borrow() {
+            Some(error) => tracing::warn!("shard {}: {error}", self.peers.shard),
+            None => return true,
+        }
         if self.kit.failure().is_some() || self.kit.is_closing() {
             return false;
         }
@@ -73,7 +72,7 @@ impl Core {
         let edit = Edit { flushed: Some(buffer.last()), ..Edit::default() };
         self.append_edit(edit, output.0, 0, class).await?;
         if has_ranges {
-            self.compactions.note_ranges();
+            self.compactions.has_new_ranges.set(true);
         }
         Ok(())
     }
@@ -90,8 +89,8 @@ impl Core {
                 return Err(error);
             }
             let changed = self.events.changed.notified();
-            if let Some(error) = self.buffers.error() {
-                return Err(error);
+            if let Some(error) = &*self.buffers.error.borrow() {
+                return Err(error.clone());
             }
             changed.await;
         }

@@ -17,6 +17,7 @@ use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, la
 use runtime::Home;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Identity of a live block in a zone: shard, table and block of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,22 +126,22 @@ impl Owner for Core {
         &self.commit.appender
     }
 
-    fn commit(&self, entries: &[KvEntry], zone: u32, position: u32) {
+    fn commit(&self, log_entries: &[KvEntry], zone: u32, position: u32) {
         let mut place = Place { zone, position };
         let mut user_blocks = 0;
-        for entry in entries {
-            let blocks = entry.blocks();
-            match &entry.origin {
+        for log_entry in log_entries {
+            let blocks = log_entry.blocks();
+            match &log_entry.origin {
                 Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => {
                     user_blocks += u64::from(blocks);
-                    let outcome = self.commit_writes(entry, zone);
+                    let outcome = self.commit_writes(log_entry, zone);
                     let refused =
                         Err(Error::no_space("a part of the writes found no space; discard some data"));
                     if let Err(error) = &outcome {
                         self.fail(error);
                     }
-                    let outcome = if entry.body.is_refused.get() { refused } else { outcome };
-                    self.end(entry, &outcome);
+                    let outcome = if log_entry.body.is_refused.get() { refused } else { outcome };
+                    self.end(log_entry, &outcome);
                 }
                 Origin::Piece { table, first, from } => {
                     let moved = *from != Place::NOWHERE;
@@ -157,15 +158,20 @@ impl Owner for Core {
                         user_blocks += u64::from(blocks);
                     }
                 }
-                Origin::Edit(edit) if entry.is_last_part() => self.commit_edit(&edit.0, &edit.1),
+                Origin::Edit(edit) if log_entry.is_last_part() => self.commit_edit(&edit.0, &edit.1),
                 Origin::Edit(_) | Origin::EditPart => {}
             }
             place = place.after(blocks);
         }
-        if entries.iter().any(|entry| matches!(entry.origin, Origin::Writes { .. } | Origin::Shared)) {
+        if log_entries
+            .iter()
+            .any(|log_entry| matches!(log_entry.origin, Origin::Writes { .. } | Origin::Shared))
+        {
             self.freeze_if_full();
             if self.buffers.take_new_zone() {
                 self.freeze_if_wasteful();
+                // With fewer free zones, another compaction may be due.
+                self.events.changed.notify_all();
             }
         }
         self.kit.note_user_blocks(user_blocks);
@@ -175,34 +181,34 @@ impl Owner for Core {
         }
     }
 
-    fn refuse(&self, entry: &KvEntry, error: &Error) {
-        entry.body.is_refused.set(true);
-        if entry.is_part() {
+    fn refuse(&self, log_entry: &KvEntry, error: &Error) {
+        log_entry.body.is_refused.set(true);
+        if log_entry.is_part() {
             // The rest of the entry isn't written, so replay never finds it complete.
-            self.commit.forget_parts(entry);
+            self.commit.forget_parts(log_entry);
         }
-        self.end(entry, &Err(error.clone()));
+        self.end(log_entry, &Err(error.clone()));
     }
 
-    fn answer(&self, entry: &mut KvEntry, error: &Error) {
-        if let Origin::Writes { requests, .. } = &mut entry.origin {
+    fn answer(&self, log_entry: &mut KvEntry, error: &Error) {
+        if let Origin::Writes { requests, .. } = &mut log_entry.origin {
             let outcome = Err(error.clone());
             requests.drain(..).for_each(|request| self.commit.requests.item_ended(request, &outcome));
         }
     }
 
-    fn cut(&self, entry: &mut KvEntry, blocks: u32) -> KvEntry {
-        entry.cut(blocks)
+    fn cut(&self, log_entry: &mut KvEntry, blocks: u32) -> KvEntry {
+        log_entry.cut(blocks)
     }
 
-    fn share(&self, joint: &Arc<Joint>, entries: &[KvEntry], zone: u32, position: u32) {
+    fn share(&self, joint: &Arc<Joint>, log_entries: &[KvEntry], zone: u32, position: u32) {
         for (stream, _) in
             joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.peers.shard))
         {
             let shard = shard_of(*stream);
             let mut body = None;
-            for entry in entries {
-                let found = decode_parts(&entry.body.bytes, |part| {
+            for log_entry in log_entries {
+                let found = decode_parts(&log_entry.body.bytes, |part| {
                     if part.shard == shard {
                         body = Some(encode_parts([Part { shard, bytes: part.bytes }].into_iter()));
                     }
@@ -213,8 +219,8 @@ impl Owner for Core {
             let joint = joint.clone();
             let (here, there) = (self.peers.at(self.peers.shard), self.peers.at(shard));
             let deliver = move |core: Rc<Core>| async move {
-                let entries = body.into_iter().map(KvEntry::shared).collect();
-                lane::joint_written(&*core, joint, entries, zone, position);
+                let log_entries = body.into_iter().map(KvEntry::shared).collect();
+                lane::joint_written(&*core, joint, log_entries, zone, position);
                 Ok(())
             };
             let task = async move {
@@ -231,8 +237,10 @@ impl Owner for Core {
         }
     }
 
-    fn before_append(&self, zone: u32, generation: u64, entries: &[KvEntry]) {
-        let has_edit = entries.iter().any(|entry| matches!(entry.origin, Origin::Edit(_) | Origin::EditPart));
+    fn before_append(&self, zone: u32, generation: u64, log_entries: &[KvEntry]) {
+        let has_edit = log_entries
+            .iter()
+            .any(|log_entry| matches!(log_entry.origin, Origin::Edit(_) | Origin::EditPart));
         self.note_append(zone, generation, has_edit);
     }
 
@@ -241,7 +249,8 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.kit.layout.blocks_in(self.peers.space.manifest_bytes()) + self.peers.space.directory_blocks() + 2
+        let space = &self.peers.space;
+        self.kit.layout.blocks_in(space.manifest_bytes()) + space.directory.load(Ordering::Relaxed) + 2
     }
 
     fn checkpoint_zones(&self) -> u32 {
@@ -281,8 +290,8 @@ impl Owner for Core {
         for (number, record) in victim.records().iter().enumerate() {
             let shard = shard_of(record.header.stream);
             let mut at = 0;
-            for entry in Recorded::decode_all(record)? {
-                if let Recorded::Piece { table, first, blocks, .. } = entry {
+            for recorded in Recorded::decode_all(record)? {
+                if let Recorded::Piece { table, first, blocks, .. } = recorded {
                     let name = Name { shard, table, block: first };
                     let position = record.header.position + 1 + at;
                     let piece = Piece { position, count: blocks, name, offset: 0, record: number, first: at };
@@ -292,7 +301,7 @@ impl Owner for Core {
                     })?
                     .push(piece);
                 }
-                at += entry.blocks();
+                at += recorded.blocks();
             }
         }
         let (zone, mut live) = (victim.zone(), Vec::new());

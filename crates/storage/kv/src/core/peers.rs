@@ -12,7 +12,7 @@ pub(crate) struct SharedSpace {
     /// Bytes of the manifest of each shard.
     manifests: Box<[AtomicU64]>,
     /// Number of blocks of the last checkpoint.
-    directory: AtomicU64,
+    pub directory: AtomicU64,
     /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
     pub claimed: AtomicU32,
     /// Shards that found nothing to reclaim since their last write, one bit per shard.
@@ -39,16 +39,6 @@ impl SharedSpace {
     /// Bytes of all manifests.
     pub fn manifest_bytes(&self) -> u64 {
         self.manifests.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Notes the number of blocks of the last checkpoint.
-    pub fn set_directory(&self, blocks: u64) {
-        self.directory.store(blocks, Ordering::Relaxed);
-    }
-
-    /// Number of blocks of the last checkpoint.
-    pub fn directory_blocks(&self) -> u64 {
-        self.directory.load(Ordering::Relaxed)
     }
 }
 

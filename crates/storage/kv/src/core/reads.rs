@@ -87,10 +87,10 @@ impl Core {
                     continue;
                 }
                 if table.meta.summary.range_tombstones > 0 {
-                    let ranges = table.reader().range_tombstones().await?;
+                    let ranges = table.reader.range_tombstones().await?;
                     deleted = deleted.max(newest_range(&ranges, key, snapshot));
                 }
-                if let Some(found) = table.reader().get(key, hash, snapshot).await? {
+                if let Some(found) = table.reader.get(key, hash, snapshot).await? {
                     let entry = Entry { key, sequence: found.sequence(), value: found.value() };
                     let is_deleted = entry.sequence < deleted
                         || ranges.iter().any(|range| range.covers(key, entry.sequence, snapshot).is_some());
@@ -119,7 +119,7 @@ impl Core {
             !summary.ends_before(&scan.from) && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
         };
         for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
-            let found = table.reader().scanned_range_tombstones().await?;
+            let found = table.reader.scanned_range_tombstones().await?;
             ranges.push(Rc::new(RangeTombstones::from_iter(found.iter().cloned())));
         }
         push_cursors(&levels, is_in, &mut cursors);

@@ -83,7 +83,7 @@ impl Core {
             return Ok(false);
         }
         for other in above(levels, table).filter(|other| other.meta.summary.range_tombstones > 0) {
-            for range in other.reader().range_tombstones().await?.iter() {
+            for range in other.reader.range_tombstones().await?.iter() {
                 let is_seen = self.tables.snapshots.has_before(range.sequence);
                 if covers(range, table) && range.sequence > summary.largest_sequence && !is_seen {
                     return Ok(true);
@@ -139,12 +139,12 @@ impl Core {
     ) -> Result<u64> {
         let levels = self.tables.levels().clone();
         let (summary, level) = (&table.meta.summary, usize::from(table.meta.level));
-        let own_ranges: Vec<RangeTombstone> = table.reader().range_tombstones().await?.to_vec();
+        let own_ranges: Vec<RangeTombstone> = table.reader.range_tombstones().await?.to_vec();
         let mut ranges = own_ranges.clone();
         let mut cursors = vec![AnyCursor::WholeTable(Box::new(table.sequential(self.tables.reads())))];
         for other in above(&levels, table) {
             cursors.push(AnyCursor::Table(Box::new(other.cursor())));
-            ranges.extend(other.reader().range_tombstones().await?.iter().cloned());
+            ranges.extend(other.reader.range_tombstones().await?.iter().cloned());
         }
         let below: Vec<&Rc<Table>> =
             levels.0.iter().skip(level + 1).flatten().filter(|other| other.overlaps(table)).collect();

@@ -79,8 +79,7 @@ impl Core {
 
     /// Notes that this shard has nothing to reclaim until its next write.
     pub(crate) fn note_exhausted(&self) {
-        let has_buffers = !self.buffers.active().is_empty() || !self.buffers.frozen().is_empty();
-        if !has_buffers || self.buffers.error().is_some() {
+        if self.buffers.is_empty() || self.buffers.error.borrow().is_some() {
             self.peers.space.exhausted.fetch_or(1 << self.peers.shard, Ordering::AcqRel);
         }
     }

@@ -127,10 +127,10 @@ impl<'a> TableWriter<'a> {
         data.append_zeroes(data.missing());
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
-        let entry =
+        let log_entry =
             KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
         let permit = self.core.space_for_tables(self.kept, self.class, blocks).await?;
-        self.core.append_alone(&permit, self.class, vec![entry]).await?;
+        self.core.append_alone(&permit, self.class, vec![log_entry]).await?;
         self.next_block += blocks;
         self.written += whole as u64;
         Ok(())
@@ -156,7 +156,7 @@ impl<'a> TableWriter<'a> {
         self.end_table().await?;
         for (summary, file) in &self.output.tables {
             let has_tombstones = summary.tombstones + summary.range_tombstones > 0;
-            file.hold(held_by.filter(|_| has_tombstones));
+            file.held_by.set(held_by.filter(|_| has_tombstones));
         }
         Ok(self.output)
     }
@@ -246,8 +246,8 @@ impl Core {
             });
             files.push(file);
         }
-        let entry = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
-        self.append_alone(&permit, class, vec![entry]).await
+        let log_entry = KvEntry::edit(edit, files, self.kit.layout.block_bytes());
+        self.append_alone(&permit, class, vec![log_entry]).await
     }
 }
 

@@ -90,17 +90,17 @@ impl Core {
     /// Appends moves of blocks of this shard's tables.
     pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
         let block = self.kit.layout.block_bytes();
-        let entries = moves.into_iter().filter_map(|(table, first, from, data)| {
+        let log_entries = moves.into_iter().filter_map(|(table, first, from, data)| {
             Some(KvEntry::piece(self.tables.file(table)?, first, from, data.into(), block))
         });
-        let entries: Vec<KvEntry> = entries.collect();
-        self.append_tables(class, entries).await
+        let log_entries: Vec<KvEntry> = log_entries.collect();
+        self.append_tables(class, log_entries).await
     }
 
     /// Appends entries of tables; one task appends at a time.
-    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, entries: Vec<KvEntry>) -> Result<()> {
+    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, log_entries: Vec<KvEntry>) -> Result<()> {
         let permit = self.table_zones.permit().await;
-        self.append_alone(&permit, class, entries).await
+        self.append_alone(&permit, class, log_entries).await
     }
 
     /// Appends entries of tables; the caller holds the permit to append.
@@ -108,12 +108,12 @@ impl Core {
         self: &Rc<Self>,
         _permit: &Permit,
         class: u8,
-        entries: Vec<KvEntry>,
+        log_entries: Vec<KvEntry>,
     ) -> Result<()> {
         // The zone may have a class of another placement policy, with which the store was open before.
         let class = self.table_zones.open_zones.class(class.min(self.table_zones.placement.classes() - 1));
         let mut zones = self.table_zones.zones.replace(Mover::new(0));
-        let outcome = zones.append(self, class, entries).await;
+        let outcome = zones.append(self, class, log_entries).await;
         zones.answer(&**self).await;
         self.table_zones.zones.replace(zones);
         outcome

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::cursor::Cursor;
 use crate::cursor::visible::RangeTombstones;
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value, earlier};
 use block::Result;
 use skip_list::{Position, RecordKind, SkipList, StoredValue};
 use std::cell::{Cell, RefCell};
@@ -51,7 +51,9 @@ impl Memtable {
         let is_new = self.list.borrow_mut().insert(entry);
         match entry.value {
             Value::Tombstone { deleted } if is_new => self.count_tombstone(deleted),
-            Value::Put { expires: Some(expires), .. } if is_new => lower(&self.earliest_expiry, expires),
+            Value::Put { expires: Some(expires), .. } if is_new => {
+                self.earliest_expiry.set(earlier(self.earliest_expiry.get(), expires));
+            }
             _ => {}
         }
         is_new
@@ -128,12 +130,8 @@ impl Memtable {
 
     fn count_tombstone(&self, deleted: Timestamp) {
         self.tombstones.set(self.tombstones.get() + 1);
-        lower(&self.oldest_tombstone, deleted);
+        self.oldest_tombstone.set(earlier(self.oldest_tombstone.get(), deleted));
     }
-}
-
-fn lower(least: &Cell<Option<Timestamp>>, time: Timestamp) {
-    least.set(Some(least.get().map_or(time, |least| least.min(time))));
 }
 
 /// Cursor over a memtable. Its methods never wait and never fail.

@@ -6,27 +6,6 @@ use block::{Result, Status};
 use serde_json::json;
 use std::rc::Rc;
 
-/// Names of the shards' numbers that are summed for the store.
-const SUMMED: &[&str] = &[
-    "tables",
-    "table_bytes",
-    "entries",
-    "tombstones",
-    "buffer_bytes",
-    "client_bytes",
-    "flushed_bytes",
-    "compacted_bytes",
-    "written_bytes",
-    "moved_bytes",
-    "compactions",
-    "stalls",
-    "slowed_writes",
-    "cache_bytes",
-    "cache_hits",
-    "cache_misses",
-    "snapshots",
-];
-
 impl Store {
     /// Returns the tables of all shards.
     ///
@@ -52,9 +31,11 @@ impl Store {
         let mut status = Status::new();
         status.insert("shards".into(), json!(self.homes.len()));
         let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
-        for name in SUMMED {
-            status.insert((*name).into(), json!(sum(name)));
+        for (name, _) in shards[0].iter().filter(|(_, value)| value.is_u64()) {
+            status.insert(name.clone(), json!(sum(name)));
         }
+        // Part of the status of persistent deletes.
+        status.remove("tombstones_overdue");
         let overdue = sum("tombstones_overdue");
         let home =
             self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
@@ -64,7 +45,6 @@ impl Store {
         if shards.iter().any(|shard| shard.contains_key("lost")) {
             let lines = shards.iter().filter_map(|shard| shard.get("lost")?.as_array()).flatten().cloned();
             status.insert("lost".into(), lines.collect());
-            status.insert("lost_count".into(), json!(sum("lost_count")));
         }
         Ok(status)
     }

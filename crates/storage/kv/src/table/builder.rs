@@ -5,7 +5,7 @@ use super::filter::{self, key_hash};
 use super::stored::{BlockHandle, BlockKind, Sealer, TRAILER_BYTES};
 use super::summary::{FOOTER_BYTES, Summary, encode_footer};
 use super::{Options, range_tombstones};
-use crate::entry::{Entry, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Timestamp, Value};
+use crate::entry::{Entry, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Value, earlier};
 use block::{Error, Result};
 use std::cmp::Ordering;
 use zones::bytes::Writer;
@@ -326,10 +326,6 @@ impl Bound {
             }
         }
     }
-}
-
-fn earlier(time: Option<Timestamp>, other: Timestamp) -> Option<Timestamp> {
-    Some(time.map_or(other, |time| time.min(other)))
 }
 
 #[cold]

@@ -9,7 +9,7 @@ use super::reader::BlockSource;
 use super::stored::BlockHandle;
 use super::summary::Summary;
 use super::{FOOTER_BYTES, decode_footer, key_hash};
-use crate::entry::{Entry, Sequence, Timestamp, Value, order};
+use crate::entry::{Entry, Sequence, Timestamp, Value, earlier, order};
 use block::{Error, Result};
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -80,18 +80,16 @@ impl Sums {
         self.key_bytes += entry.key.len() as u64;
         let (low, high) = self.sequences.unwrap_or((entry.sequence, entry.sequence));
         self.sequences = Some((low.min(entry.sequence), high.max(entry.sequence)));
-        let earliest =
-            |known: Option<Timestamp>, time: Timestamp| Some(known.map_or(time, |known| known.min(time)));
         match entry.value {
             Value::Put { bytes, expires } => {
                 self.value_bytes += bytes.len() as u64;
                 if let Some(expires) = expires {
-                    self.earliest_expiry = earliest(self.earliest_expiry, expires);
+                    self.earliest_expiry = earlier(self.earliest_expiry, expires);
                 }
             }
             Value::Tombstone { deleted } => {
                 self.verified.tombstones += 1;
-                self.oldest_tombstone = earliest(self.oldest_tombstone, deleted);
+                self.oldest_tombstone = earlier(self.oldest_tombstone, deleted);
             }
         }
         self.first.get_or_insert_with(|| entry.key.to_vec());
@@ -188,8 +186,7 @@ impl<S: BlockSource> Verification<'_, S> {
             let sums = &mut self.sums;
             let (low, high) = sums.sequences.unwrap_or((range.sequence, range.sequence));
             sums.sequences = Some((low.min(range.sequence), high.max(range.sequence)));
-            sums.oldest_tombstone =
-                Some(sums.oldest_tombstone.map_or(range.deleted, |known| known.min(range.deleted)));
+            sums.oldest_tombstone = earlier(sums.oldest_tombstone, range.deleted);
         }
         Ok(())
     }

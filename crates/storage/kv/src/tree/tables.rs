@@ -24,9 +24,9 @@ pub struct TableFile {
     erasure: Arc<Erasure>,
     extents: RefCell<Vec<Extent>>,
     /// Newest snapshot that was live when the table was written and may keep its tombstones.
-    held_by: Cell<Option<Sequence>>,
+    pub held_by: Cell<Option<Sequence>>,
     /// Time by which zones with stale blocks of the table must be reset; `None` if it is unknown.
-    due: Cell<Option<Timestamp>>,
+    pub due: Cell<Option<Timestamp>>,
 }
 
 impl std::fmt::Debug for TableFile {
@@ -48,32 +48,13 @@ impl TableFile {
         Rc::new(TableFile { id, kit, erasure, extents: RefCell::new(extents), held_by, due })
     }
 
-    /// Notes the newest snapshot that may keep the table's tombstones.
-    pub fn hold(&self, held_by: Option<Sequence>) {
-        self.held_by.set(held_by);
-    }
-
-    /// Newest snapshot that may keep the table's tombstones.
-    pub fn held_by(&self) -> Option<Sequence> {
-        self.held_by.get()
-    }
-
-    /// Sets the time by which zones must be reset in which blocks of the table become stale.
-    pub fn set_due(&self, due: Option<Timestamp>) {
-        self.due.set(due);
-    }
-
     /// Extents of the table's blocks.
     pub fn extents(&self) -> Vec<Extent> {
         self.extents.borrow().clone()
     }
 
-    /// Whether a block is at a place.
-    pub fn is_at(&self, block: u32, place: Place) -> bool {
-        self.place_of(block) == Some(place)
-    }
-
-    fn place_of(&self, block: u32) -> Option<Place> {
+    /// Place of a block; `None` if it isn't written.
+    pub fn place_of(&self, block: u32) -> Option<Place> {
         let extents = self.extents.borrow();
         let at = extents.partition_point(|extent| extent.end() <= block);
         let extent = extents.get(at).filter(|extent| extent.first <= block)?;
@@ -133,14 +114,10 @@ impl Drop for TableFile {
     fn drop(&mut self) {
         let mut accounts = self.kit.pool.accounts();
         let clock = self.kit.clock();
-        self.extents
-            .borrow()
-            .iter()
-            .for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
+        let extents = self.extents.take();
+        extents.iter().for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
         drop(accounts);
-        let zones =
-            self.extents.borrow().iter().map(|extent| extent.place.zone).collect::<SmallVec<[u32; 8]>>();
-        zones.into_iter().for_each(|zone| self.erasure.stale(zone, self.due.get()));
+        extents.iter().for_each(|extent| self.erasure.stale(extent.place.zone, self.due.get()));
         self.kit.events.cleaner.notify_all();
     }
 }
@@ -316,7 +293,8 @@ pub struct Table {
     pub meta: TableMeta,
     /// Blocks of the table.
     pub file: Rc<TableFile>,
-    reader: Reader<Cached>,
+    /// Reader of the table through the cache.
+    pub reader: Reader<Cached>,
 }
 
 impl Table {
@@ -332,11 +310,6 @@ impl Table {
         let source = Cached { file: file.clone(), cache: cache.clone(), reads: reads.clone(), lost };
         let reader = Reader::new(source, &meta.summary);
         Rc::new(Table { meta, file, reader })
-    }
-
-    /// Reader of the table through the cache.
-    pub fn reader(&self) -> &Reader<Cached> {
-        &self.reader
     }
 
     /// Returns a cursor that reads through the cache.
