@@ -38,6 +38,7 @@ mod carry;
 pub mod clock;
 mod config;
 mod distant;
+pub mod embedded;
 pub mod event;
 pub mod extents;
 mod failure_run;
