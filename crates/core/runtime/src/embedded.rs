@@ -10,8 +10,8 @@
 //!   that has the panic's text.
 //! - At most [`MAX_IN_FLIGHT`] calls are in flight on a shard; further ones wait, in order.
 //! - A sleeping shard is woken by one write to its eventfd; a running one costs no system call.
-//! - The service is closed by [`Embedded::close`], or when the last handle is dropped; both wait for the calls
-//!   in flight, and until all threads have ended. Later calls fail with [`Error::Closed`].
+//! - The service is closed by [`Embedded::close`], or when the last handle is dropped; both wait for the
+//!   calls in flight, and until all threads have ended. Later calls fail with [`Error::Closed`].
 //! - A call whose future is dropped after its first poll runs to its end.
 //!
 //! A caller with a single call in flight spins up to 10 µs for the answer if the shard is awake, earlier
@@ -32,17 +32,18 @@ use block::{Error, Result};
 use gate::Gate;
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
 /// Handle of a service on shards of its own. Clones refer to the same service; dropping the last one closes
 /// it, and waits for that.
 pub struct Embedded<S> {
-    service: S,
+    /// The shards own the service, so that nothing of it is left after its end.
+    service: Weak<S>,
     owner: Arc<Owner>,
 }
 
-impl<S: Clone> Clone for Embedded<S> {
+impl<S> Clone for Embedded<S> {
     fn clone(&self) -> Self {
         Embedded { service: self.service.clone(), owner: self.owner.clone() }
     }
@@ -145,10 +146,10 @@ impl Drop for Owner {
 pub fn start<S, Opening, Closing>(
     config: Config,
     open: impl FnOnce() -> Opening + Send + 'static,
-    close: impl FnOnce(S) -> Closing + Send + 'static,
+    close: impl FnOnce(Arc<S>) -> Closing + Send + 'static,
 ) -> Pending<Embedded<S>>
 where
-    S: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
     Opening: Future<Output = Result<S>> + 'static,
     Closing: Future<Output = Result<()>> + 'static,
 {
@@ -177,9 +178,9 @@ fn supervise<S, Opening, Closing>(
     opened: Answering<Embedded<S>>,
     ended: Answering<Result<()>>,
     open: impl FnOnce() -> Opening + Send,
-    close: impl FnOnce(S) -> Closing + Send + 'static,
+    close: impl FnOnce(Arc<S>) -> Closing + Send + 'static,
 ) where
-    S: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
     Opening: Future<Output = Result<S>> + 'static,
     Closing: Future<Output = Result<()>> + 'static,
 {
@@ -192,7 +193,7 @@ fn supervise<S, Opening, Closing>(
             for shard in 1..crate::shard_count() {
                 spawn_on(ShardIndex(shard), || async {}).await?;
             }
-            let service = opening.await?;
+            let service = Arc::new(opening.await?);
             let (end, is_ending) = answer();
             let link = with_current(|shard| Link {
                 gates: shard.all.iter().map(|_| Gate::default()).collect(),
@@ -205,7 +206,7 @@ fn supervise<S, Opening, Closing>(
             // Set once, here.
             let _ = slot.set(link.clone());
             let owner = Arc::new(Owner { link: link.clone() });
-            opened.give(Embedded { service: service.clone(), owner });
+            opened.give(Embedded { service: Arc::downgrade(&service), owner });
             // An error would also be the end.
             let _ = is_ending.await;
             for gate in &link.gates {
@@ -232,17 +233,12 @@ fn supervise<S, Opening, Closing>(
 }
 
 impl<S> Embedded<S> {
-    /// Service of the shards.
-    pub fn service(&self) -> &S {
-        &self.service
-    }
-
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.owner.link.gates.len()
     }
 
-    /// Returns a call that runs the future of `make` on a shard.
+    /// Returns a call that runs the future of `make` on a shard, with the service.
     ///
     /// # Errors
     /// Errors of the future; [`Error::Closed`] after the end of the service; [`Error::Cancelled`] with the
@@ -250,12 +246,24 @@ impl<S> Embedded<S> {
     ///
     /// # Panics
     /// If the shard doesn't exist.
-    pub fn call<T, Fut>(&self, shard: ShardIndex, make: impl FnOnce() -> Fut + Send + 'static) -> Pending<T>
+    pub fn call<T, Fut>(
+        &self,
+        shard: ShardIndex,
+        make: impl FnOnce(Arc<S>) -> Fut + Send + 'static,
+    ) -> Pending<T>
     where
+        S: Send + Sync + 'static,
         T: Send + 'static,
         Fut: Future<Output = Result<T>> + 'static,
     {
         assert!(shard.0 < self.shards(), "shard {shard} out of range 0..{}", self.shards());
+        let service = self.service.clone();
+        let make = move || async move {
+            match service.upgrade() {
+                Some(service) => make(service).await,
+                None => Err(Error::closed("it was closed by this program; open it again")),
+            }
+        };
         Pending::call(self.owner.clone(), shard, make)
     }
 

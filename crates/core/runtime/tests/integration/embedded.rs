@@ -16,22 +16,22 @@ struct Service {
     is_closed: Arc<AtomicBool>,
 }
 
-fn open(shards: usize) -> Embedded<Service> {
-    let close = |service: Service| async move {
+fn open(shards: usize) -> (Embedded<Service>, Service) {
+    let service = Service::default();
+    let opened = service.clone();
+    let close = |service: Arc<Service>| async move {
         service.is_closed.store(true, Ordering::SeqCst);
         Ok(())
     };
-    start(Config::default().with_shards(shards).polling(), || async { Ok(Service::default()) }, close)
-        .blocking()
-        .unwrap()
+    let config = Config::default().with_shards(shards).polling();
+    (start(config, || async { Ok(opened) }, close).blocking().unwrap(), service)
 }
 
 /// A call that counts itself and returns `value` after a turn of its shard.
 fn count(embedded: &Embedded<Service>, shard: usize, value: usize) -> Pending<usize> {
-    let calls = embedded.service().calls.clone();
-    embedded.call(ShardIndex(shard), move || async move {
+    embedded.call(ShardIndex(shard), move |service| async move {
         runtime::yield_now().await;
-        calls.fetch_add(1, Ordering::SeqCst);
+        service.calls.fetch_add(1, Ordering::SeqCst);
         Ok(value)
     })
 }
@@ -39,7 +39,7 @@ fn count(embedded: &Embedded<Service>, shard: usize, value: usize) -> Pending<us
 /// A call that ends when the returned sender is used or dropped.
 fn held(embedded: &Embedded<Service>, shard: usize) -> (mpsc::Sender<()>, Pending<()>) {
     let (sender, receiver) = mpsc::channel();
-    let call = embedded.call(ShardIndex(shard), move || async move {
+    let call = embedded.call(ShardIndex(shard), move |_| async move {
         while receiver.try_recv() == Err(mpsc::TryRecvError::Empty) {
             runtime::yield_now().await;
         }
@@ -59,7 +59,7 @@ fn is_future<T: Future + Send + Unpin + 'static>(_: &T) {}
 fn threads_call_all_shards_and_each_gets_its_own_answers() {
     for shards in [1, 2, 8] {
         for threads in [1, 4, 32] {
-            let (embedded, calls) = (open(shards), 2000 / threads);
+            let ((embedded, service), calls) = (open(shards), 2000 / threads);
             std::thread::scope(|scope| {
                 for thread in 0..threads {
                     let embedded = embedded.clone();
@@ -71,7 +71,7 @@ fn threads_call_all_shards_and_each_gets_its_own_answers() {
                     });
                 }
             });
-            assert_eq!(embedded.service().calls.load(Ordering::SeqCst), threads * calls);
+            assert_eq!(service.calls.load(Ordering::SeqCst), threads * calls);
             is_shared(&embedded);
             is_future(&count(&embedded, 0, 0));
         }
@@ -80,7 +80,7 @@ fn threads_call_all_shards_and_each_gets_its_own_answers() {
 
 #[test]
 fn more_calls_than_the_limit_wait_and_all_return() {
-    let embedded = open(2);
+    let (embedded, _) = open(2);
     let (release, mut first) = held(&embedded, 1);
     assert!(poll_once(&mut first).is_pending());
     let calls = 2 * MAX_IN_FLIGHT;
@@ -102,8 +102,7 @@ fn more_calls_than_the_limit_wait_and_all_return() {
 
 #[test]
 fn dropping_the_last_handle_closes_and_waits_for_it() {
-    let embedded = open(3);
-    let service = embedded.service().clone();
+    let (embedded, service) = open(3);
     let clone = embedded.clone();
     drop(embedded);
     assert!(!service.is_closed.load(Ordering::SeqCst));
@@ -117,19 +116,18 @@ fn dropping_the_last_handle_closes_and_waits_for_it() {
 #[test]
 fn the_last_handle_may_be_dropped_on_a_shard() {
     let (embedded, service) = {
-        let embedded = open(2);
-        let service = embedded.service().clone();
+        let (embedded, service) = open(2);
         (embedded, service)
     };
     let (watch, last) = (embedded.clone(), embedded.clone());
-    let call = embedded.call(ShardIndex(1), move || async move {
+    let call = embedded.call(ShardIndex(1), move |_| async move {
         drop(last);
         Ok(())
     });
     assert_eq!(call.blocking(), Ok(()));
     let blocked = watch.call(ShardIndex(0), {
         let inner = count(&embedded, 1, 1);
-        move || async move { inner.blocking() }
+        move |_| async move { inner.blocking() }
     });
     assert!(matches!(blocked.blocking(), Err(Error::Invalid(_))), "a shard would wait for itself");
     drop((watch, embedded));
@@ -138,7 +136,7 @@ fn the_last_handle_may_be_dropped_on_a_shard() {
 
 #[test]
 fn close_waits_for_calls_in_flight_and_refuses_later_ones() {
-    let embedded = open(2);
+    let (embedded, service) = open(2);
     let (release, mut pending) = held(&embedded, 1);
     assert!(poll_once(&mut pending).is_pending());
     let mut closing = embedded.close();
@@ -149,17 +147,16 @@ fn close_waits_for_calls_in_flight_and_refuses_later_ones() {
     assert_eq!(pending.blocking(), Ok(()));
     assert_eq!(closing.blocking(), Ok(()));
     assert_eq!(embedded.close().blocking(), Ok(()), "a second close has the same result");
-    assert!(embedded.service().is_closed.load(Ordering::SeqCst));
+    assert!(service.is_closed.load(Ordering::SeqCst));
 }
 
 #[test]
 fn a_close_that_is_dropped_halfway_still_closes() {
-    let embedded = open(1);
+    let (embedded, service) = open(1);
     let mut closing = embedded.close();
     drop(poll_once(&mut closing));
     drop(closing);
     assert!(matches!(count(&embedded, 0, 0).blocking(), Err(Error::Closed(_))));
-    let service = embedded.service().clone();
     drop(embedded);
     assert!(service.is_closed.load(Ordering::SeqCst));
 }
@@ -167,16 +164,16 @@ fn a_close_that_is_dropped_halfway_still_closes() {
 #[test]
 fn a_panic_of_a_shard_fails_every_call_with_its_text() {
     for panicking in 0..3 {
-        let embedded = open(3);
+        let (embedded, _) = open(3);
         let calls: Vec<_> = (0..3)
             .map(|shard| {
-                let call = embedded.call::<(), _>(ShardIndex(shard), || std::future::pending());
+                let call = embedded.call::<(), _>(ShardIndex(shard), |_| std::future::pending());
                 let mut call = Box::new(call);
                 assert!(poll_once(&mut call).is_pending());
                 call
             })
             .collect();
-        let panics = embedded.call::<(), _>(ShardIndex(panicking), move || async move {
+        let panics = embedded.call::<(), _>(ShardIndex(panicking), move |_| async move {
             panic!("on purpose, on shard {panicking}")
         });
         let text = format!("on purpose, on shard {panicking}");
@@ -197,14 +194,15 @@ fn errors_of_opening_and_closing_reach_the_caller() {
     let opened = start(
         Config::default(),
         || async { Err::<(), _>(Error::protocol("no service here")) },
-        |()| async { Ok(()) },
+        |_| async { Ok(()) },
     );
     assert_eq!(opened.blocking().unwrap_err(), Error::protocol("no service here"));
-    let panics = start(Config::default(), || async { panic!("while opening") }, |()| async { Ok(()) });
+    let panics =
+        start(Config::default(), || async { panic!("while opening") }, |_: Arc<()>| async { Ok(()) });
     assert!(panics.blocking().unwrap_err().to_string().contains("while opening"));
-    let none = start(Config::default().with_shards(0), || async { Ok(()) }, |()| async { Ok(()) });
+    let none = start(Config::default().with_shards(0), || async { Ok(()) }, |_| async { Ok(()) });
     assert!(matches!(none.blocking(), Err(Error::Invalid(_))));
-    let close = |()| async { Err(Error::io("the disk is gone")) };
+    let close = |_| async { Err(Error::io("the disk is gone")) };
     let embedded = start(Config::default(), || async { Ok(()) }, close).blocking().unwrap();
     assert_eq!(embedded.close().blocking(), Err(Error::io("the disk is gone")));
 }
@@ -217,7 +215,7 @@ fn a_service_whose_start_is_dropped_is_closed() {
     let mut starting = start(
         Config::default(),
         || async { Ok(()) },
-        move |()| async move {
+        move |_| async move {
             closing.store(true, Ordering::SeqCst);
             sender.send(()).unwrap();
             Ok(())
@@ -237,7 +235,7 @@ fn any_waker_is_woken_once_the_answer_is_there() {
             self.0.send(()).unwrap();
         }
     }
-    let embedded = open(1);
+    let (embedded, _) = open(1);
     let (release, mut call) = held(&embedded, 0);
     let (sender, woken) = mpsc::channel();
     let waker = Waker::from(Arc::new(Sender(sender)));
