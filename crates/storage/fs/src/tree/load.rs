@@ -17,7 +17,7 @@ use std::rc::Rc;
 /// A tree that is being loaded from the medium.
 ///
 /// ```
-/// use fs::tree::{Load, PAGE, Place, Released, Stored, Tree};
+/// use siltstone_fs::tree::{Load, PAGE, Place, Released, Stored, Tree};
 ///
 /// fn load(stored: &Stored, read: impl Fn(Place) -> block::Result<[u8; PAGE]>) -> block::Result<Tree> {
 ///     let mut load = Load::new(stored, &Released::new())?;
