@@ -29,13 +29,14 @@
 //!   [`File::sync_all`] or [`FileSystem::sync`].
 //! - One program has the image open at a time; a second one gets [`Error::Busy`].
 //! - Dropping the last handle closes the file system, and waits for that; [`close`](FileSystem::close) also
-//!   returns the error. Open files and futures are handles. Closing waits while the disk of the image is full.
+//!   returns the error. Open files and futures are handles. Closing waits while the disk of the image is
+//!   full.
 //! - A call whose future is dropped after its first poll runs to its end.
 //!
 //! The image is that of `siltstone fs format`: `siltstone fs mount` mounts it when no program has it open.
 //!
-//! [`FileSystem`] and [`File`] have the names of [`crate::FileSystem`] and [`crate::File`], which are the same
-//! objects for tasks of this workspace's shards, as `tokio::fs::File` has that of `std::fs::File`.
+//! [`FileSystem`] and [`File`] have the names of [`crate::FileSystem`] and [`crate::File`], which are the
+//! same objects for tasks of this workspace's shards, as `tokio::fs::File` has that of `std::fs::File`.
 
 mod file;
 mod metadata;

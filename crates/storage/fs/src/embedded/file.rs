@@ -98,8 +98,8 @@ impl File {
     /// Makes all changes of the file durable, including its name.
     ///
     /// # Errors
-    /// The failure of the log, which is permanent; [`Error::NoSpace`](block::Error::NoSpace) while the disk of
-    /// the image is full.
+    /// The failure of the log, which is permanent; [`Error::NoSpace`](block::Error::NoSpace) while the disk
+    /// of the image is full.
     pub fn sync_all(&self) -> Pending<()> {
         self.call(|open| async move { open.file().sync().await })
     }
