@@ -37,6 +37,7 @@ mod address;
 mod carry;
 pub mod clock;
 mod config;
+pub mod embedded;
 pub mod event;
 pub mod extents;
 mod failure_run;

@@ -20,9 +20,16 @@ pub(crate) enum Letter {
     Do(Work),
 }
 
+#[derive(Default)]
+struct Letters {
+    all: Vec<Letter>,
+    /// Whether the shard has ended: it delivers nothing anymore.
+    is_closed: bool,
+}
+
 /// Work that other threads sent to a shard.
 pub(crate) struct Mailbox {
-    letters: Mutex<Vec<Letter>>,
+    letters: Mutex<Letters>,
     has_letters: AtomicBool,
     sleeping: AtomicBool,
     stopped: AtomicBool,
@@ -53,19 +60,36 @@ impl Mailbox {
         self.wake.as_raw_fd()
     }
 
-    /// Leaves work for the shard, and wakes it.
+    /// Leaves work for the shard, and wakes it. Returns whether it was awake. Work for a shard that has ended
+    /// is dropped, so that its sender isn't left waiting for an answer.
     #[inline]
-    pub(crate) fn post(&self, letter: Letter) {
-        lock(&self.letters).push(letter);
+    pub(crate) fn post(&self, letter: Letter) -> bool {
+        let refused = {
+            let mut letters = lock(&self.letters);
+            match letter {
+                Letter::Do(work) if letters.is_closed => Some(work),
+                letter => {
+                    letters.all.push(letter);
+                    None
+                }
+            }
+        };
+        if refused.is_some() {
+            // Dropped outside of the lock: this may wake a task, which sends a message.
+            return true;
+        }
         self.has_letters.store(true, Ordering::SeqCst);
-        self.ring_the_bell();
+        self.ring_the_bell()
     }
 
-    fn ring_the_bell(&self) {
-        if self.sleeping.swap(false, Ordering::SeqCst) {
+    /// Wakes the shard if it sleeps; returns whether it was awake.
+    fn ring_the_bell(&self) -> bool {
+        let is_asleep = self.sleeping.swap(false, Ordering::SeqCst);
+        if is_asleep {
             // The write fails only on overflow, when the event is signalled already.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
+        !is_asleep
     }
 
     /// Announces that the shard is about to wait. Returns false if work has arrived.
@@ -95,7 +119,7 @@ impl Mailbox {
     pub(crate) fn deliver(&self, mut ready: impl FnMut(Runnable)) {
         if self.has_letters.load(Ordering::Relaxed) {
             self.has_letters.store(false, Ordering::SeqCst);
-            let letters = std::mem::take(&mut *lock(&self.letters));
+            let letters = std::mem::take(&mut lock(&self.letters).all);
             for letter in letters {
                 match letter {
                     Letter::Run(runnable) => ready(runnable),
@@ -107,8 +131,13 @@ impl Mailbox {
 
     /// Discards arrived work; returns whether there was any.
     pub(crate) fn discard(&self) -> bool {
-        let letters = std::mem::take(&mut *lock(&self.letters));
+        let letters = std::mem::take(&mut lock(&self.letters).all);
         !letters.is_empty()
+    }
+
+    /// Refuses further work: the shard ends.
+    pub(crate) fn close(&self) {
+        lock(&self.letters).is_closed = true;
     }
 
     pub(crate) fn stop(&self) {

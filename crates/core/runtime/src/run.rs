@@ -82,6 +82,7 @@ impl Shard {
 
     /// Drops every task with its data, and waits for the operations of the kernel to end.
     fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
+        self.mailbox.close();
         self.drop_tasks();
         let deadline = now() + Duration::from_secs(30);
         while self.slots.borrow().using_memory() > 0 && now() < deadline {

@@ -5,6 +5,10 @@ use block::{
     Buffer, DeviceGeometry, DevicePart, EraseGuarantee, Error, Result, ZoneGeometry, ZoneIndex, ZoneState,
     ZonesPart,
 };
+use kv::sizes::{
+    MAX_APPEND, MIN_BUFFER, MIN_TABLE, default_buffer_bytes, default_level_bytes, default_table_bytes,
+    default_zone_size,
+};
 use kv::{
     Acknowledge, Compression, DeletePersistence, Goal, MAX_SHARDS, Settings, Store, TableOptions,
     check_zones, default_policies, default_shards,
@@ -13,13 +17,6 @@ use stack::{Arguments, Contract, DurationOrCount};
 use std::sync::Arc;
 use zones::on_device;
 
-/// Maximum append to zones on a device, in bytes.
-const MAX_APPEND: u64 = 2 << 20;
-const MIN_ZONE: u64 = 128 << 10;
-const MAX_ZONE: u64 = 64 << 20;
-/// Minimum size of a shard's write buffer, in bytes.
-const MIN_BUFFER: u64 = 64 << 10;
-const MIN_TABLE: u64 = 16 << 10;
 const MAX_TABLE: u64 = 1 << 30;
 
 pub(crate) fn refuse<T>(arguments: &Arguments, key: &'static str, text: String) -> Result<T> {
@@ -29,24 +26,19 @@ pub(crate) fn refuse<T>(arguments: &Arguments, key: &'static str, text: String) 
 /// Settings for zones of this geometry; `None` assumes zones that are large enough.
 pub(crate) fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Settings> {
     let defaults = Settings::default();
-    let size = |key, usual: u64, most: &dyn Fn(&ZoneGeometry) -> u64| -> Result<u64> {
-        let usual = geometry.map_or(usual, |geometry| usual.min(most(geometry)));
-        Ok(arguments.optional_size(key)?.unwrap_or(usual))
+    let size = |key, usual: u64, of_zones: &dyn Fn(&ZoneGeometry) -> u64| -> Result<u64> {
+        Ok(arguments.optional_size(key)?.unwrap_or_else(|| geometry.map_or(usual, of_zones)))
     };
-    let small = MIN_TABLE;
     let shards = arguments.optional_integer("shards")?.map(|shards| shards as u16);
     let usual = match geometry {
         Some(geometry) => default_shards(arguments.shards(), geometry),
         None => arguments.shards().min(usize::from(MAX_SHARDS)) as u16,
     };
     let count = u64::from(shards.unwrap_or(usual));
-    let buffer_bytes =
-        size("buffer", defaults.buffer_bytes, &|zones| (zones.capacity() / 32).max(count * MIN_BUFFER))?;
-    let table_bytes = size("table_size", defaults.table_bytes, &|zones| {
-        (zones.zone_capacity / 2).min(zones.capacity() / 64).max(small)
-    })?;
+    let buffer_bytes = size("buffer", defaults.buffer_bytes, &|zones| default_buffer_bytes(zones, count))?;
+    let table_bytes = size("table_size", defaults.table_bytes, &default_table_bytes)?;
     let level_bytes = size("level_size", defaults.level_bytes.max(table_bytes), &|zones| {
-        (zones.capacity() / 16).max(table_bytes)
+        default_level_bytes(zones, table_bytes)
     })?;
     let (acknowledge, compression) = (arguments.choice("acknowledge")?, arguments.choice("compression")?);
     let (delete_persistence, erase) = promise(arguments, geometry)?;
@@ -163,13 +155,6 @@ pub(crate) fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) ->
     let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), geometry));
     check_zones(geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
     Ok(settings)
-}
-
-/// Default size in bytes of the zones of a new store on a device of `disk` bytes.
-fn default_zone_size(disk: u64) -> u64 {
-    let share = disk / 256;
-    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(MIN_ZONE, MAX_ZONE)
 }
 
 /// Geometry of new zones on a device.

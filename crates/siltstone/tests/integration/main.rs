@@ -3,6 +3,7 @@
 
 mod check;
 mod common;
+mod embedded;
 mod log_on_zones;
 mod memory_node;
 mod operators;

@@ -11,6 +11,7 @@
 //! may be read. A stack locks all its files before it changes the first; a stack with the same file twice is
 //! refused before any file is opened.
 
+pub mod creation;
 mod durability;
 mod handle;
 

@@ -33,13 +33,14 @@ use zones::Overlay;
 /// A file system on zones. Clones refer to the same one.
 ///
 /// ```
+/// use siltstone_fs::{FileSystem, Properties, Settings};
 /// use std::sync::Arc;
 ///
 /// let disk = Arc::new(disks::ram::RamPart::new(256 << 20, block::BlockSize::new(4096)?)?);
 /// let options = zones::on_device::Options { format: true, zone_size: Some(4 << 20), ..Default::default() };
 /// runtime::run(runtime::Config::default(), || async move {
 ///     let medium = Arc::new(zones::OnDevice::open(disk, options).await?);
-///     let files = fs::FileSystem::format(medium, fs::Properties::default(), &fs::Settings::default()).await?;
+///     let files = FileSystem::format(medium, Properties::default(), &Settings::default()).await?;
 ///     let file = files.create("/journal").await?;
 ///     file.append(block::Data::copy_of(b"committed")).await?;
 ///     file.sync().await?;

@@ -13,6 +13,7 @@
 //! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.
 //! - `snapshots`: taking and deleting them. `recovery`: creating and opening.
 //! - [`check`](mod@check): invariants, on the medium or in an open file system; verification of all data.
+//! - [`embedded`]: the file system for programs on any executor, or on none.
 //! - [`file_system`]: paths and open files for programs; [`mount`]: the file system for the kernel.
 //!
 //! In other crates: group commit, zones, cleaning and the lookup of records (`logkit`); zones on a device
@@ -25,6 +26,7 @@ pub mod check;
 pub mod classes;
 pub mod core;
 pub mod data;
+pub mod embedded;
 pub mod file;
 pub mod file_system;
 pub mod format;

@@ -13,7 +13,8 @@
 //! - `log_entry`: entries of the log; `replay`: the state that the log has; [`check`]: detection of damage;
 //!   [`audit`](mod@audit): search of the cells of a drive for deleted keys.
 //! - `core`: a shard, the owner of the log; `recovery`: formatting and opening; `store`: [`Store`], the
-//!   interface for programs.
+//!   interface for tasks of the runtime's shards; `sizes`: default sizes.
+//! - [`embedded`]: the store for programs on any executor, or on none.
 //!
 //! Elsewhere: the kind of stacks, and redis clients (`redis-door`); group commit, zones, cleaning and
 //! recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
@@ -25,6 +26,7 @@ mod broken;
 pub mod check;
 mod core;
 mod cursor;
+pub mod embedded;
 mod entry;
 mod erasure;
 #[doc(hidden)]
@@ -38,6 +40,7 @@ mod recovery;
 mod replay;
 mod scan;
 mod settings;
+pub mod sizes;
 mod store;
 mod table;
 mod tree;

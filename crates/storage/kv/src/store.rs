@@ -33,10 +33,10 @@ const SCAN_BYTES: usize = 1 << 20;
 ///
 /// let disk = Arc::new(disks::ram::RamPart::new(256 << 20, block::BlockSize::new(4096)?)?);
 /// let options = zones::on_device::Options { format: true, zone_size: Some(4 << 20), ..Default::default() };
-/// let settings = kv::Settings { buffer_bytes: 1 << 20, table_bytes: 1 << 20, ..Default::default() };
+/// let settings = siltstone_kv::Settings { buffer_bytes: 1 << 20, table_bytes: 1 << 20, ..Default::default() };
 /// runtime::run(runtime::Config::default(), || async move {
 ///     let medium = Arc::new(zones::OnDevice::open(disk, options).await?);
-///     let store = kv::Store::format(medium, &settings).await?;
+///     let store = siltstone_kv::Store::format(medium, &settings).await?;
 ///     store.put(b"zone", b"4 MiB").await?;
 ///     store.flush().await?;
 ///     assert_eq!(store.get(b"zone").await?.map(|stored| stored.value), Some(b"4 MiB".to_vec()));

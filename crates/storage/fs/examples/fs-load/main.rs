@@ -36,6 +36,8 @@
 //! With `--directory=PATH` instead of the image, threads run `create`, `unlink`, `small-files` or
 //! `simulation` on a mounted file system, with writes by O_DIRECT. `--disk` is its size, for `simulation`.
 
+extern crate siltstone_fs as fs;
+
 mod simulation;
 
 use bench::peer::output::Output;

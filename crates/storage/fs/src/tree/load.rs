@@ -18,7 +18,7 @@ use std::rc::Rc;
 ///
 /// ```
 /// use block::ZoneBlock;
-/// use fs::tree::{Load, PAGE, Released, Stored, Tree};
+/// use siltstone_fs::tree::{Load, PAGE, Released, Stored, Tree};
 ///
 /// fn load(stored: &Stored, read: impl Fn(ZoneBlock) -> block::Result<[u8; PAGE]>) -> block::Result<Tree> {
 ///     let mut load = Load::new(stored, &Released::new())?;

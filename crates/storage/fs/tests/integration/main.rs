@@ -1,10 +1,13 @@
 //! The file system: behaviour for programs, and contents after power cuts.
 #![allow(clippy::unwrap_used)] // All of this is test code, including shared functions.
 
+extern crate siltstone_fs as fs;
+
 mod broken;
 mod classes;
 mod clones;
 mod damage;
+mod embedded;
 mod full;
 mod geometry;
 mod grids;

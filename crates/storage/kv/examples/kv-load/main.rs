@@ -38,6 +38,8 @@
 //! from the start of the last measured benchmark until no compaction is due, divided by the bytes of its keys
 //! and values; and `store`, the status of the store.
 
+extern crate siltstone_kv as kv;
+
 mod arguments;
 mod deletion;
 mod generate;

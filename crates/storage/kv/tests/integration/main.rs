@@ -2,12 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+extern crate siltstone_kv as kv;
+
 mod basic;
 mod common;
 mod crash_model;
 mod crash_oracle;
 mod crashes;
 mod damage;
+mod embedded;
 mod erasure;
 mod full;
 mod geometry;

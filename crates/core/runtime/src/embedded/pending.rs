@@ -1,0 +1,247 @@
+//! Futures of calls from outside threads: for any executor, or to be waited for by a thread.
+
+use super::{Link, Owner};
+use crate::clock::now;
+use crate::config::ShardIndex;
+use crate::embedded::gate::Ticket;
+use crate::mailbox::{Letter, lock};
+use block::{Error, Result};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::thread::Thread;
+use std::time::Duration;
+
+/// Longest time that a caller spins for its answer. The wake-up of a sleeping thread takes longer.
+const SPIN_LIMIT: Duration = Duration::from_micros(10);
+
+/// A call, which begins when it is first polled or when a thread waits for it
+/// ([`blocking`](Self::blocking)). Dropping it afterwards ends the waiting, not the call: a write that has
+/// begun takes effect.
+#[must_use = "a call does nothing until it is awaited, or waited for with `blocking`"]
+pub struct Pending<T>(State<T>);
+
+enum State<T> {
+    Call(Call<T>),
+    Other(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
+    Failed(Option<Error>),
+}
+
+/// A call of one shard. It keeps the service open.
+struct Call<T> {
+    owner: Arc<Owner>,
+    shard: ShardIndex,
+    ticket: Option<Ticket>,
+    /// Message to the shard; `None` once it is sent.
+    work: Option<Box<dyn FnOnce() + Send>>,
+    answer: Arc<Answer<T>>,
+}
+
+/// Answer of a call, shared by its two sides.
+struct Answer<T> {
+    state: Mutex<AnswerState<T>>,
+    is_settled: AtomicBool,
+    /// Whether the call is counted by its gate.
+    has_entered: AtomicBool,
+}
+
+struct AnswerState<T> {
+    value: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+/// Shard's side of a call. Dropping it, also with the tasks of a shard that ends, tells the caller.
+struct Running<T> {
+    answer: Arc<Answer<T>>,
+    link: Arc<Link>,
+    shard: ShardIndex,
+    value: Option<Result<T>>,
+}
+
+impl<T> Running<T> {
+    /// Gives the answer.
+    fn finish(mut self, value: Result<T>) {
+        self.value = Some(value);
+    }
+}
+
+impl<T> Drop for Running<T> {
+    fn drop(&mut self) {
+        if self.answer.has_entered.load(Ordering::Relaxed) {
+            // Before the answer: a caller that calls again at once finds no call in flight.
+            self.link.gate(self.shard).leave();
+        }
+        let waker = {
+            let mut state = lock(&self.answer.state);
+            state.value = self.value.take();
+            self.answer.is_settled.store(true, Ordering::Release);
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pending").finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> Pending<T> {
+    /// Returns a call that runs a future.
+    pub fn of(future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        Pending(State::Other(Box::pin(future)))
+    }
+
+    /// Returns a call that fails.
+    pub fn failed(error: Error) -> Self {
+        Pending(State::Failed(Some(error)))
+    }
+
+    pub(super) fn call<Fut>(
+        owner: Arc<Owner>,
+        shard: ShardIndex,
+        make: impl FnOnce() -> Fut + Send + 'static,
+    ) -> Self
+    where
+        Fut: Future<Output = Result<T>> + 'static,
+    {
+        let answer = Arc::new(Answer {
+            state: Mutex::new(AnswerState { value: None, waker: None }),
+            is_settled: AtomicBool::new(false),
+            has_entered: AtomicBool::new(false),
+        });
+        let running = Running { answer: answer.clone(), link: owner.link.clone(), shard, value: None };
+        let work = move || crate::task::spawn(async move { running.finish(make().await) }).detach();
+        Pending(State::Call(Call { owner, shard, ticket: None, work: Some(Box::new(work)), answer }))
+    }
+
+    /// Makes this thread wait for the result.
+    ///
+    /// # Errors
+    /// Errors of the call; [`Error::Invalid`] on a shard, which would wait for itself.
+    pub fn blocking(self) -> Result<T> {
+        if crate::is_on_shard() {
+            return Err(Error::invalid(
+                "a blocking call on a shard, which would wait for itself; expected another thread; await the call instead",
+            ));
+        }
+        block_on(self)
+    }
+}
+
+impl<T> Call<T> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let link = &self.owner.link;
+        if self.work.is_some() {
+            let gate = link.gate(self.shard);
+            let is_alone = match ready!(gate.poll_enter(&mut self.ticket, context)) {
+                Ok(is_alone) => is_alone,
+                Err(refusal) => {
+                    self.work = None;
+                    return Poll::Ready(Err(refusal));
+                }
+            };
+            self.answer.has_entered.store(true, Ordering::Relaxed);
+            let Some(work) = self.work.take() else { unreachable!("checked above") };
+            let is_awake = link.mailbox(self.shard).post(Letter::Do(work));
+            if is_awake && is_alone && link.spins && gate.should_spin() {
+                gate.spun(self.answer.spin());
+            }
+        }
+        let answered = {
+            let mut state = lock(&self.answer.state);
+            if !self.answer.is_settled.load(Ordering::Acquire) {
+                match &mut state.waker {
+                    Some(waker) => waker.clone_from(context.waker()),
+                    none => *none = Some(context.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+            state.value.take()
+        };
+        match answered {
+            Some(value) => Poll::Ready(value),
+            // The shard has ended. Its reason is known once all shards have ended.
+            None => link.poll_outcome(context).map(|outcome| {
+                Err(outcome.err().unwrap_or_else(|| Error::cancelled("the shard ended before the call")))
+            }),
+        }
+    }
+}
+
+impl<T> Answer<T> {
+    /// Waits a short time without sleeping; returns whether the answer has arrived.
+    fn spin(&self) -> bool {
+        let deadline = now() + SPIN_LIMIT;
+        loop {
+            for _ in 0..16 {
+                if self.is_settled.load(Ordering::Acquire) {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if now() >= deadline {
+                return false;
+            }
+        }
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.owner.link.gate(self.shard).abandon(ticket);
+        }
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        match &mut self.get_mut().0 {
+            State::Call(call) => call.poll(context),
+            State::Other(future) => future.as_mut().poll(context),
+            State::Failed(error) => Poll::Ready(Err(error
+                .take()
+                .unwrap_or_else(|| Error::invalid("a call was polled after its end")))),
+        }
+    }
+}
+
+/// Wakes a thread that waits in [`block_on`].
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+}
+
+/// Polls a future on this thread, which sleeps in between.
+pub(super) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+    // Destructors of other thread-locals may call when this one has been destroyed.
+    let waker = UNPARK
+        .try_with(Waker::clone)
+        .unwrap_or_else(|_| Waker::from(Arc::new(Unpark(std::thread::current()))));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
