@@ -17,7 +17,9 @@ use serde_json::json;
 pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
     let address = address("--listen", &arguments.listen)?;
     let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());
-    check_address(&address, arguments.allow_remote).map_err(wrong)?;
+    let tls = arguments.tls.as_ref().map(|folder| tls::Folder::new(folder).server(true));
+    let tls = tls.transpose()?;
+    check_address(&address, arguments.allow_remote || tls.is_some()).map_err(wrong)?;
     let reserve = match arguments.reserve {
         Some(reserve) => reserve,
         None => default_reserve(&measure()?),
@@ -25,6 +27,7 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
     let config = NodeConfig {
         address,
         allow_remote: arguments.allow_remote,
+        tls,
         capacity: arguments.capacity,
         quota: arguments.quota.unwrap_or(arguments.capacity),
         reserve,

@@ -9,12 +9,15 @@
 //! [`allocations`] counts allocations of a test; [`Whole`] is a stack as one device; [`check_messages`]
 //! checks the messages that a kind declares.
 //!
+//! [`certificates`] makes folders of certificates for tests of TLS.
+//!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
 //! Not covered: crashes of devices (see the crash oracle), faults below a device (see `fault`), performance.
 
 pub mod allocations;
 pub mod budget;
+pub mod certificates;
 pub mod device;
 mod messages;
 mod stamp;

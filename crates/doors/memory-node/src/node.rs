@@ -7,7 +7,7 @@ use crate::lending::{Lending, Measure};
 use crate::machine::Measurement;
 use crate::status::{MAX_BORROWERS, STATUS_EXPORT, StatusPart};
 use block::{Error, Result};
-use doors::nbd::server::{ExportConfig, Server, ServerConfig};
+use doors::nbd::server::{ExportConfig, Server, ServerConfig, ServerTls};
 use runtime::net::{Access, Address};
 use runtime::sync::StopSource;
 use runtime::{JoinHandle, blocking};
@@ -28,6 +28,8 @@ pub struct NodeConfig {
     pub address: Address,
     /// Whether the address may be reachable from other machines.
     pub allow_remote: bool,
+    /// Certificates: all clients use TLS. `None` serves plain text.
+    pub tls: Option<tls::ServerConfig>,
     /// Limit of lent memory, in bytes.
     pub capacity: u64,
     /// Size of each borrower's export, in bytes.
@@ -58,8 +60,8 @@ pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
         Address::Tcp(tcp) if !allow_remote && !tcp.ip().to_canonical().is_loopback() => {
             Err(Error::invalid(format!(
                 "memory node: address \"{address}\" can be reached from other machines, and whoever reaches it reads and changes all \
-                 that is borrowed: there is no authentication and no encryption; expected a unix socket or a loopback address such as \
-                 127.0.0.1:10810; to permit it give --allow-remote"
+                 that is borrowed: clients need no certificate; expected a unix socket or a loopback address such as \
+                 127.0.0.1:10810; to permit others give --tls FOLDER, or --allow-remote"
             )))
         }
         _ => Ok(()),
@@ -83,7 +85,8 @@ impl MemoryNode {
         config: NodeConfig,
         measure: impl Fn() -> Result<Measurement> + Send + Sync + 'static,
     ) -> Result<Self> {
-        check_address(&config.address, config.allow_remote)?;
+        let verifies = config.tls.as_ref().is_some_and(tls::ServerConfig::verifies_clients);
+        check_address(&config.address, config.allow_remote || verifies)?;
         check(&config)?;
         let NodeConfig { capacity, reserve, pressure_limit, quota, .. } = config;
         let measure: Measure = Box::new(measure);
@@ -100,6 +103,7 @@ impl MemoryNode {
             access: Access::default(),
             exports: vec![status],
             max_connections: MAX_CONNECTIONS,
+            tls: config.tls.map(|config| ServerTls { config, required: true }),
         })?;
         server.set_source(borrowers.clone());
         Ok(MemoryNode { server, borrowers, forget_after: config.forget_after, watch: RefCell::default() })

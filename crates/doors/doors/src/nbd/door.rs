@@ -1,7 +1,7 @@
 //! The NBD door as a part of a stack.
 
 use super::client::address_of;
-use super::server::{ExportConfig, Server, ServerConfig};
+use super::server::{ExportConfig, Server, ServerConfig, ServerTls};
 use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
@@ -76,6 +76,14 @@ pub const KIND: Kind = Kind {
         .or("256"),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
         Key::optional("description", ValueKind::Text, "text that clients can show").or(""),
+        tls::keys::SERVER_FOLDER,
+        tls::keys::VERIFY_CLIENT,
+        Key::optional(
+            "tls_mode",
+            ValueKind::Choice(&["require", "allow"]),
+            "with tls: require refuses clients without TLS, allow serves them in plain text",
+        )
+        .or("require"),
     ],
     messages: &[],
     shareable: false,
@@ -121,6 +129,14 @@ fn names(arguments: &Arguments) -> Result<Vec<String>> {
     }
 }
 
+/// TLS of the server; reads the certificates.
+fn tls_of(arguments: &Arguments) -> Result<Option<ServerTls>> {
+    let Some(config) = tls::keys::server(arguments)? else {
+        return tls::keys::without(arguments, "tls_mode").map(|()| None);
+    };
+    Ok(Some(ServerTls { config, required: arguments.choice("tls_mode")? == "require" }))
+}
+
 fn plan(arguments: &Arguments) -> Result<Shape> {
     unix_socket::check(arguments)?;
     if let Address::Tcp(_) = address(arguments)?
@@ -130,6 +146,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         return Err(arguments.refuse(key, text));
     }
     names(arguments)?;
+    tls_of(arguments)?;
     Ok(Shape::default())
 }
 
@@ -147,6 +164,7 @@ fn build(arguments: &Arguments) -> Result<Built> {
         access: unix_socket::access(arguments)?,
         exports: exports.collect(),
         max_connections: arguments.integer("max_connections")? as usize,
+        tls: tls_of(arguments)?,
     };
     Ok(Built::Door(Arc::new(NbdDoor::new(config)?)))
 }

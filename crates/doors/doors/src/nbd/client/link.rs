@@ -12,7 +12,7 @@ use super::reply_stream::ReplyStream;
 use super::table::{Answer, Table};
 use crate::nbd::protocol::{Request, command};
 use block::{Buffer, Call, Error, Payload, Result};
-use runtime::net::{Shutdown, Stream};
+use runtime::net::Shutdown;
 use runtime::sync::Semaphore;
 use runtime::{LimitedRequest, TimeLimit};
 use std::cell::RefCell;
@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tls::Stream;
 
 /// Limit of requests in flight on a connection.
 pub(super) const MAX_REQUESTS: usize = 256;
@@ -42,6 +43,8 @@ impl Link {
         runtime::spawn(async move {
             let mut driver = Driver::new(&driven, &stream, structured, &limit);
             poll_fn(|context| driver.poll(context)).await;
+            drop(driver);
+            stream.say_goodbye().await;
         })
         .detach();
         link
@@ -215,7 +218,7 @@ impl<'l> Driver<'l> {
             Some(buffer)
         });
         if let Some(buffer) = buffer {
-            self.receiving = Some(Call::new(self.stream.receive(buffer)));
+            self.receiving = Some(self.stream.start_receive(buffer));
         }
     }
 
@@ -248,7 +251,7 @@ impl<'l> Driver<'l> {
                 self.spare.push(block::Data::copy_of(&goodbye.encode()));
                 self.said_goodbye = true;
             }
-            self.sending = Some(Call::new(self.stream.send(std::mem::take(&mut self.spare))));
+            self.sending = Some(self.stream.start_send(std::mem::take(&mut self.spare)));
         }
     }
 }
