@@ -2,7 +2,7 @@
 //!
 //! | file | content (PEM) | needed by |
 //! |---|---|---|
-//! | `ca-cert.pem` | certificates of the authorities that sign the peers' certificates | clients; servers that verify clients |
+//! | `ca-cert.pem` | authorities that sign the peers' certificates | clients; servers that verify clients |
 //! | `server-cert.pem`, `server-key.pem` | certificate chain and private key | servers |
 //! | `client-cert.pem`, `client-key.pem` | certificate chain and private key | clients, if both files exist |
 

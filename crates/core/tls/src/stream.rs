@@ -118,15 +118,6 @@ impl Stream {
         }
     }
 
-    /// Sends as [`send`](Self::send) does, as a call.
-    #[inline]
-    pub fn start_send(&self, payload: Payload) -> Call<'_, (Result<()>, Payload)> {
-        match self {
-            Stream::Plain(socket) => Call::new(socket.send(payload)),
-            Stream::Tls(_) => Call::new(self.send(payload)),
-        }
-    }
-
     /// Sends as [`net::Stream::send_watched`] does, as a call.
     #[inline]
     pub fn start_send_watched<'c>(
@@ -140,7 +131,7 @@ impl Stream {
         }
     }
 
-    /// Sends as many of the bytes as the kernel takes at once, as [`net::Stream::try_send`] does; none in TLS.
+    /// Sends as many bytes as the kernel takes at once, as [`net::Stream::try_send`] does; none in TLS.
     ///
     /// # Errors
     /// Errors of [`net::Stream::try_send`].

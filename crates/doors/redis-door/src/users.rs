@@ -9,7 +9,7 @@
 //! | `nopass` | any password is right |
 //! | `+@all`, `allcommands` | all commands |
 //! | `+@read`, `-@write` | commands that change nothing (`-@write` after `+@all`) |
-//! | `~*`, `allkeys`, `&*`, `allchannels`, `sanitize-payload` | accepted without effect: all keys are permitted |
+//! | `~*`, `allkeys`, `&*`, `allchannels` | accepted without effect: all keys are permitted |
 
 use block::{Error, Result};
 use std::collections::BTreeMap;
@@ -123,7 +123,7 @@ impl Users {
         self.initial() != Access::None
     }
 
-    /// Commands of this user; `None` for a wrong name or password. The time doesn't depend on which of them is
+    /// Commands of this user; `None` for a wrong name or password. The time doesn't show which of them is
     /// wrong.
     pub fn log_in(&self, name: &[u8], password: &[u8]) -> Option<Access> {
         let unknown = User { passwords: vec![Secret::of(b"")], ..User::default() };
@@ -153,7 +153,7 @@ impl User {
                 "+@all" | "allcommands" => user.access = Access::All,
                 "+@read" if user.access == Access::None => user.access = Access::Read,
                 "-@write" if user.access == Access::All => user.access = Access::Read,
-                "+@read" | "~*" | "allkeys" | "&*" | "allchannels" | "sanitize-payload" => {}
+                "+@read" | "~*" | "allkeys" | "&*" | "allchannels" => {}
                 _ => match (rule.strip_prefix('>'), rule.strip_prefix('#')) {
                     (Some(password), _) => user.passwords.push(Secret::of(password.as_bytes())),
                     (_, Some(hash)) => user.passwords.push(

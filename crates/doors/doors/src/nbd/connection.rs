@@ -531,13 +531,14 @@ impl<'c> Connection<'c> {
             let in_the_middle = !received.rest().is_empty() || self.intake.is_skipping();
             self.used = received.used;
             let waits = self.batching.begin(self.in_flight.is_empty() && !in_the_middle);
-            let receive = async move {
-                if waits {
+            let call = match waits {
+                true => Call::new(async move {
                     runtime::sleep(BATCH_WAIT).await;
-                }
-                stream.receive(received.buffer).await
+                    stream.receive(received.buffer).await
+                }),
+                false => stream.start_receive(received.buffer),
             };
-            (Call::new(receive), in_the_middle)
+            (call, in_the_middle)
         } else {
             return;
         };

@@ -1,5 +1,5 @@
-//! TLS with this crate's client and with raw clients, in simulated worlds: what is refused costs the client its
-//! own connection and nobody else anything.
+//! TLS with this crate's client and with raw clients, in simulated worlds: a refusal ends the connection of
+//! that client, and no other one.
 
 use crate::support::{Raw, export, ram};
 use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Result};

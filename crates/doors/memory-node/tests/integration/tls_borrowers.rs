@@ -1,4 +1,4 @@
-//! A node that lends in TLS: to borrowers with a certificate, and to nobody else.
+//! A node that lends in TLS: only to borrowers with a certificate.
 
 use crate::support::{MIB, Machine, config, node, open, pattern, read, simulated, write};
 use block::Part;

@@ -12,7 +12,7 @@ use super::reply_stream::ReplyStream;
 use super::table::{Answer, Table};
 use crate::nbd::protocol::{Request, command};
 use block::{Buffer, Call, Error, Payload, Result};
-use runtime::net::Shutdown;
+use runtime::net::{SendWatch, Shutdown};
 use runtime::sync::Semaphore;
 use runtime::{LimitedRequest, TimeLimit};
 use std::cell::RefCell;
@@ -41,7 +41,8 @@ impl Link {
         let link = Rc::new(Link { table, permits: Semaphore::new(MAX_REQUESTS) });
         let (driven, structured) = (link.clone(), remote.structured);
         runtime::spawn(async move {
-            let mut driver = Driver::new(&driven, &stream, structured, &limit);
+            let watch = SendWatch::default();
+            let mut driver = Driver::new(&driven, (&stream, &watch), structured, &limit);
             poll_fn(|context| driver.poll(context)).await;
             drop(driver);
             stream.say_goodbye().await;
@@ -91,6 +92,7 @@ impl Drop for Waiting<'_> {
 struct Driver<'l> {
     link: &'l Link,
     stream: &'l Stream,
+    sends: &'l SendWatch,
     replies: ReplyStream,
     /// Received bytes, and the number of used ones; `None` while a receive into them is in progress.
     received: Option<(Buffer, usize)>,
@@ -109,10 +111,16 @@ struct Driver<'l> {
 }
 
 impl<'l> Driver<'l> {
-    fn new(link: &'l Link, stream: &'l Stream, structured: bool, limit: &TimeLimit) -> Self {
+    fn new(
+        link: &'l Link,
+        (stream, sends): (&'l Stream, &'l SendWatch),
+        structured: bool,
+        limit: &TimeLimit,
+    ) -> Self {
         Driver {
             link,
             stream,
+            sends,
             replies: ReplyStream::new(structured),
             received: Some((Buffer::new(RECEIVE_BYTES), 0)),
             used: 0,
@@ -251,7 +259,7 @@ impl<'l> Driver<'l> {
                 self.spare.push(block::Data::copy_of(&goodbye.encode()));
                 self.said_goodbye = true;
             }
-            self.sending = Some(self.stream.start_send(std::mem::take(&mut self.spare)));
+            self.sending = Some(self.stream.start_send_watched(std::mem::take(&mut self.spare), self.sends));
         }
     }
 }
