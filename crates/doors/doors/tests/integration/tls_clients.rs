@@ -251,3 +251,38 @@ fn garbage_and_a_cut_in_the_transmission_end_the_connection() {
         server.stop().await.expect("it stops");
     });
 }
+
+/// The keys of the door and of the client, and a URI as the client's address.
+#[test]
+fn stacks_on_both_sides_use_the_folder() {
+    use stack::{Registry, Stack};
+    let folder = good_folder(&Authority::new("the authority"));
+    let path = folder.path().to_owned();
+    crate::support::run(1, move || async move {
+        let registry =
+            || Registry::new(vec![&disks::ram::KIND, &doors::nbd::door::KIND, &doors::nbd::client::KIND]);
+        let checked = |line: &str| {
+            let stack = Stack::from_line("test", line, &registry()).expect("parses");
+            stack.with_base_directory(&path).check(false).map_err(|problems| problems.to_string())
+        };
+        let server = checked("nbd(ram(size=1MiB), socket=vol.sock, tls=\".\")").expect("fits");
+        let server = server.build().await.expect("builds");
+        server.start().await.expect("starts");
+        let uri = "nbds+unix:///?socket=vol.sock&tls-certificates=.";
+        for line in ["nbd-client(unix:vol.sock, tls=\".\")".to_owned(), format!("nbd-client(\"{uri}\")")] {
+            let client = checked(&line).expect("fits").build().await.expect("builds");
+            client.close().await.expect("closes");
+        }
+        for (line, expected) in [
+            ("nbd(ram(size=1MiB), socket=v, tls_mode=allow)", "tls_mode without tls"),
+            ("nbd(ram(size=1MiB), socket=v, tls=absent)", "absent"),
+            ("nbd-client(unix:v, tls_hostname=x)", "tls_hostname without tls"),
+            ("nbd-client(\"nbds://127.0.0.1/\")", "needs certificates"),
+            ("nbd-client(\"nbd://127.0.0.1/\", tls=\".\")", "expected nbds:"),
+        ] {
+            let problem = checked(line).map(drop).expect_err(line);
+            assert!(problem.contains(expected), "{line}: {problem}");
+        }
+        server.close().await.expect("closes");
+    });
+}
