@@ -16,8 +16,12 @@ use serde_json::json;
 /// # Errors
 /// A wrong address, or inconsistent sizes; errors of measuring the machine, listening or closing.
 pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
-    let address = address("--listen", &arguments.listen, arguments.allow_remote)?;
+    // Clients need certificates then.
+    let is_permitted = arguments.allow_remote || arguments.tls.is_some();
+    let address = address("--listen", &arguments.listen, is_permitted)?;
     let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());
+    let tls = arguments.tls.as_ref().map(|folder| tls::Folder::new(folder).server(true));
+    let tls = tls.transpose()?;
     let reserve = match arguments.reserve {
         Some(reserve) => reserve,
         None => default_reserve(&measure()?),
@@ -25,6 +29,7 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
     let config = NodeConfig {
         address,
         allow_remote: arguments.allow_remote,
+        tls,
         capacity: arguments.capacity,
         quota: arguments.quota.unwrap_or(arguments.capacity),
         reserve,

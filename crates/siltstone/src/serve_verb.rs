@@ -385,6 +385,7 @@ fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
         access: Access::default(),
         exports: vec![export],
         max_connections: MAX_CONNECTIONS,
+        tls: None,
     })?)
 }
 

@@ -10,12 +10,15 @@
 //! searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a
 //! kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
 //!
+//! [`certificates`] makes folders of certificates for tests of TLS.
+//!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
 //! Not covered: crashes of devices (see the crash oracle), faults below a device (see `fault`), performance.
 
 pub mod allocations;
 pub mod budget;
+pub mod certificates;
 pub mod device;
 pub mod images;
 mod messages;

@@ -27,7 +27,7 @@ impl Address {
         match self {
             Address::Tcp(tcp) if !is_permitted && !tcp.ip().to_canonical().is_loopback() => {
                 Err(Error::invalid(format!(
-                    "address \"{self}\": can be reached from other machines, and there is no authentication and no encryption; \
+                    "address \"{self}\": can be reached from other machines, and clients need neither a certificate nor a password; \
                      expected a unix socket or a loopback address, such as 127.0.0.1:{}; for a network of trusted machines \
                      {permission}",
                     tcp.port()

@@ -43,13 +43,15 @@ pub const KIND: Kind = Kind {
             "number of connections per shard",
         )
         .or("1"),
+        tls::keys::CLIENT_FOLDER,
+        tls::keys::HOSTNAME,
     ],
     messages: &[],
     shareable: false,
     example: "memory-node(\"127.0.0.1:10810\", name=swap0)",
     plan: |arguments| {
         let (address, name) = (address_of(arguments)?, arguments.text("name")?);
-        drop(address);
+        tls::keys::client(arguments, &address)?;
         check_name(&name).map_err(|error| arguments.refuse("name", error.detail().to_owned()))?;
         Ok(Shape::default())
     },
@@ -57,7 +59,8 @@ pub const KIND: Kind = Kind {
         Call::new(async move {
             let (address, name) = (address_of(&arguments)?, arguments.text("name")?);
             let connections = arguments.integer("connections")? as usize;
-            Ok(Built::Device(Arc::new(MemoryNodePart::connect(address, name, connections).await?)))
+            let tls = tls::keys::client(&arguments, &address)?;
+            Ok(Built::Device(Arc::new(MemoryNodePart::connect(address, name, connections, tls).await?)))
         })
     },
 };
@@ -101,9 +104,14 @@ impl MemoryNodePart {
     /// # Errors
     /// [`Error::Protocol`] if the address has no memory node of this version; [`Error::PermissionDenied`] if
     /// the node accepts no more borrowers; errors of the connection.
-    pub async fn connect(address: Address, name: String, connections: usize) -> Result<Self> {
+    pub async fn connect(
+        address: Address,
+        name: String,
+        connections: usize,
+        tls: Option<tls::ClientConfig>,
+    ) -> Result<Self> {
         check_name(&name)?;
-        let mut reader = Reader::new(address.clone());
+        let mut reader = Reader::new(address.clone(), tls.clone());
         // The status is read first: another kind of server may also have an export with this name.
         let document = reader.read().await?;
         let export = format!("{PREFIX}{name}");
@@ -113,6 +121,7 @@ impl MemoryNodePart {
             connections,
             block_size: None,
             timeout: USUAL_TIMEOUT,
+            tls,
         };
         let client = NbdClient::connect(config).await?;
         let known = Arc::new(Mutex::new(Known { document, at: runtime::now(), failure: None }));
@@ -161,17 +170,19 @@ async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
 /// Connection to the status of a node, opened again after a failure.
 struct Reader {
     address: Address,
+    tls: Option<tls::ClientConfig>,
     device: Option<Rc<dyn Device>>,
 }
 
 impl Reader {
-    fn new(address: Address) -> Self {
-        Reader { address, device: None }
+    fn new(address: Address, tls: Option<tls::ClientConfig>) -> Self {
+        Reader { address, tls, device: None }
     }
 
     async fn read(&mut self) -> Result<Document> {
         let device = self.device.take();
-        let reading = runtime::timeout(READ_LIMIT, read_status(&self.address, device)).await;
+        let reading =
+            runtime::timeout(READ_LIMIT, read_status(&self.address, self.tls.clone(), device)).await;
         let outcome = reading.unwrap_or_else(|_| {
             Err(Error::timed_out(format!("its status took longer than {} s", READ_LIMIT.as_secs())))
         });
@@ -184,6 +195,7 @@ impl Reader {
 
 async fn read_status(
     address: &Address,
+    tls: Option<tls::ClientConfig>,
     device: Option<Rc<dyn Device>>,
 ) -> Result<(Document, Rc<dyn Device>)> {
     let device = match device {
@@ -195,6 +207,7 @@ async fn read_status(
                 connections: 1,
                 block_size: None,
                 timeout: USUAL_TIMEOUT,
+                tls,
             };
             let client = NbdClient::connect(config).await?;
             let bytes = client.geometry().bytes();

@@ -7,7 +7,7 @@ use crate::lending::{Lending, Measure};
 use crate::machine::Measurement;
 use crate::status::{MAX_BORROWERS, STATUS_EXPORT, StatusPart};
 use block::{Error, Result};
-use doors::nbd::server::{ExportConfig, Server, ServerConfig};
+use doors::nbd::server::{ExportConfig, Server, ServerConfig, ServerTls};
 use runtime::net::{Access, Address};
 use runtime::sync::StopSource;
 use runtime::{JoinHandle, blocking};
@@ -28,6 +28,8 @@ pub struct NodeConfig {
     pub address: Address,
     /// Whether the address may be reachable from other machines.
     pub allow_remote: bool,
+    /// Certificates: all clients use TLS. `None` serves plain text.
+    pub tls: Option<tls::ServerConfig>,
     /// Limit of lent memory, in bytes.
     pub capacity: u64,
     /// Size of each borrower's export, in bytes.
@@ -69,7 +71,8 @@ impl MemoryNode {
         config: NodeConfig,
         measure: impl Fn() -> Result<Measurement> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let checked = config.address.check_reach(config.allow_remote, PERMISSION);
+        let verifies = config.tls.as_ref().is_some_and(tls::ServerConfig::verifies_clients);
+        let checked = config.address.check_reach(config.allow_remote || verifies, PERMISSION);
         checked.map_err(|error| error.in_context("memory node"))?;
         check(&config)?;
         let NodeConfig { capacity, reserve, pressure_limit, quota, .. } = config;
@@ -87,6 +90,7 @@ impl MemoryNode {
             access: Access::default(),
             exports: vec![status],
             max_connections: MAX_CONNECTIONS,
+            tls: config.tls.map(|config| ServerTls { config, required: true }),
         })?;
         server.set_source(borrowers.clone());
         Ok(MemoryNode { server, borrowers, forget_after: config.forget_after, watch: RefCell::default() })

@@ -17,12 +17,12 @@ use crate::transaction::inline_bytes;
 use block::{Buffer, Error, Result};
 use kv::{MAX_VALUE_BYTES, Store};
 use resp::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, Parser, Step};
-use runtime::net::Stream;
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tls::Stream;
 
 /// Size of the buffer that commands are received into, in bytes.
 pub const RECEIVE_BYTES: usize = 64 << 10;
@@ -92,6 +92,11 @@ impl Input {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer.filled()[self.used..])
     }
 
+    /// Whether a command fills more than half of the buffer.
+    fn is_full(&self) -> bool {
+        self.rest().len() > RECEIVE_BYTES / 2
+    }
+
     /// Returns a buffer with the unused bytes and free space after them; `None` if the server's memory for
     /// commands is exhausted.
     fn take_with_room(&mut self) -> Option<Buffer> {
@@ -142,9 +147,14 @@ pub(super) async fn serve(stream: &Stream, store: Store, facts: Arc<Facts>, stop
             Ok(Some(end)) => return end,
             Err(error) => return End::Lost(error),
         }
-        let Some(buffer) = input.take_with_room() else {
-            let text =
-                "Protocol error: too big a command, or too many long commands of all clients at a time";
+        let room = if executor.may_be_long() || !input.is_full() { input.take_with_room() } else { None };
+        let Some(buffer) = room else {
+            let text = match executor.may_be_long() {
+                true => {
+                    "Protocol error: too big a command, or too many long commands of all clients at a time"
+                }
+                false => "Protocol error: unauthenticated bulk length",
+            };
             return refuse(&mut executor, text.as_bytes()).await;
         };
         let receiving = stream.receive(buffer);

@@ -18,15 +18,17 @@ use crate::command::{
 };
 use crate::connection::{CLOCK_INTERVAL, MAX_TURN};
 use crate::facts::{Facts, Session};
+use crate::table;
 use crate::transaction::is_http;
+use crate::users::Access;
 use block::{Error, Result};
 use kv::{Batch, MAX_KEY_BYTES, MAX_VALUE_BYTES, Snapshot, Store, Stored, Timestamp, Update, Write, now};
 use resp::{Arguments, Replies, integer};
 use runtime::Instant;
-use runtime::net::Stream;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use tls::Stream;
 
 /// Maximum bytes of a reply to `KEYS`.
 pub const MAX_KEYS_BYTES: usize = 64 << 20;
@@ -72,10 +74,34 @@ pub struct Executor {
     parts: u32,
 }
 
+/// Checks whether a connection with this access may call a command.
+///
+/// # Errors
+/// The reply `NOAUTH` or `NOPERM`.
+#[cold]
+fn permit(access: Access, arguments: Arguments<'_>) -> Result<(), Failure> {
+    let name = arguments.at(0);
+    if ["auth", "hello", "quit", "reset"].iter().any(|free| command::is(name, free)) {
+        return Ok(());
+    }
+    if access == Access::None {
+        return Err(Failure::fixed("NOAUTH Authentication required."));
+    }
+    match table::find(name) {
+        Some(command)
+            if ["write", "admin"].iter().any(|flag| command.flags.split(' ').any(|own| own == *flag)) =>
+        {
+            let text = format!("NOPERM this user has no permissions to run the '{}' command", command.name);
+            Err(Failure::new(text))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Executor {
     /// Creates the executor of a new connection.
     pub fn new(store: Store, facts: Arc<Facts>, stream: Stream, stopping: Rc<Cell<bool>>) -> Self {
-        let session = Session::new(facts.next_connection());
+        let session = Session::new(facts.next_connection(), facts.users.initial());
         let (replies, pipeline) = (Replies::new(), Pipeline::default());
         let (snapshot, turn, parts) = (None, runtime::now(), 0);
         Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot, turn, parts }
@@ -90,6 +116,13 @@ impl Executor {
         self.facts.count_command();
         if is_http(arguments.at(0)) {
             return Ok(Flow::Http);
+        }
+        if self.session.access != Access::All
+            && let Err(failure) = permit(self.session.access, arguments)
+        {
+            self.write_pipeline().await;
+            self.replies.error(&failure.0);
+            return self.send_if_enough().await;
         }
         if let Some(answer) = self.session.transaction.answer(arguments) {
             self.write_pipeline().await;
@@ -120,6 +153,11 @@ impl Executor {
             Err(failure) => self.replies.error(&failure.0),
         }
         self.send_if_enough().await
+    }
+
+    /// Whether the connection may have long commands: not before `AUTH`.
+    pub fn may_be_long(&self) -> bool {
+        self.session.access != Access::None
     }
 
     /// Appends a protocol error to the replies.
@@ -356,7 +394,7 @@ impl Executor {
                 self.replies.ok();
             }
             Request::Reset => {
-                self.session.reset();
+                self.session.reset(self.facts.users.initial());
                 self.snapshot = None;
                 self.replies.protocol = self.session.protocol;
                 self.replies.simple("RESET");

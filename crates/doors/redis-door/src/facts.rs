@@ -2,6 +2,7 @@
 
 use crate::scan_cursors::ScanCursors;
 use crate::transaction::Transaction;
+use crate::users::{Access, Users};
 use resp::Protocol;
 use runtime::Instant;
 use runtime::net::acceptor::Clients;
@@ -23,6 +24,8 @@ pub struct Facts {
     pub port: u16,
     /// Connected clients.
     pub clients: Arc<Clients>,
+    /// Users and passwords.
+    pub users: Users,
     started: Instant,
     accepted: AtomicU64,
     commands: AtomicU64,
@@ -31,12 +34,13 @@ pub struct Facts {
 
 impl Facts {
     /// Returns the state of a server that starts now.
-    pub fn new(addresses: Vec<String>, port: u16, clients: Arc<Clients>) -> Self {
+    pub fn new(addresses: Vec<String>, port: u16, clients: Arc<Clients>, users: Users) -> Self {
         Facts {
             cursors: Mutex::new(ScanCursors::new(runtime::random_u64())),
             addresses,
             port,
             clients,
+            users,
             started: runtime::now(),
             accepted: AtomicU64::new(0),
             commands: AtomicU64::new(0),
@@ -105,15 +109,17 @@ pub struct Session {
     pub protocol: Protocol,
     /// State of `MULTI`.
     pub transaction: Transaction,
+    /// Commands that the connection may call.
+    pub access: Access,
     began: Instant,
 }
 
 impl Session {
     /// Returns the state of a new connection.
-    pub fn new(id: u64) -> Self {
+    pub fn new(id: u64, access: Access) -> Self {
         let began = runtime::now();
         let (name, library, protocol) = (Vec::new(), Default::default(), Protocol::Resp2);
-        Session { id, name, library, protocol, transaction: Transaction::default(), began }
+        Session { id, name, library, protocol, transaction: Transaction::default(), access, began }
     }
 
     /// Whole seconds since the start of the connection.
@@ -122,7 +128,8 @@ impl Session {
     }
 
     /// Resets the state as `RESET` does.
-    pub fn reset(&mut self) {
+    pub fn reset(&mut self, access: Access) {
+        self.access = access;
         self.name.clear();
         self.protocol = Protocol::Resp2;
         self.transaction = Transaction::default();

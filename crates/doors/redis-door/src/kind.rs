@@ -5,6 +5,7 @@
 
 use crate::server::{PERMISSION, Server, ServerConfig};
 use crate::storage::{open, refuse, settings, settings_of_new, zones_to_be};
+use crate::users::Users;
 use block::{Call, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
 use runtime::net::Address;
@@ -34,9 +35,23 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "allow_remote",
             ValueKind::Bool,
-            "permit an address that other machines can reach, without authentication",
+            "permit an address that other machines can reach, without TLS or authentication",
         )
         .or("false"),
+        tls::keys::SERVER_FOLDER,
+        tls::keys::VERIFY_CLIENT,
+        Key::optional(
+            "password_file",
+            ValueKind::Path,
+            "file whose first line is the password of the user default (redis: requirepass); default: none is needed",
+        )
+        .known_as(&["requirepass"]),
+        Key::optional(
+            "users_file",
+            ValueKind::Path,
+            "file of users: lines such as \"user reader on >PASSWORD ~* +@read\" (redis: aclfile)",
+        )
+        .known_as(&["aclfile"]),
         Key::optional(
             "shards",
             ValueKind::Integer { min: 1, max: MAX_SHARDS as u64 },
@@ -122,24 +137,35 @@ fn listen(arguments: &Arguments) -> Result<Option<Address>> {
     address.map(Some).map_err(|error| arguments.refuse("listen", error.detail().to_owned()))
 }
 
+/// Configuration of the server; reads certificates and passwords. `None` if there is no key `listen`.
+fn server_config(arguments: &Arguments) -> Result<Option<ServerConfig>> {
+    let Some(address) = listen(arguments)? else { return Ok(None) };
+    let (password, users) =
+        (arguments.optional_path("password_file")?, arguments.optional_path("users_file")?);
+    let read = Users::read(password.as_deref(), users.as_deref());
+    let key = if users.is_some() { "users_file" } else { "password_file" };
+    let users = read.map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;
+    let (allow_remote, tls) = (arguments.boolean("allow_remote")?, tls::keys::server(arguments)?);
+    let config = ServerConfig { allow_remote, tls, users, ..ServerConfig::new(address) };
+    let checked = config.addresses.iter().try_for_each(|address| {
+        address.check_reach(config.allow_remote || config.is_protected(), PERMISSION)
+    });
+    checked.map_err(|error| arguments.refuse("listen", error.detail().to_owned()))?;
+    Ok(Some(config))
+}
+
 fn plan(arguments: &Arguments) -> Result<Shape> {
     let is_on_zones = arguments.contract("on")? == Some(Contract::Zones);
     if is_on_zones && arguments.given("zone_size") {
         let text = "the store is on zones, which have a size; expected no zone_size; leave the key out";
         return refuse(arguments, "zone_size", text.to_owned());
     }
-    match listen(arguments)? {
-        Some(address) => address
-            .check_reach(arguments.boolean("allow_remote")?, PERMISSION)
-            .map_err(|error| arguments.refuse("listen", error.detail().to_owned()))?,
-        None if arguments.given("allow_remote") => {
-            return refuse(
-                arguments,
-                "allow_remote",
-                "allow_remote without listen; expected both".to_owned(),
-            );
-        }
-        None => {}
+    if server_config(arguments)?.is_none()
+        && let Some(key) = ["allow_remote", "tls", "tls_verify_client", "password_file", "users_file"]
+            .into_iter()
+            .find(|key| arguments.given(key))
+    {
+        return refuse(arguments, key, format!("{key} without listen; expected both"));
     }
     match zones_to_be(arguments)? {
         Some(geometry) if arguments.format() => drop(settings_of_new(arguments, &geometry)?),
@@ -149,13 +175,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
 }
 
 async fn build(arguments: &Arguments) -> Result<Built> {
-    let server = match listen(arguments)? {
-        Some(address) => {
-            let allow_remote = arguments.boolean("allow_remote")?;
-            Some(Server::new(ServerConfig { allow_remote, ..ServerConfig::new(address) })?)
-        }
-        None => None,
-    };
+    let server = server_config(arguments)?.map(Server::new).transpose()?;
     Ok(Built::Door(Arc::new(KvDoor { store: open(arguments).await?, server })))
 }
 
@@ -211,9 +231,11 @@ impl Door for KvDoor {
     }
 
     fn addresses(&self) -> Vec<String> {
+        let is_tls = self.server.as_ref().is_some_and(Server::is_tls);
         // In the form that libraries of redis use.
         let shown = |address: Address| match address {
             Address::Unix(path) => format!("unix://{}", path.display()),
+            Address::Tcp(tcp) if is_tls => format!("rediss://{tcp}"),
             Address::Tcp(tcp) => format!("redis://{tcp}"),
         };
         self.server.iter().flat_map(Server::addresses).map(shown).collect()

@@ -25,5 +25,6 @@ mod server_commands;
 pub mod storage;
 mod table;
 mod transaction;
+pub mod users;
 
 pub use kind::KIND;

@@ -4,8 +4,10 @@
 //! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through
 //!   that shard's own handle of the store.
 //! - There are at most `max_connections`; further ones are closed at once.
-//! - There is no authentication. Addresses other than unix sockets and loopback are refused unless
-//!   `allow_remote` is set.
+//! - With certificates every connection is in TLS; a handshake that fails, or takes longer than
+//!   [`tls::HANDSHAKE_LIMIT`], ends its connection only.
+//! - Addresses other than unix sockets and loopback are refused unless `allow_remote` is set, or TLS is with
+//!   certificates of clients or with passwords.
 //! - [`Server::stop`] refuses new clients, completes the commands in execution (their replies are sent for at
 //!   most [`STOP_LIMIT`]), closes the connections and drops the handles.
 //!
@@ -13,17 +15,19 @@
 
 use crate::connection::{End, serve};
 use crate::facts::Facts;
+use crate::users::Users;
 use block::{Error, Result, Status};
 use kv::Store;
 use runtime::PerShard;
 use runtime::net::acceptor::{ClientPermit, Clients, Connections, accept};
-use runtime::net::{Access, Address, Listener, RemoteStream, Stream};
+use runtime::net::{self, Access, Address, Listener, RemoteStream};
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tls::Stream;
 
 /// Time limit for clients to receive their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -39,8 +43,12 @@ pub struct ServerConfig {
     pub access: Access,
     /// Maximum number of connected clients.
     pub max_connections: usize,
-    /// Whether addresses that other machines can reach are permitted, although there is no authentication.
+    /// Whether addresses that other machines can reach are permitted without TLS or authentication.
     pub allow_remote: bool,
+    /// Certificates; `None` serves plain text.
+    pub tls: Option<tls::ServerConfig>,
+    /// Users and passwords.
+    pub users: Users,
 }
 
 impl ServerConfig {
@@ -52,7 +60,16 @@ impl ServerConfig {
             access,
             max_connections: MAX_CONNECTIONS,
             allow_remote: false,
+            tls: None,
+            users: Users::default(),
         }
+    }
+}
+
+impl ServerConfig {
+    /// Whether strangers of the network can neither read nor change anything.
+    pub fn is_protected(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.verifies_clients() || !self.users.is_open())
     }
 }
 
@@ -77,12 +94,13 @@ struct Running {
 
 struct Shared {
     facts: Arc<Facts>,
+    tls: Option<tls::ServerConfig>,
     parts: PerShard<ShardPart>,
 }
 
 /// A connection of a shard, as the server tracks it.
 struct Watch {
-    stream: Stream,
+    stream: net::Stream,
     stopping: Rc<Cell<bool>>,
 }
 
@@ -122,7 +140,7 @@ impl Server {
             ));
         }
         for address in &config.addresses {
-            let checked = address.check_reach(config.allow_remote, PERMISSION);
+            let checked = address.check_reach(config.allow_remote || config.is_protected(), PERMISSION);
             checked.map_err(|error| error.in_context("redis door"))?;
         }
         Ok(Server { config, running: Mutex::new(None) })
@@ -162,8 +180,12 @@ impl Server {
                 let (shared, stop, failures) = (shared.clone(), stop.token(), failures.clone());
                 runtime::spawn(async move {
                     // As in redis; a client that doesn't read the error sees the end of the connection.
-                    let refuse =
-                        |stream: &Stream| _ = stream.try_send(b"-ERR max number of clients reached\r\n");
+                    let is_plain = shared.tls.is_none();
+                    let refuse = move |stream: &net::Stream| {
+                        if is_plain {
+                            let _ = stream.try_send(b"-ERR max number of clients reached\r\n");
+                        }
+                    };
                     let clients = shared.facts.clients.clone();
                     let serve = move |remote, permit| run_connection(shared.clone(), remote, permit);
                     let server = ("redis door", &address);
@@ -197,8 +219,13 @@ impl Server {
             Address::Unix(_) => None,
         });
         let names = addresses.iter().map(Address::to_string).collect();
-        let facts = Arc::new(Facts::new(names, port.unwrap_or(0), Clients::new(self.config.max_connections)));
-        let shared = Arc::new(Shared { facts, parts: PerShard::new() });
+        let facts = Arc::new(Facts::new(
+            names,
+            port.unwrap_or(0),
+            Clients::new(self.config.max_connections),
+            self.config.users.clone(),
+        ));
+        let shared = Arc::new(Shared { facts, tls: self.config.tls.clone(), parts: PerShard::new() });
         let opening = shared.parts.open(move || {
             let store = store.clone();
             async move { Ok(ShardPart::new(store)) }
@@ -218,6 +245,11 @@ impl Server {
         running.shared.parts.close(async |part: &ShardPart| part.close().await).await;
         let failures = std::mem::take(&mut *running.failures.lock().unwrap_or_else(PoisonError::into_inner));
         failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Whether clients connect in TLS.
+    pub fn is_tls(&self) -> bool {
+        self.config.tls.is_some()
     }
 
     /// Addresses of the server; while it is running, with the actual ports.
@@ -251,7 +283,20 @@ async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: Clien
     let Some(store) = part.store.borrow().clone() else { return };
     let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
     let number = part.connections.add(&watch);
-    let end = serve(&watch.stream, store, shared.facts.clone(), watch.stopping.clone()).await;
+    let accepted = Stream::accept(watch.stream.clone(), shared.tls.as_ref(), tls::HANDSHAKE_LIMIT).await;
+    let end = match accepted {
+        Ok(stream) => {
+            let end = serve(&stream, store, shared.facts.clone(), watch.stopping.clone()).await;
+            if !matches!(end, End::Lost(_) | End::Silent) {
+                stream.say_goodbye().await;
+            }
+            end
+        }
+        Err(Error::Protocol(text) | Error::PermissionDenied(text) | Error::TimedOut(text)) => {
+            End::Violation(text.into_owned())
+        }
+        Err(error) => End::Lost(error),
+    };
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
@@ -277,7 +322,7 @@ mod tests {
             server.start(&store).await.unwrap();
             let mut clients = Vec::new();
             for _ in 0..4 {
-                let client = Stream::connect(&server.addresses()[0]).await.unwrap();
+                let client = net::Stream::connect(&server.addresses()[0]).await.unwrap();
                 client.send(block::Data::copy_of(b"PING\r\n").into()).await.0.unwrap();
                 client.receive_exact(block::Buffer::new(7)).await.0.unwrap();
                 clients.push(client);

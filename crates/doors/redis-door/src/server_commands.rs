@@ -4,6 +4,7 @@
 use crate::command::{Failure, SYNTAX, is, wrong_arity};
 use crate::facts::{Facts, REDIS_VERSION, Session};
 use crate::table::{COMMANDS, Command};
+use crate::users::{Access, Users};
 use block::Status;
 use kv::MAX_VALUE_BYTES;
 use resp::{Arguments, Protocol, Replies, integer};
@@ -25,11 +26,11 @@ pub fn carry_out(
     replies: &mut Replies,
 ) -> Result<(), Failure> {
     match command.name {
-        "auth" => auth(arguments.from(1), replies),
+        "auth" => auth(arguments.from(1), &facts.users, session, replies),
         "client" => client(arguments, session, replies),
         "command" => commands(arguments, replies),
         "config" => config(arguments, facts),
-        _ => hello(arguments, session, replies),
+        _ => hello(arguments, &facts.users, session, replies),
     }
 }
 
@@ -48,25 +49,29 @@ fn check_arity(arguments: Arguments<'_>, arity: i32, name: &str) -> Result<(), F
     if fits { Ok(()) } else { Err(wrong_arity(name)) }
 }
 
-/// Checks a user name; the only user, `default`, needs no password.
-fn check_user(user: &[u8]) -> Result<(), Failure> {
-    match user {
-        b"default" => Ok(()),
-        _ => Err(Failure::fixed("WRONGPASS invalid username-password pair or user is disabled.")),
-    }
+/// Returns the access of a user.
+fn log_in(users: &Users, user: &[u8], password: &[u8]) -> Result<Access, Failure> {
+    let wrong = Failure::fixed("WRONGPASS invalid username-password pair or user is disabled.");
+    users.log_in(user, password).ok_or(wrong)
 }
 
-fn auth(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failure> {
-    match arguments.len() {
+fn auth(
+    arguments: Arguments<'_>,
+    users: &Users,
+    session: &mut Session,
+    replies: &mut Replies,
+) -> Result<(), Failure> {
+    session.access = match arguments.len() {
+        1 if !users.is_open() => log_in(users, b"default", arguments.at(0))?,
         1 => {
             return Err(Failure::fixed(
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure your \
                  configuration is correct?",
             ));
         }
-        2 => check_user(arguments.at(0))?,
+        2 => log_in(users, arguments.at(0), arguments.at(1))?,
         _ => return Err(SYNTAX),
-    }
+    };
     replies.ok();
     Ok(())
 }
@@ -83,7 +88,12 @@ fn check_connection_name(name: &[u8]) -> Result<(), Failure> {
     check_name(name, "ERR Client names cannot contain spaces, newlines or special characters.")
 }
 
-fn hello(arguments: Arguments<'_>, session: &mut Session, replies: &mut Replies) -> Result<(), Failure> {
+fn hello(
+    arguments: Arguments<'_>,
+    users: &Users,
+    session: &mut Session,
+    replies: &mut Replies,
+) -> Result<(), Failure> {
     let mut protocol = session.protocol;
     if let Some(version) = arguments.get(1) {
         protocol = match integer(version) {
@@ -94,11 +104,12 @@ fn hello(arguments: Arguments<'_>, session: &mut Session, replies: &mut Replies)
         };
     }
     let mut name = None;
+    let mut access = session.access;
     let mut index = 2;
     while let Some(option) = arguments.get(index) {
         let following = arguments.len() - 1 - index;
         if is(option, "auth") && following >= 2 {
-            check_user(arguments.at(index + 1))?;
+            access = log_in(users, arguments.at(index + 1), arguments.at(index + 2))?;
             index += 3;
         } else if is(option, "setname") && following >= 1 {
             name = arguments.get(index + 1);
@@ -107,6 +118,14 @@ fn hello(arguments: Arguments<'_>, session: &mut Session, replies: &mut Replies)
         } else {
             return Err(Failure(Cow::Owned([b"ERR Syntax error in HELLO option '", option, b"'"].concat())));
         }
+    }
+    session.access = access;
+    if access == Access::None {
+        return Err(Failure::fixed(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
+             <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the \
+             same time",
+        ));
     }
     if let Some(name) = name {
         session.name = name.to_vec();

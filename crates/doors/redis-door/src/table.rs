@@ -84,7 +84,7 @@ pub const COMMANDS: &[Command] = &[
         ONE_KEY,
         "Appends to a value; creates the key if it doesn't exist.",
     ),
-    connection("auth", -2, "Answers that no password is configured."),
+    connection("auth", -2, "Logs the connection in."),
     connection("client", -2, "Names the connection, and returns its name and number."),
     server("command", -1, "loading stale", "Returns the commands and their properties."),
     server("config", -2, "admin noscript loading stale", "Returns settings."),

@@ -9,6 +9,7 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   siltstone memory-node --capacity 8GiB --listen unix:node.sock
   siltstone memory-node --capacity 8GiB --listen 10.0.0.2:10810 --allow-remote    lend to other machines of a closed network
+  siltstone memory-node --capacity 8GiB --listen 10.0.0.2:10810 --tls /etc/siltstone/pki      lend to clients with a certificate
   siltstone memory-node --capacity 8GiB --quota 2GiB --listen 127.0.0.1:10810     give each borrower 2GiB at most
   siltstone serve 'memory-node(\"10.0.0.2:10810\", name=swap0)' --nbd unix:vol.sock    borrow, on the other machine
   nbdcopy nbd://10.0.0.2:10810/status - | jq          show the state of the node
@@ -19,8 +20,8 @@ discarded. The node lends available memory above the reserve only: a write that 
 is available, or tasks of the machine wait for memory, the export status has the number of bytes that each borrower has to discard. Borrowed \
 memory is lost when the node ends.
 
-There is no authentication and no encryption: every client that reaches the address can read and change all borrowed memory. The \
-kernel's out-of-memory killer may end the node: the programs of this machine have priority.
+Without --tls there is no authentication and no encryption: every client that reaches the address can read and change all borrowed \
+memory. With it, every client that has a certificate of the authority can. The kernel's out-of-memory killer may end the node: the programs of this machine have priority.
 
 Prints the address once clients can connect.")]
 pub struct MemoryNodeServe {
@@ -30,6 +31,9 @@ pub struct MemoryNodeServe {
     /// Listen at this address
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub listen: String,
+    /// Serve clients with a certificate in TLS 1.3, by the certificates in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub tls: Option<std::path::PathBuf>,
     /// Permit an address that other machines can reach; for networks of trusted machines only
     #[arg(long)]
     pub allow_remote: bool,

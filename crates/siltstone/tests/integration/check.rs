@@ -176,6 +176,7 @@ fn a_damaged_log_is_salvaged_over_nbd() {
             connections: 1,
             block_size: None,
             timeout: USUAL_TIMEOUT,
+            tls: None,
         })
         .await
         .unwrap();

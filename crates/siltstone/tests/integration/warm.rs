@@ -103,6 +103,7 @@ impl User {
                 connections: 1,
                 block_size: Some(4096),
                 timeout: USUAL_TIMEOUT,
+                tls: None,
             };
             let client = NbdClient::connect(config).await.unwrap();
             let handle = client.open().await.unwrap();

@@ -224,13 +224,13 @@ ram(1MiB): this stack has no door: give an address to serve it at, such as --nbd
         &[],
         &["serve", "ram(1MiB)", "--nbd", "0.0.0.0:10809"],
         r#"
---nbd: address "0.0.0.0:10809": can be reached from other machines, and there is no authentication and no encryption; expected a unix socket or a loopback address, such as 127.0.0.1:10809; for a network of trusted machines give --allow-remote"#,
+--nbd: address "0.0.0.0:10809": can be reached from other machines, and clients need neither a certificate nor a password; expected a unix socket or a loopback address, such as 127.0.0.1:10809; for a network of trusted machines give --allow-remote"#,
     );
     refused(
         &[],
         &["spi", "serve", "--chip", "W25Q64JV", "--serprog", "[::]:4025"],
         r#"
---serprog: address "[::]:4025": can be reached from other machines, and there is no authentication and no encryption; expected a unix socket or a loopback address, such as 127.0.0.1:4025; for a network of trusted machines give --allow-remote"#,
+--serprog: address "[::]:4025": can be reached from other machines, and clients need neither a certificate nor a password; expected a unix socket or a loopback address, such as 127.0.0.1:4025; for a network of trusted machines give --allow-remote"#,
     );
     for (door, keys) in [("nbd", "address"), ("kv", "listen")] {
         let stack = format!("{door}(ram(1GiB), {keys}=\"0.0.0.0:10809\")");

@@ -16,6 +16,7 @@ mod link;
 mod reply_stream;
 mod table;
 
+use super::uri::{self, Uri};
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use device::RemoteDevice;
 use handshake::{RemoteExport, connect_simple, examine};
@@ -23,7 +24,6 @@ use runtime::net::Address;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,8 @@ pub struct ClientConfig {
     pub block_size: Option<u64>,
     /// Time limit of the server's answer to a request.
     pub timeout: Duration,
+    /// TLS, which the server then has to offer; `None` connects in plain text.
+    pub tls: Option<tls::ClientConfig>,
 }
 
 /// Default of [`ClientConfig::timeout`].
@@ -69,7 +71,7 @@ impl NbdClient {
     /// [`Error::NotFound`] if there is no such export, [`Error::Protocol`] if the peer is no NBD server,
     /// [`Error::Invalid`] if the export isn't a multiple of the wanted block size.
     pub async fn connect(config: ClientConfig) -> Result<NbdClient> {
-        let remote = examine(&config.address, &config.export, config.timeout).await?;
+        let remote = examine(&config).await?;
         let block_size = choose_block_size(&config, &remote)?;
         let geometry = DeviceGeometry {
             block_size,
@@ -174,7 +176,8 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a device on an NBD server",
     keys: &[
-        Key::required("address", ValueKind::Text, "address of the server: unix:PATH or IP:PORT").positional(),
+        Key::required("address", ValueKind::Text, "address of the server: unix:PATH, IP:PORT or an NBD URI")
+            .positional(),
         Key::optional("export", ValueKind::Text, "name of the export; empty is the server's default export")
             .or(""),
         Key::optional(
@@ -190,6 +193,8 @@ pub const KIND: Kind = Kind {
             "time limit of a request; after it the connection is closed; 10ms to 24h",
         )
         .or("30s"),
+        tls::keys::CLIENT_FOLDER,
+        tls::keys::HOSTNAME,
     ],
     messages: &[],
     shareable: false,
@@ -200,9 +205,27 @@ pub const KIND: Kind = Kind {
 
 fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
     let timeout = arguments.time_limit()?;
+    let refused = |error: Error| arguments.refuse("address", error.detail().to_owned());
+    let text = arguments.text("address")?;
+    let (address, export, tls) = match uri::parse(&text).map_err(refused)? {
+        None => {
+            let address = address_of(arguments, "address", &text)?;
+            let tls = tls::keys::client(arguments, &address)?;
+            (address, arguments.text("export")?, tls)
+        }
+        Some(uri) => {
+            if arguments.given("export") {
+                return Err(arguments.refuse("export", "export with a URI: expected the name in the URI"));
+            }
+            let address = absolute(arguments, uri.address.clone())?;
+            let tls = tls_of(arguments, &uri, &address)?;
+            (address, uri.export, tls)
+        }
+    };
     Ok(ClientConfig {
-        address: address_of(arguments, "address", &arguments.text("address")?)?,
-        export: arguments.text("export")?,
+        address,
+        export,
+        tls,
         connections: arguments.integer("connections")? as usize,
         block_size: arguments.optional_size("block_size")?,
         timeout,
@@ -212,10 +235,36 @@ fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
 /// Address from a stack: a relative path is resolved against the stack's folder.
 pub(super) fn address_of(arguments: &Arguments, key: &'static str, text: &str) -> Result<Address> {
     let refused = |error: Error| arguments.refuse(key, error.detail().to_owned());
-    match text.parse().map_err(refused)? {
-        Address::Unix(path) => Ok(Address::Unix(arguments.absolute(Path::new(&path))?)),
+    absolute(arguments, text.parse().map_err(refused)?)
+}
+
+/// Resolves the path of a unix socket against the stack's folder.
+fn absolute(arguments: &Arguments, address: Address) -> Result<Address> {
+    match address {
+        Address::Unix(path) => Ok(Address::Unix(arguments.absolute(&path)?)),
         tcp => Ok(tcp),
     }
+}
+
+/// TLS of a URI; the keys of the stack precede its parameters.
+fn tls_of(arguments: &Arguments, uri: &Uri, address: &Address) -> Result<Option<tls::ClientConfig>> {
+    let has_tls_words = uri.certificates.is_some() || uri.hostname.is_some() || arguments.given("tls");
+    let folder = match &uri.certificates {
+        _ if !uri.is_tls && has_tls_words => {
+            return Err(arguments.refuse("address", "TLS with nbd: in the URI: expected nbds: or nbds+unix:"));
+        }
+        Some(folder) if !arguments.given("tls") => folder,
+        None if uri.is_tls && !arguments.given("tls") => {
+            let text =
+                "a URI with TLS needs certificates: expected tls = \"FOLDER\" or ?tls-certificates=FOLDER";
+            return Err(arguments.refuse("address", text));
+        }
+        _ => return tls::keys::client_named(arguments, address, uri.hostname.as_deref()),
+    };
+    let name = arguments.optional_text("tls_hostname")?.or_else(|| uri.hostname.clone());
+    let name = name.unwrap_or_else(|| tls::keys::usual_hostname(address));
+    let config = tls::Folder::new(arguments.absolute(folder)?).client(&name);
+    config.map(Some).map_err(|error| arguments.refuse("address", error.detail().to_owned()))
 }
 
 fn plan(arguments: &Arguments) -> Result<Shape> {

@@ -15,19 +15,20 @@
 //! [`server`](super::server) admits clients; [`request`](super::request) and `work` interpret requests.
 
 use super::budget::{Budget, Share};
-use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
-use super::protocol::{ErrorNumber, REQUEST_BYTES, Request, greeting};
+use super::negotiation::{Agreement, ExportDescription};
+use super::opening::{Negotiated, negotiate};
+use super::protocol::{ErrorNumber, REQUEST_BYTES, Request};
 use super::replies::Replies;
 use super::request::{Command, Intake, LARGE_WRITE, Session, Step};
-use super::server::ExportConfig;
+use super::server::ServerTls;
 use super::source::ExportSource;
 use super::work::{self, Ended, MAX_STATUS_BYTES, Work};
 use crate::served::export::{Export, Tally};
 use crate::served::in_flight::{InFlight, SLOTS};
 use crate::served::work::{Operation, Target};
-use block::{Buffer, Call, Data, Device, Durability, Error, Payload, Result};
+use block::{Buffer, Call, Device, Durability, Error, Payload, Result};
 use runtime::Instant;
-use runtime::net::{SendStep, SendWatch, Stream};
+use runtime::net::{self, SendStep, SendWatch};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
@@ -35,11 +36,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use tls::Stream;
 
 /// Limit of the bytes of open requests and replies of a connection.
 pub(super) const MAX_BYTES: u64 = 64 << 20;
 /// Size of the buffer that requests are received into, in bytes.
-const RECEIVE_BYTES: usize = 256 << 10;
+pub(super) const RECEIVE_BYTES: usize = 256 << 10;
 /// Time limit of the handshake.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for a client that is silent in the middle of a request.
@@ -64,7 +66,8 @@ const PROBE_EVERY: u32 = 64;
 
 /// State by which the server supervises a connection.
 pub(super) struct Watch {
-    pub(super) stream: Stream,
+    /// Socket of the connection, in plain text or below TLS.
+    pub(super) stream: net::Stream,
     /// Time at which the client is disconnected unless it makes progress.
     pub(super) deadline: Cell<Option<Instant>>,
     /// Whether the deadline has passed.
@@ -118,7 +121,7 @@ impl Pace {
 }
 
 impl Watch {
-    pub(super) fn new(stream: Stream, observer: EndObserver) -> Watch {
+    pub(super) fn new(stream: net::Stream, observer: EndObserver) -> Watch {
         Watch {
             stream,
             deadline: Cell::new(None),
@@ -229,18 +232,18 @@ impl fmt::Display for End {
 }
 
 /// Bytes received and not yet used.
-struct Received {
-    buffer: Buffer,
-    used: usize,
+pub(super) struct Received {
+    pub(super) buffer: Buffer,
+    pub(super) used: usize,
 }
 
 impl Received {
-    fn rest(&self) -> &[u8] {
+    pub(super) fn rest(&self) -> &[u8] {
         &self.buffer.filled()[self.used..]
     }
 
     /// Makes space after the unused bytes for the next receive.
-    fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self) {
         let rest = self.rest().len();
         if rest == 0 {
             self.buffer.clear();
@@ -260,15 +263,32 @@ pub(super) struct Offered<'a> {
     /// The same exports, with this shard's handles.
     pub(super) exports: &'a [(&'a Export, &'a dyn Device)],
     pub(super) source: Option<&'a dyn ExportSource>,
+    pub(super) tls: Option<&'a ServerTls>,
 }
 
 /// Serves a client, handshake and transmission, until the connection ends.
 pub(super) async fn serve(watch: &Watch, offered: &Offered<'_>, budget: &Arc<Budget>, shard: usize) -> End {
     watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
-    let (agreement, opened, received) = match negotiate(watch, offered).await {
-        Ok(agreed) => agreed,
-        Err(end) => return end,
+    let mut stream = Stream::Plain(watch.stream.clone());
+    let end = match negotiate(watch, offered, &mut stream).await {
+        Ok(negotiated) => transmit(watch, offered, budget, shard, negotiated, &stream).await,
+        Err(end) => end,
     };
+    if matches!(end, End::Goodbye | End::Stopped | End::HungUp | End::Violation(_)) {
+        stream.say_goodbye().await;
+    }
+    end
+}
+
+/// Serves the transmission phase.
+async fn transmit(
+    watch: &Watch,
+    offered: &Offered<'_>,
+    budget: &Arc<Budget>,
+    shard: usize,
+    (agreement, opened, received): Negotiated,
+    stream: &Stream,
+) -> End {
     watch.deadline.set(None);
     // An export of the source belongs to this connection.
     let own = match opened {
@@ -286,61 +306,8 @@ pub(super) async fn serve(watch: &Watch, offered: &Offered<'_>, budget: &Arc<Bud
     };
     export.counters.add(&mut Tally { connections: 1, ..Tally::default() });
     let share = Share::new(budget.clone());
-    let mut connection = Connection::new(watch, export, device, share, shard, agreement, received);
+    let mut connection = Connection::new((watch, stream), export, device, share, shard, agreement, received);
     poll_fn(|context| connection.poll(context)).await
-}
-
-/// Result of a handshake: the agreement, the export if it is one of the source, and the bytes after the
-/// handshake.
-type Negotiated = (Agreement, Option<ExportConfig>, Received);
-
-async fn negotiate(watch: &Watch, offered: &Offered<'_>) -> Result<Negotiated, End> {
-    // A device may have grown since the start of the server.
-    let present = offered.descriptions.iter().zip(offered.exports);
-    let present = present.map(|(description, (export, _))| ExportDescription {
-        size: export.geometry().bytes(),
-        ..description.clone()
-    });
-    let descriptions: Vec<ExportDescription> = present.collect();
-    let stream = &watch.stream;
-    let send = async |bytes: &[u8]| stream.send(Data::copy_of(bytes).into()).await.0.map_err(End::Lost);
-    let end_of_input = || match (watch.expired.get(), watch.stopping.get()) {
-        (true, _) => End::Silent,
-        (_, true) => End::Stopped,
-        _ => End::HungUp,
-    };
-    let mut negotiation = Negotiation::new(&descriptions).with_source(offered.source);
-    let mut received = Received { buffer: Buffer::new(RECEIVE_BYTES), used: 0 };
-    let mut answer = Vec::new();
-    send(&greeting()).await?;
-    loop {
-        let (used, progress) = negotiation.advance(received.rest(), &mut answer).map_err(End::Violation)?;
-        received.used += used;
-        if !answer.is_empty() {
-            send(&answer).await?;
-            answer.clear();
-        }
-        match progress {
-            Progress::Continue => {}
-            Progress::Transmission(agreement) => {
-                let is_known = agreement.export < descriptions.len();
-                let opened = negotiation.into_opened().filter(|_| !is_known);
-                return Ok((agreement, opened, received));
-            }
-            Progress::Ended => return Err(End::Goodbye),
-            Progress::Wait => {
-                received.make_room();
-                let (result, buffer) = stream.receive(received.buffer).await;
-                received.buffer = buffer;
-                match result {
-                    Ok(0) => return Err(end_of_input()),
-                    Ok(_) if watch.stopping.get() => return Err(End::Stopped),
-                    Ok(_) => {}
-                    Err(error) => return Err(End::Lost(error)),
-                }
-            }
-        }
-    }
 }
 
 /// Whether receives wait to batch requests.
@@ -391,6 +358,7 @@ impl Batching {
 /// The transmission phase of a connection.
 struct Connection<'c> {
     watch: &'c Watch,
+    stream: &'c Stream,
     export: &'c Export,
     session: Session,
     target: Target<'c>,
@@ -424,7 +392,7 @@ struct Connection<'c> {
 
 impl<'c> Connection<'c> {
     fn new(
-        watch: &'c Watch,
+        (watch, stream): (&'c Watch, &'c Stream),
         export: &'c Export,
         device: &'c dyn Device,
         share: Share,
@@ -435,6 +403,7 @@ impl<'c> Connection<'c> {
         let geometry = export.geometry();
         Connection {
             watch,
+            stream,
             export,
             session: Session {
                 size: geometry.bytes(),
@@ -554,21 +523,22 @@ impl<'c> Connection<'c> {
             self.batching.looked_again = true;
             return context.waker().wake_by_ref();
         }
-        let stream = &self.watch.stream;
+        let stream = self.stream;
         let (call, in_the_middle) = if let Some(buffer) = self.large_buffer.take() {
-            (Call::new(stream.receive(buffer)), true)
+            (stream.start_receive(buffer), true)
         } else if let Some(mut received) = self.received.take() {
             received.make_room();
             let in_the_middle = !received.rest().is_empty() || self.intake.is_skipping();
             self.used = received.used;
             let waits = self.batching.begin(self.in_flight.is_empty() && !in_the_middle);
-            let receive = async move {
-                if waits {
+            let call = match waits {
+                true => Call::new(async move {
                     runtime::sleep(BATCH_WAIT).await;
-                }
-                stream.receive(received.buffer).await
+                    stream.receive(received.buffer).await
+                }),
+                false => stream.start_receive(received.buffer),
             };
-            (Call::new(receive), in_the_middle)
+            (call, in_the_middle)
         } else {
             return;
         };
@@ -724,7 +694,7 @@ impl<'c> Connection<'c> {
             }
             let payload = std::mem::take(&mut self.spare);
             self.watch.taking.begin(self.sent.1);
-            self.sending = Some(Call::new(self.watch.stream.send_watched(payload, &self.watch.sends)));
+            self.sending = Some(self.stream.start_send_watched(payload, &self.watch.sends));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The NBD door as a part of a stack.
 
 use super::client::address_of;
-use super::server::{ExportConfig, Server, ServerConfig};
+use super::server::{ExportConfig, Server, ServerConfig, ServerTls};
 use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
@@ -82,6 +82,14 @@ pub const KIND: Kind = Kind {
         .or("256"),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
         Key::optional("description", ValueKind::Text, "text that clients can show").or(""),
+        tls::keys::SERVER_FOLDER,
+        tls::keys::VERIFY_CLIENT,
+        Key::optional(
+            "tls_mode",
+            ValueKind::Choice(&["require", "allow"]),
+            "with tls: require refuses clients without TLS, allow serves them in plain text",
+        )
+        .or("require"),
     ],
     messages: &[],
     shareable: false,
@@ -127,6 +135,14 @@ fn names(arguments: &Arguments) -> Result<Vec<String>> {
     }
 }
 
+/// TLS of the server; reads the certificates.
+fn tls_of(arguments: &Arguments) -> Result<Option<ServerTls>> {
+    let Some(config) = tls::keys::server(arguments)? else {
+        return tls::keys::without(arguments, "tls_mode").map(|()| None);
+    };
+    Ok(Some(ServerTls { config, required: arguments.choice("tls_mode")? == "require" }))
+}
+
 fn plan(arguments: &Arguments) -> Result<Shape> {
     unix_socket::check(arguments)?;
     let address = address(arguments)?;
@@ -137,7 +153,10 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(key) = keys.iter().find(|key| arguments.given(key)) {
         return Err(arguments.refuse(key, format!("{key} with {other}")));
     }
-    let reached = address.check_reach(arguments.boolean("allow_remote")?, "set allow_remote = true");
+    let verifies = tls_of(arguments)?.is_some_and(|tls| tls.required && tls.config.verifies_clients());
+    let is_permitted = arguments.boolean("allow_remote")? || verifies;
+    let reached =
+        address.check_reach(is_permitted, "set tls, with certificates of clients, or allow_remote = true");
     reached.map_err(|error| arguments.refuse("address", error.detail().to_owned()))?;
     names(arguments)?;
     Ok(Shape::default())
@@ -157,6 +176,7 @@ fn build(arguments: &Arguments) -> Result<Built> {
         access: unix_socket::access(arguments)?,
         exports: exports.collect(),
         max_connections: arguments.integer("max_connections")? as usize,
+        tls: tls_of(arguments)?,
     };
     Ok(Built::Door(Arc::new(NbdDoor::new(config)?)))
 }

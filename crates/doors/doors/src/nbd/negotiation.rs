@@ -3,8 +3,9 @@
 //! Memory and answers are bounded for any input ([`MAX_OPTION`] bytes of an option, [`MAX_OPTIONS`]
 //! options). An option that is unknown, malformed or not allowed is answered with the error that the
 //! specification demands, and the session continues. The session ends only if no answer is possible (a wrong
-//! magic number, flags that were never offered, EXPORT_NAME for an unknown export). TLS and extended headers
-//! are not offered. The connection has the time limits and the socket.
+//! magic number, flags that were never offered, EXPORT_NAME for an unknown export). Extended headers are not
+//! offered. After STARTTLS the caller makes the TLS handshake and calls [`Negotiation::in_tls`]. The
+//! connection has the time limits and the socket.
 
 use super::protocol::{
     ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, MAX_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES, OPTION_MAGIC,
@@ -77,8 +78,23 @@ pub enum Progress {
     Continue,
     /// Transmission begins after the consumed bytes.
     Transmission(Agreement),
+    /// After the answer, the client's next bytes begin the TLS handshake.
+    StartTls,
     /// The client has ended the session.
     Ended,
+}
+
+/// State of TLS in a handshake, in the terms of the specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tls {
+    /// NOTLS: STARTTLS is refused.
+    Off,
+    /// SELECTIVETLS, with all exports available in plain text.
+    Allowed,
+    /// FORCEDTLS: nothing but STARTTLS and ABORT is answered before TLS.
+    Required,
+    /// The session is in TLS.
+    Active,
 }
 
 /// A handshake in progress.
@@ -93,6 +109,7 @@ pub struct Negotiation<'a> {
     /// Number of bytes of an option's data that are still to be skipped.
     skip: usize,
     options: u32,
+    tls: Tls,
     structured: bool,
     /// Export for which `base:allocation` was selected last.
     context_for: Option<usize>,
@@ -108,6 +125,7 @@ const fn refusal(reply: u32, words: &'static str) -> Refused {
 
 const NO_DATA: Refused = refusal(option_reply::ERR_INVALID, "the option takes no data");
 const MALFORMED: Refused = refusal(option_reply::ERR_INVALID, "the option is malformed");
+const TLS_REQUIRED: Refused = refusal(option_reply::ERR_TLS_REQD, "this server requires TLS");
 const NO_EXPORT: Refused = refusal(option_reply::ERR_UNKNOWN, "there is no such export");
 
 impl<'a> Negotiation<'a> {
@@ -121,6 +139,7 @@ impl<'a> Negotiation<'a> {
             client_flags: None,
             skip: 0,
             options: 0,
+            tls: Tls::Off,
             structured: false,
             context_for: None,
         }
@@ -129,6 +148,21 @@ impl<'a> Negotiation<'a> {
     /// Asks this source for names that no export has.
     pub fn with_source(self, source: Option<&'a dyn ExportSource>) -> Self {
         Negotiation { source, ..self }
+    }
+
+    /// Offers TLS in this mode.
+    pub fn with_tls(self, tls: Tls) -> Self {
+        Negotiation { tls, ..self }
+    }
+
+    /// Continues in TLS. What was agreed on in plain text is forgotten, because somebody on the way may have
+    /// put it there.
+    pub fn in_tls(&mut self) {
+        self.tls = Tls::Active;
+        self.structured = false;
+        self.context_for = None;
+        self.opened = None;
+        self.asked.clear();
     }
 
     /// Export of the source that the client has agreed on; `None` for a known export.
@@ -193,6 +227,18 @@ impl<'a> Negotiation<'a> {
 
     fn answer_option(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
         let outcome = match option {
+            option::EXPORT_NAME if self.tls == Tls::Required => {
+                return Err(Error::protocol("EXPORT_NAME in plain text: this server requires TLS"));
+            }
+            option::ABORT | option::STARTTLS => Ok(()),
+            _ if self.tls == Tls::Required => Err(TLS_REQUIRED),
+            _ => Ok(()),
+        };
+        if let Err(refused) = outcome {
+            refuse(answer, option, refused);
+            return Ok(Progress::Continue);
+        }
+        let outcome = match option {
             option::EXPORT_NAME => return self.take_export(data, answer),
             option::ABORT => {
                 put_option_reply(answer, option, option_reply::ACK, &[]);
@@ -213,10 +259,15 @@ impl<'a> Negotiation<'a> {
             }
             option::STRUCTURED_REPLY => Err(NO_DATA),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data, answer),
-            option::STARTTLS if data.is_empty() => {
-                Err(refusal(option_reply::ERR_POLICY, "TLS is not offered"))
-            }
-            option::STARTTLS => Err(NO_DATA),
+            option::STARTTLS if !data.is_empty() => Err(NO_DATA),
+            option::STARTTLS => match self.tls {
+                Tls::Off => Err(refusal(option_reply::ERR_POLICY, "TLS is not offered")),
+                Tls::Active => Err(refusal(option_reply::ERR_INVALID, "the session is in TLS already")),
+                Tls::Allowed | Tls::Required => {
+                    put_option_reply(answer, option, option_reply::ACK, &[]);
+                    return Ok(Progress::StartTls);
+                }
+            },
             _ => Err(refusal(option_reply::ERR_UNSUP, "the option is unknown")),
         };
         match outcome {

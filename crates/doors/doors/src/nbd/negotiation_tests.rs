@@ -248,7 +248,7 @@ fn a_source_has_the_exports_that_the_configuration_has_not() {
                 (_, Progress::Transmission(agreement)) => {
                     return (answer, Some((agreement, negotiation.into_opened().map(|export| export.name))));
                 }
-                (_, Progress::Ended) => panic!("an unexpected end"),
+                (_, Progress::Ended | Progress::StartTls) => panic!("an unexpected end"),
             }
         }
     };

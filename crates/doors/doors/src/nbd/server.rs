@@ -4,7 +4,8 @@
 //! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through
 //!   that shard's own handles, which are opened once per shard and export.
 //! - There are never more than `max_connections`; further ones are closed at once. All connections together
-//!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection.
+//!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection, and
+//!   [`tls::MAX_CONNECTION_BYTES`] for one in TLS.
 //! - [`Server::stop`] accepts no new clients, lets requests in flight end (their replies are sent for at most
 //!   [`STOP_LIMIT`]; devices always end theirs), closes the connections and drops the handles.
 //! - A unix socket's file is created and removed as [`runtime::net`] promises: one that a killed server left
@@ -17,6 +18,7 @@ use super::connection::{End, Offered, Watch, serve};
 use super::negotiation::ExportDescription;
 use super::protocol::MAX_STRING;
 use super::source::ExportSource;
+use super::uri::uri;
 use crate::served::export::Export;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::net::acceptor::{ClientPermit, Clients, Connections, accept};
@@ -63,6 +65,15 @@ impl ExportConfig {
     }
 }
 
+/// Certificates of a server, and whether clients have to use TLS.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    /// Certificates and rules.
+    pub config: tls::ServerConfig,
+    /// Whether clients without TLS are refused.
+    pub required: bool,
+}
+
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Address to listen on.
@@ -73,6 +84,8 @@ pub struct ServerConfig {
     pub exports: Vec<ExportConfig>,
     /// Limit of connected clients.
     pub max_connections: usize,
+    /// TLS; `None` offers none.
+    pub tls: Option<ServerTls>,
 }
 
 /// A server, listening or not.
@@ -93,6 +106,7 @@ struct Running {
 struct Shared {
     address: Address,
     access: Access,
+    tls: Option<ServerTls>,
     clients: Arc<Clients>,
     descriptions: Vec<ExportDescription>,
     devices: Vec<Arc<dyn DevicePart>>,
@@ -158,6 +172,7 @@ impl Server {
         let shared = Shared {
             address: config.address,
             access: config.access,
+            tls: config.tls,
             clients: Clients::new(config.max_connections),
             descriptions,
             read_only: config.exports.iter().map(|export| export.read_only).collect(),
@@ -242,7 +257,8 @@ impl Server {
     /// URI of each export, as the document "NBD URI" defines it.
     pub fn addresses(&self) -> Vec<String> {
         let address = self.address();
-        self.shared.descriptions.iter().map(|export| uri(&address, &export.name)).collect()
+        let is_tls = self.shared.tls.as_ref().is_some_and(|tls| tls.required);
+        self.shared.descriptions.iter().map(|export| uri(&address, &export.name, is_tls)).collect()
     }
 
     /// Number of connected clients.
@@ -334,6 +350,7 @@ async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: Clien
         descriptions: &shared.descriptions,
         exports: &served,
         source: shared.source.get().map(|source| &**source),
+        tls: shared.tls.as_ref(),
     };
     let end = serve(&watch, &offered, &shared.budget, runtime::current_shard().0).await;
     match end {
@@ -368,38 +385,4 @@ async fn keep_watch(part: Rc<ShardPart>) {
         }
     }
     part.watching.set(false);
-}
-
-/// URI of an export in the syntax of clients.
-fn uri(address: &Address, export: &str) -> String {
-    let export = percent_encoded(export.as_bytes(), b"-._~/:");
-    match address {
-        Address::Unix(path) => {
-            use std::os::unix::ffi::OsStrExt;
-            let path = percent_encoded(path.as_os_str().as_bytes(), b"-._~/:");
-            format!("nbd+unix:///{export}?socket={path}")
-        }
-        Address::Tcp(address) => format!("nbd://{address}/{export}"),
-    }
-}
-
-fn percent_encoded(bytes: &[u8], kept: &[u8]) -> String {
-    let encode = |byte: &u8| match byte {
-        byte if byte.is_ascii_alphanumeric() || kept.contains(byte) => char::from(*byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    bytes.iter().map(encode).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uris_name_socket_and_export() {
-        let unix = Address::Unix("/run/a b.sock".into());
-        assert_eq!(uri(&unix, "disk"), "nbd+unix:///disk?socket=/run/a%20b.sock");
-        let tcp = Address::Tcp("127.0.0.1:10809".parse().expect("an address"));
-        assert_eq!(uri(&tcp, "a%?#"), "nbd://127.0.0.1:10809/a%25%3F%23");
-    }
 }

@@ -36,6 +36,7 @@ pub fn requests_allocate_nothing() {
             access: Default::default(),
             exports: vec![export],
             max_connections: 1,
+            tls: None,
         };
         let server = Server::new(config).expect("valid");
         server.start().await.expect("it starts");
@@ -45,6 +46,7 @@ pub fn requests_allocate_nothing() {
             connections: 1,
             block_size: None,
             timeout: USUAL_TIMEOUT,
+            tls: None,
         };
         // The request for the export's properties is also a connection.
         let client = NbdClient::connect(config).await.expect("it answers");

@@ -152,6 +152,7 @@ fn there_are_never_more_connections_than_allowed() {
             access: Default::default(),
             exports,
             max_connections: 3,
+            tls: None,
         };
         let server = Server::new(config).expect("valid");
         server.start().await.expect("it starts");
@@ -179,6 +180,7 @@ fn configurations_that_cant_be_are_refused() {
             access: Default::default(),
             exports,
             max_connections: 1,
+            tls: None,
         })
     };
     assert!(with(vec![]).is_err());

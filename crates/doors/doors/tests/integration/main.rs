@@ -11,5 +11,7 @@ mod requests;
 mod silence;
 mod stuck;
 mod support;
+mod tls_clients;
+mod tls_foreign;
 mod two_ends;
 mod vhost;

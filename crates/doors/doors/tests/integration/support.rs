@@ -9,11 +9,12 @@ use doors::nbd::protocol::{
     GREETING_BYTES, OPTION_REPLY_HEADER_BYTES, Reader, Request, command, option, option_reply, put_option,
 };
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
-use runtime::net::{Address, Stream};
+use runtime::net::{self, Address};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use tls::Stream;
 
 pub fn ram(bytes: u64, block: u64) -> Arc<dyn DevicePart> {
     let block = BlockSize::new(block).expect("a block size");
@@ -32,8 +33,13 @@ pub fn socket() -> (tempfile::TempDir, Address) {
 }
 
 pub fn server(address: &Address, exports: Vec<ExportConfig>) -> Arc<Server> {
-    let config =
-        ServerConfig { address: address.clone(), access: Default::default(), exports, max_connections: 16 };
+    let config = ServerConfig {
+        address: address.clone(),
+        access: Default::default(),
+        exports,
+        max_connections: 16,
+        tls: None,
+    };
     Arc::new(Server::new(config).expect("a valid configuration"))
 }
 
@@ -45,6 +51,7 @@ pub async fn limited_client(address: &Address, timeout: std::time::Duration) -> 
         connections: 1,
         block_size: Some(4096),
         timeout,
+        tls: None,
     };
     NbdClient::connect(config).await
 }
@@ -56,6 +63,7 @@ pub async fn client(address: &Address, export: &str, block_size: Option<u64>) ->
         connections: 1,
         block_size,
         timeout: USUAL_TIMEOUT,
+        tls: None,
     };
     NbdClient::connect(config).await.expect("the server answers")
 }
@@ -76,7 +84,8 @@ pub type RawReply = std::result::Result<Vec<u8>, u32>;
 
 impl Raw {
     pub async fn connect(address: &Address) -> Raw {
-        Raw { stream: Stream::connect(address).await.expect("the server listens"), structured: false }
+        let stream = net::Stream::connect(address).await.expect("the server listens").into();
+        Raw { stream, structured: false }
     }
 
     pub async fn send(&self, bytes: &[u8]) {
@@ -125,6 +134,21 @@ impl Raw {
     pub async fn open(address: &Address, export: &str, structured: bool) -> Raw {
         let mut raw = Raw::connect(address).await;
         raw.greet().await;
+        raw.choose(export, structured).await;
+        raw
+    }
+
+    /// Makes the TLS handshake after STARTTLS.
+    pub async fn start_tls(&mut self, config: &tls::ClientConfig) -> Result<()> {
+        assert_eq!(self.option(option::STARTTLS, &[]).await[0].0, option_reply::ACK);
+        let Stream::Plain(socket) = self.stream.clone() else { panic!("in TLS already") };
+        self.stream = Stream::connect(socket, Some(config), tls::HANDSHAKE_LIMIT).await?;
+        Ok(())
+    }
+
+    /// Completes a handshake after the greeting.
+    pub async fn choose(&mut self, export: &str, structured: bool) {
+        let raw = self;
         let name = |name: &str| [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
         if structured {
             raw.structured = true;
@@ -135,7 +159,6 @@ impl Raw {
         let go = [name(export), vec![0, 0]].concat();
         let replies = raw.option(option::GO, &go).await;
         assert_eq!(replies.last().map(|reply| reply.0), Some(option_reply::ACK), "export {export:?}");
-        raw
     }
 
     pub async fn request(&self, command: u16, flags: u16, offset: u64, length: u32, payload: &[u8]) {

@@ -175,6 +175,7 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
             connections: 1,
             block_size: None,
             timeout: USUAL_TIMEOUT,
+            tls: None,
         };
         let error = NbdClient::connect(missing).await.map(drop).expect_err("there is no such export");
         assert_eq!(error.errno(), libc::ENOENT, "{error}");

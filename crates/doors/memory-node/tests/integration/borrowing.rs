@@ -52,7 +52,8 @@ fn the_leaf_keeps_the_contract_of_devices() {
         let make = async || {
             // The suite needs a zeroed device each time, and the node accepts at most three borrowers.
             number.set(number.get() + 1);
-            let part = MemoryNodePart::connect(address.clone(), format!("part{}", number.get() % 3), 1).await;
+            let part =
+                MemoryNodePart::connect(address.clone(), format!("part{}", number.get() % 3), 1, None).await;
             let part = part.unwrap();
             let device = part.open().await.unwrap();
             device.discard(part.geometry().whole()).await.unwrap();

@@ -22,8 +22,13 @@ async fn impostor(address: &Address, status_bytes: u64) -> (Server, Rc<dyn block
         read_only: false,
     };
     let exports = vec![export("status", status.clone()), export("memory/one", ram(MIB))];
-    let config =
-        ServerConfig { address: address.clone(), access: Default::default(), exports, max_connections: 16 };
+    let config = ServerConfig {
+        address: address.clone(),
+        access: Default::default(),
+        exports,
+        max_connections: 16,
+        tls: None,
+    };
     let server = Server::new(config).unwrap();
     server.start().await.unwrap();
     (server, status.open().await.unwrap())
@@ -43,7 +48,8 @@ const SOUND: &str = r#"{"version":1,"capacity_bytes":5,"lent_bytes":0,"free_byte
 fn other_servers_are_refused_with_the_reason() {
     simulated(21, |address| async move {
         let (server, status) = impostor(&address, STATUS_BYTES as u64).await;
-        let connect = async || MemoryNodePart::connect(address.clone(), "one".to_owned(), 1).await.err();
+        let connect =
+            async || MemoryNodePart::connect(address.clone(), "one".to_owned(), 1, None).await.err();
         for (text, expected) in [
             (&b""[..], "isn't the JSON object"),
             (b"{\"version\": 2, \"capacity_bytes\": 1}", "version 2: expected 1"),
@@ -114,6 +120,7 @@ fn names_that_a_node_does_not_know_are_refused_and_leave_nothing() {
                 connections: 1,
                 block_size: None,
                 timeout: USUAL_TIMEOUT,
+                tls: None,
             };
             NbdClient::connect(config).await
         };

@@ -132,7 +132,7 @@ fn names_are_checked_and_borrowers_counted() {
     simulated(16, |address| async move {
         let node = node(config(&address), &Machine::new(512 * MIB)).await;
         for name in ["", "a/b", "a b", "ä", "..\0", &"x".repeat(65)] {
-            let refused = MemoryNodePart::connect(address.clone(), name.to_owned(), 1).await;
+            let refused = MemoryNodePart::connect(address.clone(), name.to_owned(), 1, None).await;
             assert_eq!(refused.err().unwrap().errno(), 22, "{name}");
         }
         let mut parts = Vec::new();
@@ -140,7 +140,7 @@ fn names_are_checked_and_borrowers_counted() {
             let part = borrow(&address, name).await;
             parts.push((open(&part).await, part));
         }
-        let refused = MemoryNodePart::connect(address.clone(), "four".to_owned(), 1).await;
+        let refused = MemoryNodePart::connect(address.clone(), "four".to_owned(), 1, None).await;
         let refused = refused.err().unwrap();
         assert!(refused.detail().contains("limit of 3 borrowers"), "{refused}");
         borrow(&address, "two").await;

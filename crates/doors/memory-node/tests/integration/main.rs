@@ -6,3 +6,4 @@ mod borrowing;
 mod hostile;
 mod limits;
 mod support;
+mod tls_borrowers;

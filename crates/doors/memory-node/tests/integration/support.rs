@@ -41,6 +41,7 @@ impl Machine {
 pub fn config(address: &Address) -> NodeConfig {
     NodeConfig {
         address: address.clone(),
+        tls: None,
         allow_remote: false,
         capacity: 64 * MIB,
         quota: 48 * MIB,
@@ -69,7 +70,7 @@ pub fn simulated<Fut: Future<Output = ()> + 'static>(
 }
 
 pub async fn borrow(address: &Address, name: &str) -> MemoryNodePart {
-    MemoryNodePart::connect(address.clone(), name.to_owned(), 1).await.unwrap()
+    MemoryNodePart::connect(address.clone(), name.to_owned(), 1, None).await.unwrap()
 }
 
 /// Blocks of this many bytes in total: none is zeros, and all differ.

@@ -7,6 +7,7 @@ mod foreign;
 mod kind;
 mod replies;
 mod server;
+mod users;
 
 /// Runs `main` on `shards` simulated shards.
 fn simulate<F: Future<Output = ()> + 'static>(

@@ -46,7 +46,7 @@ impl RemoteDevice {
         let (links, next) = (Vec::new(), Cell::new(0));
         let mut device = RemoteDevice { geometry, remote: *remote, links, next, unflushed };
         for _ in 0..config.connections {
-            let (stream, now) = connect(&config.address, &config.export, config.timeout).await?;
+            let (stream, now) = connect(config).await?;
             if now.size != remote.size || now.is_read_only() != remote.is_read_only() {
                 return Err(Error::busy(format!(
                     "export \"{}\" of {} has changed: {} bytes, expected {}; open the stack again",

@@ -3,14 +3,16 @@
 //! Received data is bounded; a peer that is no NBD server is an [`Error::Protocol`] with the first bytes that
 //! it sent. Servers without INFO and GO (older than 2016) are not supported.
 
+use super::ClientConfig;
 use crate::nbd::protocol::{
     ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC,
     OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply,
     put_option, transmission_flag,
 };
 use block::{Buffer, Data, Error, Result};
-use runtime::net::{Address, Stream};
+use runtime::net::{self, Address};
 use std::time::Duration;
+use tls::Stream;
 
 /// Time limit of connecting and the handshake.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -53,39 +55,39 @@ impl RemoteExport {
 }
 
 /// Reads the properties of an export and disconnects.
-pub(super) async fn examine(address: &Address, export: &str, limit: Duration) -> Result<RemoteExport> {
+pub(super) async fn examine(config: &ClientConfig) -> Result<RemoteExport> {
     let handshake = async {
-        let mut handshake = Handshake::begin(address, export).await?;
+        let mut handshake = Handshake::begin(config).await?;
         let remote = handshake.describe(option::INFO).await?;
         let mut goodbye = Vec::new();
         put_option(&mut goodbye, option::ABORT, &[]);
         // The server may close without reading it.
         let _ = handshake.send(&goodbye).await;
+        handshake.stream.say_goodbye().await;
         Ok(remote)
     };
-    limited(address, limit, handshake).await
+    limited(&config.address, config.timeout, handshake).await
 }
 
 /// Connects for transmission.
-pub(super) async fn connect(
-    address: &Address,
-    export: &str,
-    limit: Duration,
-) -> Result<(Stream, RemoteExport)> {
+pub(super) async fn connect(config: &ClientConfig) -> Result<(Stream, RemoteExport)> {
     let handshake = async {
-        let mut handshake = Handshake::begin(address, export).await?;
+        let mut handshake = Handshake::begin(config).await?;
         let remote = handshake.describe(option::GO).await?;
         Ok((handshake.stream, remote))
     };
-    limited(address, limit, handshake).await
+    limited(&config.address, config.timeout, handshake).await
 }
 
 /// Connects for transmission with simple replies.
-pub(super) async fn connect_simple(address: &Address, export: &str) -> Result<(Stream, RemoteExport)> {
+pub(super) async fn connect_simple(address: &Address, export: &str) -> Result<(net::Stream, RemoteExport)> {
     let handshake = async {
         let mut handshake = Handshake::greeted(address, export).await?;
         let remote = handshake.describe(option::GO).await?;
-        Ok((handshake.stream, remote))
+        match handshake.stream {
+            Stream::Plain(socket) => Ok((socket, remote)),
+            Stream::Tls(_) => Err(Error::unsupported("TLS with the kernel's NBD client")),
+        }
     };
     limited(address, LIMIT, handshake).await
 }
@@ -121,15 +123,22 @@ struct Reply {
 impl<'a> Handshake<'a> {
     /// Connects and sends the client flags.
     async fn greeted(address: &Address, export: &'a str) -> Result<Self> {
-        let stream = Stream::connect(address).await?;
+        let stream = net::Stream::connect(address).await?.into();
         let mut handshake = Handshake { stream, export, structured: false, allocation: None };
         handshake.greet().await?;
         Ok(handshake)
     }
 
     /// Connects, sends the client flags, and asks for structured replies and the context `base:allocation`.
-    async fn begin(address: &Address, export: &'a str) -> Result<Self> {
-        let mut handshake = Self::greeted(address, export).await?;
+    ///
+    /// If the configuration has TLS, everything after the flags is in TLS: a server that refuses it, or
+    /// somebody on the way who pretends so, is an error.
+    async fn begin(config: &'a ClientConfig) -> Result<Self> {
+        let export = &config.export;
+        let mut handshake = Self::greeted(&config.address, export).await?;
+        if let Some(tls) = &config.tls {
+            handshake.start_tls(tls).await?;
+        }
         handshake.structured =
             handshake.ask(option::STRUCTURED_REPLY, &[]).await.map(|_| true).or_else(refused)?;
         if handshake.structured {
@@ -202,6 +211,13 @@ impl<'a> Handshake<'a> {
         Err(Error::protocol(format!("it answers option {option} with more than {MAX_REPLIES} replies")))
     }
 
+    async fn start_tls(&mut self, config: &tls::ClientConfig) -> Result<()> {
+        self.ask(option::STARTTLS, &[]).await.map_err(|error| error.in_context("it offers no TLS"))?;
+        let Stream::Plain(socket) = &self.stream else { return Ok(()) };
+        self.stream = Stream::connect(socket.clone(), Some(config), LIMIT).await?;
+        Ok(())
+    }
+
     fn refusal(&self, option: u32, kind: u32, words: &[u8]) -> Error {
         let words = String::from_utf8_lossy(words);
         let number = kind & !option_reply::ERROR_BIT;
@@ -211,6 +227,9 @@ impl<'a> Handshake<'a> {
             }
             option_reply::ERR_UNSUP => {
                 Error::unsupported(format!("it doesn't know option {option}: {words}"))
+            }
+            option_reply::ERR_TLS_REQD => {
+                Error::permission_denied("it requires TLS; expected tls = \"FOLDER\" with certificates")
             }
             option_reply::ERR_POLICY => {
                 Error::permission_denied(format!("it refuses option {option}: {words}"))

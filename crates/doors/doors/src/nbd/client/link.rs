@@ -12,7 +12,7 @@ use super::reply_stream::ReplyStream;
 use super::table::{Answer, Table};
 use crate::nbd::protocol::{Request, command};
 use block::{Buffer, Call, Error, Payload, Result};
-use runtime::net::{Shutdown, Stream};
+use runtime::net::{SendWatch, Shutdown};
 use runtime::sync::Semaphore;
 use runtime::{LimitedRequest, TimeLimit};
 use std::cell::RefCell;
@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tls::Stream;
 
 /// Limit of requests in flight on a connection.
 pub(super) const MAX_REQUESTS: usize = 256;
@@ -40,8 +41,11 @@ impl Link {
         let link = Rc::new(Link { table, permits: Semaphore::new(MAX_REQUESTS) });
         let (driven, structured) = (link.clone(), remote.structured);
         runtime::spawn(async move {
-            let mut driver = Driver::new(&driven, &stream, structured, &limit);
+            let watch = SendWatch::default();
+            let mut driver = Driver::new(&driven, (&stream, &watch), structured, &limit);
             poll_fn(|context| driver.poll(context)).await;
+            drop(driver);
+            stream.say_goodbye().await;
         })
         .detach();
         link
@@ -88,6 +92,7 @@ impl Drop for Waiting<'_> {
 struct Driver<'l> {
     link: &'l Link,
     stream: &'l Stream,
+    sends: &'l SendWatch,
     replies: ReplyStream,
     /// Received bytes, and the number of used ones; `None` while a receive into them is in progress.
     received: Option<(Buffer, usize)>,
@@ -106,10 +111,16 @@ struct Driver<'l> {
 }
 
 impl<'l> Driver<'l> {
-    fn new(link: &'l Link, stream: &'l Stream, structured: bool, limit: &TimeLimit) -> Self {
+    fn new(
+        link: &'l Link,
+        (stream, sends): (&'l Stream, &'l SendWatch),
+        structured: bool,
+        limit: &TimeLimit,
+    ) -> Self {
         Driver {
             link,
             stream,
+            sends,
             replies: ReplyStream::new(structured),
             received: Some((Buffer::new(RECEIVE_BYTES), 0)),
             used: 0,
@@ -215,7 +226,7 @@ impl<'l> Driver<'l> {
             Some(buffer)
         });
         if let Some(buffer) = buffer {
-            self.receiving = Some(Call::new(self.stream.receive(buffer)));
+            self.receiving = Some(self.stream.start_receive(buffer));
         }
     }
 
@@ -248,7 +259,7 @@ impl<'l> Driver<'l> {
                 self.spare.push(block::Data::copy_of(&goodbye.encode()));
                 self.said_goodbye = true;
             }
-            self.sending = Some(Call::new(self.stream.send(std::mem::take(&mut self.spare))));
+            self.sending = Some(self.stream.start_send_watched(std::mem::take(&mut self.spare), self.sends));
         }
     }
 }

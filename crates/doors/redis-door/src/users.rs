@@ -1,0 +1,250 @@
+//! Users, their passwords and rights.
+//!
+//! The file of users is a part of redis's ACL file: a line `user NAME` with these rules, in any order.
+//!
+//! | rule | meaning |
+//! |---|---|
+//! | `on`, `off` | the user may log in, or not (default: off) |
+//! | `>PASSWORD`, `#SHA256` | a password, or its hash in hexadecimal; several are permitted |
+//! | `nopass` | any password is right |
+//! | `+@all`, `allcommands` | all commands |
+//! | `+@read`, `-@write` | commands that change nothing (`-@write` after `+@all`) |
+//! | `~*`, `allkeys`, `&*`, `allchannels` | accepted without effect: all keys are permitted |
+
+use block::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use tls::Secret;
+
+/// Longest file of users or of a password, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Name of the user of connections without `AUTH`.
+const DEFAULT: &str = "default";
+
+/// Commands that a connection may call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// `AUTH`, `HELLO`, `QUIT` and `RESET`.
+    None,
+    /// Commands that change nothing.
+    Read,
+    /// All commands.
+    All,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct User {
+    is_on: bool,
+    needs_no_password: bool,
+    passwords: Vec<Secret>,
+    access: Access,
+}
+
+/// All users of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Users(BTreeMap<Vec<u8>, User>);
+
+impl Default for Users {
+    /// The user `default` with all rights and without a password.
+    fn default() -> Self {
+        let open = User { is_on: true, needs_no_password: true, passwords: Vec::new(), access: Access::All };
+        Users([(DEFAULT.into(), open)].into())
+    }
+}
+
+impl Users {
+    /// Reads the users: those of the file `users`, and `default` with the password in the first line of the
+    /// file `password`.
+    ///
+    /// # Errors
+    /// Errors of reading; [`Error::Invalid`] with the line for a rule that isn't known, for a file without a
+    /// password, and for a user `default` in both.
+    pub fn read(password: Option<&Path>, users: Option<&Path>) -> Result<Users> {
+        let mut all = match users {
+            Some(path) => Self::parse(&text_of(path)?)
+                .map_err(|error| error.in_context(format_args!("users file \"{}\"", path.display())))?,
+            None => Users::default(),
+        };
+        if let Some(path) = password {
+            let text = text_of(path)?;
+            let password = text.lines().next().unwrap_or_default();
+            if password.is_empty() {
+                let path = path.display();
+                return Err(Error::invalid(format!(
+                    "password file \"{path}\": expected a password in its first line"
+                )));
+            }
+            let user = User {
+                is_on: true,
+                needs_no_password: false,
+                passwords: vec![Secret::of(password.as_bytes())],
+                access: Access::All,
+            };
+            let listed = all.0.insert(DEFAULT.into(), user);
+            if users.is_some() && listed.is_some() {
+                return Err(Error::invalid(
+                    "the user \"default\" is in the users file and has a password file: expected one of them",
+                ));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Parses the lines of a file of users. Without a line for it, `default` is off.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the number of the line.
+    pub fn parse(text: &str) -> Result<Users> {
+        let mut users = Users(BTreeMap::new());
+        for (index, line) in text.lines().map(str::trim).enumerate() {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let at = |problem: String| Error::invalid(format!("line {}: {problem}", index + 1));
+            let rest =
+                line.strip_prefix("user ").ok_or_else(|| at("expected \"user NAME RULE…\"".to_owned()))?;
+            let (name, rules) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
+            let user = User::from_rules(rules).map_err(at)?;
+            users.0.insert(name.into(), user);
+        }
+        Ok(users)
+    }
+
+    /// Commands of a connection before `AUTH`.
+    pub fn initial(&self) -> Access {
+        match self.0.get(DEFAULT.as_bytes()) {
+            Some(user) if user.is_on && user.needs_no_password => user.access,
+            _ => Access::None,
+        }
+    }
+
+    /// Whether `default` needs no password.
+    pub fn is_open(&self) -> bool {
+        self.initial() != Access::None
+    }
+
+    /// Commands of this user; `None` for a wrong name or password. The time doesn't show which of them is
+    /// wrong.
+    pub fn log_in(&self, name: &[u8], password: &[u8]) -> Option<Access> {
+        let unknown = User { passwords: vec![Secret::of(b"")], ..User::default() };
+        let user = self.0.get(name).unwrap_or(&unknown);
+        let mut is_right = user.needs_no_password;
+        for secret in &user.passwords {
+            is_right |= secret.is(password);
+        }
+        (is_right && user.is_on).then_some(user.access)
+    }
+}
+
+impl Default for User {
+    fn default() -> Self {
+        User { is_on: false, needs_no_password: false, passwords: Vec::new(), access: Access::None }
+    }
+}
+
+impl User {
+    fn from_rules(rules: &str) -> Result<User, String> {
+        let mut user = User::default();
+        for rule in rules.split_ascii_whitespace() {
+            match rule {
+                "on" => user.is_on = true,
+                "off" => user.is_on = false,
+                "nopass" => user.needs_no_password = true,
+                "+@all" | "allcommands" => user.access = Access::All,
+                "+@read" if user.access == Access::None => user.access = Access::Read,
+                "-@write" if user.access == Access::All => user.access = Access::Read,
+                "+@read" | "~*" | "allkeys" | "&*" | "allchannels" => {}
+                _ => match (rule.strip_prefix('>'), rule.strip_prefix('#')) {
+                    (Some(password), _) => user.passwords.push(Secret::of(password.as_bytes())),
+                    (_, Some(hash)) => user.passwords.push(
+                        Secret::from_hex(hash)
+                            .ok_or("a hash has 64 hexadecimal digits after #".to_owned())?,
+                    ),
+                    // The rule may be a password without its >: it isn't shown.
+                    _ => {
+                        return Err(
+                            "unknown rule; expected on, off, >PASSWORD, #SHA256, nopass, +@all, +@read, \
+                                    -@write, ~* or &*"
+                                .to_owned(),
+                        );
+                    }
+                },
+            }
+        }
+        Ok(user)
+    }
+}
+
+/// Text of a small file.
+fn text_of(path: &Path) -> Result<String> {
+    let doing = format!("reading \"{}\"", path.display());
+    let failed = |error: std::io::Error| Error::from_io(&error, &doing);
+    let length = std::fs::metadata(path).map_err(failed)?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(Error::invalid(format!("{doing}: {length} bytes; expected at most {MAX_FILE_BYTES}")));
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_a_file_have_their_rights() {
+        let users = Users::parse(
+            "# who may do what\n\nuser default off\nuser writer on >first >second ~* &* +@all\n\
+             user reader on #5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 ~* +@read\n\
+             user former off >password +@all\nuser guest on nopass +@all -@write\nuser idle on >x\n",
+        )
+        .expect("valid");
+        assert_eq!(users.initial(), Access::None);
+        for (name, password, access) in [
+            ("writer", "first", Some(Access::All)),
+            ("writer", "second", Some(Access::All)),
+            ("writer", "third", None),
+            ("reader", "password", Some(Access::Read)),
+            ("reader", "", None),
+            ("former", "password", None),
+            ("guest", "anything", Some(Access::Read)),
+            ("idle", "x", Some(Access::None)),
+            ("nobody", "", None),
+            ("default", "", None),
+        ] {
+            assert_eq!(users.log_in(name.as_bytes(), password.as_bytes()), access, "{name} {password}");
+        }
+    }
+
+    #[test]
+    fn a_password_file_closes_the_default_user() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (password, list) = (folder.path().join("password"), folder.path().join("users"));
+        std::fs::write(&password, "secret\nmore\n").expect("written");
+        std::fs::write(&list, "user reader on >r +@read\n").expect("written");
+        for users in [Users::read(Some(&password), None), Users::read(Some(&password), Some(&list))] {
+            let users = users.expect("valid");
+            assert_eq!(users.initial(), Access::None);
+            assert_eq!(users.log_in(b"default", b"secret"), Some(Access::All));
+            assert_eq!(users.log_in(b"default", b"secret\n"), None);
+        }
+        std::fs::write(&list, "user default off\n").expect("written");
+        assert!(Users::read(Some(&password), Some(&list)).is_err(), "two rules for one user");
+        assert!(Users::read(None, None).expect("nothing to read").is_open());
+        std::fs::write(&password, "\n").expect("written");
+        assert!(Users::read(Some(&password), None).is_err());
+        assert!(Users::read(None, Some(&folder.path().join("absent"))).is_err());
+    }
+
+    #[test]
+    fn wrong_lines_are_named_without_what_may_be_a_password() {
+        for (text, expected) in [
+            ("user a on\nusr b", "line 2"),
+            ("user a on secret", "line 1"),
+            ("user a #123", "line 1"),
+            ("user a +get", "line 1"),
+        ] {
+            let error = Users::parse(text).expect_err(text).to_string();
+            assert!(error.contains(expected) && !error.contains("secret"), "{error}");
+        }
+    }
+}
