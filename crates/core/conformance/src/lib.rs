@@ -6,9 +6,9 @@
 //! inside `runtime::run` or `runtime::simulate` and destroys the part's data. It reports the broken promise,
 //! its place and the seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
-//! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test; [`images`]
-//! searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the messages that a
-//! kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
+//! [`requests`] has reads and writes of single blocks; [`allocations`] counts allocations of a test;
+//! [`images`] searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the
+//! messages that a kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
 //!
 //! [`certificates`] makes folders of certificates for tests of TLS.
 //!

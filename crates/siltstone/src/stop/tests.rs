@@ -119,8 +119,8 @@ fn no_signal_is_lost_between_two_waits() {
     }
 }
 
-/// Reason for which a server ends that closes a leaf which hangs, after one signal, while `other` uses another
-/// leaf once a second.
+/// Returns the reason for which a server ends after one signal while it closes a leaf that hangs and `other`
+/// uses another leaf once a second.
 fn closing_beside(other: fn(Arc<dyn DevicePart>) -> Call<'static, ()>) -> Reason {
     let main = move || async move {
         let watch = Watch::default();

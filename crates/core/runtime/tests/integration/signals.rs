@@ -1,8 +1,4 @@
 //! Signals of a real process: each test starts its own program again as a child.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the child hangs on purpose; nothing here runs in the runtime"
-)]
 
 use runtime::{Config, HangLimits, StopSignals};
 use std::io::{BufRead, BufReader};
