@@ -13,7 +13,7 @@ use std::process::{Command, ExitStatus, Stdio};
 /// Socket of the system's log.
 const SYSLOG: &str = "/dev/log";
 /// Longest text that a server prints when it is ready.
-const LONGEST: usize = 64 << 10;
+const MAX_READY_TEXT: usize = 64 << 10;
 
 /// Outcome of a start.
 pub enum Started {
@@ -53,7 +53,7 @@ pub fn start(mut command: Command) -> std::io::Result<Started> {
     let mut printed = Vec::new();
     if let Some(output) = &mut server.stdout {
         // A server prints everything with one call. A stack may be without doors that have an address.
-        let mut piece = vec![0; LONGEST];
+        let mut piece = vec![0; MAX_READY_TEXT];
         while printed.last() != Some(&b'\n') {
             match output.read(&mut piece)? {
                 0 => break,
@@ -72,8 +72,14 @@ pub fn start(mut command: Command) -> std::io::Result<Started> {
 /// Leaves the terminal's session, which could end the server. Call it before threads start.
 pub fn start_session() {
     name_thread();
+    ignore_hangup();
     // It fails only for the first process of a session.
     let _ = rustix::process::setsid();
+}
+
+/// Ignores SIGHUP, for servers without a terminal: logrotate may send it to every process of this name.
+pub fn ignore_hangup() {
+    runtime::catch_hangup().map_or_else(|error| tracing::warn!("{error}"), |_flag| ());
 }
 
 /// Starts this program's own command in the background, and prints what the server prints.

@@ -61,6 +61,8 @@ fn main() -> ExitCode {
     let command_line = CommandLine::parse();
     if command_line.own_session {
         background::start_session();
+    } else if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        background::ignore_hangup();
     }
     let done = log_target::open(&command_line.log_to).and_then(|()| {
         if command_line.verb.is_in_background() {

@@ -127,7 +127,7 @@ async fn open(
             // The node stays in service without a control socket. No other server can have the socket: the
             // lost one was the stack's only server.
             Err(error) if doors.holder.is_some() => {
-                tracing::error!("going on without a control socket: {error}");
+                tracing::error!("continuing without a control socket: {error}");
                 None
             }
             Err(error) => return Err(error.into()),

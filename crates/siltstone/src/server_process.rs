@@ -79,13 +79,13 @@ impl ServerProcess {
         }
     }
 
-    /// Waits for the end. Returns whether it came within [`END_LIMIT`].
+    /// Waits for the end. Returns whether it came within `limit`.
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn has_ended(&self) -> Result<bool, Failure> {
+    pub fn has_ended(&self, limit: Duration) -> Result<bool, Failure> {
         let mut ended = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: END_LIMIT.as_secs() as i64, tv_nsec: 0 };
+        let limit = rustix::event::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
         let count = rustix::event::poll(&mut ended, Some(&limit)).map_err(|error| {
             Failure::World(format!("watching the server, process {}: {error}", self.number()))
         })?;

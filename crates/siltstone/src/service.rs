@@ -23,11 +23,11 @@ fn notify(state: &str) -> Result<()> {
 }
 
 /// As [`notify`]; a failure is logged, as the service runs nevertheless.
-fn tell(state: &str) {
+fn notify_or_log(state: &str) {
     notify(state).unwrap_or_else(|error| tracing::warn!("{error}"));
 }
 
-/// Time without a sign of life after which systemd ends this process (`WATCHDOG_USEC`); `None` if it doesn't
+/// Time without `WATCHDOG=1` after which systemd ends this process (`WATCHDOG_USEC`); `None` if it doesn't
 /// watch this process.
 fn watchdog(time: Option<&str>, process: Option<&str>) -> Option<Duration> {
     if process.is_some_and(|process| process.parse() != Ok(std::process::id())) {
@@ -37,17 +37,17 @@ fn watchdog(time: Option<&str>, process: Option<&str>) -> Option<Duration> {
     (time > Duration::ZERO).then_some(time)
 }
 
-/// Announces that clients are served. Call it on the shard whose turns the watchdog watches: from now on it
-/// sends signs of life, as long as its tasks run.
+/// Announces that clients are served. Call this on the shard that the watchdog watches: from now on a task of
+/// that shard sends `WATCHDOG=1` twice in each `WATCHDOG_USEC` (microseconds).
 pub fn ready() {
-    tell("READY=1");
+    notify_or_log("READY=1");
     let variable = |name| std::env::var(name).ok();
     let (time, process) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));
     if let Some(time) = watchdog(time.as_deref(), process.as_deref()) {
         let signs = async move {
             loop {
                 runtime::sleep(time / 2).await;
-                tell("WATCHDOG=1");
+                notify_or_log("WATCHDOG=1");
             }
         };
         runtime::spawn(signs).detach();
@@ -56,7 +56,7 @@ pub fn ready() {
 
 /// Announces the end.
 pub fn stopping() {
-    tell("STOPPING=1");
+    notify_or_log("STOPPING=1");
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub fn stop(arguments: &StopServer) -> Result<(), Failure> {
         Failure::World(format!("{name}: not served; expected a stack or a socket with a server"))
     })?;
     process.terminate()?;
-    match process.has_ended()? {
+    match process.has_ended(END_LIMIT)? {
         true => print_line(&format!("{name}: its server has ended")),
         false => Err(Failure::World(format!(
             "{name}: its server (process {}) hasn't ended within {} s; expected its end; what it has accepted is durable once it \

@@ -104,7 +104,7 @@ pub struct FsFormat {
 #[command(after_help = "Examples:
   siltstone fs unmount /mnt                  unmount it; the image is closed when the command ends
 
-umount(8) ends before the server has made everything durable and closed the image. Needs what fs mount needed.")]
+Without the package's helper umount.fuse.siltstone, umount(8) ends before the server has made everything durable and closed the image. Needs what fs mount needed.")]
 pub struct FsUnmount {
     /// Mount point
     pub directory: PathBuf,

@@ -19,7 +19,7 @@ pub fn units(program: &Path, folder: &Path, stack: &str, name: &str, arguments: 
 [Unit]
 Description=Siltstone volume {name}
 DefaultDependencies=no
-After=systemd-tmpfiles-setup-dev.service
+After=systemd-tmpfiles-setup-dev.service local-fs-pre.target
 Conflicts=umount.target
 Before=umount.target
 
@@ -29,8 +29,10 @@ NotifyAccess=main
 WorkingDirectory={folder}
 ExecStart={program} attach {stack} --name {name} --foreground{arguments}
 KillMode=mixed
+TimeoutStartSec=infinity
 TimeoutStopSec=infinity
 LimitMEMLOCK=infinity
+LimitNOFILE=65536
 
 [Install]
 WantedBy=multi-user.target

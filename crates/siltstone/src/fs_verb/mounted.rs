@@ -15,8 +15,10 @@ use std::time::Duration;
 
 /// Type of mounted file systems in `/proc/mounts`.
 const MOUNT_TYPE: &str = "fuse.siltstone";
+/// Time limit for the server of a stack to end after its last door.
+const DOOR_LIMIT: Duration = Duration::from_secs(30);
 /// Longest answer in bytes: the kernel's limit for the value of an attribute.
-const LONGEST: usize = 64 << 10;
+const MAX_ANSWER: usize = 64 << 10;
 /// Interval between reads of a scrub's progress.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
@@ -80,7 +82,7 @@ pub(super) fn mount_at(directory: &Path) -> Result<Mount, Failure> {
 }
 
 fn ask(path: &Path, name: &str) -> Result<Value, Failure> {
-    let mut buffer = vec![0; LONGEST];
+    let mut buffer = vec![0; MAX_ANSWER];
     let length = rustix::fs::getxattr(path, name, &mut buffer[..]).map_err(|error| failed(path, error))?;
     serde_json::from_slice(&buffer[..length]).map_err(|error| {
         Failure::World(format!(
@@ -105,12 +107,18 @@ pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     let status = ask(&mount.at, "siltstone.status")?;
     let server = ServerProcess::of(status["process"].as_u64())?.ok_or_else(|| {
         Failure::World(format!(
-            "{shown}: its server doesn't tell its process; use the program that mounted it"
+            "{shown}: its status has no process; expected a number; use the program that mounted it"
         ))
     })?;
     let unmounting = fuse::Mount::existing(mount.at.clone());
     runtime::run(Config::default(), move || async move { unmounting.unmount().await })??;
-    match server.has_ended()? {
+    // A server with other doors continues.
+    let is_door = mount.source == fs::mount::kind::SOURCE;
+    match server.has_ended(if is_door { DOOR_LIMIT } else { END_LIMIT })? {
+        false if is_door => print_line(&format!(
+            "{shown}: unmounted; its server (process {}) serves other doors of its stack, and siltstone stop ends it",
+            server.number()
+        )),
         false => Err(Failure::World(format!(
             "{shown}: unmounted, but its server (process {}) hasn't ended within {} s; expected its end; if it serves other doors, \
              stop it with SIGTERM, else wait: what it has accepted is durable once it has ended",

@@ -4,9 +4,9 @@
 //! [`if_broken!`] is nothing.
 
 #[cfg(feature = "broken-rules")]
-pub use enabled::{Broken, with_broken};
+pub(crate) use enabled::is_broken;
 #[cfg(feature = "broken-rules")]
-pub(crate) use enabled::{end_dying, is_broken, submit_apart};
+pub use enabled::{Broken, with_broken};
 
 /// `if_broken!(RULE, EXPRESSION)` evaluates an expression, mostly a `return`, while a test breaks this rule.
 macro_rules! if_broken {
@@ -22,12 +22,7 @@ pub(crate) use if_broken;
 
 #[cfg(feature = "broken-rules")]
 mod enabled {
-    use crate::core::Core;
-    use crate::metadata::change::Changes;
-    use crate::metadata::extents::Lost;
-    use block::Result;
     use std::cell::Cell;
-    use std::rc::Rc;
 
     /// Rule that the file systems of a simulation break.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,24 +85,5 @@ mod enabled {
 
     pub(crate) fn is_broken(rule: Broken) -> bool {
         BROKEN.get() & (1 << rule as u32) != 0
-    }
-
-    /// Ends the dying of blocks that a submitted operation has freed.
-    pub(crate) fn end_dying(core: &Core, lost: &mut Lost) {
-        let mut accounts = core.kit.pool.accounts();
-        for (zone, count) in std::mem::take(&mut lost.0) {
-            accounts.remove_dying(zone, count, core.kit.clock());
-        }
-    }
-
-    /// Submits each change of a joint operation for itself.
-    pub(crate) async fn submit_apart(core: &Rc<Core>, changes: Changes) -> Result<()> {
-        for change in changes {
-            let inode = change.inode();
-            let submit =
-                move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
-            core.shards().of(inode).with(submit).await?;
-        }
-        Ok(())
     }
 }

@@ -15,6 +15,8 @@
 //! log kit in `owner`. In other modules: operations on several shards ([`crate::names`]).
 
 mod admission;
+#[cfg(feature = "broken-rules")]
+mod broken;
 pub(crate) mod checkpoint;
 mod data;
 mod durability;
@@ -217,7 +219,7 @@ impl Core {
         let mut accounts = self.kit.pool.accounts();
         lost.0.iter().for_each(|(zone, count)| accounts.begin_dying(*zone, *count));
         drop(accounts);
-        if_broken!(DiesWhenSubmitted, crate::broken::end_dying(self, &mut lost));
+        if_broken!(DiesWhenSubmitted, broken::end_dying(self, &mut lost));
         let count = changes.len() as u32;
         self.publish();
         // Capacity for the changes that create a file with a short name.

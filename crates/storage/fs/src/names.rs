@@ -1,6 +1,8 @@
 //! Operations on names: decisions without I/O ([`namespace`]), operations on several shards, striped
 //! directories, and paths.
 
+#[cfg(feature = "broken-rules")]
+mod broken;
 pub(crate) mod joint;
 pub(crate) mod locks;
 pub mod namespace;

@@ -20,6 +20,9 @@ const MAX_APPEND: u64 = 2 << 20;
 const MIN_ZONE: u64 = 128 << 10;
 const MAX_ZONE: u64 = 64 << 20;
 
+/// Name of the mounts of stacks in `/proc/mounts`; mounts of images have their paths.
+pub const SOURCE: &str = "siltstone";
+
 /// Kind of a file system in a stack: `fs(zones(file(disk.img)), /mnt)`.
 pub const KIND: Kind = Kind {
     name: "fs",
@@ -194,7 +197,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     }
     let config = MountConfig {
         path: arguments.path("mount")?,
-        source: "siltstone".to_owned(),
+        source: SOURCE.to_owned(),
         allow_other: arguments.optional_boolean("allow_other")?.unwrap_or_else(allows_other_by_default),
         ..MountConfig::default()
     };

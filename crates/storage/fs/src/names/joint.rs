@@ -294,7 +294,7 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
             joins.push(stream);
         }
     }
-    if_broken!(SplitsOperations, return (crate::broken::submit_apart(core, changes).await, 0));
+    if_broken!(SplitsOperations, return (super::broken::submit_apart(core, changes).await, 0));
     // Ended lanes take no entries.
     if let Err(error) = core.check_open() {
         return (Err(error), 0);
