@@ -23,7 +23,7 @@ use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
 use runtime::Config;
-use runtime::net::{Access, Address};
+use runtime::net::{Access, Address, unused_passed_sockets};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
 use std::path::{Path, PathBuf};
@@ -318,6 +318,11 @@ async fn until_stopped(
             print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
         }
         false => print_line(&addresses.join("\n"))?,
+    }
+    for address in unused_passed_sockets() {
+        tracing::warn!(
+            "systemd passed the socket {address}, and no door listens there: its clients wait for ever"
+        );
     }
     // A holder's server belongs to the holder, which is the service.
     if attached.is_none() {

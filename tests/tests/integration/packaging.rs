@@ -171,3 +171,24 @@ fn a_hangup_makes_the_program_open_its_log_again() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("--log-to /none/log"), "{}", refused.err);
 }
+
+#[test]
+fn a_passed_socket_serves_its_waiting_clients_and_stays() {
+    if !is_installed("systemd-socket-activate") || !is_installed("redis-cli") {
+        return skip("systemd-socket-activate or redis-cli is not installed");
+    }
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("kv.sock").display().to_string();
+    let store = format!("kv(ram(size=64MiB), listen=\"unix:{path}\")");
+    let program = binary().display().to_string();
+    let arguments = ["--listen", &path, &program, "serve", &store, "--format", "--no-control"];
+    let mut server = Background::start("systemd-socket-activate", &arguments);
+    server.wait_until("systemd listens", |_| Path::new(&path).exists());
+    // This connection starts the server.
+    let set = run("redis-cli", &["-s", &path, "set", "greeting", "hello"]).ok();
+    assert_eq!(set.trim(), "OK");
+    assert_eq!(run("redis-cli", &["-s", &path, "get", "greeting"]).ok().trim(), "hello");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0), "{}", server.err());
+    assert!(Path::new(&path).exists(), "the socket is systemd's");
+}

@@ -27,11 +27,13 @@ pub mod acceptor;
 mod access;
 mod descriptors;
 mod direct;
+mod inherited;
 mod socket_file;
 
 pub use crate::address::Address;
 pub use access::{Access, Owner};
 pub use descriptors::{MAX_DESCRIPTORS, is_socket};
+pub use inherited::unused_passed_sockets;
 pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
 
 /// Pause after a connection that couldn't be accepted.

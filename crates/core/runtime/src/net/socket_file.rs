@@ -9,7 +9,7 @@
 //!
 //! Programs that don't take the lock aren't protected against.
 
-use super::{Access, Address, Listener, SocketAddress, new_socket};
+use super::{Access, Address, Listener, SocketAddress, inherited, new_socket};
 use crate::shard;
 use crate::timer::retry_while_busy;
 use block::{Error, Result};
@@ -213,13 +213,19 @@ impl SocketFile {
 impl Listener {
     /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is
     /// replaced, has the owner and the permissions of `access`, and is removed by [`close`](Self::close). TCP
-    /// and simulated sockets have neither.
+    /// and simulated sockets have neither. A socket of this address that systemd has passed is used as it is.
     ///
     /// # Errors
     /// Errors of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
     pub async fn replace_stale(address: &Address, access: Access) -> Result<Listener> {
+        if shard::is_simulated() {
+            return Listener::bind(address);
+        }
+        if let Some(listener) = inherited::take(address) {
+            return Ok(listener);
+        }
         match address {
-            Address::Unix(path) if !shard::is_simulated() => {
+            Address::Unix(path) => {
                 retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, access)).await
             }
             _ => Listener::bind(address),
