@@ -1,11 +1,11 @@
-//! Limit of the rate of a warning that anybody on a network can cause.
+//! Limit of the rate of warnings that strangers can cause.
 
 use crate::{Instant, now};
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A warning that is logged at most once in an interval, with the number of those that weren't. Shards share it.
+/// Logs at most one warning in an interval, with the number of those that it left out. Shards share it.
 #[derive(Debug)]
 pub struct WarningLimit {
     interval: Duration,
@@ -33,7 +33,7 @@ impl WarningLimit {
         }
     }
 
-    /// Returns the number of warnings before this one that weren't logged, or `None` if this one isn't either.
+    /// Returns the number of earlier warnings that weren't logged; `None` if this one isn't to be logged.
     fn admit(&self) -> Option<u64> {
         let now = now();
         // Nothing panics while the lock is held.
