@@ -1,13 +1,13 @@
 //! `siltstone memory-node`: lends the machine's memory.
 
-use crate::address::address;
+use crate::address::address_with;
 use crate::arguments::MemoryNodeServe;
 use crate::failure::Failure;
 use crate::output::print_line;
 use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
-use memory_node::{MemoryNode, NodeConfig, default_reserve, measure};
+use memory_node::{MemoryNode, NodeConfig, PERMISSION, default_reserve, measure};
 use runtime::Config;
 use serde_json::json;
 
@@ -18,7 +18,7 @@ use serde_json::json;
 pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
     // Clients need certificates then.
     let is_permitted = arguments.allow_remote || arguments.tls.is_some();
-    let address = address("--listen", &arguments.listen, is_permitted)?;
+    let address = address_with("--listen", &arguments.listen, (is_permitted, PERMISSION))?;
     let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());
     let tls = arguments.tls.as_ref().map(|folder| tls::Folder::new(folder).server(true));
     let tls = tls.transpose()?;

@@ -390,6 +390,8 @@ fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
         access: Access::default(),
         exports: vec![export],
         max_connections: MAX_CONNECTIONS,
+        // Addresses were checked with the arguments.
+        allow_remote: true,
         tls: None,
     })?)
 }

@@ -18,8 +18,9 @@ pub enum Address {
 }
 
 impl Address {
-    /// Refuses an address that other machines can reach, unless `is_permitted`. For every server without
-    /// authentication. `permission` is how to permit it: `give --allow-remote`, `set allow_remote = true`.
+    /// Refuses an address that other machines can reach, unless `is_permitted`. For every server that
+    /// strangers can use, or whose passwords pass in plain text. `permission` is how to permit it, such as
+    /// `give --allow-remote if you trust all machines of the network`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
@@ -27,8 +28,8 @@ impl Address {
         match self {
             Address::Tcp(tcp) if !is_permitted && !tcp.ip().to_canonical().is_loopback() => {
                 Err(Error::invalid(format!(
-                    "address \"{self}\": can be reached from other machines, and clients need neither a certificate nor a password; \
-                     expected a unix socket or a loopback address, such as 127.0.0.1:{}; for a network of trusted machines \
+                    "address \"{self}\": can be reached from other machines without TLS and certificates or passwords; \
+                     expected a unix socket or a loopback address, such as 127.0.0.1:{}; to serve other machines, \
                      {permission}",
                     tcp.port()
                 )))

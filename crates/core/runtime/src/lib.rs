@@ -76,6 +76,7 @@ mod time_limit;
 mod timer;
 mod timers;
 pub mod ublk_driver;
+mod warning_limit;
 mod world;
 pub mod write_back;
 
@@ -101,4 +102,5 @@ pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};
 pub use time_limit::{LimitedRequest, TimeLimit};
 pub use timer::{Elapsed, retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};
+pub use warning_limit::WarningLimit;
 pub use world::{SimulatedFaults, Simulation};

@@ -18,15 +18,17 @@ pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 pub const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// Memory of a connection in TLS, in bytes: received records, a record or handshake message that is being
 /// joined, its plaintext, and records to send.
-pub const MAX_CONNECTION_BYTES: usize =
-    RECEIVE_BYTES + (64 << 10) + (32 << 10) + 2 * (SEND_BYTES + SEND_OVERHEAD);
+pub const MAX_CONNECTION_BYTES: usize = RECEIVE_BYTES + (64 << 10) + (32 << 10) + 2 * OUTPUT_BYTES;
 
 /// Size of the buffer that records are received into, in bytes.
 const RECEIVE_BYTES: usize = 128 << 10;
-/// Limit of the bytes that are encrypted for one send to the socket.
-const SEND_BYTES: usize = 256 << 10;
-/// Bytes of headers, tags and control messages beyond [`SEND_BYTES`] in one send.
-const SEND_OVERHEAD: usize = 16 << 10;
+/// Maximum size of the buffer of records of one send to the socket, in bytes.
+const OUTPUT_BYTES: usize = 256 << 10;
+/// Limit of the bytes that are encrypted for one send; the rest of the buffer is for headers, tags and
+/// control messages.
+const SEND_BYTES: usize = OUTPUT_BYTES - (16 << 10);
+// The pool rounds buffers up to powers of two: other sizes would take more memory than MAX_CONNECTION_BYTES.
+const _: () = assert!(RECEIVE_BYTES.is_power_of_two() && OUTPUT_BYTES.is_power_of_two());
 /// Number of pieces that are encrypted at a time.
 const PIECES: usize = 64;
 
@@ -59,6 +61,37 @@ impl Write for Output<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A writer that takes nothing, and notes how many bytes it was offered.
+#[derive(Default)]
+struct Offer(usize);
+
+impl Write for Offer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = bytes.len();
+        Ok(0)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0 = pieces.iter().map(|piece| piece.len()).sum();
+        Ok(0)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Buffer with records that are ready, at most [`OUTPUT_BYTES`]: no larger than they are.
+pub(crate) fn take_output(connection: &mut Connection) -> io::Result<Buffer> {
+    let mut offer = Offer::default();
+    connection.write_tls(&mut offer)?;
+    let mut output = Buffer::new(offer.0.min(OUTPUT_BYTES));
+    while connection.wants_write() && output.missing() > 0 {
+        connection.write_tls(&mut Output(&mut output))?;
+    }
+    Ok(output)
 }
 
 #[cold]
@@ -283,11 +316,7 @@ impl Session {
                 if !connection.wants_write() {
                     return Ok(());
                 }
-                let mut output = Buffer::new(SEND_BYTES + SEND_OVERHEAD);
-                while connection.wants_write() && output.missing() > 0 {
-                    connection.write_tls(&mut Output(&mut output)).map_err(|error| unwrapped(&error))?;
-                }
-                output
+                take_output(connection).map_err(|error| unwrapped(&error))?
             };
             self.socket.send_watched(output.into(), watch).await.0?;
         }

@@ -1,5 +1,6 @@
 //! Sessions over simulated sockets, which cut receives and sends short, in virtual time.
 
+use crate::session::take_output;
 use crate::{ClientConfig, Folder, HANDSHAKE_LIMIT, ServerConfig, Session, Stream};
 use block::{Buffer, Data, Error, Payload, Result};
 use conformance::certificates::{Authority, Validity};
@@ -115,6 +116,17 @@ impl ClonePieces for Payload {
     fn clone_pieces(&self) -> Payload {
         self.slices().iter().cloned().collect()
     }
+}
+
+#[test]
+fn output_takes_no_more_memory_than_its_records() {
+    let folder = good_folder();
+    let (_, client) = configs(folder.path(), folder.path());
+    let connection = rustls::ClientConnection::new(client.rules.clone(), client.server.clone());
+    let mut connection = connection.expect("a connection").into();
+    let output = take_output(&mut connection).expect("the first message");
+    assert!((100..4096).contains(&output.len()) && output.missing() == 0, "{} bytes", output.len());
+    assert!(!connection.wants_write());
 }
 
 #[test]

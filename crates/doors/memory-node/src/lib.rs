@@ -27,5 +27,5 @@ mod status;
 pub use decision::{Decision, Policy, decide, shares};
 pub use leaf::{KIND, MemoryNodePart};
 pub use machine::{Cgroup, Measurement, measure};
-pub use node::{MemoryNode, NodeConfig, default_reserve};
+pub use node::{MemoryNode, NodeConfig, PERMISSION, default_reserve};
 pub use status::{MAX_BORROWERS, STATUS_BYTES, STATUS_EXPORT, VERSION};

@@ -52,7 +52,7 @@ pub fn default_reserve(measured: &Measurement) -> u64 {
 }
 
 /// Permission of an address that other machines can reach, in error messages.
-const PERMISSION: &str = "give --allow-remote";
+pub const PERMISSION: &str = "give --tls, or --allow-remote if you trust all machines of the network";
 
 /// A memory node, listening or not.
 pub struct MemoryNode {
@@ -90,6 +90,7 @@ impl MemoryNode {
             access: Access::default(),
             exports: vec![status],
             max_connections: MAX_CONNECTIONS,
+            allow_remote: config.allow_remote,
             tls: config.tls.map(|config| ServerTls { config, required: true }),
         })?;
         server.set_source(borrowers.clone());

@@ -7,16 +7,20 @@
 //!   the server's total for all connections ([`BUFFER_BYTES`](super::facts::BUFFER_BYTES)); beyond that the
 //!   client is refused. A client that is silent for [`SILENCE_LIMIT`] in the middle of such a command is
 //!   disconnected; an idle client isn't.
+//! - Before a client has logged in, if it has to, a command has at most half of [`RECEIVE_BYTES`], and all
+//!   receives and sends together take at most [`LOGIN_LIMIT`].
 //! - A connection that sends `POST` or `Host:` is closed before any command of the same receive is executed:
 //!   the client is a browser.
 //! - `GET` and `SET` allocate nothing beyond the allocations of the store.
 
 use crate::execute::{Executor, Flow};
 use crate::facts::Facts;
+use crate::server::LOGIN_LIMIT;
 use crate::transaction::inline_bytes;
 use block::{Buffer, Error, Result};
 use kv::{MAX_VALUE_BYTES, Store};
 use resp::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, Parser, Step};
+use runtime::Instant;
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
@@ -30,6 +34,8 @@ pub const RECEIVE_BYTES: usize = 64 << 10;
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum size of the buffer: the longest command, and the line after which the next one is refused.
 const MAX_BYTES: usize = MAX_COMMAND_BYTES + 2 * MAX_LINE_BYTES;
+/// Reply to a command of more than half of [`RECEIVE_BYTES`] before the login.
+const TOO_LONG_FOR_STRANGERS: &[u8] = b"Protocol error: unauthenticated bulk length";
 /// Time after which a connection with many commands yields to other tasks.
 pub(super) const MAX_TURN: Duration = Duration::from_millis(1);
 /// Number of commands between two reads of the clock.
@@ -44,12 +50,25 @@ pub(super) enum End {
     Stopped,
     /// The client was silent in the middle of a long command.
     Silent,
+    /// The client didn't log in.
+    Stranger,
     /// The client violated the protocol.
     Violation(String),
     /// The client sent an HTTP request.
     Http,
     /// The connection failed.
     Lost(Error),
+}
+
+impl End {
+    /// End after a receive or send that failed: records of TLS that aren't valid are the client's fault.
+    fn of_transfer(error: Error, executor: &Executor) -> End {
+        match error {
+            Error::Protocol(text) => End::Violation(text.into_owned()),
+            Error::TimedOut(_) if !executor.is_admitted() => End::Stranger,
+            error => End::Lost(error),
+        }
+    }
 }
 
 impl fmt::Display for End {
@@ -63,6 +82,10 @@ impl fmt::Display for End {
                     formatter,
                     "the client was silent for {seconds} s in the middle of a command and was cut off"
                 )
+            }
+            End::Stranger => {
+                let seconds = LOGIN_LIMIT.as_secs();
+                write!(formatter, "the client didn't log in within {seconds} s and was cut off")
             }
             End::Violation(text) => write!(formatter, "the client was cut off: {text}"),
             End::Http => formatter.write_str(
@@ -135,40 +158,48 @@ impl Drop for Input {
     }
 }
 
-/// Serves a client until the connection ends. Once `stopping` is set, the command in execution is answered,
-/// and no further one begins.
-pub(super) async fn serve(stream: &Stream, store: Store, facts: Arc<Facts>, stopping: Rc<Cell<bool>>) -> End {
-    let mut executor = Executor::new(store, facts.clone(), stream.clone(), stopping.clone());
+/// Serves a client, accepted at the time `accepted`, until the connection ends. Once `stopping` is set, the
+/// command in execution is answered, and no further one begins.
+pub(super) async fn serve(
+    stream: &Stream,
+    store: Store,
+    facts: Arc<Facts>,
+    stopping: Rc<Cell<bool>>,
+    accepted: Instant,
+) -> End {
+    let mut executor = Executor::new(store, facts.clone(), stream.clone(), stopping.clone(), accepted);
     let mut parser = Parser::new(MAX_VALUE_BYTES);
     let mut input = Input::new(facts);
     loop {
         match carry_out(&mut executor, &mut parser, &mut input, &stopping).await {
             Ok(None) => {}
             Ok(Some(end)) => return end,
-            Err(error) => return End::Lost(error),
+            Err(error) => return End::of_transfer(error, &executor),
         }
-        let room = if executor.may_be_long() || !input.is_full() { input.take_with_room() } else { None };
-        let Some(buffer) = room else {
-            let text = match executor.may_be_long() {
-                true => {
-                    "Protocol error: too big a command, or too many long commands of all clients at a time"
-                }
-                false => "Protocol error: unauthenticated bulk length",
-            };
-            return refuse(&mut executor, text.as_bytes()).await;
+        if !executor.is_admitted() && input.is_full() {
+            return refuse(&mut executor, TOO_LONG_FOR_STRANGERS).await;
+        }
+        let Some(buffer) = input.take_with_room() else {
+            let text =
+                b"Protocol error: too big a command, or too many long commands of all clients at a time";
+            return refuse(&mut executor, text).await;
         };
         let receiving = stream.receive(buffer);
-        let received = match input.taken {
-            0 => Ok(receiving.await),
-            _ => runtime::timeout(SILENCE_LIMIT, receiving).await,
+        let received = match executor.time_to_log_in() {
+            Some(limit) => runtime::timeout(limit, receiving).await.map_err(|_| End::Stranger),
+            None if input.taken == 0 => Ok(receiving.await),
+            None => runtime::timeout(SILENCE_LIMIT, receiving).await.map_err(|_| End::Silent),
         };
-        let Ok((result, buffer)) = received else { return End::Silent };
+        let (result, buffer) = match received {
+            Ok(received) => received,
+            Err(end) => return end,
+        };
         input.buffer = Some(buffer);
         match result {
             Ok(0) if stopping.get() => return End::Stopped,
             Ok(0) => return End::Goodbye,
             Ok(_) => {}
-            Err(error) => return End::Lost(error),
+            Err(error) => return End::of_transfer(error, &executor),
         }
     }
 }
@@ -199,6 +230,9 @@ async fn carry_out(
             Ok(Step::Incomplete) => break,
             Ok(Step::Empty(bytes)) => bytes,
             Ok(Step::Command(bytes)) => {
+                if !executor.is_admitted() && bytes > RECEIVE_BYTES / 2 {
+                    return Ok(Some(refuse(executor, TOO_LONG_FOR_STRANGERS).await));
+                }
                 match executor.execute(parser.arguments(input.rest())).await? {
                     Flow::Continue => {}
                     Flow::Close => {
@@ -228,6 +262,6 @@ async fn refuse(executor: &mut Executor, text: &[u8]) -> End {
     executor.refuse(text).await;
     match executor.finish().await {
         Ok(()) => End::Violation(String::from_utf8_lossy(text).into_owned()),
-        Err(error) => End::Lost(error),
+        Err(error) => End::of_transfer(error, executor),
     }
 }

@@ -18,6 +18,7 @@ use crate::command::{
 };
 use crate::connection::{CLOCK_INTERVAL, MAX_TURN};
 use crate::facts::{Facts, Session};
+use crate::server::LOGIN_LIMIT;
 use crate::table;
 use crate::transaction::is_http;
 use crate::users::Access;
@@ -28,6 +29,7 @@ use runtime::Instant;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tls::Stream;
 
 /// Maximum bytes of a reply to `KEYS`.
@@ -69,6 +71,8 @@ pub struct Executor {
     stopping: Rc<Cell<bool>>,
     /// Snapshot for `KV.SCAN`; `None` reads the latest version.
     snapshot: Option<Snapshot>,
+    /// Time at which a client that hasn't logged in is cut off; `None` after it has.
+    login_deadline: Option<Instant>,
     /// Start of the turn, and number of parts of commands so far.
     turn: Instant,
     parts: u32,
@@ -99,12 +103,31 @@ fn permit(access: Access, arguments: Arguments<'_>) -> Result<(), Failure> {
 }
 
 impl Executor {
-    /// Creates the executor of a new connection.
-    pub fn new(store: Store, facts: Arc<Facts>, stream: Stream, stopping: Rc<Cell<bool>>) -> Self {
+    /// Creates the executor of a connection that was accepted at the time `accepted`.
+    pub fn new(
+        store: Store,
+        facts: Arc<Facts>,
+        stream: Stream,
+        stopping: Rc<Cell<bool>>,
+        accepted: Instant,
+    ) -> Self {
         let session = Session::new(facts.next_connection(), facts.users.initial());
         let (replies, pipeline) = (Replies::new(), Pipeline::default());
         let (snapshot, turn, parts) = (None, runtime::now(), 0);
-        Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot, turn, parts }
+        let login_deadline = Some(accepted + LOGIN_LIMIT);
+        Executor {
+            store,
+            facts,
+            session,
+            replies,
+            stream,
+            pipeline,
+            stopping,
+            snapshot,
+            login_deadline,
+            turn,
+            parts,
+        }
     }
 
     /// Executes a command. The write and the reply may be deferred.
@@ -155,9 +178,20 @@ impl Executor {
         self.send_if_enough().await
     }
 
-    /// Whether the connection may have long commands: not before `AUTH`.
-    pub fn may_be_long(&self) -> bool {
+    /// Whether the client has logged in, or needn't.
+    pub fn is_admitted(&self) -> bool {
         self.session.access != Access::None
+    }
+
+    /// Remaining time for the client to log in; `None` if it is admitted. After `RESET` it begins anew.
+    pub fn time_to_log_in(&mut self) -> Option<Duration> {
+        if self.is_admitted() {
+            self.login_deadline = None;
+            return None;
+        }
+        let now = runtime::now();
+        let deadline = *self.login_deadline.get_or_insert(now + LOGIN_LIMIT);
+        Some(if deadline > now { deadline - now } else { Duration::ZERO })
     }
 
     /// Appends a protocol error to the replies.
@@ -214,7 +248,11 @@ impl Executor {
                 return Ok(());
             }
         }
-        self.stream.send(self.replies.take()).await.0
+        let replies = self.replies.take();
+        match self.time_to_log_in() {
+            None => self.stream.send(replies).await.0,
+            Some(limit) => runtime::timeout(limit, self.stream.send(replies)).await?.0,
+        }
     }
 
     /// Adds a request to the pipeline if it only sets a value. Returns whether it was added.

@@ -4,15 +4,22 @@ use crate::scan_cursors::ScanCursors;
 use crate::transaction::Transaction;
 use crate::users::{Access, Users};
 use resp::Protocol;
-use runtime::Instant;
 use runtime::net::acceptor::Clients;
+use runtime::{Instant, WarningLimit};
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Version of redis that the commands correspond to, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
 /// Maximum bytes of arriving commands in all connections of a server, beyond 64 KiB for each.
 pub const BUFFER_BYTES: usize = 512 << 20;
+
+/// Minimum time between two warnings of clients that were cut off.
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum time between two warnings of failed logins.
+const LOGIN_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State shared by the connections of a server, on all shards.
 #[derive(Debug)]
@@ -28,6 +35,12 @@ pub struct Facts {
     pub users: Users,
     started: Instant,
     accepted: AtomicU64,
+    cut_off: AtomicU64,
+    failed_logins: AtomicU64,
+    /// Warnings of clients that were cut off; strangers can cause any number of them.
+    warnings: WarningLimit,
+    /// Warnings of failed logins.
+    login_warnings: WarningLimit,
     commands: AtomicU64,
     buffered: AtomicUsize,
 }
@@ -43,6 +56,10 @@ impl Facts {
             users,
             started: runtime::now(),
             accepted: AtomicU64::new(0),
+            cut_off: AtomicU64::new(0),
+            failed_logins: AtomicU64::new(0),
+            warnings: WarningLimit::new(WARNING_INTERVAL),
+            login_warnings: WarningLimit::new(LOGIN_WARNING_INTERVAL),
             commands: AtomicU64::new(0),
             buffered: AtomicUsize::new(0),
         }
@@ -62,6 +79,29 @@ impl Facts {
     /// Number of connections since the start.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection that the server cut off, and warns of it.
+    pub fn count_cut_off(&self, reason: impl Display) {
+        self.cut_off.fetch_add(1, Ordering::Relaxed);
+        self.warnings.warn(format_args!("redis door: {reason}"));
+    }
+
+    /// Number of connections that the server cut off.
+    pub fn cut_off(&self) -> u64 {
+        self.cut_off.load(Ordering::Relaxed)
+    }
+
+    /// Counts a login with a wrong name or password, and warns of it. The name isn't logged: it may be a
+    /// password.
+    pub fn count_failed_login(&self) {
+        self.failed_logins.fetch_add(1, Ordering::Relaxed);
+        self.login_warnings.warn("redis door: a client gave a wrong name or password");
+    }
+
+    /// Number of logins with a wrong name or password.
+    pub fn failed_logins(&self) -> u64 {
+        self.failed_logins.load(Ordering::Relaxed)
     }
 
     /// Counts a command.

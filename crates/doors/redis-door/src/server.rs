@@ -6,6 +6,7 @@
 //! - There are at most `max_connections`; further ones are closed at once.
 //! - With certificates every connection is in TLS; a handshake that fails, or takes longer than
 //!   [`tls::HANDSHAKE_LIMIT`], ends its connection only.
+//! - With passwords a client has [`LOGIN_LIMIT`] from its connection on, including the handshake, to log in.
 //! - Addresses other than unix sockets and loopback are refused unless `allow_remote` is set, or TLS is with
 //!   certificates of clients or with passwords.
 //! - [`Server::stop`] refuses new clients, completes the commands in execution (their replies are sent for at
@@ -31,6 +32,8 @@ use tls::Stream;
 
 /// Time limit for clients to receive their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for clients to log in, from their connection on, if the user `default` needs a password.
+pub const LOGIN_LIMIT: Duration = Duration::from_secs(10);
 /// Default maximum number of connected clients.
 pub const MAX_CONNECTIONS: usize = 1024;
 
@@ -69,12 +72,12 @@ impl ServerConfig {
 impl ServerConfig {
     /// Whether strangers of the network can neither read nor change anything.
     pub fn is_protected(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.verifies_clients() || !self.users.is_open())
+        self.tls.as_ref().is_some_and(|tls| tls.verifies_clients() || !self.users.admits_strangers())
     }
 }
 
 /// Permission of an address that other machines can reach, in error messages.
-pub(crate) const PERMISSION: &str = "set allow_remote = true";
+pub(crate) const PERMISSION: &str = "set tls, with certificates of clients or passwords, or allow_remote = true if you trust all machines of the network";
 
 /// Server of a store, listening or not.
 pub struct Server {
@@ -270,6 +273,8 @@ impl Server {
             status.insert("connections".into(), json!(facts.clients.connected()));
             status.insert("accepted_connections".into(), json!(facts.accepted()));
             status.insert("refused_connections".into(), json!(facts.clients.refused()));
+            status.insert("cut_off_connections".into(), json!(facts.cut_off()));
+            status.insert("failed_logins".into(), json!(facts.failed_logins()));
             status.insert("commands".into(), json!(facts.commands()));
             status.insert("buffer_bytes".into(), json!(facts.buffered()));
         }
@@ -281,13 +286,14 @@ impl Server {
 async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: ClientPermit) {
     let Some(part) = shared.parts.here() else { return };
     let Some(store) = part.store.borrow().clone() else { return };
+    let begin = runtime::now();
     let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
     let number = part.connections.add(&watch);
     let accepted = Stream::accept(watch.stream.clone(), shared.tls.as_ref(), tls::HANDSHAKE_LIMIT).await;
     let end = match accepted {
         Ok(stream) => {
-            let end = serve(&stream, store, shared.facts.clone(), watch.stopping.clone()).await;
-            if !matches!(end, End::Lost(_) | End::Silent) {
+            let end = serve(&stream, store, shared.facts.clone(), watch.stopping.clone(), begin).await;
+            if !matches!(end, End::Lost(_) | End::Silent | End::Stranger) {
                 stream.say_goodbye().await;
             }
             end
@@ -300,7 +306,7 @@ async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: Clien
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
-        End::Silent | End::Violation(_) | End::Http => tracing::warn!("redis door: {end}"),
+        End::Silent | End::Stranger | End::Violation(_) | End::Http => shared.facts.count_cut_off(end),
     }
     part.connections.remove(number, (watch, permit));
 }

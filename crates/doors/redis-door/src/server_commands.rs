@@ -4,7 +4,7 @@
 use crate::command::{Failure, SYNTAX, is, wrong_arity};
 use crate::facts::{Facts, REDIS_VERSION, Session};
 use crate::table::{COMMANDS, Command};
-use crate::users::{Access, Users};
+use crate::users::Access;
 use block::Status;
 use kv::MAX_VALUE_BYTES;
 use resp::{Arguments, Protocol, Replies, integer};
@@ -26,11 +26,11 @@ pub fn carry_out(
     replies: &mut Replies,
 ) -> Result<(), Failure> {
     match command.name {
-        "auth" => auth(arguments.from(1), &facts.users, session, replies),
+        "auth" => auth(arguments.from(1), facts, session, replies),
         "client" => client(arguments, session, replies),
         "command" => commands(arguments, replies),
         "config" => config(arguments, facts),
-        _ => hello(arguments, &facts.users, session, replies),
+        _ => hello(arguments, facts, session, replies),
     }
 }
 
@@ -50,26 +50,28 @@ fn check_arity(arguments: Arguments<'_>, arity: i32, name: &str) -> Result<(), F
 }
 
 /// Returns the access of a user.
-fn log_in(users: &Users, user: &[u8], password: &[u8]) -> Result<Access, Failure> {
-    let wrong = Failure::fixed("WRONGPASS invalid username-password pair or user is disabled.");
-    users.log_in(user, password).ok_or(wrong)
+fn log_in(facts: &Facts, user: &[u8], password: &[u8]) -> Result<Access, Failure> {
+    facts.users.log_in(user, password).ok_or_else(|| {
+        facts.count_failed_login();
+        Failure::fixed("WRONGPASS invalid username-password pair or user is disabled.")
+    })
 }
 
 fn auth(
     arguments: Arguments<'_>,
-    users: &Users,
+    facts: &Facts,
     session: &mut Session,
     replies: &mut Replies,
 ) -> Result<(), Failure> {
     session.access = match arguments.len() {
-        1 if !users.is_open() => log_in(users, b"default", arguments.at(0))?,
+        1 if !facts.users.is_open() => log_in(facts, b"default", arguments.at(0))?,
         1 => {
             return Err(Failure::fixed(
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure your \
                  configuration is correct?",
             ));
         }
-        2 => log_in(users, arguments.at(0), arguments.at(1))?,
+        2 => log_in(facts, arguments.at(0), arguments.at(1))?,
         _ => return Err(SYNTAX),
     };
     replies.ok();
@@ -90,7 +92,7 @@ fn check_connection_name(name: &[u8]) -> Result<(), Failure> {
 
 fn hello(
     arguments: Arguments<'_>,
-    users: &Users,
+    facts: &Facts,
     session: &mut Session,
     replies: &mut Replies,
 ) -> Result<(), Failure> {
@@ -109,7 +111,7 @@ fn hello(
     while let Some(option) = arguments.get(index) {
         let following = arguments.len() - 1 - index;
         if is(option, "auth") && following >= 2 {
-            access = log_in(users, arguments.at(index + 1), arguments.at(index + 2))?;
+            access = log_in(facts, arguments.at(index + 1), arguments.at(index + 2))?;
             index += 3;
         } else if is(option, "setname") && following >= 1 {
             name = arguments.get(index + 1);

@@ -110,7 +110,8 @@ pub const COMMANDS: &[Command] = &[
     own("kv.compact", 1, "write", "Merges all tables down to the last level."),
     own("kv.release", 1, "readonly", "Ends the snapshot of the connection."),
     own("kv.scan", -1, "readonly", "Returns the keys of a range in order, with values and times of expiry."),
-    own("kv.snapshot", 1, "readonly", "Lets KV.SCAN on this connection read a snapshot of this moment."),
+    // Needs full rights: while a connection has a snapshot, nothing that it can read is erased.
+    own("kv.snapshot", 1, "admin", "Lets KV.SCAN on this connection read a snapshot of this moment."),
     string("mget", -2, "readonly fast", ALL_KEYS, "Returns several values."),
     string("mset", -3, "write denyoom", PAIRS, "Sets several values atomically."),
     string(

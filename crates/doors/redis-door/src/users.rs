@@ -1,12 +1,13 @@
 //! Users, their passwords and rights.
 //!
-//! The file of users is a part of redis's ACL file: a line `user NAME` with these rules, in any order.
+//! The file of users is a part of redis's ACL file: one line `user NAME` for each user, with these rules,
+//! which are obeyed in their order.
 //!
 //! | rule | meaning |
 //! |---|---|
 //! | `on`, `off` | the user may log in, or not (default: off) |
-//! | `>PASSWORD`, `#SHA256` | a password, or its hash in hexadecimal; several are permitted |
-//! | `nopass` | any password is right |
+//! | `>PASSWORD`, `#SHA256` | a password, or its hash in hexadecimal; several are permitted; ends `nopass` |
+//! | `nopass` | any password is right; earlier passwords are forgotten |
 //! | `+@all`, `allcommands` | all commands |
 //! | `+@read`, `-@write` | commands that change nothing (`-@write` after `+@all`) |
 //! | `~*`, `allkeys`, `&*`, `allchannels` | accepted without effect: all keys are permitted |
@@ -14,6 +15,7 @@
 use block::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::LazyLock;
 use tls::Secret;
 
 /// Longest file of users or of a password, in bytes.
@@ -39,6 +41,10 @@ struct User {
     passwords: Vec<Secret>,
     access: Access,
 }
+
+/// User whose password is compared for an unknown name, so that the time doesn't show which names exist.
+static NOBODY: LazyLock<User> =
+    LazyLock::new(|| User { passwords: vec![Secret::of(b"")], ..User::default() });
 
 /// All users of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,9 +99,10 @@ impl Users {
     /// Parses the lines of a file of users. Without a line for it, `default` is off.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the number of the line.
+    /// [`Error::Invalid`] with the number of the line, also for a second line of a user.
     pub fn parse(text: &str) -> Result<Users> {
         let mut users = Users(BTreeMap::new());
+        let mut lines: BTreeMap<&str, usize> = BTreeMap::new();
         for (index, line) in text.lines().map(str::trim).enumerate() {
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -104,6 +111,11 @@ impl Users {
             let rest =
                 line.strip_prefix("user ").ok_or_else(|| at("expected \"user NAME RULE…\"".to_owned()))?;
             let (name, rules) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
+            if let Some(first) = lines.insert(name, index + 1) {
+                return Err(at(format!(
+                    "user \"{name}\" is in line {first} too; expected one line for a user"
+                )));
+            }
             let user = User::from_rules(rules).map_err(at)?;
             users.0.insert(name.into(), user);
         }
@@ -118,19 +130,25 @@ impl Users {
         }
     }
 
+    /// Whether a user, of any name, has rights and needs no password.
+    pub fn admits_strangers(&self) -> bool {
+        self.0.values().any(|user| user.is_on && user.needs_no_password && user.access != Access::None)
+    }
+
     /// Whether `default` needs no password.
     pub fn is_open(&self) -> bool {
         self.initial() != Access::None
     }
 
     /// Commands of this user; `None` for a wrong name or password. The time doesn't show which of them is
-    /// wrong.
+    /// wrong, except by the few nanoseconds of a comparison for each password of a user beyond the first.
     pub fn log_in(&self, name: &[u8], password: &[u8]) -> Option<Access> {
-        let unknown = User { passwords: vec![Secret::of(b"")], ..User::default() };
-        let user = self.0.get(name).unwrap_or(&unknown);
+        let user = self.0.get(name).unwrap_or(&NOBODY);
+        // Hashing takes a time that depends on the length of the password, comparing doesn't.
+        let hash = Secret::of(password);
         let mut is_right = user.needs_no_password;
         for secret in &user.passwords {
-            is_right |= secret.is(password);
+            is_right |= secret.is_same(&hash);
         }
         (is_right && user.is_on).then_some(user.access)
     }
@@ -143,20 +161,28 @@ impl Default for User {
 }
 
 impl User {
+    fn add(&mut self, password: Secret) {
+        self.passwords.push(password);
+        self.needs_no_password = false;
+    }
+
     fn from_rules(rules: &str) -> Result<User, String> {
         let mut user = User::default();
         for rule in rules.split_ascii_whitespace() {
             match rule {
                 "on" => user.is_on = true,
                 "off" => user.is_on = false,
-                "nopass" => user.needs_no_password = true,
+                "nopass" => {
+                    user.needs_no_password = true;
+                    user.passwords.clear();
+                }
                 "+@all" | "allcommands" => user.access = Access::All,
                 "+@read" if user.access == Access::None => user.access = Access::Read,
                 "-@write" if user.access == Access::All => user.access = Access::Read,
                 "+@read" | "~*" | "allkeys" | "&*" | "allchannels" => {}
                 _ => match (rule.strip_prefix('>'), rule.strip_prefix('#')) {
-                    (Some(password), _) => user.passwords.push(Secret::of(password.as_bytes())),
-                    (_, Some(hash)) => user.passwords.push(
+                    (Some(password), _) => user.add(Secret::of(password.as_bytes())),
+                    (_, Some(hash)) => user.add(
                         Secret::from_hex(hash)
                             .ok_or("a hash has 64 hexadecimal digits after #".to_owned())?,
                     ),
@@ -213,6 +239,32 @@ mod tests {
         ] {
             assert_eq!(users.log_in(name.as_bytes(), password.as_bytes()), access, "{name} {password}");
         }
+    }
+
+    #[test]
+    fn passwords_and_nopass_replace_each_other() {
+        for (rules, password, is_right) in [
+            ("on nopass >secret +@all", "secret", true),
+            ("on nopass >secret +@all", "guess", false),
+            (
+                "on nopass #5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 +@all",
+                "guess",
+                false,
+            ),
+            ("on >secret nopass +@all", "guess", true),
+            ("on >secret nopass >other +@all", "secret", false),
+            ("on >secret nopass >other +@all", "other", true),
+        ] {
+            let users = Users::parse(&format!("user default {rules}")).expect(rules);
+            assert_eq!(users.log_in(b"default", password.as_bytes()).is_some(), is_right, "{rules}");
+        }
+    }
+
+    #[test]
+    fn two_lines_for_a_user_are_refused() {
+        let error = Users::parse("user a on >x +@all\n# b\nuser b on\nuser a off\n").expect_err("twice");
+        let text = error.to_string();
+        assert!(text.contains("line 4: user \"a\" is in line 1 too"), "{text}");
     }
 
     #[test]

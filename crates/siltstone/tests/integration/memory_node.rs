@@ -102,7 +102,10 @@ fn wrong_arguments_are_refused() {
         assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.stderr.contains(expected), "{expected}: {ran:?}");
     };
-    refused(&["--listen", "0.0.0.0:0"], "for a network of trusted machines give --allow-remote");
+    refused(
+        &["--listen", "0.0.0.0:0"],
+        "to serve other machines, give --tls, or --allow-remote if you trust all machines of the network",
+    );
     refused(&["--listen", "unix:n.sock", "--quota", "1GiB"], "expected at most the capacity");
     refused(&["--listen", "unix:n.sock", "--pressure-limit", "0"], "at most 100");
     refused(&["--listen", "unix:n.sock", "--max-borrowers", "129"], "1..=128");

@@ -224,19 +224,23 @@ ram(1MiB): this stack has no door: give an address to serve it at, such as --nbd
         &[],
         &["serve", "ram(1MiB)", "--nbd", "0.0.0.0:10809"],
         r#"
---nbd: address "0.0.0.0:10809": can be reached from other machines, and clients need neither a certificate nor a password; expected a unix socket or a loopback address, such as 127.0.0.1:10809; for a network of trusted machines give --allow-remote"#,
+--nbd: address "0.0.0.0:10809": can be reached from other machines without TLS and certificates or passwords; expected a unix socket or a loopback address, such as 127.0.0.1:10809; to serve other machines, give --allow-remote if you trust all machines of the network"#,
     );
     refused(
         &[],
         &["spi", "serve", "--chip", "W25Q64JV", "--serprog", "[::]:4025"],
         r#"
---serprog: address "[::]:4025": can be reached from other machines, and clients need neither a certificate nor a password; expected a unix socket or a loopback address, such as 127.0.0.1:4025; for a network of trusted machines give --allow-remote"#,
+--serprog: address "[::]:4025": can be reached from other machines without TLS and certificates or passwords; expected a unix socket or a loopback address, such as 127.0.0.1:4025; to serve other machines, give --allow-remote if you trust all machines of the network"#,
     );
     for (door, keys) in [("nbd", "address"), ("kv", "listen")] {
         let stack = format!("{door}(ram(1GiB), {keys}=\"0.0.0.0:10809\")");
         let ran = run(Path::new("/"), &["serve", &stack]);
         assert_eq!(ran.code, Some(2), "{ran:?}");
-        assert!(ran.stderr.contains("for a network of trusted machines set allow_remote = true"), "{ran:?}");
+        let expected = "or allow_remote = true if you trust all machines of the network";
+        assert!(
+            ran.stderr.contains("to serve other machines, set tls, ") && ran.stderr.contains(expected),
+            "{ran:?}"
+        );
     }
 }
 

@@ -204,6 +204,16 @@ pub(super) enum End {
     Lost(Error),
 }
 
+impl End {
+    /// End after a receive that failed: records of TLS that aren't valid are the client's fault.
+    pub(super) fn of_receive(error: Error) -> End {
+        match error {
+            Error::Protocol(_) => End::Violation(error),
+            error => End::Lost(error),
+        }
+    }
+}
+
 impl fmt::Display for End {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -492,7 +502,7 @@ impl<'c> Connection<'c> {
             Ok(0) if self.watch.stopping.get() => self.end(End::Stopped),
             Ok(0) => self.end(End::HungUp),
             Ok(_) => {}
-            Err(error) => self.end(End::Lost(error)),
+            Err(error) => self.end(End::of_receive(error)),
         }
         match self.large {
             None => self.received = Some(Received { buffer, used: self.used }),

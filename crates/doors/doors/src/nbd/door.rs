@@ -1,7 +1,7 @@
 //! The NBD door as a part of a stack.
 
 use super::client::address_of;
-use super::server::{ExportConfig, Server, ServerConfig, ServerTls};
+use super::server::{ExportConfig, PERMISSION, Server, ServerConfig, ServerTls};
 use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
@@ -153,10 +153,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(key) = keys.iter().find(|key| arguments.given(key)) {
         return Err(arguments.refuse(key, format!("{key} with {other}")));
     }
-    let verifies = tls_of(arguments)?.is_some_and(|tls| tls.required && tls.config.verifies_clients());
-    let is_permitted = arguments.boolean("allow_remote")? || verifies;
-    let reached =
-        address.check_reach(is_permitted, "set tls, with certificates of clients, or allow_remote = true");
+    let is_protected = tls_of(arguments)?.is_some_and(|tls| tls.keeps_strangers_out());
+    let reached = address.check_reach(arguments.boolean("allow_remote")? || is_protected, PERMISSION);
     reached.map_err(|error| arguments.refuse("address", error.detail().to_owned()))?;
     names(arguments)?;
     Ok(Shape::default())
@@ -176,6 +174,7 @@ fn build(arguments: &Arguments) -> Result<Built> {
         access: unix_socket::access(arguments)?,
         exports: exports.collect(),
         max_connections: arguments.integer("max_connections")? as usize,
+        allow_remote: arguments.boolean("allow_remote")?,
         tls: tls_of(arguments)?,
     };
     Ok(Built::Door(Arc::new(NbdDoor::new(config)?)))

@@ -79,7 +79,7 @@ pub(super) async fn negotiate(
                     Ok(0) => return Err(end_of_input()),
                     Ok(_) if watch.stopping.get() => return Err(End::Stopped),
                     Ok(_) => {}
-                    Err(error) => return Err(End::Lost(error)),
+                    Err(error) => return Err(End::of_receive(error)),
                 }
             }
         }

@@ -24,7 +24,7 @@ use block::{Device, DevicePart, Error, Result, Status};
 use runtime::net::acceptor::{ClientPermit, Clients, Connections, accept};
 use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown};
 use runtime::sync::{StopSource, StopToken};
-use runtime::{PerShard, ShardIndex};
+use runtime::{PerShard, ShardIndex, WarningLimit};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -36,6 +36,8 @@ use std::time::Duration;
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Limit of the bytes of requests and replies of all connections of a server, beyond 512 KiB per connection.
 pub const BUFFER_BYTES: u64 = 256 << 20;
+/// Minimum time between two warnings of clients that were cut off.
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checking deadlines.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -74,6 +76,17 @@ pub struct ServerTls {
     pub required: bool,
 }
 
+impl ServerTls {
+    /// Whether only clients with a certificate get an export.
+    pub fn keeps_strangers_out(&self) -> bool {
+        self.required && self.config.verifies_clients()
+    }
+}
+
+/// Permission of an address that other machines can reach, in error messages.
+pub(super) const PERMISSION: &str =
+    "set tls, with certificates of clients, or allow_remote = true if you trust all machines of the network";
+
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Address to listen on.
@@ -84,6 +97,8 @@ pub struct ServerConfig {
     pub exports: Vec<ExportConfig>,
     /// Limit of connected clients.
     pub max_connections: usize,
+    /// Whether an address that other machines can reach is permitted without certificates of clients.
+    pub allow_remote: bool,
     /// TLS; `None` offers none.
     pub tls: Option<ServerTls>,
 }
@@ -115,6 +130,8 @@ struct Shared {
     exports: OnceLock<Vec<Export>>,
     budget: Arc<Budget>,
     cut_off: AtomicU64,
+    /// Warnings of clients that were cut off; strangers can cause any number of them.
+    warnings: WarningLimit,
     on_end: OnceLock<EndObserver>,
     source: OnceLock<Arc<dyn ExportSource>>,
     parts: PerShard<ShardPart>,
@@ -146,8 +163,12 @@ impl Server {
     /// Checks the configuration; opens nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without an export, or for a name that is invalid or used twice.
+    /// [`Error::Invalid`] without an export, for a name that is invalid or used twice, or for an address that
+    /// [`Address::check_reach`] refuses.
     pub fn new(config: ServerConfig) -> Result<Server> {
+        let is_protected = config.tls.as_ref().is_some_and(ServerTls::keeps_strangers_out);
+        let reached = config.address.check_reach(config.allow_remote || is_protected, PERMISSION);
+        reached.map_err(|error| error.in_context("NBD server"))?;
         if config.exports.is_empty() {
             return Err(Error::invalid("an NBD server without exports: expected at least one device"));
         }
@@ -180,6 +201,7 @@ impl Server {
             exports: OnceLock::new(),
             budget: Arc::new(Budget::new(BUFFER_BYTES)),
             cut_off: AtomicU64::new(0),
+            warnings: WarningLimit::new(WARNING_INTERVAL),
             on_end: OnceLock::new(),
             source: OnceLock::new(),
             parts: PerShard::new(),
@@ -358,7 +380,7 @@ async fn run_connection(shared: Arc<Shared>, remote: RemoteStream, permit: Clien
         End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", part.shared.address),
         End::Silent | End::Stalled | End::Slow | End::Violation(_) => {
             part.shared.cut_off.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!("{}: {end}", part.shared.address);
+            part.shared.warnings.warn(format_args!("{}: {end}", part.shared.address));
         }
     }
     watch.tell_end(&end);

@@ -36,6 +36,7 @@ pub fn requests_allocate_nothing() {
             access: Default::default(),
             exports: vec![export],
             max_connections: 1,
+            allow_remote: false,
             tls: None,
         };
         let server = Server::new(config).expect("valid");

@@ -152,6 +152,7 @@ fn there_are_never_more_connections_than_allowed() {
             access: Default::default(),
             exports,
             max_connections: 3,
+            allow_remote: false,
             tls: None,
         };
         let server = Server::new(config).expect("valid");
@@ -180,9 +181,20 @@ fn configurations_that_cant_be_are_refused() {
             access: Default::default(),
             exports,
             max_connections: 1,
+            allow_remote: false,
             tls: None,
         })
     };
+    let remote = ServerConfig {
+        address: "192.0.2.1:10809".parse().expect("an address"),
+        access: Default::default(),
+        exports: vec![export("a", ram(4096, 512))],
+        max_connections: 1,
+        allow_remote: false,
+        tls: None,
+    };
+    let refused = Server::new(remote).err().expect("strangers reach it").to_string();
+    assert!(refused.contains("192.0.2.1:10809") && refused.contains("allow_remote"), "{refused}");
     assert!(with(vec![]).is_err());
     assert!(with(vec![export("a", ram(4096, 512)), export("a", ram(4096, 512))]).is_err());
     assert!(with(vec![export("a\0", ram(4096, 512))]).is_err());

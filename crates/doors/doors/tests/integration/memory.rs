@@ -40,6 +40,7 @@ fn all_clients_together_are_held_back() {
             access: Default::default(),
             exports: vec![export("disk", disk.clone())],
             max_connections: 32,
+            allow_remote: false,
             tls: None,
         };
         let server = Server::new(config).expect("valid");

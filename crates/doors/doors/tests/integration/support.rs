@@ -38,6 +38,7 @@ pub fn server(address: &Address, exports: Vec<ExportConfig>) -> Arc<Server> {
         access: Default::default(),
         exports,
         max_connections: 16,
+        allow_remote: false,
         tls: None,
     };
     Arc::new(Server::new(config).expect("a valid configuration"))

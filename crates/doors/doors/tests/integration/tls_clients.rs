@@ -27,7 +27,9 @@ pub fn server_of(address: &Address, folder: Option<&Path>, required: bool) -> Ar
     });
     let exports = vec![export("disk", ram(1 << 20, 512))];
     let access = Default::default();
-    let config = ServerConfig { address: address.clone(), access, exports, max_connections: 4, tls };
+    let allow_remote = false;
+    let config =
+        ServerConfig { address: address.clone(), access, exports, max_connections: 4, allow_remote, tls };
     Arc::new(Server::new(config).expect("a valid configuration"))
 }
 
@@ -248,6 +250,8 @@ fn garbage_and_a_cut_in_the_transmission_end_the_connection() {
             assert!(raw.is_closed().await);
             is_healthy(&address, Some(&path)).await;
         }
+        // Without the record that was cut short.
+        assert_eq!(server.status()["cut_off_connections"], 2);
         server.stop().await.expect("it stops");
     });
 }

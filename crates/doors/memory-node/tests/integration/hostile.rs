@@ -27,6 +27,7 @@ async fn impostor(address: &Address, status_bytes: u64) -> (Server, Rc<dyn block
         access: Default::default(),
         exports,
         max_connections: 16,
+        allow_remote: false,
         tls: None,
     };
     let server = Server::new(config).unwrap();

@@ -90,7 +90,7 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ("listen=\"0.0.0.0:6379\", allow_remote=true", ""),
         (
             "listen=\"0.0.0.0:6379\"",
-            "clients need neither a certificate nor a password; expected a unix socket or a loopback address",
+            "without TLS and certificates or passwords; expected a unix socket or a loopback address",
         ),
         ("listen=\"somewhere\"", "expected unix:PATH or IP:PORT"),
         ("allow_remote=true", "allow_remote without listen; expected both"),

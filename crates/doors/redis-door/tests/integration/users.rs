@@ -4,7 +4,7 @@ use super::client::{Served, Socket, command, served, shown};
 use super::simulate;
 use block::{Buffer, Data, Error};
 use conformance::certificates::{Authority, Validity};
-use redis_door::server::ServerConfig;
+use redis_door::server::{LOGIN_LIMIT, Server, ServerConfig};
 use redis_door::users::Users;
 use runtime::net::{Address, Stream};
 use std::path::Path;
@@ -86,6 +86,8 @@ fn a_read_only_user_changes_nothing() {
             "MSET a 2",
             "FLUSHALL",
             "KV.COMPACT",
+            // It would delay the erasure of what others delete.
+            "KV.SNAPSHOT",
             "UNLINK a",
             "PERSIST a",
             "SETEX a 1 2",
@@ -112,9 +114,53 @@ fn strangers_get_no_memory_for_long_commands() {
         let _ = client.0.send(Data::copy_of(&long).into()).await;
         let rest = shown(&client.rest().await);
         assert_eq!(rest, "-ERR Protocol error: unauthenticated bulk length|");
+        // A command that arrives as a whole, and is longer than those of strangers.
+        let client = served.client().await;
+        let _ = client.0.send(Data::copy_of(&command(&[b"SET", b"key", &value[..40 << 10]])).into()).await;
+        let rest = shown(&client.rest().await);
+        assert_eq!(rest, "-ERR Protocol error: unauthenticated bulk length|");
+        let client = served.client().await;
+        client.send(&command(&[b"SET", b"key", &value[..30 << 10]])).await;
+        client.expect(b"-NOAUTH Authentication required.\r\n").await;
         let client = served.client().await;
         client.send(&[command(&[b"AUTH", b"secret"]), long].concat()).await;
         client.expect(b"+OK\r\n+OK\r\n").await;
+        served.stop().await;
+    });
+}
+
+#[test]
+fn strangers_are_cut_off_unless_they_log_in_in_time() {
+    simulate(4, 1, || async {
+        let served = served(config(USERS)).await;
+        let member = served.client().await;
+        assert_eq!(replies(&member, &["AUTH secret"]).await, ["+OK|"]);
+        let begin = runtime::now();
+        let is_at_limit = || assert_eq!((runtime::now() - begin).as_secs(), LOGIN_LIMIT.as_secs());
+        let (silent, busy, deaf) = (served.client().await, served.client().await, served.client().await);
+        let deaf = runtime::spawn(async move {
+            let lines = Data::copy_of(&b"PING\r\n".repeat(1000));
+            while deaf.0.send(lines.clone().into()).await.0.is_ok() {}
+        });
+        for _ in 0..3 {
+            runtime::sleep(LOGIN_LIMIT / 4).await;
+            assert_eq!(replies(&busy, &["AUTH wrong", "PING"]).await, [WRONGPASS, NOAUTH]);
+        }
+        busy.rest().await;
+        is_at_limit();
+        silent.rest().await;
+        deaf.await;
+        is_at_limit();
+        let status = served.server.status();
+        assert_eq!((&status["failed_logins"], &status["cut_off_connections"]), (&3.into(), &3.into()));
+        // Who has logged in may be silent, and after RESET has the time again.
+        runtime::sleep(3 * LOGIN_LIMIT).await;
+        assert_eq!(replies(&member, &["PING", "RESET", "AUTH secret"]).await, ["+PONG|", "+RESET|", "+OK|"]);
+        runtime::sleep(3 * LOGIN_LIMIT).await;
+        let begin = runtime::now();
+        assert_eq!(replies(&member, &["RESET", "PING"]).await, ["+RESET|", NOAUTH]);
+        member.rest().await;
+        assert_eq!((runtime::now() - begin).as_secs(), LOGIN_LIMIT.as_secs());
         served.stop().await;
     });
 }
@@ -163,6 +209,15 @@ fn in_tls_what_is_wrong_ends_its_connection_only() {
             assert!(!shown(&plain.rest().await).contains("PONG"));
             is_healthy(&served, good.path()).await;
         }
+        assert_eq!(served.server.status()["cut_off_connections"], 4);
+        // A record that isn't valid, after the handshake.
+        let config = Folder::new(good.path()).client("127.0.0.1").unwrap();
+        let socket = Stream::connect(&served.server.addresses()[0]).await.unwrap();
+        let client = tls::Stream::connect(socket.clone(), Some(&config), HANDSHAKE_LIMIT).await.unwrap();
+        socket.send(Data::copy_of(b"plain text").into()).await.0.unwrap();
+        assert!(!matches!(client.receive(Buffer::new(9)).await.0, Ok(1..)));
+        is_healthy(&served, good.path()).await;
+        assert_eq!(served.server.status()["cut_off_connections"], 5);
         let refused = connect(&served, expired.path()).await.unwrap();
         let error = refused.receive(Buffer::new(9)).await.0.expect_err("an expired certificate");
         assert!(matches!(error, Error::Disconnected(_)), "{error}");
@@ -177,6 +232,22 @@ fn in_tls_what_is_wrong_ends_its_connection_only() {
         assert_eq!(buffer.filled(), b"+PONG\r\n");
         served.stop().await;
     });
+}
+
+#[test]
+fn users_without_a_password_admit_strangers_whatever_their_name() {
+    let folder = good_folder(&Authority::new("the authority"));
+    let remote = |users: &str, verify| {
+        let users = Users::parse(users).unwrap();
+        Server::new(ServerConfig { users, ..tls_config("192.0.2.1:6379", folder.path(), verify) })
+    };
+    let guest = "user default off\nuser guest on nopass ~* +@all\n";
+    let refused = remote(guest, false).err().expect("strangers log in as guest").to_string();
+    assert!(refused.contains("192.0.2.1:6379"), "{refused}");
+    for harmless in [USERS, "user guest off nopass +@all\n", "user guest on nopass\n"] {
+        assert!(remote(harmless, false).is_ok(), "{harmless}");
+    }
+    assert!(remote(guest, true).is_ok());
 }
 
 /// Runs redis-cli against a server, while it serves; `None` if it isn't installed.

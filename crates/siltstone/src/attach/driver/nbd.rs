@@ -136,6 +136,7 @@ pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
         access: Access::with_mode(OWNER_ONLY),
         exports: vec![export],
         max_connections: runtime::shard_count(),
+        allow_remote: false,
         tls: None,
     })?;
     let disconnected = StopSource::new();
