@@ -4,6 +4,7 @@
 use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
+use std::cell::Cell;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -13,6 +14,8 @@ static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
 static RECEIVED: AtomicU32 = AtomicU32::new(0);
 /// Limits of the process; read by signal handlers, which an initialized `OnceLock` permits.
 static HANG_LIMITS: OnceLock<HangLimits> = OnceLock::new();
+/// Users of the limits ([`StopSignals::limit_hangs`]).
+static LIMITED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     let one = 1_u64;
@@ -43,6 +46,8 @@ fn set_alarm() {
         let received = RECEIVED.load(Ordering::Relaxed);
         let seconds = match received {
             0 => return,
+            // The end that the limits were for is over.
+            _ if LIMITED.load(Ordering::Relaxed) == 0 => 0,
             1 => limits.first,
             _ => limits.further,
         };
@@ -58,6 +63,9 @@ fn set_alarm() {
 /// Time limits for a process that has received a signal, and whose end is driven by a task. If the task
 /// doesn't call [`StopSignals::still_ending`] for that long, because its shard hangs in a call to the kernel,
 /// a timer of the kernel ends the process with status 1. No shard has to run for that.
+///
+/// The limits end with the last [`StopSignals`] that has set them: what the process does after its orderly end,
+/// such as waiting for operations of the kernel, loses nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HangLimits {
     /// Seconds after the first signal, at least 1.
@@ -80,6 +88,15 @@ enum Repeated {
 pub struct StopSignals {
     /// `None` under the simulated runtime, which has no signals.
     event: Option<File>,
+    limits_hangs: Cell<bool>,
+}
+
+impl Drop for StopSignals {
+    fn drop(&mut self) {
+        if self.limits_hangs.get() && LIMITED.fetch_sub(1, Ordering::Relaxed) == 1 {
+            set_alarm();
+        }
+    }
 }
 
 impl StopSignals {
@@ -101,13 +118,15 @@ impl StopSignals {
 
     fn install(repeated: Repeated) -> Result<Self> {
         if crate::shard::with_current(|shard| shard.world().is_some()) {
-            return Ok(StopSignals { event: None });
+            return Ok(StopSignals { event: None, limits_hangs: Cell::new(false) });
         }
-        Ok(StopSignals { event: Some(File::from_descriptor(install(repeated)?, "stop signal")) })
+        let event = Some(File::from_descriptor(install(repeated)?, "stop signal"));
+        Ok(StopSignals { event, limits_hangs: Cell::new(false) })
     }
 
     /// Sets the limits for the end of the process after a signal. They count from each signal and from each
-    /// call of [`still_ending`](Self::still_ending). The first call in a process sets them.
+    /// call of [`still_ending`](Self::still_ending), until this is dropped. The first call in a process sets
+    /// them.
     ///
     /// # Errors
     /// Errors of sigaction(2).
@@ -117,6 +136,9 @@ impl StopSignals {
         }
         handle(libc::SIGALRM, on_alarm, 0)?;
         let _earlier_ones = HANG_LIMITS.set(limits);
+        if !self.limits_hangs.replace(true) {
+            LIMITED.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -234,4 +256,35 @@ pub(crate) fn kernel_random() -> u64 {
     // SAFETY: eight bytes are written to `seed`. A call for less than 256 bytes isn't interrupted.
     unsafe { libc::getrandom(std::ptr::from_mut(&mut seed).cast(), 8, 0) };
     seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_for_a_hanging_end_ends_with_the_orderly_end() {
+        let main = || async {
+            let signals = StopSignals::catch().unwrap();
+            let limits = HangLimits { first: 600, further: 500, message: String::new() };
+            signals.limit_hangs(limits).unwrap();
+            let left = |at_most| {
+                // SAFETY: no memory is passed. The alarm is cancelled and its time returned.
+                let seconds = unsafe { libc::alarm(0) };
+                assert!(seconds <= at_most, "{seconds}");
+                seconds
+            };
+            on_signal(libc::SIGTERM);
+            assert!(left(600) > 500);
+            on_signal(libc::SIGTERM);
+            signals.next().await.unwrap();
+            assert!(left(500) > 0);
+            signals.still_ending();
+            drop(signals);
+            assert_eq!(left(0), 0, "the end is over");
+            on_signal(libc::SIGTERM);
+            assert_eq!(left(0), 0, "a later signal has no limit");
+        };
+        crate::run(crate::Config::default(), main).unwrap();
+    }
 }
