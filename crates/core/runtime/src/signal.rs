@@ -5,7 +5,7 @@ use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
 use std::cell::Cell;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -64,8 +64,8 @@ fn set_alarm() {
 /// doesn't call [`StopSignals::still_ending`] for that long, because its shard hangs in a call to the kernel,
 /// a timer of the kernel ends the process with status 1. No shard has to run for that.
 ///
-/// The limits end with the last [`StopSignals`] that has set them: what the process does after its orderly end,
-/// such as waiting for operations of the kernel, loses nothing.
+/// The limits end with the last [`StopSignals`] that has set them: what the process does after its orderly
+/// end, such as waiting for operations of the kernel, loses nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HangLimits {
     /// Seconds after the first signal, at least 1.
@@ -205,6 +205,30 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc:
     match installed {
         0 => Ok(()),
         _ => Err(Error::from_io(&std::io::Error::last_os_error(), "installing a signal handler")),
+    }
+}
+
+/// Returns the number of the process at the other end of a connected unix socket, which called listen(2) or
+/// connect(2) there. It is 0 for a process that isn't in this one's namespace of processes.
+///
+/// # Errors
+/// Errors of getsockopt(2).
+pub fn peer_process(socket: BorrowedFd<'_>) -> std::io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match outcome {
+        0 => Ok(u32::try_from(peer.pid).unwrap_or(0)),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 

@@ -98,18 +98,27 @@ fn tell(path: &Path, name: &str) -> Result<(), Failure> {
 /// Unmounts, and waits until the server has ended.
 ///
 /// # Errors
-/// A directory that isn't a mount point, or is in use; a server that doesn't end within [`END_LIMIT`].
+/// A directory that isn't a mount point, or is in use; a server that can't be waited for, though it is
+/// unmounted; one that doesn't end within [`END_LIMIT`].
 pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     let shown = mount.at.display();
     let status = ask(&mount.at, "siltstone.status")?;
-    let server = ServerProcess::of(status["process"].as_u64())?.ok_or_else(|| {
-        Failure::World(format!(
-            "{shown}: its server doesn't tell its process; use the program that mounted it"
-        ))
-    })?;
+    let server = status["process"]
+        .as_u64()
+        .ok_or_else(|| {
+            Failure::World(format!(
+                "{shown}: its server doesn't tell its process; use the program that mounted it"
+            ))
+        })
+        .and_then(|number| ServerProcess::of(&shown.to_string(), number));
     let unmounting = fuse::Mount::existing(mount.at.clone());
     runtime::run(Config::default(), move || async move { unmounting.unmount().await })??;
+    let server = server.map_err(|failure| {
+        Failure::World(format!(
+            "{failure}; unmounted without waiting for the server: what it has accepted is durable once it has ended"
+        ))
+    })?;
     match server.has_ended()? {
         false => Err(Failure::World(format!(
             "{shown}: unmounted, but its server (process {}) hasn't ended within {} s; expected its end; if it serves other doors, \
