@@ -5,6 +5,7 @@
 
 pub mod watch;
 
+use crate::log_target;
 use crate::output::say;
 use crate::service;
 use block::{Call, Result};
@@ -285,6 +286,7 @@ impl Stop {
             )),
         }
         say(&format!("{}: {reason}; the server ends without it: {}", self.name, self.loss));
+        log_target::flush();
         // An orderly end would wait for requests in flight.
         std::process::exit(1);
     }
