@@ -9,9 +9,9 @@ mod writer;
 use crate::failure::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,8 @@ impl FromStr for LogTarget {
 
 /// Writer of the target; not set for standard error.
 static TARGET: OnceLock<Writer> = OnceLock::new();
+/// Descriptor of the target, which stays open also when the target is opened again, and whether it is syslog.
+static DESCRIPTOR: OnceLock<(RawFd, bool)> = OnceLock::new();
 /// Whether clients are served: the program that started this server no longer reads standard error.
 static IS_SERVING: AtomicBool = AtomicBool::new(false);
 
@@ -71,6 +73,26 @@ pub fn flush() {
     if let Some(target) = TARGET.get() {
         target.flush(FLUSH_LIMIT);
     }
+}
+
+/// Returns the descriptor of the target and a message for it, for a process that can only call write(2);
+/// `None` for standard error.
+pub fn last_message(text: &str) -> Option<(RawFd, String)> {
+    let (descriptor, is_syslog) = *DESCRIPTOR.get()?;
+    Some((
+        descriptor,
+        if is_syslog { format!("{}{text}", head(severity(Level::ERROR))) } else { format!("{text}\n") },
+    ))
+}
+
+/// Head of a message to syslog.
+fn head(severity: u8) -> String {
+    format!("<{}>siltstone[{}]: ", DAEMON | severity, std::process::id())
+}
+
+/// Makes `old` refer to what `new` does; its number stays the same.
+fn replace(old: &mut OwnedFd, new: OwnedFd) -> io::Result<()> {
+    Ok(rustix::io::dup3(new, old, rustix::io::DupFlags::CLOEXEC)?)
 }
 
 /// Opens a log. Not one that blocks until another process reads it.
@@ -87,27 +109,33 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
 /// A log that is opened again after SIGHUP.
 struct LogFile {
     path: PathBuf,
-    file: File,
+    file: OwnedFd,
     hangup: &'static AtomicBool,
 }
 
 impl LogFile {
     fn write(&mut self, text: &[u8]) {
         if self.hangup.swap(false, Ordering::Relaxed) {
-            match open_file(&self.path) {
-                Ok(file) => self.file = file.into(),
+            let opened = open_file(&self.path).and_then(|file| replace(&mut self.file, file));
+            if opened.is_err() {
                 // The next message tries again.
-                Err(_) => self.hangup.store(true, Ordering::Relaxed),
+                self.hangup.store(true, Ordering::Relaxed);
             }
         }
-        let _ = self.file.write_all(text);
+        let mut rest = text;
+        while !rest.is_empty() {
+            match rustix::io::retry_on_intr(|| rustix::io::write(&self.file, rest)) {
+                Ok(length) if length > 0 => rest = &rest[length..],
+                _ => return,
+            }
+        }
     }
 }
 
 /// Connection to syslog.
 struct Syslog {
     path: PathBuf,
-    socket: UnixDatagram,
+    socket: OwnedFd,
 }
 
 impl Syslog {
@@ -115,22 +143,20 @@ impl Syslog {
         let socket = UnixDatagram::unbound()?;
         socket.connect(path)?;
         socket.set_nonblocking(true)?;
-        Ok(Syslog { path: path.to_owned(), socket })
+        Ok(Syslog { path: path.to_owned(), socket: socket.into() })
     }
 
     fn write(&mut self, severity: u8, text: &[u8]) {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
-        let mut message = format!("<{}>siltstone[{}]: ", DAEMON | severity, std::process::id()).into_bytes();
-        message.extend_from_slice(text);
-        let Err(error) = self.socket.send(&message) else { return };
-        let is_full = [Errno::AGAIN, Errno::NOBUFS].map(|errno| Some(errno.raw_os_error()));
-        if is_full.contains(&error.raw_os_error()) {
-            return;
+        let message = [head(severity).as_bytes(), text].concat();
+        match rustix::io::write(&self.socket, &message) {
+            Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS) => return,
+            Err(_) => {}
         }
         // Syslog may have been started again.
-        if let Ok(again) = Syslog::connect(&self.path) {
-            *self = again;
-            let _ = self.socket.send(&message);
+        let again = Syslog::connect(&self.path).and_then(|again| replace(&mut self.socket, again.socket));
+        if again.is_ok() {
+            let _ = rustix::io::write(&self.socket, &message);
         }
     }
 }
@@ -163,7 +189,8 @@ pub fn open(target: &LogTarget) -> Result<(), Failure> {
                     path.display()
                 ))
             })?;
-            let mut log = LogFile { path, file: file.into(), hangup: runtime::catch_hangup()? };
+            let mut log = LogFile { path, file, hangup: runtime::catch_hangup()? };
+            let _first = DESCRIPTOR.set((log.file.as_raw_fd(), false));
             Writer::start(move |message| log.write(&message.text))
         }
         LogTarget::Syslog => {
@@ -172,6 +199,7 @@ pub fn open(target: &LogTarget) -> Result<(), Failure> {
                     "--log-to syslog: {SYSLOG}: {error}; expected a running syslog or journal"
                 ))
             })?;
+            let _first = DESCRIPTOR.set((log.socket.as_raw_fd(), true));
             Writer::start(move |message| {
                 log.write(message.severity, &message.text);
                 // The program that started this server reads this until the server is ready.
@@ -269,7 +297,7 @@ mod tests {
         static HANGUP: AtomicBool = AtomicBool::new(false);
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("log"), folder.path().join("log.1"));
-        let file = open_file(&path).unwrap().into();
+        let file = open_file(&path).unwrap();
         let mut log = LogFile { path: path.clone(), file, hangup: &HANGUP };
         log.write(b"one\n");
         std::fs::rename(&path, &old).unwrap();

@@ -196,12 +196,13 @@ impl Stop {
             Further::EndsProcess => StopSignals::catch_first()?,
             Further::ShortensPatience => StopSignals::catch()?,
         });
+        let message =
+            format!("{name}: the server hangs in a call to the kernel; it ends without its storage: {loss}");
         caught.limit_hangs(HangLimits {
             first: STOP_PATIENCE as u32,
             further: SIGNALLED_PATIENCE as u32,
-            message: format!(
-                "{name}: the server hangs in a call to the kernel; it ends without its storage: {loss}\n"
-            ),
+            log: log_target::last_message(&message),
+            message: message + "\n",
         })?;
         let signalled = caught.clone();
         let next: Box<NextSignal> = Box::new(move || {

@@ -5,7 +5,7 @@ use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -25,15 +25,28 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     set_alarm();
 }
 
+/// Whether the process is being ended by [`on_alarm`].
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
 /// Ends a process that has set no new alarm in time, without any of its threads.
 extern "C" fn on_alarm(_signal: libc::c_int) {
-    let message = HANG_LIMITS.get().map_or("", |limits| &limits.message);
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        // The log hangs on another thread.
+        // SAFETY: _exit is async-signal-safe.
+        unsafe { libc::_exit(1) };
+    }
+    let limits = HANG_LIMITS.get();
+    let message = limits.map_or("", |limits| &limits.message);
     let mut output = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: poll, write and _exit are async-signal-safe; `output` is one entry, `message` is readable.
-    // Where standard error takes no bytes now, such as a full pipe, there is no message.
+    // SAFETY: poll, write, alarm and _exit are async-signal-safe; `output` is one entry, the texts are
+    // readable. Where standard error takes no bytes now, such as a full pipe, there is no message.
     unsafe {
         if libc::poll(&mut output, 1, 0) == 1 && output.revents & libc::POLLOUT != 0 {
             libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
+        }
+        if let Some((descriptor, message)) = limits.and_then(|limits| limits.log.as_ref()) {
+            libc::alarm(1);
+            libc::write(*descriptor, message.as_ptr().cast(), message.len());
         }
         libc::_exit(1)
     }
@@ -74,6 +87,9 @@ pub struct HangLimits {
     pub further: u32,
     /// Message to standard error, with its newline.
     pub message: String,
+    /// Descriptor of a log, which stays open as long as the process runs, and the message for it. The end
+    /// waits for the log for at most a second, if the process has another thread.
+    pub log: Option<(RawFd, String)>,
 }
 
 /// Effect of a second SIGINT or SIGTERM.
@@ -290,7 +306,7 @@ mod tests {
     fn the_limit_for_a_hanging_end_ends_with_the_orderly_end() {
         let main = || async {
             let signals = StopSignals::catch().unwrap();
-            let limits = HangLimits { first: 600, further: 500, message: String::new() };
+            let limits = HangLimits { first: 600, further: 500, message: String::new(), log: None };
             signals.limit_hangs(limits).unwrap();
             let left = |at_most| {
                 // SAFETY: no memory is passed. The alarm is cancelled and its time returned.
