@@ -25,6 +25,38 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     set_alarm();
 }
 
+/// Descriptors of [`AbortOnHang`]; -1 in a free place.
+static ABORTS: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
+
+/// A file to which a process that hangs ([`HangLimits`]) writes `1` before it ends: `abort` of a connection
+/// of FUSE. A thread that waits for its own process's mount can't end, and would keep the process's
+/// descriptors and locks. Dropping it closes the file.
+#[derive(Debug)]
+pub struct AbortOnHang {
+    descriptor: OwnedFd,
+    place: &'static AtomicI32,
+}
+
+impl AbortOnHang {
+    /// Returns `None` if there are 64 already.
+    pub fn new(descriptor: OwnedFd) -> Option<Self> {
+        let number = descriptor.as_raw_fd();
+        let is_taken = |place: &&AtomicI32| {
+            place.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let place = ABORTS.iter().find(is_taken)?;
+        Some(AbortOnHang { descriptor, place })
+    }
+}
+
+impl Drop for AbortOnHang {
+    fn drop(&mut self) {
+        debug_assert_eq!(self.place.load(Ordering::Relaxed), self.descriptor.as_raw_fd());
+        // Before the descriptor is closed and its number used for another file.
+        self.place.store(-1, Ordering::SeqCst);
+    }
+}
+
 /// Whether the process is being ended by [`on_alarm`].
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
@@ -34,6 +66,13 @@ extern "C" fn on_alarm(_signal: libc::c_int) {
         // The log hangs on another thread.
         // SAFETY: _exit is async-signal-safe.
         unsafe { libc::_exit(1) };
+    }
+    for place in &ABORTS {
+        let descriptor = place.load(Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: write is async-signal-safe; one byte is read from a constant.
+            unsafe { libc::write(descriptor, c"1".as_ptr().cast(), 1) };
+        }
     }
     let limits = HANG_LIMITS.get();
     let message = limits.map_or("", |limits| &limits.message);

@@ -1,6 +1,6 @@
 //! Signals of a real process: each test starts its own program again as a child.
 
-use runtime::{Config, HangLimits, StopSignals};
+use runtime::{AbortOnHang, Config, HangLimits, StopSignals};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,6 +18,8 @@ fn hanging_child() {
         let message = "shard 0 hangs\n".to_owned();
         let logged = Some((log.as_raw_fd(), "logged\n".to_owned()));
         signals.limit_hangs(HangLimits { first: 60, further: 1, message, log: logged }).unwrap();
+        let _aborted = AbortOnHang::new(log.try_clone().unwrap().into()).unwrap();
+        drop(AbortOnHang::new(log.try_clone().unwrap().into()));
         signals.still_ending();
         eprintln!("ready");
         // Each task of the shard waits with it.
@@ -57,5 +59,5 @@ fn further_signals_end_a_process_whose_shard_hangs() {
     let (status, lines, log) = ended_by(&["TERM", "INT", "TERM"]);
     assert_eq!(status.code(), Some(1), "{lines:?}");
     assert_eq!(lines, ["shard 0 hangs"]);
-    assert_eq!(log, "logged\n");
+    assert_eq!(log, "1logged\n", "connections are aborted first");
 }
