@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         attach::record::Record::remove_lost_links();
         carry_out(command_line.verb, command_line.log)
     });
-    match done {
+    let exit_code = match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let text = failure.to_string();
@@ -81,7 +81,9 @@ fn main() -> ExitCode {
             }
             failure.exit_code()
         }
-    }
+    };
+    log_target::flush();
+    exit_code
 }
 
 fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {

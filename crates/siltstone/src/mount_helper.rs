@@ -174,7 +174,7 @@ fn unmount(arguments: &[String]) -> u8 {
         say("umount.fuse.siltstone: usage: umount.fuse.siltstone DIRECTORY [-flnrv]");
         return USAGE;
     };
-    let is_lost = std::fs::metadata(directory).is_err();
+    let is_lost = std::fs::metadata(directory).is_err_and(|error| is_of_lost_server(&error));
     if !is_plain || is_lost {
         let flags = arguments.iter().filter(|argument| argument.starts_with('-'));
         return umount(flags.map(OsStr::new).chain([OsStr::new(directory)]));
@@ -186,6 +186,12 @@ fn unmount(arguments: &[String]) -> u8 {
             FAILED
         }
     }
+}
+
+/// Whether an error of a mount tells that its server has ended. Others, such as EACCES for root at the mount
+/// of a user, don't: what the server has accepted may still become durable.
+fn is_of_lost_server(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// Runs umount(8) without helpers.
@@ -217,6 +223,13 @@ mod tests {
         assert_eq!(wanted.options, ["--shards=2", "--memory=1GiB", "-o", "rw,noatime,uid=7"]);
         assert_eq!(wanted.log_to.as_deref(), Some("/l"));
         assert!(!wanted.is_fake);
+    }
+
+    #[test]
+    fn a_mount_that_refuses_this_user_still_has_its_server() {
+        let lost = |errno| is_of_lost_server(&std::io::Error::from_raw_os_error(errno));
+        assert!(lost(libc::ENOTCONN) && lost(libc::ECONNABORTED));
+        assert!(![libc::EACCES, libc::EPERM, libc::EIO, libc::ENOENT].into_iter().any(lost));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::control::turn::{self, PAUSE, WAIT_LIMIT, Wanted};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
+use crate::log_target;
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
@@ -324,6 +325,7 @@ async fn until_stopped(
             "systemd passed the socket {address}, and no door listens there: its clients wait for ever"
         );
     }
+    log_target::serving();
     // A holder's server belongs to the holder, which is the service.
     if attached.is_none() {
         service::ready();

@@ -1,6 +1,7 @@
 //! The program as a service of systemd (sd_notify(3)): readiness, the end, and the watchdog. Does nothing if
 //! systemd didn't start it.
 
+use crate::log_target;
 use block::{Error, Result};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -40,6 +41,7 @@ fn watchdog(time: Option<&str>, process: Option<&str>) -> Option<Duration> {
 /// Announces that clients are served. Call this on the shard that the watchdog watches: from now on a task of
 /// that shard sends `WATCHDOG=1` twice in each `WATCHDOG_USEC` (microseconds).
 pub fn ready() {
+    log_target::serving();
     notify_or_log("READY=1");
     let variable = |name| std::env::var(name).ok();
     let (time, process) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));

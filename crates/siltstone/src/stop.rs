@@ -5,6 +5,7 @@
 
 pub mod watch;
 
+use crate::log_target;
 use crate::output::say;
 use crate::service;
 use block::{Call, Result};
@@ -195,12 +196,13 @@ impl Stop {
             Further::EndsProcess => StopSignals::catch_first()?,
             Further::ShortensPatience => StopSignals::catch()?,
         });
+        let message =
+            format!("{name}: the server hangs in a call to the kernel; it ends without its storage: {loss}");
         caught.limit_hangs(HangLimits {
             first: STOP_PATIENCE as u32,
             further: SIGNALLED_PATIENCE as u32,
-            message: format!(
-                "{name}: the server hangs in a call to the kernel; it ends without its storage: {loss}\n"
-            ),
+            log: log_target::last_message(&message),
+            message: message + "\n",
         })?;
         let signalled = caught.clone();
         let next: Box<NextSignal> = Box::new(move || {
@@ -285,6 +287,7 @@ impl Stop {
             )),
         }
         say(&format!("{}: {reason}; the server ends without it: {}", self.name, self.loss));
+        log_target::flush();
         // An orderly end would wait for requests in flight.
         std::process::exit(1);
     }

@@ -1,7 +1,6 @@
 //! `siltstone stop`: ends the server of a stack.
 
 use crate::arguments::StopServer;
-use crate::control::protocol::Request;
 use crate::control::reach;
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -37,12 +36,6 @@ pub fn stop(arguments: &StopServer) -> Result<(), Failure> {
 
 /// Returns the process of the server of a stack; `None` if it isn't served.
 fn of_stack(arguments: &StopServer) -> Result<Option<ServerProcess>, Failure> {
-    let number = || -> Result<Option<u64>, Failure> {
-        let status = reach::ask_server(&arguments.operated, &registry(), Request::Status)?;
-        Ok(status.as_ref().and_then(|status| status["server"]["process"].as_u64()))
-    };
-    let first = number()?;
-    let process = ServerProcess::of(first)?;
-    // If the server had ended meanwhile, the number could be another process's.
-    Ok(process.filter(|_| number().is_ok_and(|now| now == first)))
+    let client = reach::server(&arguments.operated, &registry())?;
+    client.map(|client| ServerProcess::of_peer(&arguments.operated.stack, client.stream())).transpose()
 }

@@ -96,7 +96,7 @@ pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use run::run;
 pub use shard::{current_shard, is_on_shard, is_simulated, random_u64, shard_count, submit_now};
-pub use signal::{HangLimits, StopSignals, catch_hangup, serve_write_back};
+pub use signal::{AbortOnHang, HangLimits, StopSignals, catch_hangup, peer_process, serve_write_back};
 pub use simulated::{Simulated, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};

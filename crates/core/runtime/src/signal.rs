@@ -4,7 +4,8 @@
 use crate::file::File;
 use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -13,6 +14,8 @@ static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
 static RECEIVED: AtomicU32 = AtomicU32::new(0);
 /// Limits of the process; read by signal handlers, which an initialized `OnceLock` permits.
 static HANG_LIMITS: OnceLock<HangLimits> = OnceLock::new();
+/// Users of the limits ([`StopSignals::limit_hangs`]).
+static LIMITED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     let one = 1_u64;
@@ -22,15 +25,67 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     set_alarm();
 }
 
+/// Descriptors of [`AbortOnHang`]; -1 in a free place.
+static ABORTS: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
+
+/// A file to which a process that hangs ([`HangLimits`]) writes `1` before it ends: `abort` of a connection
+/// of FUSE. A thread that waits for its own process's mount can't end, and would keep the process's
+/// descriptors and locks. Dropping it closes the file.
+#[derive(Debug)]
+pub struct AbortOnHang {
+    descriptor: OwnedFd,
+    place: &'static AtomicI32,
+}
+
+impl AbortOnHang {
+    /// Returns `None` if there are 64 already.
+    pub fn new(descriptor: OwnedFd) -> Option<Self> {
+        let number = descriptor.as_raw_fd();
+        let is_taken = |place: &&AtomicI32| {
+            place.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let place = ABORTS.iter().find(is_taken)?;
+        Some(AbortOnHang { descriptor, place })
+    }
+}
+
+impl Drop for AbortOnHang {
+    fn drop(&mut self) {
+        debug_assert_eq!(self.place.load(Ordering::Relaxed), self.descriptor.as_raw_fd());
+        // Before the descriptor is closed and its number used for another file.
+        self.place.store(-1, Ordering::SeqCst);
+    }
+}
+
+/// Whether the process is being ended by [`on_alarm`].
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
 /// Ends a process that has set no new alarm in time, without any of its threads.
 extern "C" fn on_alarm(_signal: libc::c_int) {
-    let message = HANG_LIMITS.get().map_or("", |limits| &limits.message);
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        // The log hangs on another thread.
+        // SAFETY: _exit is async-signal-safe.
+        unsafe { libc::_exit(1) };
+    }
+    for place in &ABORTS {
+        let descriptor = place.load(Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: write is async-signal-safe; one byte is read from a constant.
+            unsafe { libc::write(descriptor, c"1".as_ptr().cast(), 1) };
+        }
+    }
+    let limits = HANG_LIMITS.get();
+    let message = limits.map_or("", |limits| &limits.message);
     let mut output = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: poll, write and _exit are async-signal-safe; `output` is one entry, `message` is readable.
-    // Where standard error takes no bytes now, such as a full pipe, there is no message.
+    // SAFETY: poll, write, alarm and _exit are async-signal-safe; `output` is one entry, the texts are
+    // readable. Where standard error takes no bytes now, such as a full pipe, there is no message.
     unsafe {
         if libc::poll(&mut output, 1, 0) == 1 && output.revents & libc::POLLOUT != 0 {
             libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
+        }
+        if let Some((descriptor, message)) = limits.and_then(|limits| limits.log.as_ref()) {
+            libc::alarm(1);
+            libc::write(*descriptor, message.as_ptr().cast(), message.len());
         }
         libc::_exit(1)
     }
@@ -43,6 +98,8 @@ fn set_alarm() {
         let received = RECEIVED.load(Ordering::Relaxed);
         let seconds = match received {
             0 => return,
+            // The end that the limits were for is over.
+            _ if LIMITED.load(Ordering::Relaxed) == 0 => 0,
             1 => limits.first,
             _ => limits.further,
         };
@@ -58,6 +115,9 @@ fn set_alarm() {
 /// Time limits for a process that has received a signal, and whose end is driven by a task. If the task
 /// doesn't call [`StopSignals::still_ending`] for that long, because its shard hangs in a call to the kernel,
 /// a timer of the kernel ends the process with status 1. No shard has to run for that.
+///
+/// The limits end with the last [`StopSignals`] that has set them: what the process does after its orderly
+/// end, such as waiting for operations of the kernel, loses nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HangLimits {
     /// Seconds after the first signal, at least 1.
@@ -66,6 +126,9 @@ pub struct HangLimits {
     pub further: u32,
     /// Message to standard error, with its newline.
     pub message: String,
+    /// Descriptor of a log, which stays open as long as the process runs, and the message for it. The end
+    /// waits for the log for at most a second, if the process has another thread.
+    pub log: Option<(RawFd, String)>,
 }
 
 /// Effect of a second SIGINT or SIGTERM.
@@ -80,6 +143,15 @@ enum Repeated {
 pub struct StopSignals {
     /// `None` under the simulated runtime, which has no signals.
     event: Option<File>,
+    limits_hangs: Cell<bool>,
+}
+
+impl Drop for StopSignals {
+    fn drop(&mut self) {
+        if self.limits_hangs.get() && LIMITED.fetch_sub(1, Ordering::Relaxed) == 1 {
+            set_alarm();
+        }
+    }
 }
 
 impl StopSignals {
@@ -101,13 +173,15 @@ impl StopSignals {
 
     fn install(repeated: Repeated) -> Result<Self> {
         if crate::shard::with_current(|shard| shard.world().is_some()) {
-            return Ok(StopSignals { event: None });
+            return Ok(StopSignals { event: None, limits_hangs: Cell::new(false) });
         }
-        Ok(StopSignals { event: Some(File::from_descriptor(install(repeated)?, "stop signal")) })
+        let event = Some(File::from_descriptor(install(repeated)?, "stop signal"));
+        Ok(StopSignals { event, limits_hangs: Cell::new(false) })
     }
 
     /// Sets the limits for the end of the process after a signal. They count from each signal and from each
-    /// call of [`still_ending`](Self::still_ending). The first call in a process sets them.
+    /// call of [`still_ending`](Self::still_ending), until this is dropped. The first call in a process sets
+    /// them.
     ///
     /// # Errors
     /// Errors of sigaction(2).
@@ -117,6 +191,9 @@ impl StopSignals {
         }
         handle(libc::SIGALRM, on_alarm, 0)?;
         let _earlier_ones = HANG_LIMITS.set(limits);
+        if !self.limits_hangs.replace(true) {
+            LIMITED.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -186,6 +263,30 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc:
     }
 }
 
+/// Returns the number of the process at the other end of a connected unix socket, which called listen(2) or
+/// connect(2) there. It is 0 for a process that isn't in this one's namespace of processes.
+///
+/// # Errors
+/// Errors of getsockopt(2).
+pub fn peer_process(socket: BorrowedFd<'_>) -> std::io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match outcome {
+        0 => Ok(u32::try_from(peer.pid).unwrap_or(0)),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Processors that this process may use.
 pub(crate) fn allowed_processors() -> Vec<usize> {
     // SAFETY: a set of zeros is valid, and the kernel writes at most its size.
@@ -234,4 +335,35 @@ pub(crate) fn kernel_random() -> u64 {
     // SAFETY: eight bytes are written to `seed`. A call for less than 256 bytes isn't interrupted.
     unsafe { libc::getrandom(std::ptr::from_mut(&mut seed).cast(), 8, 0) };
     seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_for_a_hanging_end_ends_with_the_orderly_end() {
+        let main = || async {
+            let signals = StopSignals::catch().unwrap();
+            let limits = HangLimits { first: 600, further: 500, message: String::new(), log: None };
+            signals.limit_hangs(limits).unwrap();
+            let left = |at_most| {
+                // SAFETY: no memory is passed. The alarm is cancelled and its time returned.
+                let seconds = unsafe { libc::alarm(0) };
+                assert!(seconds <= at_most, "{seconds}");
+                seconds
+            };
+            on_signal(libc::SIGTERM);
+            assert!(left(600) > 500);
+            on_signal(libc::SIGTERM);
+            signals.next().await.unwrap();
+            assert!(left(500) > 0);
+            signals.still_ending();
+            drop(signals);
+            assert_eq!(left(0), 0, "the end is over");
+            on_signal(libc::SIGTERM);
+            assert_eq!(left(0), 0, "a later signal has no limit");
+        };
+        crate::run(crate::Config::default(), main).unwrap();
+    }
 }

@@ -5,6 +5,7 @@ use crate::mount::{detach_now, own_path};
 use block::{Error, Result};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -114,6 +115,13 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
 pub(crate) fn number_at(path: &Path) -> Option<u32> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     Some(topmost(&text, &own_path(path).ok()?)?.connection)
+}
+
+/// Opens the file that aborts a connection; `None` for another user than that of the mount, or without
+/// fusectl. It never means a later connection of the same number.
+pub(crate) fn open_abort(connection: u32) -> Option<OwnedFd> {
+    let file = std::fs::OpenOptions::new().write(true).open(format!("{CONNECTIONS}/{connection}/abort"));
+    Some(file.ok()?.into())
 }
 
 /// Aborts a connection by its mount at a path, and removes the mount. A mount of another connection stays.

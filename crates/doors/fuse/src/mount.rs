@@ -11,6 +11,7 @@
 
 use crate::apart::Apart;
 use block::{Error, Result};
+use runtime::AbortOnHang;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
@@ -21,6 +22,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 /// The kernel's device.
 pub const DEVICE: &str = "/dev/fuse";
@@ -45,11 +47,13 @@ pub struct MountOptions {
 }
 
 /// A mounted file system.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Mount {
     path: PathBuf,
     /// Number of its connection, if it could be found.
     connection: Option<u32>,
+    /// For a mount that this process has made, if it may abort its connection.
+    _aborted_on_hang: Option<Arc<AbortOnHang>>,
 }
 
 fn failed(error: rustix::io::Errno, doing: impl std::fmt::Display) -> Error {
@@ -63,7 +67,14 @@ impl Mount {
     }
 
     fn at(path: PathBuf) -> Mount {
-        Mount { connection: crate::connection::number_at(&path), path }
+        Mount { connection: crate::connection::number_at(&path), path, _aborted_on_hang: None }
+    }
+
+    /// As [`at`](Self::at), for a mount that ends with this process.
+    fn made_at(path: PathBuf) -> Mount {
+        let mount = Mount::at(path);
+        let abort = mount.connection.and_then(crate::connection::open_abort);
+        Mount { _aborted_on_hang: abort.and_then(AbortOnHang::new).map(Arc::new), ..mount }
     }
 
     /// Mount point, without symbolic links.
@@ -113,7 +124,7 @@ impl Mount {
 
     /// Aborts the connection and removes the mount, if it is still the topmost one at its path.
     pub(crate) async fn abort(&self) -> Result<()> {
-        let Mount { path, connection: Some(connection) } = self.clone() else { return Ok(()) };
+        let Mount { path, connection: Some(connection), .. } = self.clone() else { return Ok(()) };
         runtime::blocking(move || crate::connection::abort_mount(&path, connection)).await
     }
 }
@@ -141,9 +152,9 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     match mount_directly(options, &path, metadata.mode()) {
         Err(Error::PermissionDenied(_) | Error::Os(libc::EPERM, _)) => {
             let device = mount_by_helper(HELPER, options, &path)?;
-            Ok((Mount::at(path), device))
+            Ok((Mount::made_at(path), device))
         }
-        other => other.map(|device| (Mount::at(path), device)),
+        other => other.map(|device| (Mount::made_at(path), device)),
     }
 }
 

@@ -65,6 +65,11 @@ impl Client {
         &self.path
     }
 
+    /// Returns the connection.
+    pub fn stream(&self) -> &UnixStream {
+        self.stream.get_ref()
+    }
+
     /// Sends a request, and waits for the answer without a time limit.
     ///
     /// # Errors

@@ -57,13 +57,19 @@ pub fn ask_server(
     registry: &Registry,
     request: Request,
 ) -> Result<Option<Value>, Failure> {
-    match find(operated, registry)? {
-        Found::Server(mut client) => match client.ask(&request)? {
-            Ok(answer) => Ok(Some(answer)),
-            Err(refusal) => Err(refusal.error.into()),
-        },
-        Found::Nobody(_) => Ok(None),
-    }
+    let Some(mut client) = server(operated, registry)? else { return Ok(None) };
+    client.ask(&request)?.map(Some).map_err(|refusal| refusal.error.into())
+}
+
+/// Returns a connection to the server of a stack; `None` if it isn't served.
+///
+/// # Errors
+/// A wrong stack, several servers, a server that doesn't answer.
+pub fn server(operated: &Operated, registry: &Registry) -> Result<Option<Client>, Failure> {
+    Ok(match find(operated, registry)? {
+        Found::Server(client) => Some(client),
+        Found::Nobody(_) => None,
+    })
 }
 
 /// Longest silence after which a connection is reused: the server closes it after

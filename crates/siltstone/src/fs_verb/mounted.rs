@@ -10,7 +10,9 @@ use block::Status;
 use runtime::Config;
 use serde_json::{Value, json};
 use stack::format_size;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// Type of mounted file systems in `/proc/mounts`.
@@ -45,6 +47,14 @@ pub(super) struct Mount {
     source: String,
     /// Mount point.
     pub(super) at: PathBuf,
+    /// User and group that mounted it.
+    owner: Option<(u32, u32)>,
+}
+
+/// Returns the user and the group among the options of a mount of FUSE.
+fn owner(options: &str) -> Option<(u32, u32)> {
+    let number = |name: &str| options.split(',').find_map(|option| option.strip_prefix(name))?.parse().ok();
+    Some((number("user_id=")?, number("group_id=")?))
 }
 
 /// Decodes a word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
@@ -58,16 +68,16 @@ fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(|error| failed(&path, error))?;
     let of_line = |line: &str| {
         let mut words = line.split(' ').map(unescaped);
-        Some((words.next()?, PathBuf::from(words.next()?), words.next()?))
+        Some((words.next()?, PathBuf::from(words.next()?), words.next()?, words.next()?))
     };
     // A later mount covers an earlier one at the same mount point, and the innermost mount contains the path.
     let innermost = mounts
         .lines()
         .filter_map(of_line)
-        .filter(|(_, at, _)| path.starts_with(at))
-        .max_by_key(|(_, at, _)| at.as_os_str().len());
-    let ours = innermost.filter(|(_, _, kind)| kind == MOUNT_TYPE);
-    Ok(ours.map(|(source, at, _)| Mount { source, at }))
+        .filter(|(_, at, ..)| path.starts_with(at))
+        .max_by_key(|(_, at, ..)| at.as_os_str().len());
+    let ours = innermost.filter(|(_, _, kind, _)| kind == MOUNT_TYPE);
+    Ok(ours.map(|(source, at, _, options)| Mount { source, at, owner: owner(&options) }))
 }
 
 /// Returns the mount at a directory.
@@ -97,21 +107,54 @@ fn tell(path: &Path, name: &str) -> Result<(), Failure> {
         .map_err(|error| failed(path, error))
 }
 
+/// Returns the status of the file system at a mount that only its owner may use, not even root.
+fn asked_as_owner(mount: &Mount) -> Result<Value, Failure> {
+    let refused = |why: &str| {
+        Failure::World(format!(
+            "{}: permission denied{why}; expected the user who mounted it, or root",
+            mount.at.display()
+        ))
+    };
+    let (user, group) = mount.owner.ok_or_else(|| refused(""))?;
+    let output = Command::new("/proc/self/exe")
+        .args(["fs", "status", "--json", "--"])
+        .arg(&mount.at)
+        .current_dir("/")
+        .uid(user)
+        .gid(group)
+        .output()
+        .map_err(|error| refused(&format!(", asking as user {user}: {error}")))?;
+    let why = || format!(", asking as user {user}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    serde_json::from_slice(&output.stdout).map_err(|_| refused(&why()))
+}
+
 /// Unmounts, and waits until the server has ended.
 ///
 /// # Errors
-/// A directory that isn't a mount point, or is in use; a server that doesn't end within [`END_LIMIT`].
+/// A directory that isn't a mount point, or is in use; a server that can't be waited for, though it is
+/// unmounted; one that doesn't end within [`END_LIMIT`].
 pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     let shown = mount.at.display();
-    let status = ask(&mount.at, "siltstone.status")?;
-    let server = ServerProcess::of(status["process"].as_u64())?.ok_or_else(|| {
-        Failure::World(format!(
-            "{shown}: its status has no process; expected a number; use the program that mounted it"
-        ))
-    })?;
+    let told = || {
+        let status = match rustix::fs::getxattr(&mount.at, "siltstone.status", &mut [0; 0][..]) {
+            Err(rustix::io::Errno::ACCESS) => asked_as_owner(&mount)?,
+            _ => ask(&mount.at, "siltstone.status")?,
+        };
+        status["process"].as_u64().ok_or_else(|| {
+            Failure::World(format!(
+                "{shown}: its status has no process; expected a number; use the program that mounted it"
+            ))
+        })
+    };
+    let server = told().and_then(|number| ServerProcess::of(&shown.to_string(), number));
     let unmounting = fuse::Mount::existing(mount.at.clone());
     runtime::run(Config::default(), move || async move { unmounting.unmount().await })??;
+    let server = server.map_err(|failure| {
+        Failure::World(format!(
+            "{failure}; unmounted without waiting for the server: what it has accepted is durable once it has ended"
+        ))
+    })?;
     // A server with other doors continues.
     let is_door = mount.source == fs::mount::kind::SOURCE;
     match server.has_ended(if is_door { DOOR_LIMIT } else { END_LIMIT })? {
@@ -235,4 +278,16 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_mount_is_among_its_options() {
+        let options = "rw,nosuid,nodev,relatime,user_id=1000,group_id=100,default_permissions";
+        assert_eq!(owner(options), Some((1000, 100)));
+        assert_eq!(owner("rw,relatime,user_id=1000"), None);
+    }
 }
