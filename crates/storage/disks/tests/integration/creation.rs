@@ -1,4 +1,4 @@
-//! Creation of a file with contents: nobody else's file is touched, and of several creators one makes it.
+//! Creation of a file with contents: other files aren't touched, and of several creators one makes it.
 
 use block::{BlockIndex, Buffer, DevicePart, Durability, Error, Payload, Result};
 use disks::file::{FilePart, creation};
