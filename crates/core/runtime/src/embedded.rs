@@ -8,11 +8,13 @@
 //! # Promises
 //! - Every call returns. If a shard panics, all shards end, and every call, begun or not, fails with an error
 //!   that has the panic's text.
-//! - At most [`MAX_IN_FLIGHT`] calls are in flight on a shard; further ones wait, in order.
+//! - At most [`MAX_IN_FLIGHT`] calls are in flight on a shard; further ones wait, in order. A call that was
+//!   polled once runs without further polls, so others never wait for its caller.
 //! - A sleeping shard is woken by one write to its eventfd; a running one costs no system call.
 //! - The service is closed by [`Embedded::close`], or when the last handle is dropped; both wait for the
 //!   calls in flight, and until all threads have ended. Later calls fail with [`Error::Closed`].
-//! - A call whose future is dropped after its first poll runs to its end.
+//! - A call whose future is dropped after its first poll runs to its end, unless it still waits because of
+//!   that limit.
 //!
 //! A caller with a single call in flight spins up to 10 µs for the answer if the shard is awake, earlier
 //! answers came in that time, and the process has more processors than shards. Two wake-ups of threads would

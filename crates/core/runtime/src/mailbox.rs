@@ -82,6 +82,20 @@ impl Mailbox {
         self.ring_the_bell()
     }
 
+    /// Leaves work for the shard, and wakes it. Returns the work if the shard has ended.
+    pub(crate) fn try_post(&self, work: Work) -> Option<Work> {
+        {
+            let mut letters = lock(&self.letters);
+            if letters.is_closed {
+                return Some(work);
+            }
+            letters.all.push(Letter::Do(work));
+        }
+        self.has_letters.store(true, Ordering::SeqCst);
+        self.ring_the_bell();
+        None
+    }
+
     /// Wakes the shard if it sleeps; returns whether it was awake.
     fn ring_the_bell(&self) -> bool {
         let is_asleep = self.sleeping.swap(false, Ordering::SeqCst);

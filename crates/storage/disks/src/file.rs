@@ -98,6 +98,17 @@ fn existing(path: &Path) -> Result<Option<Metadata>> {
 }
 
 impl Settings {
+    /// Settings of a file that is used without a stack.
+    fn of_path(path: &Path, size: Option<u64>) -> Self {
+        Settings {
+            path: path.to_path_buf(),
+            size,
+            block_size: BlockSize::default(),
+            direct: Direct::Auto,
+            read_only: false,
+        }
+    }
+
     fn new(arguments: &Arguments) -> Result<Self> {
         let direct = match arguments.choice("direct")? {
             "on" => Direct::On,
@@ -183,15 +194,20 @@ impl Shared {
 impl FilePart {
     /// Opens or creates a file as the device `file(path, size=..)` of a stack, with blocks of 4 KiB.
     pub async fn open_path(path: &Path, size: Option<u64>) -> Result<Self> {
-        let settings = Settings {
-            path: path.to_path_buf(),
-            size,
-            block_size: BlockSize::default(),
-            direct: Direct::Auto,
-            read_only: false,
-        };
         let locked = lock(path, true).await?;
-        Self::prepare(settings, locked, false, false).await
+        Self::prepare(Settings::of_path(path, size), locked, false, false).await
+    }
+
+    /// Opens a locked file that is being created with the size of the settings. A file that is shorter is
+    /// extended; one that is longer keeps its length.
+    async fn of_locked(settings: Settings, locked: SharedFile) -> Result<Arc<Self>> {
+        let size = settings.size.unwrap_or_default();
+        let file = locked.here()?;
+        if file.length()? < size {
+            file.set_len(size).await?;
+            file.sync_all().await?;
+        }
+        Self::with_bytes(settings, locked, size, false).map(Arc::new)
     }
 
     async fn build(settings: Settings, locked: Option<SharedFile>, arguments: &Arguments) -> Result<Self> {
@@ -254,10 +270,14 @@ impl FilePart {
             runtime::file::sync_directory(folder.unwrap_or(Path::new("."))).await?;
         }
         let bytes = settings.size.unwrap_or(length).min(length);
+        Self::with_bytes(settings, locked, bytes, found.is_block_device)
+    }
+
+    fn with_bytes(settings: Settings, locked: SharedFile, bytes: u64, is_block_device: bool) -> Result<Self> {
         if bytes == 0 || !bytes.is_multiple_of(settings.block_size.bytes()) {
             return Err(Error::invalid(format!(
                 "{} has {bytes} bytes: expected a multiple of the block size, {}",
-                path.display(),
+                settings.path.display(),
                 settings.block_size
             )));
         }
@@ -268,7 +288,6 @@ impl FilePart {
             volatile_cache: true,
             read_only: settings.read_only,
         };
-        let is_block_device = found.is_block_device;
         Ok(FilePart { settings, is_block_device, shared: Arc::new(Shared::new(geometry)), locked })
     }
 
@@ -359,7 +378,11 @@ fn lock_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<Loc
 async fn lock(path: &Path, alone: bool) -> Result<Option<SharedFile>> {
     let Some(found) = existing(path)? else { return Ok(None) };
     let exclusive = alone && found.is_block_device;
-    open_locked(path, OpenOptions { exclusive, ..open_options(alone) }).await.map(Some)
+    match open_locked(path, OpenOptions { exclusive, ..open_options(alone) }).await {
+        // It was removed meanwhile.
+        Err(Error::NotFound(_)) if existing(path)?.is_none() => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
@@ -379,7 +402,14 @@ async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
             )),
             other => other,
         })?;
-        file.share()
+        // The file may have been replaced before it was locked: others would lock the new one.
+        match file.is_at(path)? {
+            true => file.share(),
+            false => Err(Error::busy(format!(
+                "{} was replaced while it was opened; wait until the program that does this has ended",
+                path.display()
+            ))),
+        }
     };
     runtime::retry_while_busy(runtime::file::RESTART_LIMIT, attempt).await
 }

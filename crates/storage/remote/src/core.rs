@@ -94,6 +94,8 @@ pub struct Core {
     pub(crate) work: Notify,
     /// Error of writes while no zone is available.
     pub(crate) stuck: RefCell<Option<Error>>,
+    /// Error of the last block that no node took: that of a node without memory, if there was one.
+    refusal: RefCell<Option<Error>>,
     /// Zones in which a pass left live pages, with the time of the pass.
     pub(crate) unreadable: RefCell<BTreeMap<u32, runtime::Instant>>,
     pub(crate) is_closing: Cell<bool>,
@@ -136,6 +138,7 @@ impl Core {
             freed: Notify::new(),
             work: Notify::new(),
             stuck: RefCell::default(),
+            refusal: RefCell::default(),
             unreadable: RefCell::default(),
             is_closing: Cell::new(false),
             closing: StopSource::new(),

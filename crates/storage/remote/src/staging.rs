@@ -176,6 +176,11 @@ impl Staging {
         self.stalled[number as usize] = true;
     }
 
+    /// Notes that a stalled block is written again, to nodes that may take it.
+    pub fn resume(&mut self, number: u32) {
+        self.stalled[number as usize] = false;
+    }
+
     /// Whether a block is being written for the first time, or its pages are being moved to another zone.
     pub fn is_progressing(&self) -> bool {
         let is_full = self.all.iter().map(|staged| staged.usage == Use::Full);

@@ -1,10 +1,10 @@
 //! Limit of the calls in flight on one shard, and their number for the end of the service.
 
 use crate::mailbox::lock;
-use block::{Error, Result};
+use block::Error;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 /// Maximum number of calls in flight on one shard; further calls wait in order.
@@ -17,12 +17,31 @@ const RETRY_INTERVAL: u32 = 16;
 /// Key of a call that waits to enter.
 pub(super) type Ticket = u64;
 
-#[derive(Debug, Default)]
+/// Message to the shard that begins a call.
+pub(super) type Work = Box<dyn FnOnce() + Send>;
+
+/// State of a call that learns that it is counted, and has to leave.
+pub(super) trait Counted: Send + Sync {
+    /// Notes that the call has entered.
+    fn set_entered(&self);
+}
+
+/// Result of a call's entry.
+pub(super) enum Entry {
+    /// The call has entered: its caller posts the work. `is_alone`: no other call is in flight.
+    Entered { work: Work, is_alone: bool },
+    /// The call waits in the queue. The call that leaves posts its work, or it is refused.
+    Waiting(Ticket),
+    /// The gate is closed for this reason.
+    Refused(Error),
+}
+
+#[derive(Default)]
 struct State {
+    /// Number of calls that have entered and not left. All of them are posted, or are being posted, so that
+    /// they leave without anything that their callers do.
     in_flight: usize,
-    waiting: VecDeque<(Ticket, Waker)>,
-    /// Tickets of calls that may enter and haven't been polled since; each is counted in `in_flight`.
-    granted: Vec<Ticket>,
+    waiting: VecDeque<Waiting>,
     next: Ticket,
     /// Reason for which no further call enters; `None` while the service is open.
     refusal: Option<Error>,
@@ -30,8 +49,15 @@ struct State {
     drained: Option<Waker>,
 }
 
+/// A call in the queue.
+struct Waiting {
+    ticket: Ticket,
+    work: Work,
+    counted: Arc<dyn Counted>,
+}
+
 /// Gate of one shard.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Gate {
     state: Mutex<State>,
     /// Number of consecutive spins that ended without an answer.
@@ -39,88 +65,72 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Enters, or waits for a call to leave. `ticket` is `None` in a call's first poll. Returns whether no
-    /// other call is in flight.
-    pub(super) fn poll_enter(
-        &self,
-        ticket: &mut Option<Ticket>,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<bool>> {
+    /// Enters, or waits in the queue for a call to leave. `counted` is called for the queue only.
+    pub(super) fn enter(&self, work: Work, counted: impl FnOnce() -> Arc<dyn Counted>) -> Entry {
         let mut state = lock(&self.state);
-        if let Some(own) = *ticket
-            && let Some(at) = state.granted.iter().position(|granted| *granted == own)
-        {
-            state.granted.swap_remove(at);
-            *ticket = None;
-            return Poll::Ready(Ok(false));
-        }
         if let Some(refusal) = &state.refusal {
-            *ticket = None;
-            return Poll::Ready(Err(refusal.clone()));
+            return Entry::Refused(refusal.clone());
         }
-        if let Some(own) = *ticket {
-            if let Some((_, waker)) = state.waiting.iter_mut().find(|(ticket, _)| *ticket == own) {
-                waker.clone_from(context.waker());
-            }
-            return Poll::Pending;
-        }
-        if state.in_flight < MAX_IN_FLIGHT && state.waiting.is_empty() {
+        if state.in_flight < MAX_IN_FLIGHT {
             state.in_flight += 1;
-            return Poll::Ready(Ok(state.in_flight == 1));
+            return Entry::Entered { work, is_alone: state.in_flight == 1 };
         }
-        let own = state.next;
+        let ticket = state.next;
         state.next += 1;
-        *ticket = Some(own);
-        state.waiting.push_back((own, context.waker().clone()));
-        Poll::Pending
+        state.waiting.push_back(Waiting { ticket, work, counted: counted() });
+        Entry::Waiting(ticket)
     }
 
-    /// Leaves: the next call in the queue enters.
-    pub(super) fn leave(&self) {
+    /// Leaves. If a call waits, it enters in place of this one: returns its work, which must be posted.
+    #[must_use]
+    pub(super) fn leave(&self) -> Option<Work> {
         let waker = {
             let mut state = lock(&self.state);
-            match state.waiting.pop_front() {
-                Some((ticket, waker)) => {
-                    state.granted.push(ticket);
-                    Some(waker)
-                }
-                None => {
-                    state.in_flight -= 1;
-                    if state.in_flight == 0 { state.drained.take() } else { None }
-                }
+            if let Some(next) = state.waiting.pop_front() {
+                next.counted.set_entered();
+                return Some(next.work);
             }
+            state.in_flight -= 1;
+            if state.in_flight == 0 { state.drained.take() } else { None }
         };
         if let Some(waker) = waker {
             waker.wake();
         }
+        None
     }
 
-    /// Removes a call that was dropped before it entered.
+    /// Removes a call from the queue, unless it has entered.
     pub(super) fn abandon(&self, ticket: Ticket) {
-        let was_granted = {
+        let abandoned = {
             let mut state = lock(&self.state);
-            let granted = state.granted.iter().position(|granted| *granted == ticket);
-            match granted {
-                Some(at) => {
-                    state.granted.swap_remove(at);
-                }
-                None => state.waiting.retain(|(waiting, _)| *waiting != ticket),
-            }
-            granted.is_some()
+            // Tickets in the queue ascend.
+            let at = state.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket);
+            at.ok().and_then(|at| state.waiting.remove(at))
         };
-        if was_granted {
-            self.leave();
-        }
+        // Outside of the lock: it tells its caller.
+        drop(abandoned);
     }
 
-    /// Refuses further calls, and those that wait to enter. The first reason stays.
+    /// Refuses further calls, and those that wait to enter: dropping their work tells their callers. The
+    /// first reason stays.
     pub(super) fn refuse(&self, reason: &Error) {
         let waiting = {
             let mut state = lock(&self.state);
             state.refusal.get_or_insert_with(|| reason.clone());
             std::mem::take(&mut state.waiting)
         };
-        waiting.into_iter().for_each(|(_, waker)| waker.wake());
+        drop(waiting);
+    }
+
+    /// Drops the calls that wait to enter: the shard has ended, and the reason isn't known yet.
+    pub(super) fn drop_waiting(&self) {
+        let waiting = std::mem::take(&mut lock(&self.state).waiting);
+        drop(waiting);
+    }
+
+    /// Reason for which no further call enters.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        lock(&self.state).refusal.clone()
     }
 
     /// Waits until no call is in flight. Only one task waits.
@@ -154,45 +164,67 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::{Receiver, channel};
 
-    fn enter(gate: &Gate, ticket: &mut Option<Ticket>) -> Poll<Result<bool>> {
-        gate.poll_enter(ticket, &mut Context::from_waker(Waker::noop()))
+    impl Counted for () {
+        fn set_entered(&self) {}
+    }
+
+    fn enter(gate: &Gate, work: Work) -> Entry {
+        gate.enter(work, || Arc::new(()))
+    }
+
+    fn fill(gate: &Gate) {
+        for number in 0..MAX_IN_FLIGHT {
+            let Entry::Entered { is_alone, .. } = enter(gate, Box::new(|| {})) else { panic!("{number}") };
+            assert_eq!(is_alone, number == 0);
+        }
+    }
+
+    /// A call that waits, and the end of its work: `Ok` if it ran, an error if it was dropped.
+    fn wait(gate: &Gate) -> (Ticket, Receiver<()>) {
+        let (sender, receiver) = channel();
+        let work = Box::new(move || sender.send(()).unwrap());
+        let Entry::Waiting(ticket) = enter(gate, work) else { panic!("there is space") };
+        (ticket, receiver)
     }
 
     #[test]
     fn calls_beyond_the_limit_enter_in_order_and_a_dropped_one_passes_its_turn_on() {
         let gate = Gate::default();
-        for number in 0..MAX_IN_FLIGHT {
-            assert_eq!(enter(&gate, &mut None), Poll::Ready(Ok(number == 0)));
-        }
-        let mut tickets = [None; 3];
-        for ticket in &mut tickets {
-            assert_eq!(enter(&gate, ticket), Poll::Pending);
-        }
-        gate.leave();
-        assert_eq!(enter(&gate, &mut tickets[1]), Poll::Pending, "the first one has the turn");
-        gate.abandon(tickets[0].unwrap());
-        assert_eq!(enter(&gate, &mut tickets[1]), Poll::Ready(Ok(false)));
-        gate.abandon(tickets[2].unwrap());
-        gate.leave();
-        assert_eq!(enter(&gate, &mut None), Poll::Ready(Ok(false)), "nobody waits, and one has left");
+        fill(&gate);
+        let [first, second, third, fourth] = [(); 4].map(|()| wait(&gate));
+        gate.leave().unwrap()();
+        first.1.try_recv().unwrap();
+        // It has entered, so its end is that of its work.
+        gate.abandon(first.0);
+        gate.abandon(third.0);
+        assert!(third.1.recv().is_err(), "its work is dropped");
+        gate.leave().unwrap()();
+        second.1.try_recv().unwrap();
+        gate.leave().unwrap()();
+        fourth.1.try_recv().unwrap();
+        assert!(gate.leave().is_none());
+        assert!(matches!(enter(&gate, Box::new(|| {})), Entry::Entered { is_alone: false, .. }));
     }
 
     #[test]
-    fn a_refusal_reaches_waiting_calls_but_not_one_that_has_its_turn() {
+    fn a_refusal_reaches_waiting_calls_but_not_one_that_has_entered() {
         let gate = Gate::default();
-        (0..MAX_IN_FLIGHT).for_each(|_| drop(enter(&gate, &mut None)));
-        let (mut first, mut second) = (None, None);
-        assert!(enter(&gate, &mut first).is_pending() && enter(&gate, &mut second).is_pending());
-        gate.leave();
+        fill(&gate);
+        let (first, second) = (wait(&gate), wait(&gate));
+        let entered = gate.leave().unwrap();
         gate.refuse(&Error::closed("first reason"));
         gate.refuse(&Error::closed("second reason"));
-        assert_eq!(enter(&gate, &mut first), Poll::Ready(Ok(false)));
-        assert_eq!(enter(&gate, &mut second), Poll::Ready(Err(Error::closed("first reason"))));
+        entered();
+        first.1.try_recv().unwrap();
+        assert!(second.1.recv().is_err(), "its work is dropped");
+        assert_eq!(gate.refusal(), Some(Error::closed("first reason")));
+        assert!(matches!(enter(&gate, Box::new(|| {})), Entry::Refused(_)));
         let mut context = Context::from_waker(Waker::noop());
-        (0..MAX_IN_FLIGHT - 1).for_each(|_| gate.leave());
+        (0..MAX_IN_FLIGHT - 1).for_each(|_| assert!(gate.leave().is_none()));
         assert!(gate.poll_drained(&mut context).is_pending());
-        gate.leave();
+        assert!(gate.leave().is_none());
         assert!(gate.poll_drained(&mut context).is_ready());
     }
 }

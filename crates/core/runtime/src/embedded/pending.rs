@@ -3,14 +3,14 @@
 use super::{Link, Owner};
 use crate::clock::now;
 use crate::config::ShardIndex;
-use crate::embedded::gate::Ticket;
+use crate::embedded::gate::{Counted, Entry, Ticket, Work};
 use crate::mailbox::{Letter, lock};
 use block::{Error, Result};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -33,9 +33,10 @@ enum State<T> {
 struct Call<T> {
     owner: Arc<Owner>,
     shard: ShardIndex,
+    /// Place in the queue of the gate, if the call had to wait there.
     ticket: Option<Ticket>,
-    /// Message to the shard; `None` once it is sent.
-    work: Option<Box<dyn FnOnce() + Send>>,
+    /// Message to the shard; `None` once it is sent, or in the queue of the gate.
+    work: Option<Work>,
     answer: Arc<Answer<T>>,
 }
 
@@ -45,6 +46,12 @@ struct Answer<T> {
     is_settled: AtomicBool,
     /// Whether the call is counted by its gate.
     has_entered: AtomicBool,
+}
+
+impl<T: Send> Counted for Answer<T> {
+    fn set_entered(&self) {
+        self.has_entered.store(true, Ordering::Relaxed);
+    }
 }
 
 struct AnswerState<T> {
@@ -71,7 +78,14 @@ impl<T> Drop for Running<T> {
     fn drop(&mut self) {
         if self.answer.has_entered.load(Ordering::Relaxed) {
             // Before the answer: a caller that calls again at once finds no call in flight.
-            self.link.gate(self.shard).leave();
+            let gate = self.link.gate(self.shard);
+            if let Some(next) = gate.leave()
+                && let Some(refused) = self.link.mailbox(self.shard).try_post(next)
+            {
+                // The shard has ended. All at once, since each that is dropped would drop the next one.
+                gate.drop_waiting();
+                drop(refused);
+            }
         }
         let waker = {
             let mut state = lock(&self.answer.state);
@@ -134,23 +148,21 @@ impl<T: Send + 'static> Pending<T> {
     }
 }
 
-impl<T> Call<T> {
+impl<T: Send + 'static> Call<T> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T>> {
         let link = &self.owner.link;
-        if self.work.is_some() {
-            let gate = link.gate(self.shard);
-            let is_alone = match ready!(gate.poll_enter(&mut self.ticket, context)) {
-                Ok(is_alone) => is_alone,
-                Err(refusal) => {
-                    self.work = None;
-                    return Poll::Ready(Err(refusal));
+        let gate = link.gate(self.shard);
+        if let Some(work) = self.work.take() {
+            match gate.enter(work, || self.answer.clone()) {
+                Entry::Entered { work, is_alone } => {
+                    self.answer.set_entered();
+                    let is_awake = link.mailbox(self.shard).post(Letter::Do(work));
+                    if is_awake && is_alone && link.spins && gate.should_spin() {
+                        gate.spun(self.answer.spin());
+                    }
                 }
-            };
-            self.answer.has_entered.store(true, Ordering::Relaxed);
-            let Some(work) = self.work.take() else { unreachable!("checked above") };
-            let is_awake = link.mailbox(self.shard).post(Letter::Do(work));
-            if is_awake && is_alone && link.spins && gate.should_spin() {
-                gate.spun(self.answer.spin());
+                Entry::Waiting(ticket) => self.ticket = Some(ticket),
+                Entry::Refused(refusal) => return Poll::Ready(Err(refusal)),
             }
         }
         let answered = {
@@ -166,6 +178,11 @@ impl<T> Call<T> {
         };
         match answered {
             Some(value) => Poll::Ready(value),
+            None if !self.answer.has_entered.load(Ordering::Relaxed)
+                && let Some(refusal) = gate.refusal() =>
+            {
+                Poll::Ready(Err(refusal))
+            }
             // The shard has ended. Its reason is known once all shards have ended.
             None => link.poll_outcome(context).map(|outcome| {
                 Err(outcome.err().unwrap_or_else(|| Error::cancelled("the shard ended before the call")))
@@ -200,7 +217,7 @@ impl<T> Drop for Call<T> {
     }
 }
 
-impl<T> Future for Pending<T> {
+impl<T: Send + 'static> Future for Pending<T> {
     type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {

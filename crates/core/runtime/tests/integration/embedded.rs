@@ -245,3 +245,72 @@ fn any_waker_is_woken_once_the_answer_is_there() {
     woken.recv().unwrap();
     assert_eq!(Pin::new(&mut call).poll(&mut context), Poll::Ready(Ok(())));
 }
+
+/// Runs a test that would hang without the mend: fails after a while.
+fn in_time(test: impl FnOnce() + Send + 'static) {
+    let (sender, ended) = mpsc::channel();
+    let work = move || {
+        test();
+        sender.send(()).unwrap();
+    };
+    let thread = std::thread::Builder::new().spawn(work).unwrap();
+    let result = ended.recv_timeout(std::time::Duration::from_secs(20));
+    assert!(result != Err(mpsc::RecvTimeoutError::Timeout), "it hangs");
+    thread.join().unwrap();
+}
+
+#[test]
+fn calls_that_were_polled_once_hold_no_other_call() {
+    in_time(|| {
+        let (embedded, service) = open(1);
+        let calls = (0..3 * MAX_IN_FLIGHT).map(|value| (value, count(&embedded, 0, value)));
+        let mut begun: Vec<_> = calls.collect();
+        // The first one may be answered at once.
+        begun.retain_mut(|(_, call)| poll_once(call).is_pending());
+        // None of them is polled while this one is waited for.
+        assert_eq!(count(&embedded, 0, 7).blocking(), Ok(7));
+        assert_eq!(service.calls.load(Ordering::SeqCst), 3 * MAX_IN_FLIGHT + 1, "they ran in order");
+        for (value, call) in begun {
+            assert_eq!(call.blocking(), Ok(value));
+        }
+    });
+}
+
+#[test]
+fn close_and_the_last_handle_wait_for_no_call_that_was_polled_once() {
+    for closes in [true, false] {
+        in_time(move || {
+            let (embedded, service) = open(1);
+            let (release, mut first) = held(&embedded, 0);
+            assert!(poll_once(&mut first).is_pending());
+            let calls = 2 * MAX_IN_FLIGHT;
+            let mut begun: Vec<_> = (0..calls).map(|value| count(&embedded, 0, value)).collect();
+            begun.iter_mut().for_each(|call| drop(poll_once(call)));
+            // Some of those in the queue get their turn.
+            while service.calls.load(Ordering::SeqCst) < MAX_IN_FLIGHT / 2 {
+                std::thread::yield_now();
+            }
+            release.send(()).unwrap();
+            match closes {
+                true => assert_eq!(embedded.close().blocking(), Ok(())),
+                false => {
+                    // The calls keep it open, and are dropped with it, or refused in the queue.
+                    drop((first, embedded));
+                    drop(begun);
+                    assert!(service.is_closed.load(Ordering::SeqCst));
+                    return;
+                }
+            }
+            assert!(service.is_closed.load(Ordering::SeqCst));
+            let mut answers = begun
+                .into_iter()
+                .map(Pending::blocking)
+                .enumerate()
+                .skip_while(|(value, answer)| answer == &Ok(*value));
+            assert!(
+                answers.all(|(_, answer)| matches!(answer, Err(Error::Closed(_)))),
+                "refused from the end on"
+            );
+        });
+    }
+}

@@ -159,11 +159,13 @@ fn files_without_a_store_and_missing_files_are_refused_with_their_path() {
     let small_path = folder.path().join("tiny.kv");
     assert!(matches!(Store::open(&small_path, tiny).blocking(), Err(Error::Invalid(_))));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left of a failed creation");
-    // An empty file, such as a new temporary file, becomes a store; so does what a killed creation left.
+    // An empty file, such as a new temporary file, becomes a store; other files aren't touched.
     std::fs::write(&path, []).unwrap();
-    std::fs::write(folder.path().join("data.kv.new"), "partly formatted").unwrap();
+    let other = folder.path().join("data.kv.new");
+    std::fs::write(&other, "a restored copy").unwrap();
     open(&path, 1).close().blocking().unwrap();
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_to_string(other).unwrap(), "a restored copy");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
 #[test]

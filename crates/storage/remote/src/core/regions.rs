@@ -41,11 +41,17 @@ impl Core {
 
     /// Error while no staged block becomes available, because the nodes refuse all of them.
     pub(super) fn no_staged(&self) -> Error {
-        match self.nodes.iter().any(Node::is_up) {
-            true => Error::no_space(
+        if !self.nodes.iter().any(Node::is_up) {
+            return Error::disconnected("no memory node answers");
+        }
+        match &*self.refusal.borrow() {
+            Some(error @ (Error::Disconnected(_) | Error::TimedOut(_))) => Error::disconnected(format!(
+                "no memory node took the blocks that wait to be written, which is tried again: {}",
+                error.detail()
+            )),
+            _ => Error::no_space(
                 "the memory nodes refuse all blocks that wait to be written; add nodes or memory, or store less",
             ),
-            false => Error::disconnected("no memory node answers"),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::entry::{Entry, Place};
 use crate::nodes;
 use crate::slot::{self, Encoding, GENERATIONS, GRANULE, HEADER, PAGE, Slot};
-use block::{Buffer, Payload, Result};
+use block::{Buffer, Error, Payload, Result};
 use logkit::pool::Usage;
 use smallvec::SmallVec;
 use std::rc::Rc;
@@ -218,6 +218,10 @@ impl Core {
         let mut is_anywhere = false;
         if used > 0 {
             let _permit = self.writing.acquire(1).await;
+            if self.may_take(zone) {
+                // Writes of users wait for its end.
+                self.staging.borrow_mut().resume(staged);
+            }
             let mut buffer = Buffer::new(used);
             self.arena.append_staged(staged, used, &mut buffer);
             is_anywhere = self.write_copies(zone, offset, buffer.freeze().into()).await;
@@ -246,6 +250,12 @@ impl Core {
         }
         self.block_done(zone);
         self.freed.notify_all();
+    }
+
+    /// Whether a node of a zone answers and isn't known to have no memory.
+    fn may_take(&self, zone: u32) -> bool {
+        let copies = self.zones.get(zone).copies;
+        copies.iter().any(|copy| self.nodes[usize::from(copy.node)].state() == nodes::State::Up)
     }
 
     /// Notes that a block of a zone is on the nodes, or isn't needed there.
@@ -278,6 +288,7 @@ impl Core {
         };
         let mut failed: SmallVec<[Source; 4]> = SmallVec::new();
         let mut succeeded = 0;
+        let mut failure = None;
         for (target, outcome) in runtime::join_all(targets.map(write)).await {
             match outcome {
                 Ok(()) => {
@@ -289,11 +300,16 @@ impl Core {
                     // The node has logged that it is down, or its error.
                     tracing::debug!("zone {zone}: {error}");
                     failed.push(target);
+                    if !matches!(failure, Some(Error::NoSpace(_))) {
+                        failure = Some(error);
+                    }
                 }
             }
         }
         // A block that no copy has goes to another zone, so that the copies stay whole.
-        if succeeded > 0 {
+        if succeeded == 0 {
+            self.refusal.replace(failure);
+        } else {
             failed.into_iter().for_each(|copy| self.set_not_whole(zone, copy));
         }
         succeeded > 0

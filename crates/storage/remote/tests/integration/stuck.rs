@@ -223,3 +223,53 @@ fn an_error_of_opening_names_the_node_once() {
         assert!(text.contains("took longer than"), "{text}");
     });
 }
+
+/// All nodes are lost for a moment, until every staged block was refused. Once they answer again and the
+/// blocks are being written, writes wait for that.
+#[test]
+fn after_all_nodes_return_writes_wait_for_the_refused_blocks() {
+    for seed in 60..64 {
+        simulate(seed, || async {
+            let nodes = [TestNode::new(200), TestNode::new(200)];
+            let part =
+                RemotePart::open(Config { copies: 2, timeout: LIMIT, ..config(&nodes) }).await.unwrap();
+            let device = part.open().await.unwrap();
+            let write = async |page: u64| {
+                let mut random = runtime::Random::new(page);
+                let bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+                let payload: Payload = block::Data::copy_of(&bytes).into();
+                device.write(block::BlockIndex(page), payload, block::Durability::Visible).await
+            };
+            nodes.iter().for_each(|node| node.controls.is_dead.store(true, Relaxed));
+            let mut page = 0;
+            let error = loop {
+                assert!(page < 20_000, "the nodes are dead");
+                match write(page).await {
+                    Ok(()) => page += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, block::Error::Disconnected(_)), "{error}");
+            // All blocks that were being written have been refused as well.
+            runtime::sleep(Duration::from_secs(5)).await;
+            for node in &nodes {
+                node.controls.delay.store(1_000_000, Relaxed);
+                node.controls.is_dead.store(false, Relaxed);
+            }
+            let is_up = async || {
+                let status = part.status().await;
+                status["nodes"].as_array().unwrap().iter().all(|node| node["state"] == "up")
+            };
+            while !is_up().await {
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            // The blocks are written again at the latest after their pause.
+            runtime::sleep(Duration::from_millis(300)).await;
+            for page in page..page + 300 {
+                write(page).await.unwrap();
+            }
+            drop(device);
+            part.close().await.unwrap();
+        });
+    }
+}
