@@ -180,7 +180,7 @@ impl Core {
     /// device.
     ///
     /// # Errors
-    /// As [`Admission::check_alive`]; [`ReadOnly`](block::Error::ReadOnly) for a salvage;
+    /// The failure of the log; [`ReadOnly`](block::Error::ReadOnly) for a salvage;
     /// [`NoSpace`](block::Error::NoSpace).
     pub fn check_open(&self) -> Result<()> {
         self.admission.check_open()

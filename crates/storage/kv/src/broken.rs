@@ -1,7 +1,7 @@
 //! Rules that tests break on purpose, to show that the crash oracle, worlds and the audit detect it.
 //!
 //! Only the feature `broken-rules` compiles them, and only this crate's own tests enable it. Without it
-//! [`if_broken!`] is nothing.
+//! `if_broken!` is nothing.
 
 #[cfg(feature = "broken-rules")]
 pub use enabled::{Broken, with_broken};

@@ -8,7 +8,7 @@
 //! 4. `write_next`: it takes its share of the queue, as much as fits the zone, as the entries of a record.
 //! 5. `number_and_freeze`: the record gets its number, and is fixed except for its place.
 //! 6. [`write_record`]: it is appended, after an error to another zone, until it is written
-//!    (`append_frozen`); if the device below has no space, without its data ([`space`](crate::space)).
+//!    (`append_frozen`); if the device below has no space, without its data ([`crate::space`]).
 //! 7. `note_written`: the record waits for those before it; a joint one is passed to other shards.
 //! 8. [`commit`]: records that can commit now take effect, in the order of their numbers.
 //!

@@ -4,7 +4,7 @@
 //!   the path (linkat). A file system without such files gets one of the name `.NAME.NUMBER` beside the path,
 //!   which is renamed; a killed process leaves that one.
 //! - An empty file is filled in place, while it is locked, and so keeps its owner and its mode. Until it is
-//!   complete it is longer by [`MARK`], by which the next creation recognizes what a killed process left.
+//!   complete it is longer by `MARK`, by which the next creation recognizes what a killed process left.
 //!
 //! No file that another program made is replaced or removed. A process that is killed at any step leaves at
 //! the path what was there, an incomplete file that the next creation fills, or a complete one.
