@@ -15,8 +15,8 @@
 
 use crate::execute::{Executor, Flow};
 use crate::facts::Facts;
-use crate::server::LOGIN_LIMIT;
 use crate::transaction::inline_bytes;
+use crate::users::LOGIN_LIMIT;
 use block::{Buffer, Error, Result};
 use kv::{MAX_VALUE_BYTES, Store};
 use resp::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, Parser, Step};

@@ -18,10 +18,10 @@ use crate::command::{
 };
 use crate::connection::{CLOCK_INTERVAL, MAX_TURN};
 use crate::facts::{Facts, Session};
-use crate::server::LOGIN_LIMIT;
 use crate::table;
 use crate::transaction::is_http;
 use crate::users::Access;
+use crate::users::LOGIN_LIMIT;
 use block::{Error, Result};
 use kv::{Batch, MAX_KEY_BYTES, MAX_VALUE_BYTES, Snapshot, Store, Stored, Timestamp, Update, Write, now};
 use resp::{Arguments, Replies, integer};

@@ -6,7 +6,8 @@
 //! - There are at most `max_connections`; further ones are closed at once.
 //! - With certificates every connection is in TLS; a handshake that fails, or takes longer than
 //!   [`tls::HANDSHAKE_LIMIT`], ends its connection only.
-//! - With passwords a client has [`LOGIN_LIMIT`] from its connection on, including the handshake, to log in.
+//! - With passwords a client has [`LOGIN_LIMIT`](crate::users::LOGIN_LIMIT) to log in, from its connection on
+//!   and including the handshake.
 //! - Addresses other than unix sockets and loopback are refused unless `allow_remote` is set, or TLS is with
 //!   certificates of clients or with passwords.
 //! - [`Server::stop`] refuses new clients, completes the commands in execution (their replies are sent for at
@@ -32,8 +33,6 @@ use tls::Stream;
 
 /// Time limit for clients to receive their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for clients to log in, from their connection on, if the user `default` needs a password.
-pub const LOGIN_LIMIT: Duration = Duration::from_secs(10);
 /// Default maximum number of connected clients.
 pub const MAX_CONNECTIONS: usize = 1024;
 

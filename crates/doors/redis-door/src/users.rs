@@ -16,7 +16,11 @@ use block::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
+use std::time::Duration;
 use tls::Secret;
+
+/// Time limit for clients to log in, from their connection on, if the user `default` needs a password.
+pub const LOGIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Longest file of users or of a password, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
