@@ -5,19 +5,17 @@
 
 use crate::attach::process::name_thread;
 use crate::failure::Failure;
+use crate::log_target;
 use crate::output::print_line;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Socket of the system's log.
-const SYSLOG: &str = "/dev/log";
 /// Longest text that a server prints when it is ready.
 const MAX_READY_TEXT: usize = 64 << 10;
 
 /// Outcome of a start.
 pub enum Started {
-    /// The server is ready; the text is what it printed.
+    /// The server is ready, and has printed this text.
     Ready(String),
     /// The server has ended before.
     Ended(ExitStatus),
@@ -32,7 +30,7 @@ pub fn command() -> Command {
 
 /// Target of the messages of a server for which none is given: syslog if there is one.
 pub fn default_log() -> Option<&'static str> {
-    Path::new(SYSLOG).exists().then_some("--log-to=syslog")
+    log_target::has_syslog().then_some("--log-to=syslog")
 }
 
 /// Starts a server, and waits until it is ready or has ended. Its messages are copied to standard error

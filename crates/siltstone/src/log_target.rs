@@ -35,6 +35,11 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 const COPY_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const COPIED_AT_ONCE: usize = 4096;
 
+/// Whether there is a syslog.
+pub fn has_syslog() -> bool {
+    Path::new(SYSLOG).exists()
+}
+
 /// Value of `--log-to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogTarget {

@@ -7,6 +7,7 @@
 use crate::arguments::FsUnmount;
 use crate::background::{self, Started};
 use crate::fs_verb::mounted;
+use crate::output::say;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -109,10 +110,6 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
         options.extend(["-o".to_owned(), passed.join(",")]);
     }
     Ok(Wanted { image: image.clone(), directory: directory.clone(), options, log_to, is_fake })
-}
-
-fn say(text: &str) {
-    eprintln!("{text}");
 }
 
 fn mount(arguments: &[String]) -> u8 {

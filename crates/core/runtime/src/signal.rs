@@ -248,9 +248,9 @@ pub fn catch_hangup() -> Result<&'static AtomicBool> {
     handle(libc::SIGHUP, on_hangup, 0).map(|()| &HANGUP)
 }
 
-/// Installs a signal handler, which may only call what is async-signal-safe.
+/// Installs a signal handler, which may call only async-signal-safe functions.
 fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc::c_int) -> Result<()> {
-    // SAFETY: a sigaction of zeros is valid; the handlers only call what is async-signal-safe.
+    // SAFETY: a sigaction of zeros is valid; the handlers call only async-signal-safe functions.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as libc::sighandler_t;

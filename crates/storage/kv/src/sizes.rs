@@ -15,9 +15,7 @@ const MAX_ZONE: u64 = 64 << 20;
 
 /// Default size in bytes of the zones of a new store on a device of `disk` bytes.
 pub fn default_zone_size(disk: u64) -> u64 {
-    let share = disk / 256;
-    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(MIN_ZONE, MAX_ZONE)
+    zones::on_device::default_zone_size(disk, MIN_ZONE, MAX_ZONE)
 }
 
 /// Default memory of the write buffers of `shards` shards, in bytes.

@@ -173,9 +173,7 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
 
 /// Returns 1/256 of the disk, rounded down to a power of two and clamped to 64 KiB..=64 MiB.
 pub fn default_zone_size(disk: u64) -> u64 {
-    let share = disk / 256;
-    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(MIN_ZONE, MAX_ZONE)
+    zones::on_device::default_zone_size(disk, MIN_ZONE, MAX_ZONE)
 }
 
 /// Returns the shape that is known without opening any part: the volume's size, if the stack names one.

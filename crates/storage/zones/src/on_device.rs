@@ -62,6 +62,14 @@ pub struct Options {
     pub read_only: bool,
 }
 
+/// Default size of zones on a device of `disk` bytes, in bytes: 1/256 of it, rounded down to a power of two
+/// and clamped to `min` and `max`.
+pub fn default_zone_size(disk: u64, min: u64, max: u64) -> u64 {
+    let share = disk / 256;
+    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
+    power.clamp(min, max)
+}
+
 /// Geometry of the zones that a device of this geometry would have.
 ///
 /// # Errors

@@ -155,8 +155,8 @@ impl<'a> Negotiation<'a> {
         Negotiation { tls, ..self }
     }
 
-    /// Continues in TLS. What was agreed on in plain text is forgotten, because somebody on the way may have
-    /// put it there.
+    /// Continues in TLS. Everything negotiated in plain text is discarded: an attacker on the path may have
+    /// injected it.
     pub fn in_tls(&mut self) {
         self.tls = Tls::Active;
         self.structured = false;

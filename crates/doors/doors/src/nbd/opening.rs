@@ -57,7 +57,7 @@ pub(super) async fn negotiate(
                 return Ok((agreement, opened, received));
             }
             Progress::StartTls => {
-                // Such bytes may be of somebody on the way, and must not be taken for bytes of the client.
+                // Plain text after STARTTLS may come from an attacker on the path: it is refused, not parsed.
                 if !received.rest().is_empty() {
                     let text = "bytes in plain text after STARTTLS: expected none before the reply";
                     return Err(End::Violation(Error::protocol(text)));

@@ -78,9 +78,7 @@ pub const KIND: Kind = Kind {
 
 /// Default size of the zones of a new file system on a device of `disk` bytes.
 fn default_zone_size(disk: u64) -> u64 {
-    let share = disk / 256;
-    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(MIN_ZONE, MAX_ZONE)
+    zones::on_device::default_zone_size(disk, MIN_ZONE, MAX_ZONE)
 }
 
 /// Geometry of new zones on a device.

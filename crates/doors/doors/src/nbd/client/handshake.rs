@@ -131,8 +131,8 @@ impl<'a> Handshake<'a> {
 
     /// Connects, sends the client flags, and asks for structured replies and the context `base:allocation`.
     ///
-    /// If the configuration has TLS, everything after the flags is in TLS: a server that refuses it, or
-    /// somebody on the way who pretends so, is an error.
+    /// If the configuration has TLS, everything after the flags is in TLS. A refusal of TLS, by
+    /// the server or by an attacker on the path, is an error.
     async fn begin(config: &'a ClientConfig) -> Result<Self> {
         let export = &config.export;
         let mut handshake = Self::greeted(&config.address, export).await?;
