@@ -3,9 +3,11 @@
 //!
 //! One concept per module: [`protocol`] messages of the socket (it never waits), [`place`] socket of each
 //! stack and chip, [`socket`] creation and removal of a socket's file, [`server`] its clients, [`client`] the
-//! client, [`operated`] requests to an open stack, [`reach`] choice between server and opening.
+//! client, [`operated`] requests to an open stack, [`observed`] counts of its calls, [`reach`] choice between
+//! server and opening.
 
 pub mod client;
+mod observed;
 pub mod operated;
 pub mod place;
 pub mod protocol;

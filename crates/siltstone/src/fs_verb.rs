@@ -22,7 +22,7 @@ use fs::mount::mounted::STOP_LIMIT;
 use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
+use stack::{Built, BuiltStack, Contract, Plan, Stack, User, format_size};
 use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
@@ -348,7 +348,11 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     };
     runtime::run(config, move || async move {
         let watch = Watch::default();
-        let built = plan.build_over(&|leaf| watch.over(leaf)).await?;
+        let over = |user: User<'_>, part: Built| match user {
+            User::All(user) if user.is_leaf() => watch.over(part),
+            _ => part,
+        };
+        let built = plan.build_observed(&over).await?;
         let served = async {
             let files = open(&built, &plan, &image, &settings).await?;
             tell_lost(&files).await?;

@@ -23,16 +23,20 @@ use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
+use layers::observation::Observation;
 use runtime::Config;
 use runtime::net::{Access, Address, unused_passed_sockets};
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
+use stack::{Built, BuiltStack, Contract, Door, Plan, Stack, User};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Limit of the clients of one `--nbd` door.
 const MAX_CONNECTIONS: usize = 256;
+
+/// Name of the door of an attachment.
+const ATTACHED: &str = "attached";
 
 /// Serves a stack until a signal.
 ///
@@ -135,8 +139,8 @@ async fn open(
         },
         None => None,
     };
-    let watch = Watch::default();
-    let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch).await {
+    let (watch, observation) = (Watch::default(), Observation::default());
+    let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch, observation).await {
         Ok((stack, attached)) => {
             let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
@@ -172,12 +176,14 @@ async fn open_stack(
     name: String,
     doors: Doors,
     watch: &Watch,
+    observation: Observation,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = build_in_turn(plan, &name, watch).await?;
-    match extra_doors(plan.stack(), &built, doors) {
+    let built = build_in_turn(plan, &name, watch, &observation).await?;
+    match extra_doors(plan.stack(), &built, doors, &observation) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
-            Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
+            let observation = Some(observation);
+            Ok((Rc::new(OperatedStack { built, extra_doors, server, observation }), attached))
         }
         Err(error) => {
             // The door's error has the remedy.
@@ -188,17 +194,28 @@ async fn open_stack(
 }
 
 /// Builds a stack. Waits while another program that started at the same time has it open for a request.
-async fn build_in_turn(plan: &Plan, name: &str, watch: &Watch) -> Result<BuiltStack> {
+async fn build_in_turn(
+    plan: &Plan,
+    name: &str,
+    watch: &Watch,
+    observation: &Observation,
+) -> Result<BuiltStack> {
     let (mut waiting, begun) = (false, runtime::now());
-    let over = |leaf| watch.over(leaf);
+    let over = |user: User<'_>, part: Built| {
+        let part = match user {
+            User::All(user) if user.is_leaf() => watch.over(part),
+            _ => part,
+        };
+        observation.of_part(plan.stack(), user, part)
+    };
     loop {
-        let error = match plan.build_over(&over).await {
+        let error = match plan.build_observed(&over).await {
             Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,
             other => return other,
         };
         // The other program may have just ended.
         let Some(process) = turn::other(Wanted::Verb, name) else {
-            return if waiting { plan.build_over(&over).await } else { Err(error) };
+            return if waiting { plan.build_observed(&over).await } else { Err(error) };
         };
         turn::tell(&mut waiting, "a program that has the stack open", process);
         runtime::sleep(PAUSE).await;
@@ -210,29 +227,36 @@ fn extra_doors(
     stack: &Stack,
     built: &BuiltStack,
     Doors { nbd, vhost_user, holder }: Doors,
+    observation: &Observation,
 ) -> Result<(Vec<ExtraDoor>, Option<Attached>), Failure> {
     let mut doors = Vec::new();
     for address in nbd {
         let name = address.to_string();
-        doors.push(ExtraDoor { name, door: Arc::new(nbd_door(built, address)?) });
+        doors.push(ExtraDoor { name, door: Arc::new(nbd_door(built, address, observation)?) });
     }
     if let Some(socket) = vhost_user {
         let name = socket.display().to_string();
-        doors.push(ExtraDoor { name, door: Arc::new(vhost_user_door(built, socket)?) });
+        doors.push(ExtraDoor { name, door: Arc::new(vhost_user_door(built, socket, observation)?) });
     }
     let attached = match holder {
         Some(holder) => {
             let top = stack.top()?;
-            let backing = match top.kind().contract {
-                Contract::Zones => Backing::Zones(built.zones(top.name())?),
-                _ => Backing::Device(built.device(top.name())?),
+            let part = match top.kind().contract {
+                Contract::Zones => Built::Zones(built.zones(top.name())?),
+                _ => Built::Device(built.device(top.name())?),
+            };
+            let observed = observation.of_door(ATTACHED, ATTACHED, top.name(), part);
+            let backing = match observed {
+                Built::Zones(zones) => Backing::Zones(zones),
+                Built::Device(device) => Backing::Device(device),
+                Built::Door(_) => return Err(Failure::Usage("the top of a stack is no door".into())),
             };
             Some(Attached::new(holder, backing, top.name().to_owned())?)
         }
         None => None,
     };
     if let Some(attached) = &attached {
-        doors.push(ExtraDoor { name: "attached".to_owned(), door: attached.door() });
+        doors.push(ExtraDoor { name: ATTACHED.to_owned(), door: attached.door() });
     }
     Ok((doors, attached))
 }
@@ -357,18 +381,31 @@ async fn all_ended(stack: &OperatedStack) -> Result<()> {
     outcome
 }
 
-/// Returns the name of the part of the stack that is this device.
-fn name_of(built: &BuiltStack, device: &Arc<dyn DevicePart>) -> String {
-    let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, device));
+/// Returns the device on top with its name, for a door of the command line.
+fn top(
+    built: &BuiltStack,
+    door: &str,
+    kind: &'static str,
+    observation: &Observation,
+) -> Result<(String, Arc<dyn DevicePart>)> {
+    let device = built.top()?;
+    let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, &device));
     let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
-    name.unwrap_or_default()
+    let name = name.unwrap_or_default();
+    match observation.of_door(door, kind, &name, Built::Device(device.clone())) {
+        Built::Device(observed) => Ok((name, observed)),
+        _ => Ok((name, device)),
+    }
 }
 
 /// Creates a vhost-user door for the device on top, with the default number of queues: QEMU asks for one per
 /// processor of the guest.
-fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor, Failure> {
-    let device = built.top()?;
-    let name = name_of(built, &device);
+fn vhost_user_door(
+    built: &BuiltStack,
+    socket: PathBuf,
+    observation: &Observation,
+) -> Result<VhostUserDoor, Failure> {
+    let (name, device) = top(built, &socket.display().to_string(), "vhost-user", observation)?;
     let serial = name.chars().filter(char::is_ascii).take(ID_BYTES).collect();
     let (access, queues) = (Access::default(), DEFAULT_QUEUES);
     Ok(VhostUserDoor::new(VhostUserConfig {
@@ -383,9 +420,8 @@ fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor,
 }
 
 /// Creates an NBD door for the device on top, under its name in the stack.
-fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
-    let device = built.top()?;
-    let name = name_of(built, &device);
+fn nbd_door(built: &BuiltStack, address: Address, observation: &Observation) -> Result<NbdDoor, Failure> {
+    let (name, device) = top(built, &address.to_string(), "nbd", observation)?;
     let export = ExportConfig { name, description: String::new(), device, read_only: false };
     Ok(NbdDoor::new(ServerConfig {
         address,

@@ -1,7 +1,8 @@
 //! Layers with the promises of the part below them: each implements only its own additions.
 //!
 //! [`DeviceLayer`] and [`ZonesLayer`] pass the questions to a part on to the part below. [`Observed`] is a
-//! handle that shows every call to an [`Observer`] and changes none.
+//! handle that shows every call to an [`Observer`] and changes none; [`ObservedPart`] is a part with such
+//! handles that is otherwise the part itself, for programs that observe a part without a layer in the stack.
 
 use crate::address::{BlockIndex, BlockRange, ZoneAddress, ZoneIndex};
 use crate::buffer::{Buffer, Payload};
@@ -9,7 +10,7 @@ use crate::call::Call;
 use crate::device::{Device, Durability, Extent, ReadOutcome, ZeroMode};
 use crate::error::Result;
 use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
-use crate::part::{DevicePart, Part, ZonesPart};
+use crate::part::{DevicePart, Part, PartUse, Status, ZonesPart};
 use crate::zones::{ZoneReport, Zones};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -102,6 +103,19 @@ pub enum ZonesCall {
     Reserve,
 }
 
+/// Position of a call: a block, or a zone and a byte in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// The call concerns the whole part, or several zones.
+    Whole,
+    /// First block of a call to a device.
+    Block(BlockIndex),
+    /// A zone.
+    Zone(ZoneIndex),
+    /// An address in a zone.
+    Address(ZoneAddress),
+}
+
 /// Observer of calls of kind `C`.
 pub trait Observer<C> {
     /// A call in flight. Dropping it ends a call that was cancelled.
@@ -109,8 +123,15 @@ pub trait Observer<C> {
     where
         Self: 'a;
 
+    /// Whether calls are observed now. If not, a call costs this question only. A call that began before the
+    /// answer changed is observed, or isn't, as it began.
+    #[inline]
+    fn is_on(&self) -> bool {
+        true
+    }
+
     /// Notes the begin of a call, when it is first polled.
-    fn begin(&self, call: C) -> Self::InFlight<'_>;
+    fn begin(&self, call: C, at: Position) -> Self::InFlight<'_>;
 
     /// Notes the end of a call; `bytes` is the number of bytes read, written, discarded or zeroed.
     fn end(&self, call: Self::InFlight<'_>, bytes: u64, is_ok: bool);
@@ -131,18 +152,21 @@ impl<H: ?Sized, O> Observed<H, O> {
 
 /// Makes a call inside of an observation. A macro, so that the future holds only the call's arguments.
 macro_rules! observed {
-    ($self:ident, $kind:expr, $bytes:expr, $call:expr) => {
-        observed!($self, $kind, $bytes, $call, |result| result.is_ok())
+    ($self:ident, $kind:expr, $at:expr, $bytes:expr, $call:expr) => {
+        observed!($self, $kind, $at, $bytes, $call, |result| result.is_ok())
     };
-    ($self:ident, $kind:expr, $bytes:expr, $call:expr, |$result:ident| $is_ok:expr) => {
+    ($self:ident, $kind:expr, $at:expr, $bytes:expr, $call:expr, |$result:ident| $is_ok:expr) => {{
+        if !$self.observer.is_on() {
+            return $call;
+        }
         Call::new(async move {
             let bytes = $bytes as u64;
-            let in_flight = $self.observer.begin($kind);
+            let in_flight = $self.observer.begin($kind, $at);
             let $result = $call.await;
             $self.observer.end(in_flight, bytes, $is_ok);
             $result
         })
-    };
+    }};
 }
 
 impl<O: Observer<DeviceCall>> Observed<dyn Device, O> {
@@ -158,7 +182,14 @@ impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
 
     #[inline]
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        observed!(self, DeviceCall::Read, buffer.len(), self.below.read(at, buffer), |read| read.0.is_ok())
+        observed!(
+            self,
+            DeviceCall::Read,
+            Position::Block(at),
+            buffer.len(),
+            self.below.read(at, buffer),
+            |read| read.0.is_ok()
+        )
     }
 
     #[inline]
@@ -167,15 +198,27 @@ impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
             Durability::Durable => DeviceCall::WriteDurable,
             Durability::Visible => DeviceCall::Write,
         };
-        observed!(self, kind(durability), payload.len(), self.below.write(at, payload, durability))
+        observed!(
+            self,
+            kind(durability),
+            Position::Block(at),
+            payload.len(),
+            self.below.write(at, payload, durability)
+        )
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
-        observed!(self, DeviceCall::Flush, 0, self.below.flush())
+        observed!(self, DeviceCall::Flush, Position::Whole, 0, self.below.flush())
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        observed!(self, DeviceCall::Discard, self.bytes_of(range), self.below.discard(range))
+        observed!(
+            self,
+            DeviceCall::Discard,
+            Position::Block(range.start),
+            self.bytes_of(range),
+            self.below.discard(range)
+        )
     }
 
     fn write_zeroes(
@@ -185,11 +228,11 @@ impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
         durability: Durability,
     ) -> Call<'_, Result<()>> {
         let call = move || self.below.write_zeroes(range, mode, durability);
-        observed!(self, DeviceCall::WriteZeroes, self.bytes_of(range), call())
+        observed!(self, DeviceCall::WriteZeroes, Position::Block(range.start), self.bytes_of(range), call())
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        observed!(self, DeviceCall::Extents, 0, self.below.extents(range))
+        observed!(self, DeviceCall::Extents, Position::Block(range.start), 0, self.below.extents(range))
     }
 }
 
@@ -199,42 +242,156 @@ impl<O: Observer<ZonesCall>> Zones for Observed<dyn Zones, O> {
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
-        observed!(self, ZonesCall::Append, payload.len(), self.below.append(zone, payload))
+        observed!(
+            self,
+            ZonesCall::Append,
+            Position::Zone(zone),
+            payload.len(),
+            self.below.append(zone, payload)
+        )
     }
 
     fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
-        observed!(self, ZonesCall::Append, payload.len(), self.below.append_at(at, payload))
+        observed!(
+            self,
+            ZonesCall::Append,
+            Position::Address(at),
+            payload.len(),
+            self.below.append_at(at, payload)
+        )
     }
 
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        observed!(self, ZonesCall::Open, 0, self.below.open(zone))
+        observed!(self, ZonesCall::Open, Position::Zone(zone), 0, self.below.open(zone))
     }
 
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        observed!(self, ZonesCall::Close, 0, self.below.close(zone))
+        observed!(self, ZonesCall::Close, Position::Zone(zone), 0, self.below.close(zone))
     }
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        observed!(self, ZonesCall::Read, buffer.len(), self.below.read(at, buffer), |read| read.0.is_ok())
+        observed!(
+            self,
+            ZonesCall::Read,
+            Position::Address(at),
+            buffer.len(),
+            self.below.read(at, buffer),
+            |read| read.0.is_ok()
+        )
     }
 
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
-        observed!(self, ZonesCall::Flush, 0, self.below.flush(zones))
+        observed!(self, ZonesCall::Flush, Position::Whole, 0, self.below.flush(zones))
     }
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        observed!(self, ZonesCall::Finish, 0, self.below.finish(zone))
+        observed!(self, ZonesCall::Finish, Position::Zone(zone), 0, self.below.finish(zone))
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
-        observed!(self, ZonesCall::Reset, 0, self.below.reset(zone, erase))
+        observed!(self, ZonesCall::Reset, Position::Zone(zone), 0, self.below.reset(zone, erase))
     }
 
     fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
-        observed!(self, ZonesCall::Reserve, 0, self.below.reserve(zone, bytes))
+        observed!(self, ZonesCall::Reserve, Position::Zone(zone), 0, self.below.reserve(zone, bytes))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        observed!(self, ZonesCall::Report, 0, self.below.report(first, count))
+        observed!(self, ZonesCall::Report, Position::Zone(first), 0, self.below.report(first, count))
+    }
+}
+
+/// Makes observers for the handles of a part.
+pub trait ObserveHandles: Send + Sync {
+    /// Observer of one handle, on its shard.
+    type Observer: Observer<DeviceCall> + Observer<ZonesCall> + 'static;
+
+    /// Makes the observer of another handle.
+    fn observer(&self) -> Self::Observer;
+
+    /// Passes on a call to the part itself: opening a handle, a message, or closing.
+    fn call<'a, T: 'a>(&'a self, call: Call<'a, T>) -> Call<'a, T> {
+        call
+    }
+}
+
+/// A part whose handles are observed. It answers everything else as the part itself.
+pub struct ObservedPart<P: ?Sized, W> {
+    inner: Arc<P>,
+    observers: W,
+}
+
+impl<P: ?Sized, W> ObservedPart<P, W> {
+    /// Observes the handles of a part.
+    pub fn new(inner: Arc<P>, observers: W) -> Self {
+        ObservedPart { inner, observers }
+    }
+}
+
+impl<P: Part + ?Sized, W: ObserveHandles> Part for ObservedPart<P, W> {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        self.inner.status()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        self.observers.call(self.inner.message(message))
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        self.observers.call(self.inner.close())
+    }
+
+    fn use_of(&self, below: &dyn Part) -> PartUse {
+        self.inner.use_of(below)
+    }
+}
+
+impl<W: ObserveHandles> DevicePart for ObservedPart<dyn DevicePart, W> {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let inner = self.observers.call(self.inner.open()).await?;
+            Ok(Observed::new(inner, self.observers.observer()) as Rc<dyn Device>)
+        })
+    }
+
+    fn only_in_cache(&self) -> Option<u64> {
+        self.inner.only_in_cache()
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.inner.keeps_flushed()
+    }
+
+    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
+        self.inner.version(name)
+    }
+}
+
+impl<W: ObserveHandles> ZonesPart for ObservedPart<dyn ZonesPart, W> {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let inner = self.observers.call(self.inner.open()).await?;
+            Ok(Observed::new(inner, self.observers.observer()) as Rc<dyn Zones>)
+        })
     }
 }

@@ -100,6 +100,21 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
         self.count
     }
 
+    /// Sum of all values.
+    pub fn sum(&self) -> u128 {
+        self.sum
+    }
+
+    /// Buckets with values, in ascending order: the smallest value of the bucket, its number of values, and
+    /// how many were counted.
+    pub fn filled(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        filled.map(|(bucket, count)| {
+            let (first, width) = values_of::<PRECISION>(bucket);
+            (first, width, *count)
+        })
+    }
+
     /// Smallest value; 0 if there is none.
     pub fn smallest(&self) -> u64 {
         if self.count == 0 { 0 } else { self.smallest }
@@ -207,6 +222,14 @@ mod tests {
         check_buckets::<4>();
         check_buckets::<5>();
         check_buckets::<7>();
+    }
+
+    #[test]
+    fn filled_buckets_have_all_values() {
+        let mut histogram = Histogram::<5>::new();
+        [3, 3, 1000].into_iter().for_each(|value| histogram.record(value));
+        assert_eq!(histogram.sum(), 1006);
+        assert_eq!(histogram.filled().collect::<Vec<_>>(), [(3, 1, 2), (992, 16, 1)]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use kind::{Form, Kind, Registry};
 pub use line_writer::quote;
 pub use message::{FromWords, Message, Size, Tell, Words};
 pub use model::{Part, Stack};
-pub use plan::{Format, Plan};
+pub use plan::{Format, Observe, Plan, User};
 pub use problem::{Collector, Problem, Problems, Source, did_you_mean, nearest};
 pub use raw::{At, RawSetting, RawValue, Span};
 pub use read::read_file;

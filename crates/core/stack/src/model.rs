@@ -51,6 +51,11 @@ impl Part {
         self.values.iter().find(|given| given.key == key).map(|given| &given.value)
     }
 
+    /// Whether no part is below this one.
+    pub fn is_leaf(&self) -> bool {
+        self.references.is_empty()
+    }
+
     /// Position of a key, or else of the part's name.
     pub(crate) fn place_of(&self, key: Option<&str>) -> Span {
         let given = self.values.iter().find(|given| Some(given.key) == key);
@@ -124,6 +129,11 @@ impl Stack {
     /// Returns the device or zones with this name.
     pub fn part(&self, name: &str) -> Option<&Part> {
         self.parts.iter().find(|part| part.kind.contract != Contract::Door && part.name == name)
+    }
+
+    /// Names of the parts directly below a part of this stack, in the order of its kind's keys.
+    pub fn below<'a>(&'a self, part: &'a Part) -> impl Iterator<Item = &'a str> {
+        part.references.iter().map(|reference| self.parts[reference.part].name.as_str())
     }
 
     /// Returns the door with this name.

@@ -79,6 +79,23 @@ impl Stack {
     }
 }
 
+/// Function through which [`Plan::build_observed`] passes devices and zones.
+pub type Observe<'a> = dyn Fn(User<'_>, Built) -> Built + 'a;
+
+/// Users of a device or of zones that are built.
+#[derive(Debug, Clone, Copy)]
+pub enum User<'a> {
+    /// All users of this part.
+    All(&'a Part),
+    /// One door.
+    Door {
+        /// The door.
+        door: &'a Part,
+        /// The part that it gets.
+        part: &'a Part,
+    },
+}
+
 /// Result of [`Stack::check`]. It can be built any number of times.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -127,16 +144,17 @@ impl Plan {
     /// The error of the first needed part that can't be built, with its name. The parts built before it have
     /// been closed, from the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
-        self.build_over(&|leaf| leaf)
+        self.build_observed(&|_, part| part)
     }
 
-    /// Builds as [`build`](Self::build) does, and passes each part without a part below it through `wrap`: to
-    /// observe the requests to it. The result has the same contract.
+    /// Builds as [`build`](Self::build) does, and passes devices and zones through `observe`, which returns
+    /// them with observed handles, or as they are: each once for all of its users, and once more for each
+    /// door above it. The result has the same contract.
     ///
     /// # Errors
     /// As [`build`](Self::build).
-    pub fn build_over<'a>(&'a self, wrap: &'a dyn Fn(Built) -> Built) -> Call<'a, Result<BuiltStack>> {
-        Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()], wrap))
+    pub fn build_observed<'a>(&'a self, observe: &'a Observe<'a>) -> Call<'a, Result<BuiltStack>> {
+        Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()], observe))
     }
 
     /// Builds the wanted parts, by number, each with the parts below it.
@@ -144,7 +162,7 @@ impl Plan {
         &self,
         tops: Vec<usize>,
         wanted: Vec<bool>,
-        wrap: &dyn Fn(Built) -> Built,
+        observe: &Observe<'_>,
     ) -> Result<BuiltStack> {
         let needed = self.needed(&tops, &wanted);
         let mut locked = self.lock(&wanted, &needed).await?;
@@ -152,10 +170,10 @@ impl Plan {
         for number in self.stack.order.iter().filter(|number| wanted[**number]) {
             let part = &self.stack.parts[*number];
             let files = std::mem::replace(&mut locked[*number], Ok(Vec::new()));
-            match self.build_part(*number, files, &stack).await {
+            match self.build_part(*number, files, &stack, observe).await {
                 Ok(mut built) => {
-                    if part.references.is_empty() {
-                        built.built = wrap(built.built);
+                    if part.kind.contract != Contract::Door {
+                        built.built = observe(User::All(part), built.built);
                     }
                     let below = part.references.iter().map(|reference| reference.part).collect();
                     stack.push(*number, built, below);
@@ -218,7 +236,7 @@ impl Plan {
             return Call::ready(Err(Error::not_found(format!("part \"{name}\": expected one of {known}"))));
         };
         let (tops, wanted) = self.below(number);
-        Call::new(self.build_wanted(tops, wanted, &|leaf| leaf))
+        Call::new(self.build_wanted(tops, wanted, &|_, part| part))
     }
 
     /// Builds only the parts below the door with this name, and returns them with the arguments for building
@@ -235,8 +253,8 @@ impl Plan {
         };
         Call::new(async move {
             let (tops, wanted) = self.below(number);
-            let below = self.build_wanted(tops, wanted, &|leaf| leaf).await?;
-            let arguments = self.arguments_on(number, &below);
+            let below = self.build_wanted(tops, wanted, &|_, part| part).await?;
+            let arguments = self.arguments_on(number, &below, &|_, part| part);
             Ok((below, arguments))
         })
     }
@@ -258,22 +276,36 @@ impl Plan {
     }
 
     /// Arguments of a part, with the parts below it.
-    fn arguments_on(&self, number: usize, below: &BuiltStack) -> Arguments {
-        let part = &self.stack.parts[number];
-        let children = part
+    fn arguments_on(&self, number: usize, below: &BuiltStack, observe: &Observe<'_>) -> Arguments {
+        let user = &self.stack.parts[number];
+        let for_user = |number: usize, built: BuiltPart| match user.kind.contract {
+            Contract::Door => {
+                let one = User::Door { door: user, part: &self.stack.parts[number] };
+                Ok(BuiltPart { built: observe(one, built.built), ..built })
+            }
+            _ => Ok(built),
+        };
+        let children = user
             .references
             .iter()
             .map(|reference| {
                 let shape = self.shapes[reference.part].clone();
-                let built = below.by_number(reference.part).cloned().map(Ok);
+                let built = below.by_number(reference.part).cloned();
+                let built = built.map(|built| for_user(reference.part, built));
                 let error = || below.error_of(reference.part).cloned().map(Err);
                 child(&self.stack, reference, shape, built.or_else(error))
             })
             .collect();
-        arguments(&self.stack, part, children, &self.format, must_exist(&self.stack, &self.format)[number])
+        arguments(&self.stack, user, children, &self.format, must_exist(&self.stack, &self.format)[number])
     }
 
-    async fn build_part(&self, number: usize, locked: Locked, below: &BuiltStack) -> Result<BuiltPart> {
+    async fn build_part(
+        &self,
+        number: usize,
+        locked: Locked,
+        below: &BuiltStack,
+        observe: &Observe<'_>,
+    ) -> Result<BuiltPart> {
         let part = &self.stack.parts[number];
         let locked = locked?;
         for reference in &part.references {
@@ -283,7 +315,7 @@ impl Plan {
                 return Err(error.clone());
             }
         }
-        let arguments = self.arguments_on(number, below);
+        let arguments = self.arguments_on(number, below, observe);
         *arguments.locked.borrow_mut() = locked;
         let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {

@@ -1,9 +1,11 @@
 //! Recipients of operators' requests: an open stack, served or opened for one request, or a served flash
 //! chip.
 
+use super::observed;
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
 use crate::stop::Served;
 use block::{Call, Result, Status};
+use layers::observation::Observation;
 use serde_json::{Value, json};
 use stack::{BuiltStack, Door};
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub struct OperatedStack {
     pub extra_doors: Vec<ExtraDoor>,
     /// Properties of the server; `None` if the stack isn't served.
     pub server: Option<ServerFacts>,
+    /// Observation of the calls to the parts; `None` if the stack isn't served.
+    pub observation: Option<Observation>,
 }
 
 /// A door of the command line.
@@ -79,6 +83,16 @@ impl OperatedStack {
         match request {
             Request::Hello => Ok(hello()),
             Request::Status => Ok(self.status().await),
+            Request::Observe => match &self.observation {
+                Some(observation) => {
+                    let mut answer = observed::observe(observation);
+                    answer["status"] = self.status().await;
+                    Ok(answer)
+                }
+                None => Err(Refusal::wrongly_asked(block::Error::unsupported(
+                    "the stack isn't served; expected one whose calls a server passes on",
+                ))),
+            },
             Request::Message { to, text } => {
                 let found = match to {
                     Recipient::Part(word) => self.built.part(word),

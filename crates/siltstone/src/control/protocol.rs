@@ -9,6 +9,8 @@
 //! < {"answer":{"devices":{…},"zones":{…},"doors":{…},"server":{…}}}
 //! > {"verb":"message","part":"vol","text":"snapshot list"}
 //! < {"answer":"{\"snapshots\":[]}"}
+//! > {"verb":"observe"}
+//! < {"answer":{"nanoseconds":1,"parts":[…],"status":{…}}}
 //! > {"verb":"massage"}
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
@@ -30,7 +32,7 @@ pub const MAX_ANSWER: usize = 16 << 20;
 pub const VERSION: u32 = 1;
 
 /// Verbs of requests.
-const VERBS: [&str; 3] = ["hello", "status", "message"];
+const VERBS: [&str; 4] = ["hello", "status", "observe", "message"];
 
 /// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,9 @@ pub enum Request {
     Hello,
     /// Status of every part.
     Status,
+    /// Counts and latencies of the calls to every part, and the status. Calls are counted from the first such
+    /// request on, and for some time after each: [`observed`](super::observed).
+    Observe,
     /// Message to one part.
     Message {
         /// Recipient.
@@ -103,6 +108,7 @@ impl Request {
         let object = match self {
             Request::Hello => json!({ "verb": "hello" }),
             Request::Status => json!({ "verb": "status" }),
+            Request::Observe => json!({ "verb": "observe" }),
             Request::Message { to: Recipient::Part(part), text } => {
                 json!({ "verb": "message", "part": part, "text": text })
             }
@@ -125,6 +131,7 @@ fn parse(line: &[u8]) -> Result<Request, String> {
     let request = match verb.as_str() {
         "hello" => Request::Hello,
         "status" => Request::Status,
+        "observe" => Request::Observe,
         "message" => {
             let to = match (take_text(&mut object, "part")?, take_text(&mut object, "kind")?) {
                 (Some(part), None) => Recipient::Part(part),
@@ -263,6 +270,7 @@ mod tests {
         for request in [
             Request::Hello,
             Request::Status,
+            Request::Observe,
             Request::Message { to: Recipient::Part("vol".into()), text: text.clone() },
             Request::Message { to: Recipient::Kind("log".into()), text },
         ] {

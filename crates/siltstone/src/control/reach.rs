@@ -147,7 +147,7 @@ pub fn converse<T: Send + 'static>(
             let config = Config::default().with_shards(stack.shards());
             runtime::run(config, move || async move {
                 let built = plan.build().await?;
-                let own = OperatedStack { built, extra_doors: Vec::new(), server: None };
+                let own = OperatedStack { built, extra_doors: Vec::new(), server: None, observation: None };
                 let mut session = Session { stack: name, end: End::Own(own) };
                 let outcome = work(&mut session).await;
                 let End::Own(own) = session.end else { return outcome };
@@ -247,7 +247,7 @@ fn ask_unserved(stack: &Stack, request: Request) -> Result<Answer, Failure> {
     let config = Config::default().with_shards(stack.shards());
     let (answer, closed) = runtime::run(config, move || async move {
         let built = plan.build().await?;
-        let stack = OperatedStack { built, extra_doors: Vec::new(), server: None };
+        let stack = OperatedStack { built, extra_doors: Vec::new(), server: None, observation: None };
         let answer = stack.answer(&request).await;
         Ok::<_, block::Error>((answer, stack.built.close().await))
     })??;

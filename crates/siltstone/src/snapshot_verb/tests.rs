@@ -76,7 +76,12 @@ fn a_stack_that_is_served_is_asked_through_its_server() {
             let main = move || async move {
                 let server = ControlServer::start(&place).await.unwrap();
                 let built = plan.build().await.unwrap();
-                let stack = Rc::new(OperatedStack { built, extra_doors: Vec::new(), server: None });
+                let stack = Rc::new(OperatedStack {
+                    built,
+                    extra_doors: Vec::new(),
+                    server: None,
+                    observation: None,
+                });
                 server.opened(stack.clone());
                 ready.send(()).unwrap();
                 token.stopped().await;

@@ -244,6 +244,9 @@ impl Operated for OperatedChip {
                     status["server"] = json!({ "process": std::process::id() });
                     Ok(status)
                 }
+                Request::Observe => Err(Refusal::wrongly_asked(Error::unsupported(
+                    "a server of a flash chip counts no calls; expected the server of a stack",
+                ))),
                 Request::Message { to: Recipient::Part(word) | Recipient::Kind(word), .. }
                     if word != CHIP =>
                 {

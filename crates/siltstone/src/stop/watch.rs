@@ -15,10 +15,8 @@
 //! flight for longer. A request that hangs stops the generations after at most one more, however many others
 //! complete.
 
-use block::layer::{Observed, Observer};
-use block::{
-    Call, Device, DeviceGeometry, DevicePart, Part, PartUse, Result, Status, ZoneGeometry, Zones, ZonesPart,
-};
+use block::Call;
+use block::layer::{ObserveHandles, ObservedPart, Observer, Position};
 use stack::Built;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -87,7 +85,7 @@ pub struct Progress {
 
 /// A request in flight; dropping it ends the request.
 #[derive(Debug)]
-struct Watched<'a>(&'a Count);
+pub struct Watched<'a>(&'a Count);
 
 impl Drop for Watched<'_> {
     #[inline]
@@ -106,8 +104,8 @@ impl Watch {
     /// Watches the requests to a device or zones. Other parts are returned as they are.
     pub fn over(&self, part: Built) -> Built {
         match part {
-            Built::Device(inner) => Built::Device(Arc::new(WatchedPart { inner, watch: self.clone() })),
-            Built::Zones(inner) => Built::Zones(Arc::new(WatchedPart { inner, watch: self.clone() })),
+            Built::Device(device) => Built::Device(Arc::new(ObservedPart::new(device, self.clone()))),
+            Built::Zones(zones) => Built::Zones(Arc::new(ObservedPart::new(zones, self.clone()))),
             door @ Built::Door(_) => door,
         }
     }
@@ -151,7 +149,7 @@ impl Watch {
 
 /// A handle, or a call to a part, on one thread.
 #[derive(Debug)]
-struct User {
+pub struct User {
     watch: Watch,
     counts: Arc<Counts>,
     /// Isn't sent to another thread: [`increment`].
@@ -183,85 +181,17 @@ impl Drop for User {
     }
 }
 
-struct WatchedPart<P: ?Sized> {
-    inner: Arc<P>,
-    watch: Watch,
-}
+impl ObserveHandles for Watch {
+    type Observer = User;
 
-impl<P: ?Sized> WatchedPart<P> {
-    /// Watches a call to the part.
-    fn watched<'a, T: 'a>(&'a self, request: Call<'a, T>) -> Call<'a, T> {
+    fn observer(&self) -> User {
+        self.user()
+    }
+
+    fn call<'a, T: 'a>(&'a self, call: Call<'a, T>) -> Call<'a, T> {
         Call::new(async move {
-            let user = self.watch.user();
-            user.watched(request).await
-        })
-    }
-}
-
-impl<P: Part + ?Sized> Part for WatchedPart<P> {
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn status(&self) -> Call<'_, Status> {
-        self.inner.status()
-    }
-
-    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        self.watched(self.inner.message(message))
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        self.watched(self.inner.close())
-    }
-
-    fn use_of(&self, below: &dyn Part) -> PartUse {
-        self.inner.use_of(below)
-    }
-}
-
-impl DevicePart for WatchedPart<dyn DevicePart> {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.inner.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let inner = self.watched(self.inner.open()).await?;
-            Ok(Observed::new(inner, self.watch.user()) as Rc<dyn Device>)
-        })
-    }
-
-    fn only_in_cache(&self) -> Option<u64> {
-        self.inner.only_in_cache()
-    }
-
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn keeps_flushed(&self) -> bool {
-        self.inner.keeps_flushed()
-    }
-
-    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
-        self.inner.version(name)
-    }
-}
-
-impl ZonesPart for WatchedPart<dyn ZonesPart> {
-    fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
-    }
-
-    fn keeps_acknowledged(&self) -> bool {
-        self.inner.keeps_acknowledged()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
-        Call::new(async move {
-            let inner = self.watched(self.inner.open()).await?;
-            Ok(Observed::new(inner, self.watch.user()) as Rc<dyn Zones>)
+            let user = self.user();
+            user.watched(call).await
         })
     }
 }
@@ -270,7 +200,7 @@ impl<C> Observer<C> for User {
     type InFlight<'a> = Watched<'a>;
 
     #[inline]
-    fn begin(&self, _: C) -> Watched<'_> {
+    fn begin(&self, _: C, _: Position) -> Watched<'_> {
         self.request()
     }
 

@@ -9,15 +9,19 @@
 //! - [`model`] gives a device the latencies of another one;
 //! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0).
 //!
-//! Each passes the conformance suite of its contract. Layers with a format of their own on the devices below
-//! are crates: `cache`, `writecache`, `mirror`. Leaves are in `disks` and `zones`; parsing and composing is
-//! left to `stack`.
+//! [`observation`] is no layer of a stack: it does what `stats` does for each part of a stack that is served,
+//! while somebody looks.
+//!
+//! Each layer passes the conformance suite of its contract. Layers with a format of their own are crates:
+//! `cache`, `writecache`, `mirror`. Leaves are in `disks` and `zones`; parsing and composing is left to
+//! `stack`.
 #![doc = include_str!("../DESIGN.md")]
 
 mod clear_stats;
 pub mod fault;
 pub mod linear;
 pub mod model;
+pub mod observation;
 pub mod record;
 mod spread;
 pub mod stats;

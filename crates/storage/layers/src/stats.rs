@@ -5,11 +5,12 @@
 //! operations, bytes, errors, calls in flight and a summary of the latency histogram. The message
 //! `clear_stats` resets the counters. Rates are left to readers that take differences.
 
-mod counters;
+pub(crate) mod counters;
 
 pub use crate::clear_stats::Message;
-use block::layer::{DeviceCall, DeviceLayer, Observed, Observer, ZonesCall, ZonesLayer};
+use block::layer::{DeviceCall, DeviceLayer, Observed, Observer, Position, ZonesCall, ZonesLayer};
 use block::{Call, Device, DevicePart, Part, Result, Status, Zones, ZonesPart};
+pub use counters::CallCounts;
 use counters::{Counting, PartCounters, Running};
 use stack::Message as _;
 use stack::{Built, Contract, Key, Kind, Tell, ValueKind};
@@ -83,6 +84,11 @@ impl<P: Counted + ?Sized> StatsPart<P> {
     pub fn new(inner: Arc<P>) -> Self {
         StatsPart { inner, counters: PartCounters::new(P::NAMES) }
     }
+
+    /// Number of handles that are open: each has counters of its own.
+    pub fn open_handles(&self) -> usize {
+        self.counters.open_handles()
+    }
 }
 
 impl<P: Counted + ?Sized> Part for StatsPart<P> {
@@ -114,7 +120,7 @@ impl DeviceLayer for StatsDevicePart {
     }
 
     fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
-        Observed::new(below, Counting(self.counters.open()))
+        Observed::new(below, self.counters.open())
     }
 }
 
@@ -124,13 +130,13 @@ impl ZonesLayer for StatsZonesPart {
     }
 
     fn handle(&self, below: Rc<dyn Zones>) -> Rc<dyn Zones> {
-        Observed::new(below, Counting(self.counters.open()))
+        Observed::new(below, self.counters.open())
     }
 }
 
 /// Number of the counter of a kind of call to a device.
 #[inline]
-const fn counter_of(call: DeviceCall) -> usize {
+pub(crate) const fn counter_of(call: DeviceCall) -> usize {
     match call {
         DeviceCall::Read => 0,
         DeviceCall::Write => 1,
@@ -144,7 +150,7 @@ const fn counter_of(call: DeviceCall) -> usize {
 
 /// Number of the counter of a kind of call to zones; `None` for a reservation.
 #[inline]
-const fn zones_counter_of(call: ZonesCall) -> Option<usize> {
+pub(crate) const fn zones_counter_of(call: ZonesCall) -> Option<usize> {
     Some(match call {
         ZonesCall::Append => 0,
         ZonesCall::Read => 1,
@@ -162,8 +168,8 @@ impl Observer<DeviceCall> for Counting {
     type InFlight<'a> = Running<'a>;
 
     #[inline]
-    fn begin(&self, call: DeviceCall) -> Running<'_> {
-        self.0.begin(counter_of(call))
+    fn begin(&self, call: DeviceCall, _: Position) -> Running<'_> {
+        Counting::begin(self, counter_of(call))
     }
 
     #[inline]
@@ -176,8 +182,8 @@ impl Observer<ZonesCall> for Counting {
     type InFlight<'a> = Option<Running<'a>>;
 
     #[inline]
-    fn begin(&self, call: ZonesCall) -> Option<Running<'_>> {
-        zones_counter_of(call).map(|counter| self.0.begin(counter))
+    fn begin(&self, call: ZonesCall, _: Position) -> Option<Running<'_>> {
+        zones_counter_of(call).map(|counter| Counting::begin(self, counter))
     }
 
     #[inline]

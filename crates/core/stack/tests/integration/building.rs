@@ -2,7 +2,7 @@
 
 use crate::fixtures::{events, registry, run};
 use block::{BlockIndex, Buffer, Call, Durability, Error, Payload};
-use stack::{Built, BuiltStack, Contract, Key, Kind, Stack, ValueKind};
+use stack::{Built, BuiltStack, Contract, Key, Kind, Stack, User, ValueKind};
 use std::cell::RefCell;
 
 const SERVED: &str = "
@@ -75,15 +75,22 @@ fn builds_from_the_bottom_up_and_closes_from_the_top_down() {
 }
 
 #[test]
-fn parts_without_a_part_below_them_can_be_observed() {
+fn parts_can_be_observed_for_all_users_and_for_doors() {
     let plan = Stack::from_toml("stack.toml", SERVED, &registry()).unwrap().check(true).unwrap();
-    let leaves = RefCell::new(Vec::new());
-    let observe = |leaf: Built| {
-        leaves.borrow_mut().push(leaf.part().kind());
-        leaf
+    let seen = RefCell::new(Vec::new());
+    let observe = |user: User<'_>, part: Built| {
+        let kind = part.part().kind();
+        seen.borrow_mut().push(match user {
+            User::All(user) if user.is_leaf() => format!("leaf {kind} {}", user.name()),
+            User::All(user) => format!("{kind} {}", user.name()),
+            User::Door { door, part } => format!("{} for door {}", part.name(), door.name()),
+        });
+        part
     };
-    let built = run(plan.build_over(&observe)).unwrap();
-    assert_eq!(leaves.into_inner(), ["ram", "ram", "ram"]);
+    let built = run(plan.build_observed(&observe)).unwrap();
+    let expected =
+        ["leaf ram a", "leaf ram b", "leaf ram c", "cut z", "mirror both", "log vol", "vol for door vol"];
+    assert_eq!(seen.into_inner(), expected);
     run(built.close()).unwrap();
     events();
 }

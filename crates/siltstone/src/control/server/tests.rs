@@ -4,10 +4,11 @@ use super::*;
 use crate::control::operated::OperatedStack;
 use crate::control::protocol::{MAX_REQUEST, decode};
 use crate::control::test_log::registry;
+use layers::observation::Observation;
 use runtime::net::{Address, Shutdown};
 use runtime::{Random, Simulation, simulate};
 use serde_json::{Value, json};
-use stack::Stack;
+use stack::{Built, Stack, User};
 
 const STATUS: &[u8] = b"{\"verb\":\"status\"}\n";
 const WAIT: &[u8] = b"{\"verb\":\"message\",\"kind\":\"log\",\"text\":\"wait\"}\n";
@@ -21,8 +22,11 @@ fn address() -> Address {
 async fn serving() -> (ControlServer, Rc<OperatedStack>) {
     let server = ControlServer::listening(None, Listener::bind(&address()).unwrap());
     let stack = Stack::from_line("stack", "log(stats(ram(1MiB)))", &registry()).unwrap();
-    let built = stack.check(false).unwrap().build().await.unwrap();
-    let stack = Rc::new(OperatedStack { built, extra_doors: Vec::new(), server: None });
+    let (plan, observation) = (stack.check(false).unwrap(), Observation::default());
+    let observe = |user: User<'_>, part: Built| observation.of_part(&stack, user, part);
+    let built = plan.build_observed(&observe).await.unwrap();
+    let observation = Some(observation);
+    let stack = Rc::new(OperatedStack { built, extra_doors: Vec::new(), server: None, observation });
     server.opened(stack.clone());
     (server, stack)
 }
@@ -32,6 +36,35 @@ fn in_a_world<Fut: Future<Output = ()> + 'static>(main: impl Fn() -> Fut) {
         println!("seed {seed}");
         simulate(Simulation::new(seed), &main).expect("it ends");
     }
+}
+
+#[test]
+fn calls_are_counted_from_the_first_request_on() {
+    in_a_world(|| async {
+        let (server, stack) = serving().await;
+        let client = connect().await;
+        let ask = async || {
+            send(&client, b"{\"verb\":\"observe\"}\n").await;
+            answer(&client).await.unwrap()
+        };
+        let first = ask().await;
+        let parts: Vec<_> =
+            first["parts"].as_array().unwrap().iter().map(|part| part["part"].clone()).collect();
+        assert_eq!(parts, ["ram1", "stats1", "top"]);
+        assert_eq!(first["parts"][2]["below"], json!(["stats1"]));
+        assert_eq!(first["parts"][0]["calls"], json!({}));
+        assert_eq!(first["status"]["devices"]["top"]["kind"], "log");
+        let device = stack.built.device("stats1").unwrap().open().await.unwrap();
+        device.flush().await.unwrap();
+        let second = ask().await;
+        for part in [0, 1] {
+            let flush = &second["parts"][part]["calls"]["flush"];
+            assert_eq!((&flush["operations"], &flush["in_flight"]), (&json!(1), &json!(0)), "{second}");
+            assert_eq!(flush["latency_ns"][0][1], 1);
+        }
+        drop(device);
+        server.stop().await;
+    });
 }
 
 async fn connect() -> Stream {

@@ -3,24 +3,56 @@
 //! Counting costs two clock reads and a few loads and stores, and no atomic read-modify-write. A clear raises
 //! a number that each writer compares with its own before it counts. A set that hasn't caught up yet reads as
 //! empty, so the status never shows counts from before a clear.
+//!
+//! The memory is bounded by the handles that are open: the counts of a closed handle are added to one set for
+//! all of them, and a kind of call has a histogram only after its first call.
 
 use block::Status;
 use runtime::Instant;
 use runtime::histogram::{Histogram, SharedHistogram, add};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Precision of the latencies: quantiles within 1.6 %.
-const PRECISION: u32 = 5;
+pub const PRECISION: u32 = 5;
 
 /// Counters of one kind of call.
 #[derive(Debug, Default)]
 struct KindCounters {
     /// Successful calls and their latency in nanoseconds.
-    latency: SharedHistogram<PRECISION>,
+    latency: OnceLock<SharedHistogram<PRECISION>>,
     bytes: AtomicU64,
     errors: AtomicU64,
     in_flight: AtomicU64,
+}
+
+/// Counts of one kind of call, over all handles of a part.
+#[derive(Debug, Clone, Default)]
+pub struct CallCounts {
+    /// Successful calls and their latency in nanoseconds.
+    pub latency: Histogram<PRECISION>,
+    /// Bytes of the successful calls.
+    pub bytes: u64,
+    /// Failed calls.
+    pub errors: u64,
+    /// Calls that haven't ended.
+    pub in_flight: u64,
+}
+
+impl CallCounts {
+    /// Adds the counts of a handle.
+    fn add(&mut self, counters: &KindCounters) {
+        if let Some(latency) = counters.latency.get() {
+            self.latency.merge(&latency.snapshot());
+        }
+        self.bytes += counters.bytes.load(Ordering::Relaxed);
+        self.errors += counters.errors.load(Ordering::Relaxed);
+    }
+
+    /// Whether there was no call.
+    pub fn is_empty(&self) -> bool {
+        self.latency.count() == 0 && self.errors == 0 && self.in_flight == 0
+    }
 }
 
 /// Counters of one shard handle.
@@ -32,32 +64,77 @@ pub struct ShardCounters {
     kinds: Box<[KindCounters]>,
 }
 
-/// Observer of the calls through one shard handle.
-pub struct Counting(pub Arc<ShardCounters>);
+/// Observer of the calls through one shard handle, until it is dropped.
+#[derive(Debug)]
+pub struct Counting(Arc<ShardCounters>);
+
+impl Counting {
+    /// Begins a call of this kind.
+    #[inline]
+    pub fn begin(&self, kind: usize) -> Running<'_> {
+        self.0.begin(kind)
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        let part = &self.0.part;
+        let mut handles = part.handles();
+        handles.open.retain(|other| !Arc::ptr_eq(other, &self.0));
+        let clearings = part.clearings.load(Ordering::Acquire);
+        if handles.closed_clearings != clearings {
+            handles.closed.clear();
+            handles.closed_clearings = clearings;
+        }
+        if self.0.clearings.load(Ordering::Relaxed) == clearings {
+            handles.closed.resize_with(part.names.len(), CallCounts::default);
+            handles.closed.iter_mut().zip(&self.0.kinds).for_each(|(closed, counters)| closed.add(counters));
+        }
+    }
+}
 
 /// Counters of a part, over all of its handles.
 #[derive(Debug)]
 pub struct PartCounters {
     names: &'static [&'static str],
     clearings: AtomicU64,
-    shards: Mutex<Vec<Arc<ShardCounters>>>,
+    handles: Mutex<Handles>,
+}
+
+#[derive(Debug, Default)]
+struct Handles {
+    open: Vec<Arc<ShardCounters>>,
+    /// Counts of closed handles by the kind of call, since the last clear; empty if there are none.
+    closed: Vec<CallCounts>,
+    /// Number of clears that `closed` has applied.
+    closed_clearings: u64,
 }
 
 impl PartCounters {
     /// Creates counters for these kinds of call.
     pub fn new(names: &'static [&'static str]) -> Arc<Self> {
-        Arc::new(PartCounters { names, clearings: AtomicU64::new(0), shards: Mutex::new(Vec::new()) })
+        Arc::new(PartCounters { names, clearings: AtomicU64::new(0), handles: Mutex::default() })
     }
 
-    /// Creates the set of another shard handle.
-    pub fn open(self: &Arc<Self>) -> Arc<ShardCounters> {
+    fn handles(&self) -> MutexGuard<'_, Handles> {
+        // Nothing panics while the lock is held.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Creates the observer of another shard handle.
+    pub fn open(self: &Arc<Self>) -> Counting {
         let counters = Arc::new(ShardCounters {
             part: self.clone(),
             clearings: AtomicU64::new(self.clearings.load(Ordering::Acquire)),
             kinds: self.names.iter().map(|_| KindCounters::default()).collect(),
         });
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
-        counters
+        self.handles().open.push(counters.clone());
+        Counting(counters)
+    }
+
+    /// Number of open handles.
+    pub fn open_handles(&self) -> usize {
+        self.handles().open.len()
     }
 
     /// Resets all counters except the calls in flight.
@@ -65,35 +142,42 @@ impl PartCounters {
         self.clearings.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Returns the counts of each kind of call, in the order of the names.
+    pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
+        let handles = self.handles();
+        let clearings = self.clearings.load(Ordering::Acquire);
+        let mut closed = match handles.closed_clearings == clearings {
+            true => handles.closed.clone(),
+            false => Vec::new(),
+        };
+        closed.resize_with(self.names.len(), CallCounts::default);
+        for handle in &handles.open {
+            let is_current = handle.clearings.load(Ordering::Acquire) == clearings;
+            for (counts, counters) in closed.iter_mut().zip(&handle.kinds) {
+                counts.in_flight += counters.in_flight.load(Ordering::Relaxed);
+                if is_current {
+                    counts.add(counters);
+                }
+            }
+        }
+        self.names.iter().copied().zip(closed).collect()
+    }
+
     /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`,
     /// `in_flight`.
     pub fn status(&self) -> Status {
-        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let clearings = self.clearings.load(Ordering::Acquire);
-        let mut status = Status::new();
-        for (kind, name) in self.names.iter().enumerate() {
-            let (mut latency, mut bytes, mut errors, mut in_flight) =
-                (Histogram::<PRECISION>::new(), 0, 0, 0);
-            for shard in shards.iter() {
-                let counters = &shard.kinds[kind];
-                in_flight += counters.in_flight.load(Ordering::Relaxed);
-                if shard.clearings.load(Ordering::Acquire) == clearings {
-                    latency.merge(&counters.latency.snapshot());
-                    bytes += counters.bytes.load(Ordering::Relaxed);
-                    errors += counters.errors.load(Ordering::Relaxed);
-                }
-            }
+        let entry = |(name, counts): (&str, CallCounts)| {
             let mut entry = Status::new();
-            entry.insert("operations".into(), latency.count().into());
-            entry.insert("bytes".into(), bytes.into());
-            entry.insert("errors".into(), errors.into());
-            entry.insert("in_flight".into(), in_flight.into());
-            if latency.count() > 0 {
-                entry.insert("latency_ns".into(), summary(&latency));
+            entry.insert("operations".into(), counts.latency.count().into());
+            entry.insert("bytes".into(), counts.bytes.into());
+            entry.insert("errors".into(), counts.errors.into());
+            entry.insert("in_flight".into(), counts.in_flight.into());
+            if counts.latency.count() > 0 {
+                entry.insert("latency_ns".into(), summary(&counts.latency));
             }
-            status.insert((*name).into(), entry.into());
-        }
-        status
+            (name.to_owned(), entry.into())
+        };
+        self.counts().into_iter().map(entry).collect()
     }
 }
 
@@ -113,7 +197,7 @@ fn summary(latency: &Histogram<PRECISION>) -> serde_json::Value {
 impl ShardCounters {
     /// Begins a call of this kind.
     #[inline]
-    pub fn begin(&self, kind: usize) -> Running<'_> {
+    fn begin(&self, kind: usize) -> Running<'_> {
         let counters = &self.kinds[kind];
         add(&counters.in_flight, 1);
         Running { shard: self, counters, started: runtime::now() }
@@ -131,7 +215,9 @@ impl ShardCounters {
     #[cold]
     fn forget(&self, clearings: u64) {
         for counters in &self.kinds {
-            counters.latency.clear();
+            if let Some(latency) = counters.latency.get() {
+                latency.clear();
+            }
             counters.bytes.store(0, Ordering::Relaxed);
             counters.errors.store(0, Ordering::Relaxed);
         }
@@ -149,17 +235,19 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Ends the call: counts `bytes` and the latency if it succeeded, otherwise an error.
+    /// Ends the call: counts `bytes` and the latency if it succeeded, otherwise an error. Returns the time of
+    /// the begin, and the latency in nanoseconds.
     #[inline]
-    pub fn end(self, bytes: u64, succeeded: bool) {
+    pub fn end(self, bytes: u64, succeeded: bool) -> (Instant, u64) {
         self.shard.catch_up();
+        let took = runtime::now().nanoseconds().saturating_sub(self.started.nanoseconds());
         if succeeded {
-            let took = runtime::now().nanoseconds().saturating_sub(self.started.nanoseconds());
-            self.counters.latency.record(took);
+            self.counters.latency.get_or_init(SharedHistogram::default).record(took);
             add(&self.counters.bytes, bytes);
         } else {
             add(&self.counters.errors, 1);
         }
+        (self.started, took)
     }
 }
 

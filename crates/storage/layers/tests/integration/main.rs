@@ -4,6 +4,7 @@
 mod builder;
 mod fault;
 mod model;
+mod observation;
 mod record;
 mod replay;
 mod stats;

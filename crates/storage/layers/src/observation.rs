@@ -1,0 +1,347 @@
+//! Observation of the parts of a stack: counters, latencies and single calls, while somebody looks.
+//!
+//! # Promises
+//! - Each device and each set of zones is observed for all of its users together, and once more for each door
+//!   above it. Calls pass through unchanged.
+//! - While nobody looks, a call costs one load and a branch for each part that it passes, and no memory.
+//! - While somebody looks, it costs what `stats` costs; single calls are kept only for a [`Trace`]. Of each part
+//!   at most [`MAX_EVENTS`] calls wait for it; further ones are counted as lost.
+//! - Counters begin with the first look. They go on from there when looking is interrupted.
+//!
+//! Sockets, files and pictures are left to the program that serves the stack.
+
+use crate::stats::counters::{CallCounts, Counting, PartCounters, Running};
+use crate::stats::{Counted, counter_of, zones_counter_of};
+use block::layer::{DeviceCall, ObserveHandles, ObservedPart, Observer, Position, ZonesCall};
+use block::{DevicePart, Error, Result, ZonesPart};
+use runtime::Instant;
+use stack::{Built, Contract, Stack, User};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Limit of the calls of one part that wait for a trace.
+pub const MAX_EVENTS: usize = 8192;
+
+/// Observation of the parts of one stack. Clones are the same observation.
+#[derive(Debug, Clone, Default)]
+pub struct Observation(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether calls are counted, or traced.
+    is_on: AtomicBool,
+    is_traced: AtomicBool,
+    /// Time at which counting ends unless it is held, in nanoseconds.
+    until: AtomicU64,
+    holds: AtomicUsize,
+    /// Calls that took less aren't traced, in nanoseconds.
+    least: AtomicU64,
+    /// In the order of building.
+    parts: Mutex<Vec<Arc<ObservedCalls>>>,
+}
+
+/// Calls to a part, from all users or from one door.
+pub struct ObservedCalls {
+    /// Name of the part.
+    pub part: String,
+    /// Door whose calls these are; `None` for the calls of all users.
+    pub door: Option<String>,
+    /// Kind of the part, or of the door.
+    pub kind: &'static str,
+    /// Contract of the part.
+    pub contract: Contract,
+    /// Names of the parts directly below it.
+    pub below: Vec<String>,
+    counters: Arc<PartCounters>,
+    events: Mutex<Events>,
+}
+
+impl fmt::Debug for ObservedCalls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ObservedCalls({} \"{}\")", self.kind, self.part)
+    }
+}
+
+impl ObservedCalls {
+    /// Counts of each kind of call, without those that have never been made.
+    pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
+        self.counters.counts().into_iter().filter(|(_, counts)| !counts.is_empty()).collect()
+    }
+
+    fn events(&self) -> MutexGuard<'_, Events> {
+        // Nothing panics while the lock is held.
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    waiting: VecDeque<Event>,
+    lost: u64,
+}
+
+/// A call that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Begin.
+    pub begun: Instant,
+    /// Time from the begin to the end.
+    pub took: Duration,
+    /// Name of the kind of call, as in the counters.
+    pub call: &'static str,
+    /// Position in the part.
+    pub at: Position,
+    /// Bytes that were read, written, discarded or zeroed.
+    pub bytes: u64,
+    /// Whether it succeeded.
+    pub is_ok: bool,
+}
+
+impl Shared {
+    fn parts(&self) -> MutexGuard<'_, Vec<Arc<ObservedCalls>>> {
+        // Nothing panics while the lock is held.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends counting if its time is over.
+    #[inline]
+    fn end_if_over(&self, now: u64) {
+        if now > self.until.load(Ordering::Relaxed) && self.holds.load(Ordering::Relaxed) == 0 {
+            self.is_on.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Observation {
+    /// Observes a part of a stack that is being built, for [`Plan::build_observed`](stack::Plan). A stack that
+    /// is built once more replaces the parts of the same names.
+    pub fn of_part(&self, stack: &Stack, user: User<'_>, part: Built) -> Built {
+        let name = |part: &stack::Part| part.name().to_owned();
+        match user {
+            User::All(user) => {
+                let below = stack.below(user).map(str::to_owned).collect();
+                self.observe(name(user), None, user.kind().name, below, part)
+            }
+            User::Door { door, part: below } => {
+                self.observe(name(below), Some(name(door)), door.kind().name, vec![name(below)], part)
+            }
+        }
+    }
+
+    /// Observes the calls of a door that isn't part of the stack to one of its parts.
+    pub fn of_door(&self, door: &str, kind: &'static str, name: &str, part: Built) -> Built {
+        self.observe(name.to_owned(), Some(door.to_owned()), kind, vec![name.to_owned()], part)
+    }
+
+    fn observe(
+        &self,
+        part: String,
+        door: Option<String>,
+        kind: &'static str,
+        below: Vec<String>,
+        built: Built,
+    ) -> Built {
+        let names = match &built {
+            Built::Device(_) => <dyn DevicePart>::NAMES,
+            Built::Zones(_) => <dyn ZonesPart>::NAMES,
+            Built::Door(_) => return built,
+        };
+        let contract = built.contract();
+        let counters = PartCounters::new(names);
+        let calls = ObservedCalls { part, door, kind, contract, below, counters, events: Mutex::default() };
+        let calls = Arc::new(calls);
+        let mut parts = self.0.parts();
+        let is_same = |other: &Arc<ObservedCalls>| other.part == calls.part && other.door == calls.door;
+        match parts.iter().position(is_same) {
+            Some(position) => parts[position] = calls.clone(),
+            None => parts.push(calls.clone()),
+        }
+        drop(parts);
+        let handles = Handles { shared: self.0.clone(), calls };
+        match built {
+            Built::Device(device) => Built::Device(Arc::new(ObservedPart::new(device, handles))),
+            Built::Zones(zones) => Built::Zones(Arc::new(ObservedPart::new(zones, handles))),
+            door @ Built::Door(_) => door,
+        }
+    }
+
+    /// Calls to all parts, from the bottom up, each followed by those of doors.
+    pub fn parts(&self) -> Vec<Arc<ObservedCalls>> {
+        self.0.parts().clone()
+    }
+
+    /// Counts calls for this time at least.
+    pub fn look_for(&self, time: Duration) {
+        self.0.until.fetch_max((runtime::now() + time).nanoseconds(), Ordering::Relaxed);
+        self.0.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts calls until the result is dropped.
+    pub fn look(&self) -> Look {
+        self.0.holds.fetch_add(1, Ordering::Relaxed);
+        self.0.is_on.store(true, Ordering::Relaxed);
+        Look(self.0.clone())
+    }
+
+    /// Keeps each call that takes at least this time, from now on.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while there is another trace.
+    pub fn trace(&self, least: Duration) -> Result<Trace> {
+        if self.0.is_traced.swap(true, Ordering::AcqRel) {
+            return Err(Error::busy("these parts are traced already; expected one trace at a time"));
+        }
+        self.0.least.store(u64::try_from(least.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(Trace { look: self.look() })
+    }
+}
+
+/// Somebody who looks: calls are counted until this is dropped.
+#[derive(Debug)]
+pub struct Look(Arc<Shared>);
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.0.holds.fetch_sub(1, Ordering::Relaxed);
+        self.0.end_if_over(runtime::now().nanoseconds());
+    }
+}
+
+/// Calls of all parts, kept until they are taken. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Trace {
+    look: Look,
+}
+
+/// Events of one part.
+#[derive(Debug)]
+pub struct Traced {
+    /// The part, or the part and the door.
+    pub calls: Arc<ObservedCalls>,
+    /// Calls in the order of their ends.
+    pub events: VecDeque<Event>,
+    /// Number of calls that ended without room for them.
+    pub lost: u64,
+}
+
+impl Trace {
+    /// Takes the calls that have ended since the last time, of each part that has any.
+    pub fn take(&self) -> Vec<Traced> {
+        let parts = self.look.0.parts().clone();
+        let take = |calls: Arc<ObservedCalls>| {
+            let Events { waiting: events, lost } = std::mem::take(&mut *calls.events());
+            (!events.is_empty() || lost > 0).then_some(Traced { calls, events, lost })
+        };
+        parts.into_iter().filter_map(take).collect()
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.look.0.is_traced.store(false, Ordering::Release);
+        // A call that ends now may still add itself; the next trace drops it.
+        drop(self.take());
+    }
+}
+
+/// Observer of the handles of one part.
+struct Handles {
+    shared: Arc<Shared>,
+    calls: Arc<ObservedCalls>,
+}
+
+impl ObserveHandles for Handles {
+    type Observer = HandleObserver;
+
+    fn observer(&self) -> HandleObserver {
+        let counting = self.calls.counters.open();
+        HandleObserver { shared: self.shared.clone(), calls: self.calls.clone(), counting }
+    }
+}
+
+/// Observer of one handle.
+#[derive(Debug)]
+pub struct HandleObserver {
+    shared: Arc<Shared>,
+    calls: Arc<ObservedCalls>,
+    counting: Counting,
+}
+
+/// An observed call in flight.
+pub struct InFlight<'a> {
+    running: Running<'a>,
+    call: &'static str,
+    at: Position,
+}
+
+impl HandleObserver {
+    #[inline]
+    fn begin(&self, counter: usize, names: &[&'static str], at: Position) -> InFlight<'_> {
+        InFlight { running: self.counting.begin(counter), call: names[counter], at }
+    }
+
+    #[inline]
+    fn end(&self, call: InFlight<'_>, bytes: u64, is_ok: bool) {
+        let InFlight { running, call, at } = call;
+        let (begun, took) = running.end(bytes, is_ok);
+        self.shared.end_if_over(begun.nanoseconds());
+        if self.shared.is_traced.load(Ordering::Relaxed) && took >= self.shared.least.load(Ordering::Relaxed)
+        {
+            self.trace(Event { begun, took: Duration::from_nanos(took), call, at, bytes, is_ok });
+        }
+    }
+
+    #[cold]
+    fn trace(&self, event: Event) {
+        let mut events = self.calls.events();
+        if events.waiting.len() < MAX_EVENTS {
+            events.waiting.push_back(event);
+        } else {
+            events.lost += 1;
+        }
+    }
+}
+
+impl Observer<DeviceCall> for HandleObserver {
+    type InFlight<'a> = InFlight<'a>;
+
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.shared.is_on.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn begin(&self, call: DeviceCall, at: Position) -> InFlight<'_> {
+        self.begin(counter_of(call), <dyn DevicePart>::NAMES, at)
+    }
+
+    #[inline]
+    fn end(&self, call: InFlight<'_>, bytes: u64, is_ok: bool) {
+        self.end(call, bytes, is_ok);
+    }
+}
+
+impl Observer<ZonesCall> for HandleObserver {
+    /// `None` for a reservation.
+    type InFlight<'a> = Option<InFlight<'a>>;
+
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.shared.is_on.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn begin(&self, call: ZonesCall, at: Position) -> Option<InFlight<'_>> {
+        zones_counter_of(call).map(|counter| self.begin(counter, <dyn ZonesPart>::NAMES, at))
+    }
+
+    #[inline]
+    fn end(&self, call: Option<InFlight<'_>>, bytes: u64, is_ok: bool) {
+        if let Some(call) = call {
+            self.end(call, bytes, is_ok);
+        }
+    }
+}
