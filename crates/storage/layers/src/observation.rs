@@ -3,7 +3,7 @@
 //! # Promises
 //! - Each device and each set of zones is observed for all of its users together, and once more for each door
 //!   above it. Calls pass through unchanged.
-//! - While there is no reader, a call costs one load and a branch for each part that it passes, and no memory.
+//! - While there is no reader, a call costs one load and a branch for each part that it passes.
 //! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`]. Of each
 //!   part at most [`MAX_EVENTS`] calls wait for it; further ones are counted as lost.
 //! - Counters begin with the first reader. They stop without one, and go on from there with the next.
