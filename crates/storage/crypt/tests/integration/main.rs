@@ -1,0 +1,5 @@
+//! Tests of the encryption of devices.
+
+mod luks;
+mod plain;
+mod suite;
