@@ -1,5 +1,6 @@
 //! Encryption keeps the promises of its contract.
 
+use conformance::device::Options;
 use crypt::device::{CryptPart, Segment};
 use crypt::{luks, secret};
 use std::sync::Arc;
@@ -19,20 +20,21 @@ pub fn disk_of(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
     }))
 }
 
-/// The suite on two shards, of the kernel's runtime and of a simulated one.
-fn holds(make: impl AsyncFn() -> Arc<dyn DevicePart> + Clone + Send + 'static) {
+/// The suite with `operations` random ones on two shards, of the kernel's runtime and of a simulated one.
+fn holds(operations: usize, make: impl AsyncFn() -> Arc<dyn DevicePart> + Clone + Send + 'static) {
     let (real, simulated) = (make.clone(), make);
+    let options = move || Options { operations, ..Options::default() };
     let config = runtime::Config::default().with_shards(2);
-    let suite = async move || conformance::device::run(real, Default::default()).await;
+    let suite = async move || conformance::device::run(real, options()).await;
     runtime::run(config, suite).expect("the runtime starts").unwrap_or_else(|broken| panic!("{broken}"));
     let simulation = runtime::Simulation::new(7).with_shards(2);
-    let suite = async move || conformance::device::run(simulated, Default::default()).await;
+    let suite = async move || conformance::device::run(simulated, options()).await;
     let run = runtime::simulate(simulation, suite).expect("it ends");
     run.value.unwrap_or_else(|broken| panic!("simulated: {broken}"));
 }
 
 fn plain(key: usize, block_size: u64, sector_size: usize, discards: bool) {
-    holds(async move || {
+    holds(1000, async move || {
         let segment = Segment { offset: 0, bytes: None, tweak: 0, sector_size };
         let cipher = secret::expand(&vec![7; key]).expect("a key");
         let part = CryptPart::new(disk_of(4 << 20, block_size), cipher, segment, discards);
@@ -47,7 +49,7 @@ fn plain_on_blocks_of_a_sector() {
 
 #[test]
 fn plain_on_larger_blocks() {
-    plain(32, 16384, 4096, false);
+    plain(32, 8192, 4096, false);
 }
 
 #[test]
@@ -62,7 +64,7 @@ fn plain_with_discards() {
 
 #[test]
 fn luks_on_blocks_of_a_sector() {
-    holds(async || {
+    holds(400, async || {
         let disk = disk_of(20 << 20, 512);
         let passphrase = || secret::copy_of(b"passphrase").expect("a page");
         let format = luks::Format { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
