@@ -1,5 +1,5 @@
-//! Arbitrary bytes as a LUKS2 header, and as its metadata: no panic, bounded memory, no key slot outside of its
-//! area.
+//! Arbitrary bytes as a LUKS2 header, and as its metadata: no panic, bounded memory, no key slot outside of
+//! its area.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! `crypt` and dm-crypt of a stock kernel, opened by cryptsetup: each reads what the other has written, on the
-//! same disks, plain and with a LUKS2 header.
+//! `crypt` and dm-crypt of a stock kernel, opened by cryptsetup: each reads what the other has written, on
+//! the same disks, plain and with a LUKS2 header.
 
 use block::{BlockIndex, Buffer, Data, DevicePart, Durability};
 use crypt::device::{CryptPart, Segment};

@@ -1,8 +1,8 @@
 //! Locked memory, which the kernel never pages out, for a process that the kernel waits for.
 //!
 //! [`lock`] loads all memory at once, including later mappings. A part whose mapping may be far larger than
-//! its use excludes it with [`map_on_fault`]: pages are then locked at their first use. [`LockedBox`] keeps one
-//! value, such as a key, on locked pages of its own.
+//! its use excludes it with [`map_on_fault`]: pages are then locked at their first use. [`LockedBox`] keeps
+//! one value, such as a key, on locked pages of its own.
 #![allow(unsafe_code)] // mmap, mlock, mlock2, mprotect, madvise; values on pages of their own.
 
 use std::fmt;
@@ -82,9 +82,8 @@ impl<T> LockedBox<T> {
 
     /// Moves a value to pages of its own.
     ///
-    /// # Errors
-    /// Errors of mmap(2), mlock(2) and madvise(2): locking needs CAP_IPC_LOCK, or a sufficient limit of locked
-    /// memory (RLIMIT_MEMLOCK).
+    /// # Errors Errors of mmap(2), mlock(2) and madvise(2): locking needs CAP_IPC_LOCK, or a sufficient limit
+    /// of locked memory (RLIMIT_MEMLOCK).
     pub fn new(value: T) -> Result<LockedBox<T>> {
         const { assert!(align_of::<T>() <= 4096, "a page is aligned enough") };
         let (length, protection) = (Self::length(), libc::PROT_READ | libc::PROT_WRITE);

@@ -1,6 +1,7 @@
 //! Part and handles: requests are encrypted and decrypted on the shard that sends them.
 //!
-//! - A write is copied, and the copy is encrypted: the caller's bytes don't change. A read is decrypted where it
+//! - A write is copied, and the copy is encrypted: the caller's bytes don't change. A read is decrypted where
+//!   it
 //!   was read to. A request in flight takes one buffer of its length more than the device below does.
 //! - The shard runs other tasks after each 64 KiB of a request. A longer write whose call is dropped is
 //!   carried on, as one below is; zeros end with the write in flight.

@@ -5,8 +5,8 @@
 //! - *plain*: the key is in a file, and the device has no header (`cryptsetup open --type plain`);
 //! - *LUKS2*: a passphrase opens a header at the begin of the device (`cryptsetup open`).
 //!
-//! Keys come from files, are on locked pages, and are wiped when the part is dropped. They are in no error, no
-//! status and no log.
+//! Keys come from files, are on locked pages, and are wiped when the part is dropped. They are in no error,
+//! no status and no log.
 //!
 //! No promises: the blocks have no checksums, so a change of the ciphertext isn't noticed (`zones` and the
 //! log have checksums). Equal contents of one block at two times have the same ciphertext.

@@ -1,8 +1,9 @@
 //! LUKS2: the header from which a passphrase gets the key of a volume, as cryptsetup writes and reads it.
 //!
-//! Format: "LUKS2 On-Disk Format Specification", version 1.1.3. [`format`](fn@format) creates a volume with one key slot;
-//! [`open`] opens any volume of AES-XTS without integrity tags. No header is changed after its creation: keys
-//! are added and removed by cryptsetup. Of two copies of the header the newer undamaged one is authoritative.
+//! Format: "LUKS2 On-Disk Format Specification", version 1.1.3. [`format`](fn@format) creates a volume with
+//! one key slot; [`open`] opens any volume of AES-XTS without integrity tags. No header is changed after its
+//! creation: keys are added and removed by cryptsetup. Of two copies of the header the newer undamaged one is
+//! authoritative.
 
 mod header;
 mod metadata;
@@ -95,9 +96,8 @@ async fn read_header(device: &dyn Device) -> Result<Copy> {
 
 /// Opens a volume. The header may ask for `memory` bytes for Argon2.
 ///
-/// # Errors
-/// [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`] for another
-/// version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
+/// # Errors [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`]
+/// for another version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
 /// [`Error::PermissionDenied`] if the passphrase opens no key slot.
 pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -> Result<CryptPart> {
     let device = below.open().await?;
@@ -136,7 +136,7 @@ fn try_slots(
     match failures.pop() {
         Some(error) => Err(error),
         None => Err(Error::permission_denied(format!(
-            "the passphrase opens none of the {} key slots of the LUKS2 header; expected another passphrase_file",
+            "the passphrase opens no key slot of the LUKS2 header, which has {}; expected another passphrase_file",
             volume.slots.len()
         ))),
     }
@@ -162,8 +162,8 @@ fn drawn(length: usize) -> Vec<u8> {
 
 /// Creates a volume with a random key of 64 bytes on a device, whose contents are lost.
 ///
-/// The areas of the header and all key slots are overwritten first, so that an earlier volume can't be opened any more. A
-/// header is valid only after its key slot is durable.
+/// The areas of the header and all key slots are overwritten first, so that an earlier volume can't be opened
+/// any more. A header is valid only after its key slot is durable.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a device of 16 MiB or less; errors of writing, and of deriving the key.

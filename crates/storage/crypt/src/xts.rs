@@ -148,7 +148,8 @@ impl BlockSizeUser for Stretches<'_> {
     type BlockSize = U16;
 }
 
-/// Adds the bits that have left a tweak at the top to its low word (IEEE 1619, 5.2: x^128 = x^7 + x^2 + x + 1).
+/// Adds the bits that have left a tweak at the top to its low word (IEEE 1619, 5.2: x^128 = x^7 + x^2 + x +
+/// 1).
 #[inline(always)]
 fn reduced(low: u64, carry: u64) -> u64 {
     low ^ carry ^ carry << 1 ^ carry << 2 ^ carry << 7

@@ -1,5 +1,5 @@
-//! Binary header of LUKS2: 4096 bytes, which the JSON area follows. There are two copies, each with a checksum
-//! of all its bytes. Numbers are big-endian.
+//! Binary header of LUKS2: 4096 bytes, which the JSON area follows. There are two copies, each with a
+//! checksum of all its bytes. Numbers are big-endian.
 //!
 //! Source: "LUKS2 On-Disk Format Specification", version 1.1.3, chapters 2 and 3. Decoding accepts any bytes.
 

@@ -1,8 +1,8 @@
 //! Metadata of LUKS2: the JSON text of key slots, segments and digests.
 //!
 //! What this program can't open is refused with a reason: volumes during a reencryption, with integrity tags,
-//! of several segments, with another cipher than AES-XTS. A key slot of an unknown type or cipher is left out.
-//! Numbers are checked against limits before they are used, and lists are bounded by [`MAX_ENTRIES`]; an
+//! of several segments, with another cipher than AES-XTS. A key slot of an unknown type or cipher is left
+//! out. Numbers are checked against limits before they are used, and lists are bounded by [`MAX_ENTRIES`]; an
 //! unknown field takes no memory.
 
 use crate::device::Segment;

@@ -1,7 +1,7 @@
 //! Key slots of LUKS2: a passphrase gives a key, which decrypts material, which merges to the volume key.
 //!
-//! These functions take seconds and up to gigabytes, and are called on a thread of their own. A header decides
-//! how much: [`Work`] bounds what all slots of a header may take together.
+//! These functions take seconds and up to gigabytes, and are called on a thread of their own. A header
+//! decides how much: [`Work`] bounds what all slots of a header may take together.
 
 use super::metadata::{Digest, Hash, Kdf, STRIPES, Slot};
 use crate::secret::{self, Secret};
@@ -14,8 +14,8 @@ use zeroize::{Zeroize, Zeroizing};
 
 /// Most lanes of Argon2.
 const MAX_LANES: u32 = 16;
-/// Work that one header may cause: Argon2 may fill so many KiB (several minutes), and one iteration of PBKDF2
-/// is about as much work as a KiB.
+/// Limit of the work that one header may cause: KiB that Argon2 fills, several minutes. One iteration of
+/// PBKDF2 is about as much work as one KiB.
 const MAX_WORK: u64 = 256 << 20;
 
 fn digest_of(hash: Hash) -> &'static digest::Algorithm {

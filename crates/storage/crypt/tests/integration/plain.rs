@@ -99,7 +99,7 @@ fn half_a_block_over_a_hole_has_the_new_half_and_zeros() {
         below.discard(BlockRange::new(44, 4)).await.unwrap();
         let half = [&plain[..2048], &[0; 2048]].concat();
         assert!(read(&*above, 5, 4096).await == half);
-        // Bytes in the middle of a sector, which nobody discards.
+        // A piece with one byte that isn't zero was never discarded.
         let nearly = [&[0; 511][..], &[1]].concat();
         below.write(BlockIndex(48), Data::copy_of(&nearly).into(), Durability::Visible).await.unwrap();
         assert!(read(&*above, 6, 4096).await[..512] != [0; 512]);
