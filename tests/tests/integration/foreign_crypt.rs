@@ -35,10 +35,10 @@ fn cryptsetup(folder: &TempDir, arguments: &[&str]) -> String {
     run("cryptsetup", &[&["--batch-mode", "--key-file", &key], arguments].concat()).ok()
 }
 
-/// Stack over the volume `disk`, of this length if it is created.
+/// Stack over the volume `disk`.
 fn stack(folder: &TempDir) -> String {
     format!(
-        "crypt(file(\"{}\", size=24MiB), passphrase_file=\"{}\", pbkdf_memory=1MiB)",
+        "crypt(file(\"{}\"), passphrase_file=\"{}\", pbkdf_memory=1MiB)",
         at(folder, "disk"),
         at(folder, "passphrase")
     )
@@ -46,7 +46,8 @@ fn stack(folder: &TempDir) -> String {
 
 /// Copies the file `data` to the device of a stack that is formatted.
 fn copy_in(folder: &TempDir) {
-    run(&binary().display().to_string(), &["format", &stack(folder)]).ok();
+    let created = stack(folder).replace("disk\")", "disk\", size=24MiB)");
+    run(&binary().display().to_string(), &["format", &created]).ok();
     let server = Server::start(folder.path(), &stack(folder));
     let convert = ["convert", "-n", "-f", "raw", "-O", "raw", &at(folder, "data"), server.uri()];
     run("qemu-img", &convert).ok();
@@ -128,10 +129,6 @@ fn volumes_that_crypt_cant_open_are_named() {
     let pbkdf = ["--pbkdf-force-iterations", "1000", "--pbkdf", "pbkdf2"];
     for (format, expected) in [
         (&["--type", "luks1"][..], "LUKS version 1"),
-        (
-            &["--type", "luks2", "--cipher", "serpent-xts-plain64"],
-            "expected one encrypted with aes-xts-plain64",
-        ),
         (
             &["--type", "luks2", "--cipher", "aes-cbc-essiv:sha256"],
             "expected one encrypted with aes-xts-plain64",

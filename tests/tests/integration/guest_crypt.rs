@@ -2,6 +2,7 @@
 //! the same disks, plain and with a LUKS2 header.
 
 use block::{BlockIndex, Buffer, Data, DevicePart, Durability};
+use conformance::requests::on_a_shard;
 use crypt::device::{CryptPart, Segment};
 use crypt::{luks, secret};
 use disks::file::FilePart;
@@ -60,10 +61,6 @@ async fn read(path: &Path, key_size: usize, sector_size: usize) -> Vec<u8> {
     buffer.filled().to_vec()
 }
 
-fn on_a_shard(main: impl AsyncFnOnce() + Send + 'static) {
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts");
-}
-
 #[test]
 fn dm_crypt_and_crypt_read_each_others_volumes() {
     if conformance::budget::is_left_out() {
@@ -80,7 +77,7 @@ fn dm_crypt_and_crypt_read_each_others_volumes() {
         std::fs::File::create(path).and_then(|file| file.set_len(24 * MIB)).expect("a sparse file");
     }
     let (made, last) = (paths.clone(), paths[3].clone());
-    on_a_shard(async move || {
+    on_a_shard(move || async move {
         let format = luks::Format { sector_size: 4096, discards: false, memory: MIB, iterations: 1 };
         let luks_disk: Arc<dyn DevicePart> = Arc::new(disk(&last).await);
         luks::format(&luks_disk, secret::copy_of(PASSPHRASE).unwrap(), format).await.unwrap();
@@ -124,7 +121,7 @@ fn dm_crypt_and_crypt_read_each_others_volumes() {
     print!("{}{}", said.out, said.err);
     let out = said.ok();
     assert!(VOLUMES.iter().all(|(name, ..)| out.contains(&format!("{name} is right"))), "{out}");
-    on_a_shard(async move || {
+    on_a_shard(move || async move {
         for ((path, (name, key_size, sector_size)), seed) in paths.iter().zip(VOLUMES).zip(101..) {
             assert!(read(path, key_size, sector_size).await == random(seed), "volume {name}");
         }

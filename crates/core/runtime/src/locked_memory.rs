@@ -3,7 +3,7 @@
 //! [`lock`] loads all memory at once, including later mappings. A part whose mapping may be far larger than
 //! its use excludes it with [`map_on_fault`]: pages are then locked at their first use. [`LockedBox`] keeps
 //! one value, such as a key, on locked pages of its own.
-#![allow(unsafe_code)] // mmap, mlock, mlock2, mprotect, madvise; values on pages of their own.
+#![allow(unsafe_code)] // mmap, mlock, mlock2, mprotect, madvise, getrandom; values on pages of their own.
 
 use std::fmt;
 use std::io::{Error, Result};
@@ -58,6 +58,15 @@ pub fn map_on_fault(length: usize) -> Result<NonNull<u8>> {
         return Err(error);
     }
     Ok(pages)
+}
+
+/// Fills the bytes with random ones from the kernel, good enough for keys (getrandom(2)).
+pub(crate) fn fill_random(bytes: &mut [u8]) {
+    for some in bytes.chunks_mut(256) {
+        // SAFETY: these bytes are written. A call for at most 256 bytes is neither interrupted nor short.
+        let filled = unsafe { libc::getrandom(some.as_mut_ptr().cast(), some.len(), 0) };
+        assert!(filled == some.len() as isize, "getrandom gave {filled} of {} bytes", some.len());
+    }
 }
 
 /// A value on pages of its own, for secrets. The kernel doesn't page them out, leaves them out of core dumps,

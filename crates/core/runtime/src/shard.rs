@@ -128,7 +128,7 @@ pub fn random_u64() -> u64 {
 pub fn fill_secret(bytes: &mut [u8]) {
     with_current(|shard| match shard.world() {
         Some(_) => shard.random.borrow_mut().fill(bytes),
-        None => crate::signal::kernel_secret(bytes),
+        None => crate::locked_memory::fill_random(bytes),
     });
 }
 

@@ -337,15 +337,6 @@ pub(crate) fn kernel_random() -> u64 {
     seed
 }
 
-/// Fills the bytes with random ones from the kernel, good enough for keys (getrandom(2)).
-pub(crate) fn kernel_secret(bytes: &mut [u8]) {
-    // SAFETY: the bytes are written. A call for at most 256 bytes isn't interrupted and never short.
-    bytes.chunks_mut(256).for_each(|some| unsafe {
-        let filled = libc::getrandom(some.as_mut_ptr().cast(), some.len(), 0);
-        assert!(filled == some.len() as isize, "getrandom gave {filled} of {} bytes", some.len());
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -254,7 +254,7 @@ mod tests {
                 decrypt(&mut block)
             }
             bytes.copy_from_slice(&(u128::from_le_bytes(block.0) ^ tweak).to_le_bytes());
-            tweak = tweak << 1 ^ (tweak >> 127) * 0x87;
+            tweak = (tweak << 1) ^ ((tweak >> 127) * 0x87);
         }
     }
 

@@ -261,7 +261,7 @@ fn is_key_size(size: usize) -> bool {
 /// [`Error::Corrupt`] for a text that isn't LUKS2 metadata; [`Error::Unsupported`] for a volume that this
 /// program can't open.
 pub fn parse(json: &[u8], header: u64) -> Result<Volume> {
-    let document: Document = serde_json::from_slice(json).map_err(|error| corrupt(error))?;
+    let document: Document = serde_json::from_slice(json).map_err(corrupt)?;
     if let Some(first) = document.config.requirements.iter().flat_map(|it| &it.mandatory).next() {
         return Err(unsupported(format_args!("it requires \"{}\"", first.escape_debug())));
     }
