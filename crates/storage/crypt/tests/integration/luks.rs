@@ -1,7 +1,7 @@
 //! LUKS2: volumes of our own, damaged headers, hostile ones.
 
 use crate::suite::disk_of;
-use block::{BlockIndex, Buffer, Data, Device, DevicePart, Durability, Error, Payload};
+use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Payload};
 use conformance::requests::on_a_shard;
 use crypt::luks::{self, Format};
 use crypt::secret::{self, Secret};

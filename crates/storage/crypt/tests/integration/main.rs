@@ -1,4 +1,5 @@
 //! Tests of the encryption of devices.
+#![allow(clippy::unwrap_used)]
 
 mod luks;
 mod plain;
