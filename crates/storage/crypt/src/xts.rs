@@ -13,6 +13,7 @@ use aes::cipher::{
 };
 use aes::{Aes128, Aes128Enc, Aes256, Aes256Enc, Block};
 use block::{Error, Result};
+use std::cell::RefCell;
 use std::fmt;
 use zerocopy::IntoBytes;
 
@@ -87,9 +88,9 @@ impl Xts {
     /// # Panics
     /// Unless `size` is a power of two from 512 to 4096, and the length a multiple of it.
     pub fn encrypt(&self, sectors: &mut [u8], size: usize, number: u64) {
-        self.each(sectors, size, number, |sectors, tweaks| match self {
-            Xts::Aes128 { data, .. } => data.encrypt_with_backend(Stretches { sectors, size, tweaks }),
-            Xts::Aes256 { data, .. } => data.encrypt_with_backend(Stretches { sectors, size, tweaks }),
+        self.each(sectors, size, number, |sectors, first, tweaks| match self {
+            Xts::Aes128 { data, .. } => data.encrypt_with_backend(Stretches { sectors, size, first, tweaks }),
+            Xts::Aes256 { data, .. } => data.encrypt_with_backend(Stretches { sectors, size, first, tweaks }),
         });
     }
 
@@ -98,14 +99,20 @@ impl Xts {
     /// # Panics
     /// As [`encrypt`](Self::encrypt).
     pub fn decrypt(&self, sectors: &mut [u8], size: usize, number: u64) {
-        self.each(sectors, size, number, |sectors, tweaks| match self {
-            Xts::Aes128 { data, .. } => data.decrypt_with_backend(Stretches { sectors, size, tweaks }),
-            Xts::Aes256 { data, .. } => data.decrypt_with_backend(Stretches { sectors, size, tweaks }),
+        self.each(sectors, size, number, |sectors, first, tweaks| match self {
+            Xts::Aes128 { data, .. } => data.decrypt_with_backend(Stretches { sectors, size, first, tweaks }),
+            Xts::Aes256 { data, .. } => data.decrypt_with_backend(Stretches { sectors, size, first, tweaks }),
         });
     }
 
     /// Calls `act` for batches of sectors, each with the first tweaks of its sectors.
-    fn each(&self, sectors: &mut [u8], size: usize, number: u64, act: impl Fn(&mut [u8], &[Block])) {
+    fn each(
+        &self,
+        sectors: &mut [u8],
+        size: usize,
+        number: u64,
+        act: impl Fn(&mut [u8], &[Block], &mut Tweaks),
+    ) {
         let is_size = size.is_power_of_two() && (SMALLEST_SECTOR..=LARGEST_SECTOR).contains(&size);
         assert!(
             is_size && sectors.len().is_multiple_of(size),
@@ -125,7 +132,7 @@ impl Xts {
                 Xts::Aes128 { tweak, .. } => tweak.encrypt_blocks(tweaks),
                 Xts::Aes256 { tweak, .. } => tweak.encrypt_blocks(tweaks),
             }
-            act(batch, tweaks);
+            TWEAKS.with_borrow_mut(|spread| act(batch, tweaks, spread));
         }
     }
 }
@@ -137,11 +144,17 @@ type Tweak = [u64; 2];
 #[repr(align(64))]
 struct Tweaks([Tweak; STRETCH]);
 
-/// Whole sectors of `size` bytes, with their first tweaks, encrypted.
+thread_local! {
+    /// Tweaks of the stretch that is being encrypted, in memory that needn't be cleared each time.
+    static TWEAKS: RefCell<Tweaks> = const { RefCell::new(Tweaks([[0; 2]; STRETCH])) };
+}
+
+/// Whole sectors of `size` bytes, with their first tweaks, encrypted, and space for those of a stretch.
 struct Stretches<'a> {
     sectors: &'a mut [u8],
     size: usize,
-    tweaks: &'a [Block],
+    first: &'a [Block],
+    tweaks: &'a mut Tweaks,
 }
 
 impl BlockSizeUser for Stretches<'_> {
@@ -189,8 +202,7 @@ impl Stretches<'_> {
     /// Calls `act` for pieces of at most `piece` blocks, between two additions of their tweaks.
     #[inline(always)]
     fn each(self, piece: usize, mut act: impl FnMut(&mut [Block])) {
-        let Stretches { sectors, size, tweaks: mut first } = self;
-        let Tweaks(tweaks) = &mut Tweaks([[0; 2]; STRETCH]);
+        let Stretches { sectors, size, mut first, tweaks: Tweaks(tweaks) } = self;
         for stretch in sectors.chunks_mut(LARGEST_SECTOR) {
             let (blocks, _) = Block::slice_as_chunks_mut(stretch);
             for tweaks in tweaks[..blocks.len()].chunks_exact_mut(size / BLOCK) {

@@ -10,8 +10,8 @@
 //! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0).
 //!
 //! Each passes the conformance suite of its contract. Layers with a format of their own on the devices below
-//! are crates: `cache`, `writecache`, `mirror`, `crypt`. Leaves are in `disks` and `zones`; parsing and
-//! composing is left to `stack`.
+//! are crates: `cache`, `writecache`, `mirror`. Leaves are in `disks` and `zones`; parsing and composing is
+//! left to `stack`.
 #![doc = include_str!("../DESIGN.md")]
 
 mod clear_stats;
