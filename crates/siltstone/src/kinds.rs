@@ -20,6 +20,7 @@ pub fn registry() -> Registry {
         &cache::KIND,
         &writecache::KIND,
         &mirror::KIND,
+        &crypt::KIND,
         &remote::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,

@@ -17,6 +17,7 @@ const OVERWRITTEN: &[(&str, &str)] = &[
     ("fs", "on"),
     ("zones", "on"),
     ("mirror", "on"),
+    ("crypt", "on"),
     ("cache", "cache"),
     ("writecache", "cache"),
     ("zns-emulator", "path"),
@@ -55,13 +56,15 @@ fn is_formatted(format: &Format, part: &Part) -> bool {
     }
 }
 
-/// Adds the value's own file, and the files of all parts below the value.
+/// Adds the value's own file, and the files of all parts below the value. Below an encrypted volume there are
+/// its header, which isn't overwritten unless the volume is formatted itself, and ciphertext.
 fn files_below(stack: &Stack, value: &Value, files: &mut Vec<PathBuf>) {
     if let Value::Path(path) = value {
         files.extend(stack.absolute(Path::new(path)));
     }
     for part in value.children().iter().filter_map(|name| stack.part(name)) {
         match part.kind().name {
+            "crypt" if part.value("passphrase_file").is_some() => {}
             "file" => part.value("path").into_iter().for_each(|path| files_below(stack, path, files)),
             _ => part.values().filter(|(_, value)| !value.children().is_empty()).for_each(|(_, value)| {
                 files_below(stack, value, files);
@@ -96,6 +99,7 @@ mod tests {
         write("btrfs", 0x10040, b"_BHRfS_M");
         write("swap", 4086, b"SWAPSPACE2");
         write("own", 0, b"SILTZSUP");
+        write("luks", 0, b"LUKS\xba\xbe\0\x02");
         write("empty", 0, b"");
         let check_line = |line: &str, format: Format| {
             let stack = Stack::from_line("stack", line, &registry()).unwrap();
@@ -110,6 +114,8 @@ mod tests {
                 .contains("btrfs holds a btrfs file system")
         );
         assert!(said("writecache(file(empty), file(swap))").contains("swap holds a swap area"));
+        assert!(said("crypt(file(luks), passphrase_file=p)").contains("luks holds a LUKS volume"));
+        assert!(said("log(crypt(file(xfs), key_file=k))").contains("xfs holds an XFS"));
         for fine in [
             "log(file(own))",
             "log(file(empty))",
@@ -119,6 +125,10 @@ mod tests {
         ] {
             assert_eq!(check_line(fine, Format::Everything), None, "{fine}");
         }
+        // Of these two the log alone.
+        let log = || Format::Only(vec!["top".to_owned()]);
+        assert_eq!(check_line("log(crypt(file(luks), passphrase_file=p))", log()), None);
+        assert!(check_line("log(crypt(file(xfs), key_file=k))", log()).is_some());
         // The stack isn't formatted.
         assert_eq!(check_line("log(file(xfs))", Format::Nothing), None);
     }

@@ -21,7 +21,7 @@ const fn need(program: &'static str, packages: &'static [&'static str], skipped:
 }
 
 /// PostgreSQL isn't among them: its package starts a server. Its tests run where /usr/lib/postgresql is.
-const NEEDS: [Need; 24] = [
+const NEEDS: [Need; 25] = [
     need("nbdinfo", &["libnbd-bin"], "NBD: hostile clients, descriptions of exports"),
     need("nbdcopy", &["libnbd-bin"], "NBD: copies"),
     need("nbdfuse", &["libnbd-bin", "nbdfuse"], "file systems on an export"),
@@ -44,6 +44,7 @@ const NEEDS: [Need; 24] = [
     need("mkfs.f2fs", &["f2fs-tools"], "f2fs on zones in the guest machine"),
     need("blkzone", &["util-linux"], "zones in the guest machine"),
     need("losetup", &["mount", "util-linux"], "attached stacks"),
+    need("cryptsetup", &["cryptsetup-bin"], "encryption: volumes of cryptsetup and dm-crypt"),
     need("lvm", &["lvm2"], "LVM on an attached stack in the guest machine"),
     need("fstrim", &["util-linux"], "file systems of the kernel on an export"),
     need("sqlite3", &["sqlite3"], "databases on the file system"),

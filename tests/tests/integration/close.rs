@@ -7,6 +7,7 @@ use conformance::device::{Options, VolatileDisk, run_close};
 use stack::{Built, BuiltStack, Contract, Kind, Registry, Shape, Stack};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ fn registry() -> Registry {
         &cache::KIND,
         &writecache::KIND,
         &mirror::KIND,
+        &crypt::KIND,
         &layers::stats::ZONES_KIND,
         &layers::fault::ZONES_KIND,
         &zones::on_device::KIND,
@@ -82,6 +84,10 @@ fn holds(line: &'static str) {
     let main = move || async move {
         DISKS.take();
         let folder = tempfile::tempdir().expect("a folder");
+        // A key, or a passphrase.
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, [b'k'; 64]).expect("a file");
+        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).expect("its owner");
         judge(line, folder.path()).await
     };
     let judged = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
@@ -118,6 +124,14 @@ fn of_a_mirror() {
     holds(
         "mirror(volatile, writecache(volatile, volatile, high_watermark=0, low_watermark=0), write_mostly=[1])",
     );
+}
+
+#[test]
+fn of_encryption() {
+    holds("crypt(volatile, key_file=secret)");
+    holds("crypt(volatile, key_file=secret, discard=true)");
+    holds("log(crypt(volatile, key_file=secret), size=8MiB, zone_size=256KiB)");
+    holds("crypt(linear(volatile, volatile), passphrase_file=secret, pbkdf_memory=64KiB)");
 }
 
 #[test]

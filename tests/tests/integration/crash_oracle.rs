@@ -134,6 +134,29 @@ fn stripe_over_three_devices() {
     holds("stripe", run(Oracle::new(seed), open));
 }
 
+/// A device that encrypts another one; discards leave holes, over which writes are torn.
+fn encrypted(disk: Arc<dyn DevicePart>, key: u8, sector_size: usize) -> Result<Arc<dyn DevicePart>> {
+    let segment = crypt::device::Segment { offset: 0, bytes: None, tweak: 0, sector_size };
+    let part = crypt::device::CryptPart::new(disk, crypt::secret::expand(&[key; 64])?, segment, true)?;
+    Ok(Arc::new(part))
+}
+
+#[test]
+fn encryption_in_sectors_of_two_sizes() {
+    for (number, sector_size) in [(21, 4096), (22, 512)] {
+        let what = format!("encryption in sectors of {sector_size}");
+        let seed = seed(&what, number);
+        holds(&what, run(Oracle::new(seed), async move |disk, _| encrypted(disk, 1, sector_size)));
+    }
+}
+
+#[test]
+fn encryption_that_forgets_its_key_is_caught() {
+    let name = "encryption that forgets its key";
+    let open = async |disk, opening| encrypted(disk, u8::from(opening == Opening::Recover), 4096);
+    is_caught(name, run(Oracle::new(seed(name, 23)), open), "found");
+}
+
 /// A model of a device only takes time; it changes no result.
 #[test]
 fn models_with_and_without_moving_parts() {

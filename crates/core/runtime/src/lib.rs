@@ -95,7 +95,7 @@ pub use random::Random;
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use run::run;
-pub use shard::{current_shard, is_on_shard, is_simulated, random_u64, shard_count, submit_now};
+pub use shard::{current_shard, fill_secret, is_on_shard, is_simulated, random_u64, shard_count, submit_now};
 pub use signal::{AbortOnHang, HangLimits, StopSignals, catch_hangup, peer_process, serve_write_back};
 pub use simulated::{Simulated, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};

@@ -123,6 +123,15 @@ pub fn random_u64() -> u64 {
     with_current(|shard| shard.random.borrow_mut().next_u64())
 }
 
+/// Fills the bytes with random ones for keys, from the kernel. Under simulation they come from the shard's
+/// generator, so that a seed repeats them.
+pub fn fill_secret(bytes: &mut [u8]) {
+    with_current(|shard| match shard.world() {
+        Some(_) => shard.random.borrow_mut().fill(bytes),
+        None => crate::locked_memory::fill_random(bytes),
+    });
+}
+
 /// World of the simulation on this thread; `None` without one.
 pub(crate) fn current_world() -> Option<Rc<World>> {
     try_with_current(|shard| shard.world().cloned()).flatten()

@@ -1,0 +1,255 @@
+//! LUKS2: the header from which a passphrase gets the key of a volume, as cryptsetup writes and reads it.
+//!
+//! Format: "LUKS2 On-Disk Format Specification", version 1.1.3. [`format`](fn@format) creates a volume with
+//! one key slot; [`open`] opens any volume of AES-XTS without integrity tags. No header is changed after its
+//! creation: keys are added and removed by cryptsetup. Of two copies of the header the newer undamaged one is
+//! authoritative.
+
+mod header;
+mod metadata;
+mod slot;
+
+use crate::device::{CryptPart, Segment};
+use crate::secret::{self, Secret};
+use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Result, ZeroMode};
+use header::{Copy, Place};
+use metadata::{Digest, Hash, Kdf, STRIPES, Slot, Volume};
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Offset of the data of a new volume, in bytes; also cryptsetup's.
+pub const DATA: u64 = 16 << 20;
+/// Offset of the material of the first key slot, after the two copies of the header.
+const MATERIAL: u64 = 2 * header::NEW_SIZE as u64;
+/// Bytes of the area of a key slot for a key of 64 bytes.
+const AREA: u64 = (STRIPES as u64 * 64).next_multiple_of(4096);
+/// Iterations of the digest of a random key; cryptsetup's are about as many.
+const DIGEST_ITERATIONS: u32 = 100_000;
+/// Most memory of Argon2 that a header may ask for, in bytes, unless a key permits more.
+pub const MEMORY: u64 = 1 << 30;
+
+/// Parameters of a new volume.
+#[derive(Debug, Clone, Copy)]
+pub struct Format {
+    /// Bytes that are encrypted as one sector: a power of two from 512 to 4096.
+    pub sector_size: usize,
+    /// Whether the header permits discards.
+    pub discards: bool,
+    /// Memory of Argon2id, in bytes.
+    pub memory: u64,
+    /// Passes of Argon2id over its memory.
+    pub iterations: u32,
+}
+
+/// Reads bytes of a device, in whole blocks around them.
+async fn read(device: &dyn Device, offset: u64, length: u64) -> Result<Vec<u8>> {
+    let block = device.geometry().block_size;
+    let (from, end) = (offset >> block.shift(), (offset + length).div_ceil(block.bytes()));
+    let buffer = Buffer::new(((end - from) << block.shift()) as usize);
+    let (read, buffer) = device.read(BlockIndex(from), buffer).await;
+    read.map_err(|error| error.in_context("reading the LUKS2 header"))?;
+    let skipped = (offset - (from << block.shift())) as usize;
+    Ok(buffer.filled()[skipped..skipped + length as usize].to_vec())
+}
+
+/// Reads one copy of the header.
+async fn read_copy(device: &dyn Device, place: Place, at: u64) -> Result<Copy> {
+    let cut_off = || Error::not_found(format!("no LUKS header at byte {at}: the device is too small"));
+    let end = device.geometry().bytes();
+    if at + header::BINARY as u64 > end {
+        return Err(cut_off());
+    }
+    let size = header::size(&read(device, at, header::BINARY as u64).await?, place, at)?;
+    if at + size > end {
+        return Err(cut_off());
+    }
+    header::decode(&read(device, at, size).await?, place, at)
+}
+
+/// Reads the authoritative copy of the header.
+async fn read_header(device: &dyn Device) -> Result<Copy> {
+    let first = read_copy(device, Place::First, 0).await;
+    // Without the first copy the place of the second one isn't known.
+    let places: &[u64] = match &first {
+        Ok(first) => &[first.size],
+        Err(_) => &header::SIZES,
+    };
+    let mut second = Err(Error::not_found("no second LUKS2 header"));
+    for place in places {
+        second = match read_copy(device, Place::Second, *place).await {
+            Err(Error::NotFound(_)) => continue,
+            found => found,
+        };
+        break;
+    }
+    match (&first, &second) {
+        (Ok(_), Err(error)) => {
+            tracing::warn!("crypt: {error}; the first copy is used; cryptsetup repair restores it")
+        }
+        (Err(error), Ok(_)) => {
+            tracing::warn!("crypt: {error}; the second copy is used; cryptsetup repair restores it")
+        }
+        _ => {}
+    }
+    zones::sector::newest([first, second], |copy| copy.sequence)
+}
+
+/// Opens a volume. The header may ask for `memory` bytes for Argon2.
+///
+/// # Errors [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`]
+/// for another version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
+/// [`Error::PermissionDenied`] if the passphrase opens no key slot.
+pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -> Result<CryptPart> {
+    let device = below.open().await?;
+    let copy = read_header(&*device).await?;
+    let volume = metadata::parse(&copy.json, copy.size)?;
+    let mut materials = Vec::new();
+    for slot in &volume.slots {
+        let material = read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await;
+        materials.push(material.map_err(|error| error.in_context(format!("key slot {}", slot.number)))?);
+    }
+    drop(device);
+    let (segment, discards) = (volume.segment, volume.discards);
+    let (number, key) = runtime::blocking(move || try_slots(&volume, materials, &passphrase, memory)).await?;
+    let cipher = secret::expand(key.get())?;
+    let part = CryptPart::new(below, cipher, segment, discards)?;
+    Ok(part.with_status("header", "luks2").with_status("uuid", copy.uuid).with_status("key_slot", number))
+}
+
+/// Returns the volume key, with the number of the slot that the passphrase opens.
+fn try_slots(
+    volume: &Volume,
+    materials: Vec<Vec<u8>>,
+    passphrase: &Secret,
+    memory: u64,
+) -> Result<(u8, Secret)> {
+    let mut work = slot::Work::new(memory);
+    let mut failures = Vec::new();
+    for (slot, material) in volume.slots.iter().zip(materials) {
+        let mut material = Zeroizing::new(material);
+        match slot::open(slot, &mut material, passphrase.get(), &volume.digest, &mut work) {
+            Ok(Some(key)) => return Ok((slot.number, key)),
+            Ok(None) => {}
+            Err(error) => failures.push(error.in_context(format!("key slot {}", slot.number))),
+        }
+    }
+    match failures.pop() {
+        Some(error) => Err(error),
+        None => Err(Error::permission_denied(format!(
+            "the passphrase opens no key slot of the LUKS2 header, which has {}; expected another passphrase_file",
+            volume.slots.len()
+        ))),
+    }
+}
+
+/// Random text of a UUID of version 4.
+fn draw_uuid() -> String {
+    let mut bytes = [0_u8; 16];
+    runtime::fill_secret(&mut bytes);
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex = |range: std::ops::Range<usize>| -> String {
+        bytes[range].iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    [hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)].join("-")
+}
+
+fn drawn(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    runtime::fill_secret(&mut bytes);
+    bytes
+}
+
+/// Creates a volume with a random key of 64 bytes on a device, whose contents are lost.
+///
+/// The areas of the header and all key slots are overwritten first, so that an earlier volume can't be opened
+/// any more. A header is valid only after its key slot is durable.
+///
+/// # Errors
+/// [`Error::Invalid`] for a device of 16 MiB or less; errors of writing, and of deriving the key.
+pub async fn format(below: &Arc<dyn DevicePart>, passphrase: Secret, format: Format) -> Result<()> {
+    let geometry = below.geometry();
+    geometry.check_writable()?;
+    check_size(geometry.bytes())?;
+    let (mut key, mut material) = (secret::zeroed(64)?, Zeroizing::new(drawn(AREA as usize)));
+    runtime::fill_secret(key.get_mut());
+    let volume = new_volume(format);
+    let made = runtime::blocking(move || {
+        let mut volume = volume;
+        slot::digest(key.get(), &mut volume.digest);
+        slot::close(&volume.slots[0], &mut material, key.get(), passphrase.get())?;
+        Ok::<_, Error>((volume, material))
+    });
+    let (volume, material) = made.await?;
+    let uuid = draw_uuid();
+    let json = metadata::write(&volume, header::NEW_SIZE as u64, AREA, DATA - MATERIAL);
+    let copy = |place| {
+        let mut salt = [0; header::SALT];
+        runtime::fill_secret(&mut salt);
+        header::encode(json.as_bytes(), &uuid, salt, place)
+    };
+    let (first, second) = (copy(Place::First)?, copy(Place::Second)?);
+    write(&*below.open().await?, &first, &[second, material.to_vec()].concat()).await
+}
+
+/// Checks the size of a device for a new volume.
+///
+/// # Errors
+/// [`Error::Invalid`] for a device that has no space for data.
+pub fn check_size(bytes: u64) -> Result<()> {
+    match bytes > DATA {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "a device of {bytes} bytes: expected more than {DATA}, which the LUKS2 header takes"
+        ))),
+    }
+}
+
+fn new_volume(format: Format) -> Volume {
+    let kdf = Kdf::Argon2 {
+        is_id: true,
+        time: format.iterations,
+        memory: (format.memory >> 10) as u32,
+        lanes: 1,
+        salt: drawn(32),
+    };
+    let hash = Hash::Sha256;
+    let slot = Slot { number: 0, key_size: 64, hash, offset: MATERIAL, area_key_size: 64, kdf };
+    let digest = Digest { hash, iterations: DIGEST_ITERATIONS, salt: drawn(32), digest: vec![0; 32] };
+    let segment = Segment { offset: DATA, bytes: None, tweak: 0, sector_size: format.sector_size };
+    Volume { slots: vec![slot], digest, segment, discards: format.discards }
+}
+
+/// Overwrites the space before the data, and writes first what follows the first copy, then that copy.
+async fn write(device: &dyn Device, first: &[u8], rest: &[u8]) -> Result<()> {
+    let context = |error: Error| error.in_context("writing the LUKS2 header");
+    let block = device.geometry().block_size;
+    let whole = BlockRange::new(0, DATA >> block.shift());
+    device.write_zeroes(whole, ZeroMode::KeepAllocated, Durability::Visible).await.map_err(context)?;
+    device.flush().await.map_err(context)?;
+    let image = |first: &[u8], end: usize| {
+        let mut buffer = Buffer::new(end.next_multiple_of(block.bytes() as usize));
+        buffer.append(first);
+        buffer.append_zeroes(header::NEW_SIZE - first.len());
+        buffer.append(&rest[..rest.len().min(buffer.missing())]);
+        buffer.append_zeroes(buffer.missing());
+        buffer.into()
+    };
+    let all = image(&[], header::NEW_SIZE + rest.len());
+    device.write(BlockIndex(0), all, Durability::Visible).await.map_err(context)?;
+    device.flush().await.map_err(context)?;
+    let first = image(first, header::NEW_SIZE);
+    device.write(BlockIndex(0), first, Durability::Visible).await.map_err(context)?;
+    device.flush().await.map_err(context)
+}
+
+/// Decodes arbitrary bytes as a header and as metadata, for tests with random input.
+pub fn decode_anything(bytes: &[u8]) {
+    let _ = header::decode(bytes, Place::First, 0);
+    let _ = header::decode(bytes, Place::Second, header::SIZES[0]);
+    if let Ok(volume) = metadata::parse(bytes, header::SIZES[0]) {
+        assert!(
+            volume.slots.len() <= 32 && volume.slots.iter().all(|slot| slot.offset < volume.segment.offset)
+        );
+    }
+}

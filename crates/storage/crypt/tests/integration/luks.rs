@@ -1,0 +1,141 @@
+//! LUKS2: volumes of our own, damaged headers, hostile ones.
+
+use crate::suite::disk_of;
+use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Payload};
+use conformance::requests::on_a_shard;
+use crypt::luks::{self, Format};
+use crypt::secret::{self, Secret};
+use std::sync::Arc;
+
+const FORMAT: Format = Format { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
+
+fn passphrase(text: &str) -> Secret {
+    secret::copy_of(text.as_bytes()).unwrap()
+}
+
+async fn formatted(block_size: u64, format: Format) -> Arc<dyn DevicePart> {
+    let disk = disk_of(20 << 20, block_size);
+    luks::format(&disk, passphrase("right"), format).await.unwrap();
+    disk
+}
+
+/// Error of opening; `None` if it opens.
+async fn refusal(disk: &Arc<dyn DevicePart>, text: &str) -> Option<Error> {
+    luks::open(disk.clone(), passphrase(text), luks::MEMORY).await.err()
+}
+
+/// Overwrites bytes of a disk with blocks of 512 bytes.
+async fn damage(disk: &Arc<dyn DevicePart>, at: u64, byte: u8) {
+    let device = disk.open().await.unwrap();
+    let bytes = Data::copy_of(&[byte; 512]);
+    device.write(BlockIndex(at / 512), bytes.into(), Durability::Visible).await.unwrap();
+}
+
+#[test]
+fn a_volume_opens_with_its_passphrase_and_keeps_its_data() {
+    on_a_shard(|| async {
+        for (block_size, sector_size) in [(512, 4096), (4096, 512), (1 << 20, 4096)] {
+            let disk = formatted(block_size, Format { sector_size, ..FORMAT }).await;
+            let block = block_size.max(sector_size as u64) as usize;
+            for turn in 0..2 {
+                let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+                assert_eq!(part.geometry().bytes(), 4 << 20);
+                assert_eq!(part.geometry().block_size.bytes(), block as u64);
+                let device = part.open().await.unwrap();
+                if turn == 0 {
+                    let payload = Payload::from(Data::copy_of(&vec![7; block]));
+                    device.write(BlockIndex(1), payload, Durability::Durable).await.unwrap();
+                }
+                let (read, buffer) = device.read(BlockIndex(1), Buffer::new(block)).await;
+                read.unwrap();
+                assert!(buffer.filled().iter().all(|byte| *byte == 7));
+            }
+            let error = refusal(&disk, "wrong").await.unwrap();
+            assert!(
+                matches!(&error, Error::PermissionDenied(text) if text.contains("opens no key slot")),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn two_volumes_have_different_keys_and_the_flag_of_discards_is_kept() {
+    on_a_shard(|| async {
+        let mut ciphertexts = Vec::new();
+        for discards in [false, true] {
+            let disk = formatted(4096, Format { discards, ..FORMAT }).await;
+            let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+            assert_eq!(part.discards(), discards);
+            let zeros = Data::copy_of(&[0; 4096]);
+            part.open().await.unwrap().write(BlockIndex(0), zeros.into(), Durability::Visible).await.unwrap();
+            let below = disk.open().await.unwrap();
+            let (read, buffer) = below.read(BlockIndex(luks::DATA / 4096), Buffer::new(4096)).await;
+            read.unwrap();
+            ciphertexts.push(buffer.filled().to_vec());
+        }
+        assert!(ciphertexts[0] != ciphertexts[1] && ciphertexts[0] != [0; 4096]);
+    });
+}
+
+#[test]
+fn one_copy_of_the_header_suffices_and_damage_is_told() {
+    on_a_shard(|| async {
+        for (damaged, opens) in [
+            (&[0][..], true),
+            (&[8192], true),
+            (&[16384], true),
+            (&[30000 / 512 * 512], true),
+            (&[0, 16384], false),
+            (&[4096, 20480], false),
+        ] {
+            let disk = formatted(512, FORMAT).await;
+            for at in damaged {
+                damage(&disk, *at, 0xa5).await;
+            }
+            let error = refusal(&disk, "right").await;
+            assert_eq!(error.is_none(), opens, "{damaged:?}: {error:?}");
+        }
+        // A key slot has no second copy.
+        let disk = formatted(512, FORMAT).await;
+        damage(&disk, 32768 + 100 * 512, 0).await;
+        assert!(matches!(refusal(&disk, "right").await, Some(Error::PermissionDenied(_))));
+    });
+}
+
+#[test]
+fn what_is_no_volume_is_named() {
+    on_a_shard(|| async {
+        let error = refusal(&disk_of(1 << 20, 512), "right").await.unwrap().to_string();
+        assert!(error.contains("no LUKS header at byte 0, but nothing but zeros"), "{error}");
+        assert!(refusal(&disk_of(512, 512), "right").await.is_some());
+        let small = disk_of(luks::DATA, 512);
+        let error = luks::format(&small, passphrase("right"), FORMAT).await.unwrap_err();
+        assert!(error.to_string().contains("expected more than 16777216"), "{error}");
+        // A header that asks for more memory than is permitted.
+        let disk = formatted(4096, Format { memory: 2 << 20, ..FORMAT }).await;
+        let error = luks::open(disk.clone(), passphrase("right"), 1 << 20).await.err().unwrap();
+        assert!(error.to_string().contains("2048 KiB of memory; expected at most 1024 KiB"), "{error}");
+    });
+}
+
+/// A power cut at any write of formatting leaves no volume, or one that opens.
+#[test]
+fn formatting_that_is_cut_short_leaves_no_header_without_its_key_slot() {
+    on_a_shard(|| async {
+        let new = formatted(4096, FORMAT).await;
+        let bytes = {
+            let (read, buffer) = new.open().await.unwrap().read(BlockIndex(0), Buffer::new(1 << 20)).await;
+            read.unwrap();
+            buffer.filled().to_vec()
+        };
+        // What was written before the first copy of the header: everything but that copy.
+        let cut = disk_of(20 << 20, 4096);
+        let rest = Data::copy_of(&[&[0; 16384], &bytes[16384..]].concat());
+        cut.open().await.unwrap().write(BlockIndex(0), rest.into(), Durability::Visible).await.unwrap();
+        assert!(
+            refusal(&cut, "right").await.is_none(),
+            "the second copy is complete, and so is its key slot"
+        );
+    });
+}
