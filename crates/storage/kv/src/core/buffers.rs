@@ -189,6 +189,14 @@ impl Core {
         }
     }
 
+    /// Freezes the active buffer of a full store, so that its deletes are in a table and its zones of the log
+    /// become free; unless a flush is due, which may free enough: small tables take more than they free.
+    pub(crate) fn freeze_for_space(&self) {
+        if self.buffers.frozen().is_empty() {
+            self.freeze();
+        }
+    }
+
     /// Freezes the active buffer if it has reached its size.
     pub(crate) fn freeze_if_full(&self) {
         if self.buffers.active().memtable.bytes() >= self.buffers.capacity {
