@@ -145,11 +145,7 @@ async fn open_zone<O: Owner>(
         let freed = kit.events.freed.notified();
         count(&kit.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
         kit.events.cleaner.notify_all();
-        if kit.lanes_have(class) {
-            // A lane that has a zone takes the entries meanwhile.
-            kit.events.work.notify_one();
-        }
-        seals::park(kit, held, seals::first_of(freed, owner.appender().drained(class))).await;
+        seals::park(kit, held, freed).await;
     }
 }
 
