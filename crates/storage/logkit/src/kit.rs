@@ -21,6 +21,7 @@ pub use crate::shared::{Counters, count};
 use crate::stream::Streams;
 use crate::summary::Builder;
 use crate::turns::Turns;
+use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, Zones};
 use runtime::TaskGroup;
 use runtime::sync::{Notify, Semaphore};
@@ -180,6 +181,8 @@ pub struct Kit {
     /// Permits of zones that are sealed in the background.
     pub(crate) sealing: Rc<Semaphore>,
     spare_summaries: RefCell<Vec<Builder>>,
+    /// For each class of users, a reference for each zone that a lane of this shard holds, and this one.
+    zones_of_lanes: Box<[Rc<()>]>,
 }
 
 impl std::fmt::Debug for Kit {
@@ -259,7 +262,6 @@ impl Kit {
             streams,
             readers: shared.readers.clone(),
             counters: shared.counters.clone(),
-            policy: RefCell::new(policy),
             pace: Pace::new(settings.data_blocks),
             space: Space::new(shared.space.clone()),
             events: Events::new(&member),
@@ -275,6 +277,8 @@ impl Kit {
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             spare_summaries: RefCell::default(),
+            zones_of_lanes: std::iter::repeat_with(Rc::default).take(usize::from(policy.classes())).collect(),
+            policy: RefCell::new(policy),
             settings,
         })
     }
@@ -419,6 +423,16 @@ impl Kit {
     /// Whether lanes write zones of this class.
     pub(crate) fn is_users(&self, class: u8) -> bool {
         class != CHECKPOINT_CLASS && self.policy.borrow().is_users(class)
+    }
+
+    /// Counts a zone among those that the lanes of this shard hold.
+    pub(crate) fn count_of_lanes(&self, zone: &mut ZoneWriter) {
+        zone.count_among(&self.zones_of_lanes[usize::from(zone.class())]);
+    }
+
+    /// Whether a lane of this shard holds a zone of a class that isn't being sealed.
+    pub(crate) fn lanes_have(&self, class: u8) -> bool {
+        Rc::strong_count(&self.zones_of_lanes[usize::from(class)]) > 1
     }
 
     /// Budget of open zones, which all shards share.

@@ -120,7 +120,7 @@ async fn write_next<O: Owner>(owner: &Rc<O>, zone: ZoneWriter, zones: &mut LaneZ
         if !zone.is_empty() && !appender.is_empty(class) {
             return kit.seal(zone).await;
         }
-        zones.keep(zone);
+        zones.keep(kit, zone);
         return refuse_first(&**owner, class);
     }
     let entries = batch.entries.len();
@@ -129,7 +129,7 @@ async fn write_next<O: Owner>(owner: &Rc<O>, zone: ZoneWriter, zones: &mut LaneZ
     let written = write_record(owner, stream, batch, zone, frozen, &mut zones.open).await;
     if let Some(mut zone) = written.zone {
         prepare::look_ahead(owner, &mut zone, 1 + frozen.blocks());
-        zones.keep(zone);
+        zones.keep(kit, zone);
     }
     note_end_of_append(&**owner, entries);
     runtime::yield_now().await;

@@ -8,6 +8,7 @@ use crate::record::{Header, Identity};
 use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
 use runtime::Instant;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Time, divided by the number of tasks that wait, for which a holder that has records for a zone keeps it
@@ -45,6 +46,8 @@ pub struct ZoneWriter {
     asked: Option<Instant>,
     /// Numbers of [requests to seal](crate::seals) that don't concern this zone: those before it was opened.
     seals_before: Requests,
+    /// Counts the zone among those of its shard's lanes, as long as a lane holds it.
+    of_lanes: Option<Rc<()>>,
 }
 
 impl ZoneWriter {
@@ -65,6 +68,7 @@ impl ZoneWriter {
             permit: None,
             asked: None,
             seals_before: Requests::default(),
+            of_lanes: None,
         }
     }
 
@@ -120,8 +124,15 @@ impl ZoneWriter {
         quantum_left(self.position, self.capacity, asked.elapsed(), waiting)
     }
 
+    /// Counts the zone among those of lanes until it is sealed or dropped: there is one more reference to
+    /// `of_lanes`.
+    pub(crate) fn count_among(&mut self, of_lanes: &Rc<()>) {
+        self.of_lanes.get_or_insert_with(|| of_lanes.clone());
+    }
+
     /// Notes that the zone is being sealed, so that its permit is returned soon.
     pub(crate) fn begin_sealing(&mut self) {
+        self.of_lanes = None;
         let is_open = self.is_open();
         if let Some(permit) = &mut self.permit {
             permit.begin_return(is_open);

@@ -174,14 +174,25 @@ impl Core {
         Ok(())
     }
 
-    /// Freezes the active buffer if its records take much more space than its writes, or if it got another
-    /// zone while free zones are scarce.
+    /// Freezes the active buffer if its records take much more space than its writes, or if free zones are
+    /// scarce and the flush frees one. Otherwise a table of few writes would take more space than it frees: a
+    /// delete of a short value, as a table of its own, takes a block of data, two headers, and its part of
+    /// the manifest.
     pub(crate) fn freeze_if_wasteful(&self) {
         let zone_bytes = zone_bytes(&self.kit.layout);
         let log_bytes = self.buffers.active().zones() as u64 * zone_bytes;
-        let is_short = self.kit.pool.free() <= self.kept_zones() + 2 * u32::from(self.peers.shards);
         let is_wasteful = log_bytes > 2 * zone_bytes + 4 * self.buffers.capacity as u64;
-        if is_wasteful || is_short && self.buffers.frozen().is_empty() {
+        let is_short = || self.kit.pool.free() <= self.kept_zones() + 2 * u32::from(self.peers.shards);
+        let frees_zone = || self.buffers.active().has_sealed_zone() && self.buffers.frozen().is_empty();
+        if is_wasteful || is_short() && frees_zone() {
+            self.freeze();
+        }
+    }
+
+    /// Freezes the active buffer of a full store, so that its deletes are in a table and its zones of the log
+    /// become free; unless a flush is due, which may free enough: small tables take more than they free.
+    pub(crate) fn freeze_for_space(&self) {
+        if self.buffers.frozen().is_empty() {
             self.freeze();
         }
     }

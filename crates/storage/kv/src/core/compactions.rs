@@ -217,7 +217,7 @@ impl Core {
         if elapsed < LOOK {
             return Ok(Reclaimed::NotTried);
         }
-        self.freeze();
+        self.freeze_for_space();
         let flushed = self.buffers.flushed().sequence;
         if flushed == seen && elapsed < PURGE_AGAIN {
             self.note_exhausted();

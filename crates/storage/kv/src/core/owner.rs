@@ -167,8 +167,8 @@ impl Owner for Core {
             .any(|log_entry| matches!(log_entry.origin, Origin::Writes { .. } | Origin::Shared))
         {
             self.freeze_if_full();
+            self.freeze_if_wasteful();
             if self.buffers.take_new_zone() {
-                self.freeze_if_wasteful();
                 // With fewer free zones, another compaction may be due.
                 self.events.changed.notify_all();
             }

@@ -143,7 +143,7 @@ impl Core {
                 Err(Error::NoSpace(_)) if begin.elapsed() < patience && (frees || !self.is_exhausted()) => {
                     self.check_open()?;
                     if frees {
-                        self.freeze();
+                        self.freeze_for_space();
                     }
                     self.kit.look_again();
                     runtime::sleep(LOOK).await;

@@ -6,6 +6,7 @@
 use crate::key_version::Sequence;
 use crate::memory::memtable::Memtable;
 use logkit::ZonePool;
+use logkit::pool::Usage;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -61,6 +62,13 @@ impl WriteBuffer {
     /// Number of zones with writes of this buffer.
     pub fn zones(&self) -> usize {
         self.zones.borrow().len()
+    }
+
+    /// Whether any of several zones with writes of this buffer takes no more records: a flush of the buffer
+    /// lets it be reset.
+    pub fn has_sealed_zone(&self) -> bool {
+        let zones = self.zones.borrow();
+        zones.len() > 1 && !self.pool.filter(&zones, |zone| zone.usage != Usage::Open).is_empty()
     }
 
     /// Notes the last record with writes of this buffer.

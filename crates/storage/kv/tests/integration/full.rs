@@ -11,7 +11,7 @@ use std::time::Duration;
 const FEW_KEYS: u32 = 500;
 /// Longest time from deletes until puts are accepted.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Maximum number of open zones of the drive.
+/// Maximum number of open zones of the drive, if that suffices for the shards.
 const MAX_OPEN: u32 = 14;
 
 /// Kind of writes that fill a store.
@@ -81,7 +81,7 @@ struct Run {
 
 impl Run {
     async fn new(line: Line) -> Self {
-        let zones = limited_drive(line.zones, line.zone_size, MAX_OPEN);
+        let zones = limited_drive(line.zones, line.zone_size, MAX_OPEN.max(3 + 2 * u32::from(line.shards)));
         let store = Store::format(zones.clone(), &line.settings()).await.unwrap().on_lent_zones();
         Run { line, zones, store, model: BTreeMap::new(), round: 0 }
     }
@@ -150,6 +150,12 @@ impl Run {
         }
     }
 
+    /// Checks that the deletes share tables.
+    async fn check_tables(&self, put: u32) {
+        let tables = self.store.tables().await.unwrap();
+        assert!(tables.len() as u32 <= put / 8, "{:?}: {} tables of {put} keys", self.line, tables.len());
+    }
+
     /// Deletes everything as FLUSHALL does.
     async fn clear(&mut self) {
         let last = vec![u8::MAX; MAX_KEY_BYTES];
@@ -170,6 +176,7 @@ impl Run {
         self.delete((0..keys).step_by(2)).await;
         self.reopen().await;
         self.check(keys).await;
+        self.check_tables(put).await;
         self.put_soon((0..keys).step_by(8)).await;
         self.store.compact().await.unwrap_or_else(|error| panic!("{:?}: compacting: {error}", self.line));
         self.check(keys).await;
@@ -200,6 +207,12 @@ fn a_full_store_takes_deletes_and_then_puts_again() {
 #[test]
 fn a_full_store_of_two_shards_with_a_promise_takes_deletes_and_then_puts_again() {
     let line = Line { shards: 2, zones: 40, zone_size: 1 << 20, value: 8000, promises: true, reopens: false };
+    run(line, Fill::Puts);
+}
+
+#[test]
+fn a_full_store_of_two_shards_with_a_promise_and_small_values_takes_deletes_and_then_puts_again() {
+    let line = Line { shards: 2, zones: 40, zone_size: 1 << 20, value: 4000, promises: true, reopens: false };
     run(line, Fill::Puts);
 }
 
@@ -242,7 +255,7 @@ fn check_small(shards: u16) {
     let cells = kinds.flat_map(|(value, promises, reopens)| {
         [Fill::Puts, Fill::Overwrites].map(|fill| (value, promises, reopens, fill))
     });
-    check_grid(40, 1 << 20, shards, cells);
+    check_grid(if shards > 4 { 96 } else { 40 }, 1 << 20, shards, cells);
 }
 
 /// The cells that differ on larger zones: with a promise zones are reset early, and opening again ends open
@@ -267,8 +280,18 @@ fn from_every_full_store_of_two_shards_a_delete_leads_out() {
 }
 
 #[test]
+fn from_every_full_store_of_three_shards_a_delete_leads_out() {
+    check_small(3);
+}
+
+#[test]
 fn from_every_full_store_of_four_shards_a_delete_leads_out() {
     check_small(4);
+}
+
+#[test]
+fn from_every_full_store_of_eight_shards_a_delete_leads_out() {
+    check_small(8);
 }
 
 #[test]
@@ -282,8 +305,18 @@ fn from_every_full_store_of_two_shards_with_larger_zones_a_delete_leads_out() {
 }
 
 #[test]
+fn from_every_full_store_of_three_shards_with_larger_zones_a_delete_leads_out() {
+    check_large(3);
+}
+
+#[test]
 fn from_every_full_store_of_four_shards_with_larger_zones_a_delete_leads_out() {
     check_large(4);
+}
+
+#[test]
+fn from_every_full_store_of_eight_shards_with_larger_zones_a_delete_leads_out() {
+    check_large(8);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::has_acknowledged_data;
 use crate::entry::{Entry, Frozen};
-use crate::kit::count;
+use crate::kit::{Kit, count};
 use crate::opening_zones::Attempts;
 use crate::owner::Owner;
 use crate::pool::budget::Permit;
@@ -48,10 +48,9 @@ impl LaneZones {
             return Some(zone);
         }
         match open_zone(owner, class, &mut self.open).await {
-            Ok(zone) => {
-                if zone.is_some() {
-                    self.refusing = None;
-                }
+            Ok(mut zone) => {
+                self.refusing = None;
+                zone.iter_mut().for_each(|zone| owner.kit().count_of_lanes(zone));
                 zone
             }
             Err(error) => {
@@ -62,13 +61,14 @@ impl LaneZones {
     }
 
     /// Keeps a zone for the next record of its class.
-    pub(super) fn keep(&mut self, zone: ZoneWriter) {
+    pub(super) fn keep(&mut self, kit: &Kit, mut zone: ZoneWriter) {
+        kit.count_of_lanes(&mut zone);
         let class = usize::from(zone.class());
         self.open[class] = Some(zone);
     }
 
-    /// Handles the queued entries of a class for which no zone is free: they get a zone that is left to
-    /// others, or are written without their data, or are refused.
+    /// Handles the queued entries of a class for which no zone is free: they go to the zone of another lane,
+    /// or get one that is left to others, or are written without their data, or are refused.
     async fn do_without<O: Owner>(&mut self, owner: &Rc<O>, class: u8, error: &Error, frozen: &mut Frozen) {
         let (kit, appender) = (owner.kit(), owner.appender());
         let is_short = kit.space.is_short();
@@ -89,11 +89,14 @@ impl LaneZones {
             }
         };
         let is_refusing = self.refusing.is_some() && found.is_none() && !appender.is_empty(class);
-        self.open[usize::from(class)] = found;
+        found.into_iter().for_each(|zone| self.keep(kit, zone));
         if is_refusing {
             // Kept entries go to the zone of another lane that has one, or to one that is freed.
             kit.events.work.notify_one();
             let _freed = runtime::timeout(LOOK, kit.events.freed.notified()).await;
+        }
+        if appender.is_empty(class) {
+            self.refusing = None;
         }
     }
 }
@@ -209,9 +212,11 @@ async fn open_in_turn<O: Owner>(
     }
 }
 
-/// Refuses the queued entries of a class because no zone is free. Entries that free space stay queued and get
-/// one of the cleaner's zones: otherwise a full log could never be emptied. With `keeps`, acknowledged
-/// entries without data also stay: another lane may have a zone for them.
+/// Refuses the queued entries of a class because no zone is free. If another lane of this shard has a zone,
+/// entries that free space, and acknowledged ones without data, stay queued for it: a further zone would be
+/// missing elsewhere. If none has one, entries that free space get one of the cleaner's zones; otherwise a
+/// full log could never be emptied. With `keeps`, acknowledged entries without data stay until a zone is
+/// free.
 async fn refuse_queued<O: Owner>(
     owner: &O,
     class: u8,
@@ -219,14 +224,16 @@ async fn refuse_queued<O: Owner>(
     held: &mut [Option<ZoneWriter>],
     keeps: bool,
 ) -> Option<ZoneWriter> {
-    let appender = owner.appender();
-    let zone = match appender.any(class, O::Entry::frees_space) {
-        true => owner.kit().open_zone_beside(class, owner.freeing_zones(), held).await,
+    let (kit, appender) = (owner.kit(), owner.appender());
+    let others_have = kit.lanes_have(class);
+    let zone = match !others_have && appender.any(class, O::Entry::frees_space) {
+        true => kit.open_zone_beside(class, owner.freeing_zones(), held).await,
         false => None,
     };
-    let is_kept = |entry: &O::Entry| match zone.is_some() {
-        true => entry.frees_space(),
-        false => keeps && entry.is_acknowledged() && entry.blocks() == 0,
+    let has_zone = others_have || zone.is_some();
+    let is_kept = |entry: &O::Entry| {
+        has_zone && entry.frees_space()
+            || (has_zone || keeps) && entry.is_acknowledged() && entry.blocks() == 0
     };
     let entries = appender.take_refused(Some(class), is_kept);
     entries.iter().for_each(|entry| owner.refuse(entry, error));

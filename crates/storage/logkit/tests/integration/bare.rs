@@ -26,6 +26,8 @@ const BLOCK: usize = 4096;
 pub struct Item {
     data: Payload,
     meta: usize,
+    frees: bool,
+    is_acknowledged: bool,
     /// Whether it has committed or was refused.
     has_ended: Rc<Cell<bool>>,
 }
@@ -36,7 +38,23 @@ impl Item {
     pub fn new(number: u8, blocks: u32, meta: usize) -> Self {
         let bytes: Vec<u8> =
             (0..blocks as usize * BLOCK).map(|at| number.wrapping_add((at / BLOCK) as u8)).collect();
-        Item { data: Data::copy_of(&bytes).into(), meta, has_ended: Rc::default() }
+        Item {
+            data: Data::copy_of(&bytes).into(),
+            meta,
+            frees: false,
+            is_acknowledged: false,
+            has_ended: Rc::default(),
+        }
+    }
+
+    /// The entry, which frees more space than it takes.
+    pub fn freeing(self) -> Self {
+        Item { frees: true, ..self }
+    }
+
+    /// The entry, which was acknowledged.
+    pub fn acknowledged(self) -> Self {
+        Item { is_acknowledged: true, ..self }
     }
 
     fn sums(&self) -> Vec<u32> {
@@ -63,6 +81,14 @@ impl Entry for Item {
 
     fn is_atomic(&self) -> bool {
         true
+    }
+
+    fn frees_space(&self) -> bool {
+        self.frees
+    }
+
+    fn is_acknowledged(&self) -> bool {
+        self.is_acknowledged
     }
 }
 

@@ -6,6 +6,7 @@ mod busy_drive;
 mod cleaning_policies;
 mod cleaning_simulation;
 mod failing;
+mod full_log;
 mod idle;
 mod moves;
 mod open_zones;
