@@ -30,6 +30,8 @@ pub struct Link {
     request: Request,
     stream: Option<UnixStream>,
     incoming: Vec<u8>,
+    /// Received bytes that have no end of a line.
+    searched: usize,
     /// Time of the request in flight.
     asked: Option<Instant>,
     /// Time since which no server listens.
@@ -54,7 +56,16 @@ pub enum Heard {
 impl Link {
     /// Creates a connection that is made with the first request.
     pub fn new(path: PathBuf, request: Request) -> Link {
-        Link { path, request, stream: None, incoming: Vec::new(), asked: None, lost: None, greets: false }
+        Link {
+            path,
+            request,
+            stream: None,
+            incoming: Vec::new(),
+            searched: 0,
+            asked: None,
+            lost: None,
+            greets: false,
+        }
     }
 
     /// Returns the path of the socket.
@@ -87,6 +98,7 @@ impl Link {
         if self.asked.is_none() {
             self.asked = Some(runtime::now());
             self.incoming.clear();
+            self.searched = 0;
             self.send(&self.request.to_line());
         }
     }
@@ -106,13 +118,16 @@ impl Link {
             }
         }
         self.receive()?;
-        while let Some(end) = self.incoming.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = self.incoming[self.searched..].iter().position(|byte| *byte == b'\n') {
+            let end = self.searched + end;
+            self.searched = 0;
             let rest = self.incoming.split_off(end + 1);
             let line = std::mem::replace(&mut self.incoming, rest);
             if let Some(heard) = self.hear(&line)? {
                 return Ok(heard);
             }
         }
+        self.searched = self.incoming.len();
         if self.stream.is_none() {
             // Whether there is another server is found by asking it.
             self.asked.get_or_insert_with(runtime::now);
@@ -162,6 +177,7 @@ impl Link {
         match connected {
             Ok(socket) => {
                 (self.stream, self.lost, self.greets) = (Some(socket.into()), None, true);
+                (self.incoming, self.searched) = (Vec::new(), 0);
                 self.send(&(Request::Hello.to_line() + &self.request.to_line()));
                 Ok(true)
             }
@@ -228,3 +244,6 @@ pub fn wait(descriptors: &[BorrowedFd<'_>], until: Instant) -> Result<(), Failur
         Err(error) => Err(Failure::World(format!("waiting for the server: {}", std::io::Error::from(error)))),
     }
 }
+
+#[cfg(test)]
+mod tests;
