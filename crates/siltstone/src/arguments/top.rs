@@ -1,6 +1,5 @@
 //! Command line of `siltstone top`.
 
-use super::STACK_HELP;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,9 +9,9 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   siltstone top                                  show the only server of this user, or choose one
   siltstone top stack.toml                       show the server of a stack
-  siltstone top --control vol.control            show a server that was started with --control vol.control
+  siltstone top --control vol.control            show the server of a control socket
   siltstone top stack.toml --interval 500ms      take new figures twice a second
-  siltstone top stack.toml --batch -n 10         print ten tables, one each interval, for a file or a pipe
+  siltstone top stack.toml --batch -n 10         print ten tables, one each interval
   siltstone top stack.toml --once                print one table and end
   siltstone top stack.toml --json | jq '.rows[] | select(.errors_per_second > 0)'
 
@@ -22,7 +21,7 @@ details of a part. Figures are those of the last interval. --batch and --json pr
 
 The server counts calls only while somebody looks. If it ends, top ends with exit status 1.")]
 pub struct Top {
-    #[arg(help = STACK_HELP)]
+    /// Stack as given to its server [default: the only server of this user, or one of a list]
     pub stack: Option<String>,
     /// Show the server that listens on this control socket
     #[arg(long, value_name = "PATH", conflicts_with = "stack")]

@@ -2,7 +2,6 @@
 //! order in which the stack is drawn. Nothing here waits.
 
 use super::sample::{Counts, PartCalls, Sample, growth};
-use crate::table::plain;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -118,8 +117,10 @@ impl Fullness {
             number("percent").or_else(|| Some(100.0 * number("used_bytes")? / number("limit_bytes")?));
         let warned_at = match fullness.get("warned_at") {
             None | Some(Value::Null | Value::Bool(false)) => None,
-            Some(Value::Number(number)) => Some(format!("{number} %")),
-            Some(other) => Some(plain(&other.to_string())),
+            Some(at) => Some(match at.as_f64() {
+                Some(percent) if percent <= 100.0 => format!("{percent} %"),
+                _ => "its threshold".to_owned(),
+            }),
         };
         Some(Fullness { percent: percent.filter(|percent| percent.is_finite())?, warned_at })
     }

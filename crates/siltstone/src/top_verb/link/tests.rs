@@ -137,10 +137,10 @@ fn wrong_answers_are_errors_and_refusals_are_not() {
     server.accept(&mut link);
     // A line without an end is bounded.
     let mut link = server.link();
-    let client = server.accept(&mut link);
+    let mut client = server.accept(&mut link);
     client.get_ref().set_nonblocking(true).unwrap();
     let failure = loop {
-        while (&*client.get_ref()).write(&[b'1'; 1 << 16]).is_ok() {}
+        while client.get_mut().write(&[b'1'; 1 << 16]).is_ok() {}
         match link.turn() {
             Ok(heard) => assert_eq!(heard, Heard::Nothing),
             Err(failure) => break failure.to_string(),
