@@ -6,6 +6,7 @@ mod kv;
 mod memory_node;
 mod spi;
 mod swap;
+mod top;
 mod warm;
 mod zns;
 
@@ -20,6 +21,7 @@ pub use kv::{
 pub use memory_node::MemoryNodeServe;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
+pub use top::Top;
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};
 
@@ -40,6 +42,7 @@ use std::path::PathBuf;
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
   siltstone attach stack.toml                                 give a stack a block device node
   siltstone status stack.toml                                 show the status of a stack, served or not
+  siltstone top                                               show what each part of a server is doing
   siltstone snapshot create stack.toml monday                 create a snapshot of a log device
   siltstone warm list stack.toml                              list cached blocks with their heat
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
@@ -116,6 +119,7 @@ pub enum Verb {
     Detach(Detach),
     Stop(StopServer),
     Status(Status),
+    Top(Top),
     Message(Message),
     #[command(subcommand)]
     Snapshot(SnapshotVerb),

@@ -1,6 +1,7 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `message`, `snapshot`,
-//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`,
-//! `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `message`,
+//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`,
+//! `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate that depends on all
+//! others.
 
 mod address;
 mod arguments;
@@ -40,6 +41,7 @@ mod stop;
 mod stop_verb;
 mod swap_verb;
 mod table;
+mod top_verb;
 mod unix_connect;
 mod warm_verb;
 mod zns_verb;
@@ -95,6 +97,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Stop(stop) => stop_verb::stop(&stop),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
+        Verb::Top(top) => top_verb::top(&top),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),

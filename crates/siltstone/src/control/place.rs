@@ -249,6 +249,20 @@ pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
     Ok(found)
 }
 
+/// Returns the sockets of stacks in the folders of this user, also those that a killed server left.
+pub fn stack_sockets() -> Vec<PathBuf> {
+    let is_socket = |path: &PathBuf| {
+        let name = path.as_os_str().as_encoded_bytes();
+        name.ends_with(b".sock") && !name.ends_with(CHIP_SUFFIX.as_bytes())
+    };
+    let mut paths = Vec::new();
+    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        paths.extend(entries.map(|entry| entry.path()).filter(is_socket).take(MAX_EXAMINED));
+    }
+    paths
+}
+
 /// Connects to all servers of flash chips.
 ///
 /// # Errors

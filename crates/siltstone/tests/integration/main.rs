@@ -11,6 +11,7 @@ mod runs;
 mod spi;
 mod stacks;
 mod stuck;
+mod top;
 mod warm;
 mod wrong;
 mod zns;
