@@ -259,12 +259,23 @@ pub struct Serve {
     /// Return once clients are served, and continue in the background; siltstone stop ends it
     #[arg(long)]
     pub background: bool,
+    #[command(flatten)]
+    pub warnings: Warnings,
     /// Serve the holder of an attachment, which is connected to standard input
     #[arg(long, hide = true)]
     pub holder: bool,
     /// Never wait for memory that swapping out would free
     #[arg(long, hide = true, requires = "holder")]
     pub swap: bool,
+}
+
+/// Warnings of a server.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Warnings {
+    /// Run this program when a part reaches a level of its key warn_at, with the arguments PART PERCENT USED
+    /// LIMIT (bytes); it may run for 60 s
+    #[arg(long, value_name = "PROGRAM")]
+    pub warn_command: Option<PathBuf>,
 }
 
 /// Parses a size in bytes, such as 64KiB.

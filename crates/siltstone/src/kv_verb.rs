@@ -66,6 +66,7 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
         format: arguments.format,
         json: arguments.json,
         background: false,
+        warnings: arguments.warnings.clone(),
         holder: false,
         swap: false,
     })

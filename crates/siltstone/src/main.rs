@@ -42,6 +42,7 @@ mod swap_verb;
 mod table;
 mod unix_connect;
 mod warm_verb;
+mod warnings;
 mod zns_verb;
 
 use arguments::{CommandLine, LogLevel, Verb};

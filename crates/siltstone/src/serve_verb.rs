@@ -17,6 +17,7 @@ use crate::overwriting;
 use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
+use crate::warnings::{FullnessWatch, WatchedPart, warn_command};
 use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
@@ -55,6 +56,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
     let doors = Doors { nbd: addresses, vhost_user, holder };
+    let warn_command = warn_command(arguments.warnings.warn_command.as_deref())?;
     if !has_door && doors.are_none() {
         return Err(Failure::Usage(format!(
             "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock or --vhost-user vm.sock",
@@ -78,7 +80,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that
     // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
-    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
+    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json, warn_command).await })?
 }
 
 /// Returns the address at which the server listens for operators; `None` with `--no-control`.
@@ -119,6 +121,7 @@ async fn open(
     doors: Doors,
     place: Option<ControlAddress>,
     as_json: bool,
+    warn_command: Option<PathBuf>,
 ) -> Result<(), Failure> {
     // The control socket is first: a second server of the stack is refused before it opens anything, and
     // meanwhile requests get the error that the stack is being opened.
@@ -138,6 +141,7 @@ async fn open(
     let watch = Watch::default();
     let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch).await {
         Ok((stack, attached)) => {
+            let _warnings = FullnessWatch::start(WatchedPart::all_of(&stack.built), warn_command);
             let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
         }

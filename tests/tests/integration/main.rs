@@ -58,6 +58,7 @@ mod status;
 mod structure;
 mod swap_remote;
 mod tours;
+mod warnings;
 mod worlds_behind_log;
 mod worlds_cache;
 mod worlds_engine;

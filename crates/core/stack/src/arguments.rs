@@ -164,6 +164,15 @@ impl Arguments {
         }
     }
 
+    /// Percentages in ascending order; empty for `never`, and if none are given and the key has no default.
+    pub fn percentages(&self, key: &str) -> Result<Vec<u8>> {
+        match self.value(key)? {
+            None => Ok(Vec::new()),
+            Some(Value::Percentages(list)) => Ok(list),
+            Some(_) => Err(self.wrong_type(key)),
+        }
+    }
+
     /// Device that this key names; only during building.
     pub fn device(&self, key: &str) -> Result<Arc<dyn DevicePart>> {
         self.optional_device(key)?.ok_or_else(|| self.not_given(key))

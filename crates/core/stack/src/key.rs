@@ -32,6 +32,9 @@ pub enum ValueKind {
     Duration,
     /// A span of time, or a count from 1: `"10m"`, `1000000`.
     DurationOrCount,
+    /// Percentages from 1 to 100 as one text or a list, in any order, or `never`: `"80%, 90%"`, `90`,
+    /// `[80, 90]`.
+    Percentages,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// The name of a device of this stack.
@@ -81,6 +84,9 @@ impl fmt::Display for ValueKind {
             ValueKind::Duration => formatter.write_str("a duration such as \"250us\", \"10ms\" or \"1s\""),
             ValueKind::DurationOrCount => {
                 formatter.write_str("a duration such as \"10ms\" or \"10m\", or a count such as 1000000")
+            }
+            ValueKind::Percentages => {
+                formatter.write_str("percentages from 1% to 100% such as \"80%, 90%\", or \"never\"")
             }
             ValueKind::Choice(words) => write!(formatter, "one of {}", words.join(", ")),
             ValueKind::Device => formatter.write_str("a device"),

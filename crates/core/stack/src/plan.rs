@@ -9,6 +9,7 @@ use crate::graph::Reference;
 use crate::model::{Part, Stack};
 use crate::problem::{Collector, Problem, Problems};
 use crate::shape::Shape;
+use crate::warning::FullnessWarning;
 use block::{Call, Error, Result};
 use std::cell::{Cell, RefCell};
 
@@ -285,13 +286,14 @@ impl Plan {
         }
         let arguments = self.arguments_on(number, below);
         *arguments.locked.borrow_mut() = locked;
+        let warning = FullnessWarning::of(&arguments)?;
         let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {
             let (found, expected) = (built.contract().noun(), part.kind.contract.noun());
             let _ = built.part().close().await;
             return Err(Error::invalid(format!("it was built as {found}, but its kind declares {expected}")));
         }
-        Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built })
+        Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built, warning })
     }
 }
 

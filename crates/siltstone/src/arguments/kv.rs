@@ -1,6 +1,6 @@
 //! Arguments of `siltstone kv`.
 
-use super::{ZnsDrive, duration};
+use super::{Warnings, ZnsDrive, duration};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub struct KvServe {
     /// Return once clients are served, and continue in the background; siltstone stop ends it
     #[arg(long)]
     pub background: bool,
+    #[command(flatten)]
+    pub warnings: Warnings,
 }
 
 /// Print the value of a key

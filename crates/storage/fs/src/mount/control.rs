@@ -10,6 +10,7 @@ use crate::file_system::FileSystem;
 use crate::metadata::inode::{InodeNumber, ROOT};
 use block::{Data, Error, Result};
 use serde_json::{Value, json};
+use stack::FullnessWarning;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,6 +66,8 @@ struct Scrub {
 pub(super) struct Controls {
     files: FileSystem,
     scrub: Arc<Mutex<Scrub>>,
+    /// Warning whose level the status shows.
+    warning: Option<Arc<FullnessWarning>>,
 }
 
 fn check_root(node: InodeNumber, control: Control) -> Result<()> {
@@ -77,8 +80,8 @@ fn check_root(node: InodeNumber, control: Control) -> Result<()> {
 }
 
 impl Controls {
-    pub fn new(files: FileSystem) -> Self {
-        Controls { files, scrub: Arc::default() }
+    pub fn new(files: FileSystem, warning: Option<Arc<FullnessWarning>>) -> Self {
+        Controls { files, scrub: Arc::default(), warning }
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {
@@ -91,6 +94,12 @@ impl Controls {
             Control::Status => {
                 check_root(node, control)?;
                 let mut status = status(&self.files).await?;
+                if let Some(warning) = &self.warning
+                    && let Some(fullness) = self.files.fullness().await
+                {
+                    let shown = stack::warning::status(&fullness, Some(warning));
+                    status.insert("fullness".into(), shown);
+                }
                 status.insert("process".into(), json!(std::process::id()));
                 Value::Object(status)
             }

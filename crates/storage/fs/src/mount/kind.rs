@@ -7,7 +7,9 @@ use crate::core::Settings;
 use crate::core::geometry::check_new;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, MAX_BLOCK, Properties};
-use block::{Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry, ZonesPart};
+use block::{
+    Call, DeviceGeometry, DevicePart, Error, Fullness, Part, Result, Status, ZoneGeometry, ZonesPart,
+};
 use logkit::recovery::Goal;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -68,6 +70,7 @@ pub const KIND: Kind = Kind {
             "mount a damaged file system to copy what can be read: nothing is written to its storage, and the mount is read-only",
         )
         .or("false"),
+        stack::WARN_AT,
     ],
     messages: &[],
     shareable: false,
@@ -227,6 +230,9 @@ impl FsDoor {
 pub async fn status(files: &FileSystem) -> Result<Status> {
     let (found, properties) = (files.statistics().await?, files.properties().await?);
     let mut status = Status::new();
+    if let Some(fullness) = files.fullness().await {
+        status.insert("fullness".into(), fullness.to_json());
+    }
     status.insert("block_size".into(), json!(properties.block_size));
     status.insert("bytes".into(), json!(found.blocks * BLOCK));
     status.insert("free_bytes".into(), json!(found.free * BLOCK));
@@ -271,6 +277,10 @@ impl Part for FsDoor {
             }
             all
         })
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(self.files.fullness())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

@@ -9,7 +9,7 @@
 //! shards don't exhaust the zones together.
 
 use crate::core::Core;
-use block::{Error, Result};
+use block::{Error, Fullness, Result};
 use logkit::Owner;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -63,6 +63,21 @@ impl Core {
     /// Whether so few zones are free that puts wait, or will wait soon.
     pub(crate) fn is_low(&self) -> bool {
         self.kit.pool.free() <= self.kept_zones() + u32::from(self.peers.shards)
+    }
+
+    /// Live data of tables and of the log, in the zones that puts may fill. Deleted and overwritten values are
+    /// live until a compaction has met them.
+    pub(crate) fn fullness(&self) -> Fullness {
+        let (pool, layout) = (&self.kit.pool, &self.kit.layout);
+        let block = layout.block_size.bytes();
+        let zones = pool.count(|_| true).saturating_sub(pool.damaged()).saturating_sub(self.kept_zones());
+        Fullness {
+            resource: "space",
+            used_bytes: pool.live_data() * block,
+            limit_bytes: u64::from(zones) * u64::from(layout.data_blocks(crate::log_entry::MAX_META)) * block,
+            can_fill: self.tables.lost().is_none(),
+            remedy: "delete some keys, compact the store (siltstone kv compact), or copy it to larger storage",
+        }
     }
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
