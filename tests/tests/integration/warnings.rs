@@ -83,7 +83,7 @@ fn serve_log(folder: &Path, notifier: &Notifier, shards: u32) -> (Server, String
     let (nbd, control) = (folder.join("nbd.sock"), folder.join("control"));
     let control = control.display().to_string();
     let nbd_option = format!("--nbd=unix:{}", nbd.display());
-    let arguments = ["serve", &stack, "--control", &control, &nbd_option, &notifier.option()];
+    let arguments = ["serve", &stack, "--format", "--control", &control, &nbd_option, &notifier.option()];
     (Server::start_with(&arguments, nbd), control)
 }
 
@@ -94,14 +94,14 @@ fn a_log_that_is_filled_over_nbd_runs_the_command_once_for_each_level() {
     let (mut server, control) = serve_log(folder.path(), &notifier, 1);
     write(&server, 0, 34);
     let (kind, part, level, used, limit) = notifier.next(&mut server, 0);
-    assert_eq!((kind.as_str(), part.as_str(), level), ("log", "log", 50));
+    assert_eq!((kind.as_str(), part.as_str(), level), ("log", "top", 50));
     assert!(used >= 34 << 20 && used * 100 >= limit * 50 && used * 100 < limit * 80, "{used} of {limit}");
     write(&server, 34, 50);
     let (_, _, level, used, _) = notifier.next(&mut server, 1);
     assert_eq!(level, 80);
     assert!(used >= 50 << 20, "{used}");
     let status = json(&["status", "-", "--control", &control]);
-    let fullness = &status["devices"]["log"]["fullness"];
+    let fullness = &status["devices"]["top"]["fullness"];
     assert_eq!(
         (&fullness["warned_at"], &fullness["limit_bytes"]),
         (&"80%".into(), &limit.into()),
@@ -134,7 +134,7 @@ fn a_store_and_a_command_that_fails() {
     let (folder, notifier) = (tempfile::tempdir().unwrap(), Notifier::new());
     let stack = folder.path().join("kv.toml");
     let socket = folder.path().join("kv.sock");
-    let text = "[door.store]\nkind = \"kv\"\non = \"flash\"\nlisten = \"unix:kv.sock\"\nwarn_at = 1\n\n\
+    let text = "[door.store]\nkind = \"kv\"\non = \"flash\"\nlisten = \"unix:kv.sock\"\nwarn_at = 1\ncompression = \"none\"\n\n\
                 [zones.flash]\nkind = \"zns-emulator\"\npath = \"kv.zns\"\nzones = 32\nzone_size = \"1MiB\"\ntime = \"none\"\n";
     std::fs::write(&stack, text).unwrap();
     let stack = stack.display().to_string();
@@ -203,7 +203,7 @@ fn an_attachment() {
         run("sleep", &["0.05"]).ok();
     }
     let (kind, part, level, ..) = notifier.run(0);
-    assert_eq!((kind.as_str(), part.as_str(), level), ("log", "log", 50));
+    assert_eq!((kind.as_str(), part.as_str(), level), ("log", "top", 50));
     attached.detach();
 }
 

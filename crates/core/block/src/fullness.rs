@@ -1,4 +1,4 @@
-//! How much of a limited resource of a part is used.
+//! Use of the resource that limits a part.
 
 use serde_json::{Value, json};
 
@@ -14,13 +14,13 @@ pub struct Fullness {
     /// Whether writes of users can reach the limit. A part whose users have less space than the limit only
     /// reports its use.
     pub can_fill: bool,
-    /// What operators can do about it, an imperative phrase.
+    /// Advice to operators, an imperative phrase.
     pub remedy: &'static str,
 }
 
 impl Fullness {
-    /// Used part of the limit in percent, rounded down. More than 100 if a limit has shrunk below the use; 100
-    /// if the limit is 0 and something is used.
+    /// Used part of the limit in percent, rounded down. More than 100 if a limit has shrunk below the use;
+    /// 100 if the limit is 0 and something is used.
     pub fn percent(&self) -> u64 {
         let percent = u128::from(self.used_bytes) * 100;
         match (self.used_bytes, self.limit_bytes) {

@@ -8,8 +8,9 @@
 //! path calls. Calls go one way, from the door down to the leaf; a part has no access to the parts above it.
 //!
 //! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
-//! zeroed memory ([`memory`]), the use of a part's space ([`fullness`]), wrappers of parts and handles ([`layer`]), extents of layers ([`extents`]),
-//! the boxed future of a call, which needs no allocation ([`Call`]), geometry, and the one error type.
+//! zeroed memory ([`memory`]), the use of a part's space ([`fullness`]), wrappers of parts and handles
+//! ([`layer`]), extents of layers ([`extents`]), the boxed future of a call, which needs no allocation
+//! ([`Call`]), geometry, and the one error type.
 //! Execution is in the crate `runtime`, storage in `disks`.
 #![doc = include_str!("../DESIGN.md")]
 

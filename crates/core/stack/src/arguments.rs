@@ -6,10 +6,11 @@
 
 use crate::claims::{Claim, LockFile, LockedFile};
 use crate::contract::{Built, BuiltPart, Contract};
-use crate::key::Key;
+use crate::key::{Key, WARN_AT};
 use crate::shape::Shape;
 use crate::units::format_duration;
 use crate::value::Value;
+use crate::warning::FullnessWarning;
 use block::{DevicePart, Error, Result, ZonesPart};
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
@@ -263,6 +264,14 @@ impl Arguments {
             return Err(self.refuse("salvage", detail));
         }
         Ok(is_salvage)
+    }
+
+    /// Warning of a part by its key [`WARN_AT`]; `None` if its kind doesn't have the key.
+    pub(crate) fn fullness_warning(&self) -> Result<Option<Arc<FullnessWarning>>> {
+        match self.keys.iter().any(|key| key.name == WARN_AT.name) {
+            true => Ok(Some(Arc::new(FullnessWarning::new(self.percentages(WARN_AT.name)?)))),
+            false => Ok(None),
+        }
     }
 
     /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a

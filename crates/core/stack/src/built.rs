@@ -176,7 +176,8 @@ impl BuiltStack {
     }
 
     /// Returns the status of every part: an object with `devices`, `zones` and `doors`, each an object by
-    /// name; `kind` is part of each status, and `fullness` of those with a limited resource. A missing part has only `missing`, its error.
+    /// name; `kind` is part of each status, and `fullness` of those with a limited resource. A missing part
+    /// has only `missing`, its error.
     pub fn status(&self) -> Call<'_, serde_json::Value> {
         Call::new(async move {
             serde_json::json!({

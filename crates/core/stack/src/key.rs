@@ -1,6 +1,7 @@
 //! Declaration of a key of a kind: its name, the type of its values, its default.
 
 use crate::contract::Contract;
+use crate::warning::DEFAULT_LEVELS;
 use std::fmt;
 
 /// Type of a key's values.
@@ -97,6 +98,15 @@ impl fmt::Display for ValueKind {
         }
     }
 }
+
+/// Key `warn_at` of every kind whose parts have a [`Fullness`](block::Fullness).
+pub const WARN_AT: Key = Key::optional(
+    "warn_at",
+    ValueKind::Percentages,
+    "levels at which its server warns once, in percent of the limit: see fullness in its status; never: no warning",
+)
+.or(DEFAULT_LEVELS)
+.known_as(&["low_water_mark", "space_warning"]);
 
 /// One key of a kind.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,6 @@ use crate::graph::Reference;
 use crate::model::{Part, Stack};
 use crate::problem::{Collector, Problem, Problems};
 use crate::shape::Shape;
-use crate::warning::FullnessWarning;
 use block::{Call, Error, Result};
 use std::cell::{Cell, RefCell};
 
@@ -286,7 +285,7 @@ impl Plan {
         }
         let arguments = self.arguments_on(number, below);
         *arguments.locked.borrow_mut() = locked;
-        let warning = FullnessWarning::of(&arguments)?;
+        let warning = arguments.fullness_warning()?;
         let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {
             let (found, expected) = (built.contract().noun(), part.kind.contract.noun());

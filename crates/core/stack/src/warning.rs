@@ -3,23 +3,11 @@
 //! [`FullnessWarning`] only decides: it has no clock, does no I/O and logs nothing. A server asks its parts
 //! ([`block::Part::fullness`]) and passes the answers on.
 
-use crate::arguments::Arguments;
-use crate::key::{Key, ValueKind};
-use block::{Fullness, Result};
+use block::Fullness;
 use serde_json::Value;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Key `warn_at` of every kind whose parts have a [`Fullness`].
-pub const WARN_AT: Key = Key::optional(
-    "warn_at",
-    ValueKind::Percentages,
-    "levels at which its server warns once, in percent of the limit: see fullness in its status; never: no warning",
-)
-.or(DEFAULT_LEVELS)
-.known_as(&["low_water_mark", "space_warning"]);
-
-/// Default of the levels.
+/// Default of the key `warn_at`.
 pub const DEFAULT_LEVELS: &str = "80%, 90%, 95%";
 
 /// Percentage points by which the use must fall below a level before it warns again.
@@ -41,14 +29,6 @@ impl FullnessWarning {
     pub fn new(mut levels: Vec<u8>) -> Self {
         levels.sort_unstable();
         FullnessWarning { levels, warned: AtomicU8::new(0) }
-    }
-
-    /// Warning of a part by its key [`WARN_AT`]; `None` if its kind doesn't have the key.
-    pub(crate) fn of(arguments: &Arguments) -> Result<Option<Arc<FullnessWarning>>> {
-        match arguments.keys.iter().any(|key| key.name == WARN_AT.name) {
-            true => Ok(Some(Arc::new(FullnessWarning::new(arguments.percentages(WARN_AT.name)?)))),
-            false => Ok(None),
-        }
     }
 
     /// Notes the use of the part. Returns the level to warn about: the highest one that has been reached

@@ -1,8 +1,8 @@
 //! The command of `--warn-command`: a program that runs once for each warning, on threads of its own.
 //!
 //! The program is started without a copy of this process (posix_spawn), so that a server with much memory
-//! doesn't stop for it. At most one runs for each part; a warning meanwhile waits, and a later one of the same
-//! part replaces it. One that runs for more than a minute is killed with its process group.
+//! doesn't stop for it. At most one runs for each part; a warning meanwhile waits, and a later one of the
+//! same part replaces it. One that runs for more than a minute is killed with its process group.
 
 use super::Warning;
 use crate::failure::Failure;

@@ -17,7 +17,7 @@ use runtime::{RequestKey, Requests};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What operators can do about a full log.
+/// Advice to operators of a full log.
 const REMEDY: &str = "discard some data, delete snapshots, or grow the disk";
 
 /// Open requests, and the capacity that is reserved for their changes.
