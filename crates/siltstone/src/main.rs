@@ -36,6 +36,7 @@ mod snapshot_verb;
 mod spi_verb;
 mod stack_verb;
 mod status_verb;
+mod stdio;
 mod stop;
 mod stop_verb;
 mod swap_verb;
