@@ -8,12 +8,14 @@
 use crate::failure::Failure;
 use rustix::fs::{FileType, OFlags};
 use std::fs::File;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+/// Bytes that are copied at once.
+const PIECE: usize = 256 << 10;
 /// Time limit for a client to receive the last replies.
 const LAST_REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
@@ -97,6 +99,19 @@ fn check_stream(socket: &OwnedFd) -> Result<(), Failure> {
     }
 }
 
+/// Copies until the end, and passes on what there is at once: `std::io::copy` lets the kernel wait for more.
+fn relay(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
+    let mut buffer = vec![0; PIECE];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => to.write_all(&buffer[..length])?,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Copies in both directions until either end closes. The threads end with the process at the latest.
 fn copy(input: OwnedFd, output: OwnedFd, socket: UnixStream) -> std::io::Result<Relay> {
     let (ending, ended) = channel::<()>();
@@ -105,12 +120,12 @@ fn copy(input: OwnedFd, output: OwnedFd, socket: UnixStream) -> std::io::Result<
     let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
     thread("stdin").spawn(move || {
         // An error is the end of the client, as the end of the pipe is.
-        let _ended = std::io::copy(&mut input, &mut sender);
+        let _ended = relay(&mut input, &mut sender);
         let _closed = sender.shutdown(std::net::Shutdown::Write);
     })?;
     thread("stdout").spawn(move || {
         let _ending = ending;
-        let _ended = std::io::copy(&mut receiver, &mut output);
+        let _ended = relay(&mut receiver, &mut output);
         // Requests without a reader for their replies aren't executed.
         let _closed = receiver.shutdown(std::net::Shutdown::Both);
     })?;

@@ -228,8 +228,9 @@ fn the_fullness_of_a_store_reaches_its_limit_when_puts_are_refused() {
             let percents = percents(&mut run).await;
             let count = |from: u64, to: u64| percents.iter().filter(|it| (from..to).contains(*it)).count();
             println!("{line:?}: {percents:?}");
-            // The levels of warnings are reached before puts are refused, and not long before.
-            assert!(count(80, 90) > 0 && count(90, 1000) > 0, "{line:?}: {percents:?}");
+            // The first level of warnings is reached before puts are refused, and not long before; a zone is
+            // some percent of such small stores.
+            assert!(count(80, 1000) > 0, "{line:?}: {percents:?}");
             assert!(count(0, 80) * 10 > percents.len() * 7, "{line:?}: {percents:?}");
             assert!(run.store.fullness().await.unwrap().percent() >= 95, "{line:?}: {percents:?}");
             run.clear().await;
