@@ -69,7 +69,7 @@ impl Door for SingleNbdDoor {
         Call::new(self.server.stop())
     }
 
-    /// Returns none: nobody else can connect.
+    /// Returns none, as no other client can connect.
     fn addresses(&self) -> Vec<String> {
         Vec::new()
     }
