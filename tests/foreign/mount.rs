@@ -162,6 +162,14 @@ impl Mount {
         self.server.as_ref().expect("it is mounted").process.pid()
     }
 
+    /// The server.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn server(&mut self) -> &mut Server {
+        self.server.as_mut().expect("it is mounted")
+    }
+
     /// Status of the image, which isn't mounted.
     ///
     /// # Panics

@@ -16,7 +16,8 @@ pub use fs::{
     FsUnmount, FsVerb,
 };
 pub use kv::{
-    KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
+    KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvLogin, KvPut, KvScan, KvServe, KvStatus,
+    KvStore, KvVerb,
 };
 pub use memory_node::MemoryNodeServe;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
@@ -225,9 +226,14 @@ pub struct Bench {
   siltstone serve 'file(disk.img)' --nbd 10.0.0.2:10809 --allow-remote    serve other machines of a closed network
   siltstone serve stack.toml --vhost-user vm.sock         serve the top to QEMU as a virtio disk
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
+  nbdinfo -- [ siltstone serve -s 'ram(64MiB)' ]          let a client start its own server
 
 Prints an address per line once clients can connect. Opening keeps all contents: a missing file is created, an
 existing one is left unchanged, unless --format is given.
+
+With -s, as nbdkit -s, standard input is a socket that is connected to a client, or standard input and output are pipes: for \
+nbd_connect_command of libnbd, inetd and ssh. Nothing else is printed there. When the client disconnects, everything is made \
+durable, and the exit status is 0.
 
 SIGTERM or Ctrl-C makes all acknowledged changes durable. If the storage completes no request for 10 minutes, the server ends \
 without it, with exit status 1. A second signal ends it at once; with a mount it shortens the limit to 10 s. Changes that \
@@ -248,7 +254,10 @@ pub struct Serve {
     /// Serve the device on top to virtual machines at this unix socket (vhost-user-blk)
     #[arg(long, value_name = "PATH")]
     pub vhost_user: Option<PathBuf>,
-    /// Listen for operators on this unix socket [default: derived from the stack]
+    /// Serve the device on top to one NBD client on standard input and output, until it disconnects
+    #[arg(short = 's', long, conflicts_with_all = ["nbd", "vhost_user", "background", "json", "holder"])]
+    pub stdio: bool,
+    /// Listen for operators on this unix socket [default: derived from the stack; none with -s]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Don't listen for operators
@@ -263,12 +272,23 @@ pub struct Serve {
     /// Return once clients are served, and continue in the background; siltstone stop ends it
     #[arg(long)]
     pub background: bool,
+    #[command(flatten)]
+    pub warnings: Warnings,
     /// Serve the holder of an attachment, which is connected to standard input
     #[arg(long, hide = true)]
     pub holder: bool,
     /// Never wait for memory that swapping out would free
     #[arg(long, hide = true, requires = "holder")]
     pub swap: bool,
+}
+
+/// Warnings of a server.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Warnings {
+    /// Run this program when a part reaches a level of its key warn_at, with the arguments PART PERCENT USED
+    /// LIMIT (bytes); it may run for 60 s
+    #[arg(long, value_name = "PROGRAM")]
+    pub warn_command: Option<PathBuf>,
 }
 
 /// Parses a size in bytes, such as 64KiB.

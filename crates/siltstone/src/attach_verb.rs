@@ -14,6 +14,7 @@ use crate::load;
 use crate::output::{print_json, print_line, say};
 use crate::overwriting;
 use crate::table;
+use crate::warnings::warn_command;
 use block::{Error, Result};
 use runtime::Config;
 use serde_json::{Value, json};
@@ -89,11 +90,18 @@ fn absolute(stack: &str) -> String {
     found.map_or_else(|| stack.to_owned(), |path| path.display().to_string())
 }
 
+/// Returns the option of the server for warnings, with an absolute path.
+fn warn_option(arguments: &Attach) -> Result<Option<String>, Failure> {
+    let program = warn_command(arguments.warnings.warn_command.as_deref())?;
+    Ok(program.map(|program| format!("--warn-command={}", program.display())))
+}
+
 fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
     let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("siltstone"));
     let mut others = vec![format!("--recover-within={}ms", arguments.recover_within.as_millis())];
     others.extend(arguments.via.map(|via| format!("--via={}", via.word())));
     others.extend(arguments.sector_size.map(|size| format!("--sector-size={size}")));
+    others.extend(warn_option(arguments)?);
     let folder = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     print_line(&systemd::units(&program, &folder, &absolute(&arguments.stack), name, &others))
 }
@@ -109,6 +117,8 @@ fn hold(
     let stack = absolute(&arguments.stack);
     let mut words = vec!["--log", log.word(), "serve", "--holder"];
     words.extend(arguments.swap.then_some("--swap"));
+    let warn_command = warn_option(arguments)?;
+    words.extend(warn_command.as_deref());
     words.push(&stack);
     let plan = Plan {
         server_arguments: words.into_iter().map(str::to_owned).collect(),
@@ -199,6 +209,7 @@ fn hold_in_background(
     command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
     command.arg(format!("--via={}", driver.word()));
+    command.args(warn_option(arguments)?);
     command.args(arguments.format.then_some("--format"));
     command.args(arguments.swap.then_some("--swap"));
     command.arg("--").arg(&arguments.stack);

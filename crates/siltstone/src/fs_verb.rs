@@ -14,6 +14,7 @@ use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Served, Stop};
 use crate::table;
+use crate::warnings::{FullnessWatch, WatchedPart, warn_command};
 use block::{
     BlockRange, Buffer, Call, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
@@ -23,7 +24,7 @@ use fs::sizes::{default_memory, zones_on, zones_to_read};
 use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Plan, Stack, User, format_size};
+use stack::{Built, BuiltStack, Contract, FullnessWarning, Plan, Stack, User, format_size};
 use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
@@ -336,8 +337,10 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         path: arguments.directory.clone(),
         source: absolute(&arguments.image),
         allow_other: arguments.allow_other || allows_other_by_default(),
+        warning: Some(Arc::new(FullnessWarning::new(arguments.warn_at.clone()))),
         ..MountConfig::default()
     };
+    let program = warn_command(arguments.warnings.warn_command.as_deref())?;
     if let Some(list) = &arguments.options {
         options::apply(list, &mut mount).map_err(|error| Failure::Usage(format!("-o: {error}")))?;
     }
@@ -360,7 +363,11 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
             // The handler is installed before the mount is announced: a program that reads the line may send
             // a signal.
             let stop = Stop::new(&image, loss(&image), Further::ShortensPatience, &watch)?;
+            let mut parts = WatchedPart::all_of(&built);
+            parts.extend(mount.warning.clone().map(|warning| watched(&files, &image, warning)));
+            let warnings = FullnessWatch::start(parts, program);
             let served = serve(&files, &image, mount, &stop).await;
+            drop(warnings);
             let closed = stop.wait(&Ending { files: &files, mounted: None }, files.close()).await;
             Ok::<_, Failure>((served.and_then(|()| Ok(closed?)), stop))
         };
@@ -370,6 +377,15 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         };
         served.and_then(|()| Ok(closed?))
     })?
+}
+
+/// The file system as a part whose fullness is watched.
+fn watched(files: &FileSystem, image: &str, warning: Arc<FullnessWarning>) -> WatchedPart {
+    let files = files.clone();
+    WatchedPart::new(fs::KIND.name, image.to_owned(), warning, move || {
+        let files = files.clone();
+        Call::new(async move { files.fullness().await })
+    })
 }
 
 /// Loss of a server that ends without its storage.

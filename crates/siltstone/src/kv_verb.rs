@@ -6,7 +6,8 @@ mod reach;
 mod text;
 
 use crate::arguments::{
-    KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb, Serve,
+    KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvLogin, KvPut, KvScan, KvServe, KvStatus, KvStore,
+    KvVerb, Serve,
 };
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -61,11 +62,13 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
         nbd: Vec::new(),
         allow_remote: false,
         vhost_user: None,
+        stdio: false,
         control: None,
         no_control: false,
         format: arguments.format,
         json: arguments.json,
         background: false,
+        warnings: arguments.warnings.clone(),
         holder: false,
         swap: false,
     })
@@ -277,7 +280,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
 }
 
 fn backup(arguments: &KvBackup) -> Result<(), Failure> {
-    let to = KvStore { stack: arguments.destination.clone(), part: None };
+    let to = KvStore { stack: arguments.destination.clone(), part: None, login: KvLogin::default() };
     let (present, empty) = (Planned::new(&to, false)?, Planned::new(&to, true)?);
     overwriting::check(
         empty.plan.stack(),

@@ -37,6 +37,7 @@ mod snapshot_verb;
 mod spi_verb;
 mod stack_verb;
 mod status_verb;
+mod stdio;
 mod stop;
 mod stop_verb;
 mod swap_verb;
@@ -44,6 +45,7 @@ mod table;
 mod top_verb;
 mod unix_connect;
 mod warm_verb;
+mod warnings;
 mod zns_verb;
 
 use arguments::{CommandLine, LogLevel, Verb};

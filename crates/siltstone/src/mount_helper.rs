@@ -19,7 +19,7 @@ const FAILED: u8 = 32;
 
 const USAGE_TEXT: &str = "mount.siltstone: usage: mount.siltstone IMAGE DIRECTORY [-fnsv] [-o OPTION,...]\n\
                           Options are those of siltstone fs mount -o, and shards=N, memory=SIZE, background_shares=N, salvage, \
-                          log_to=syslog|FILE.";
+                          warn_at=PERCENT[:PERCENT...], warn_command=PROGRAM, log_to=syslog|FILE.";
 
 /// Does the work of the helper whose name this program was called by. Returns `None` for other names.
 pub fn run_if_called() -> Option<ExitCode> {
@@ -101,6 +101,11 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             ("shards" | "memory" | "background_shares", Some((_, value))) => {
                 options.push(format!("--{}={value}", name.replace('_', "-")));
             }
+            // Commas separate options.
+            ("warn_at", Some((_, value))) => {
+                options.push(format!("--warn-at={}", value.replace(':', ",")));
+            }
+            ("warn_command", Some((_, value))) => options.push(format!("--warn-command={value}")),
             ("salvage", None) => options.push("--salvage".to_owned()),
             (name, _) if is_for_others(name) => {}
             _ => passed.push(option),
@@ -213,11 +218,14 @@ mod tests {
     #[test]
     fn options_go_to_whom_they_are_for() {
         let wanted = parsed(
-            "/srv/vol.img /mnt -n -o rw,nofail,_netdev,x-systemd.requires=net,noatime,shards=2,memory=1GiB,uid=7,log_to=/l",
+            "/srv/vol.img /mnt -n -o rw,nofail,_netdev,x-systemd.requires=net,noatime,shards=2,memory=1GiB,warn_at=70:90,warn_command=/w,uid=7,log_to=/l",
         )
         .unwrap();
         assert_eq!((wanted.image.as_str(), wanted.directory.as_str()), ("/srv/vol.img", "/mnt"));
-        assert_eq!(wanted.options, ["--shards=2", "--memory=1GiB", "-o", "rw,noatime,uid=7"]);
+        assert_eq!(
+            wanted.options,
+            ["--shards=2", "--memory=1GiB", "--warn-at=70,90", "--warn-command=/w", "-o", "rw,noatime,uid=7"]
+        );
         assert_eq!(wanted.log_to.as_deref(), Some("/l"));
         assert!(!wanted.is_fake);
     }

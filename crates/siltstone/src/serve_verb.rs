@@ -15,11 +15,14 @@ use crate::log_target;
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
+use crate::stdio::{self, Relay};
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
+use crate::warnings::{FullnessWatch, WatchedPart, warn_command};
 use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
+use doors::nbd::single::SingleNbdDoor;
 use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
@@ -28,12 +31,15 @@ use runtime::Config;
 use runtime::net::{Access, Address, unused_passed_sockets};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Door, Plan, Stack, User};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Limit of the clients of one `--nbd` door.
 const MAX_CONNECTIONS: usize = 256;
+/// Name of the door of `-s`.
+const STDIO: &str = "stdio";
 
 /// Name of the door of an attachment.
 const ATTACHED: &str = "attached";
@@ -43,6 +49,12 @@ const ATTACHED: &str = "attached";
 /// # Errors
 /// A wrong stack or address; errors of building, listening or closing.
 pub fn serve(arguments: &Serve) -> Result<(), Failure> {
+    if arguments.stdio && arguments.stack == "-" {
+        return Err(Failure::Usage(
+            "stack \"-\": standard input is the connection to the client of -s; expected a file or one line"
+                .into(),
+        ));
+    }
     let holder = match arguments.holder {
         true => Some(HolderConnection::greet()?),
         false => None,
@@ -58,7 +70,12 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let addresses = arguments.nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
-    let doors = Doors { nbd: addresses, vhost_user, holder };
+    let (stdio, relay) = match arguments.stdio {
+        true => stdio_of(arguments, has_door).map(|(socket, relay)| (Some(socket), relay))?,
+        false => (None, Relay::default()),
+    };
+    let doors = Doors { nbd: addresses, vhost_user, stdio, holder };
+    let warn_command = warn_command(arguments.warnings.warn_command.as_deref())?;
     if !has_door && doors.are_none() {
         return Err(Failure::Usage(format!(
             "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock or --vhost-user vm.sock",
@@ -82,12 +99,25 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that
     // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
-    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
+    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json, warn_command).await })
+        .inspect(|_| relay.finish())?
+}
+
+/// Returns the connection of `-s`.
+fn stdio_of(arguments: &Serve, has_door: bool) -> Result<(OwnedFd, Relay), Failure> {
+    if has_door {
+        return Err(Failure::Usage(format!(
+            "{}: the stack has doors; expected one without doors with -s; leave -s out to serve its doors",
+            arguments.stack
+        )));
+    }
+    stdio::connection()
 }
 
 /// Returns the address at which the server listens for operators; `None` with `--no-control`.
 fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddress>, Failure> {
-    if arguments.no_control {
+    // Clients of -s may start any number of servers of the same text.
+    if arguments.no_control || arguments.stdio && arguments.control.is_none() {
         return Ok(None);
     }
     if let Some(path) = &arguments.control {
@@ -108,12 +138,14 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 struct Doors {
     nbd: Vec<Address>,
     vhost_user: Option<PathBuf>,
+    /// Connection to the one client of `-s`.
+    stdio: Option<OwnedFd>,
     holder: Option<HolderConnection>,
 }
 
 impl Doors {
     fn are_none(&self) -> bool {
-        self.nbd.is_empty() && self.vhost_user.is_none() && self.holder.is_none()
+        self.nbd.is_empty() && self.vhost_user.is_none() && self.stdio.is_none() && self.holder.is_none()
     }
 }
 
@@ -123,6 +155,7 @@ async fn open(
     doors: Doors,
     place: Option<ControlAddress>,
     as_json: bool,
+    warn_command: Option<PathBuf>,
 ) -> Result<(), Failure> {
     // The control socket is first: a second server of the stack is refused before it opens anything, and
     // meanwhile requests get the error that the stack is being opened.
@@ -142,6 +175,7 @@ async fn open(
     let (watch, observation) = (Watch::default(), Observation::default());
     let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch, observation).await {
         Ok((stack, attached)) => {
+            let _warnings = FullnessWatch::start(WatchedPart::all_of(&stack.built), warn_command);
             let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
         }
@@ -226,7 +260,7 @@ async fn build_in_turn(
 fn extra_doors(
     stack: &Stack,
     built: &BuiltStack,
-    Doors { nbd, vhost_user, holder }: Doors,
+    Doors { nbd, vhost_user, stdio, holder }: Doors,
     observation: &Observation,
 ) -> Result<(Vec<ExtraDoor>, Option<Attached>), Failure> {
     let mut doors = Vec::new();
@@ -237,6 +271,11 @@ fn extra_doors(
     if let Some(socket) = vhost_user {
         let name = socket.display().to_string();
         doors.push(ExtraDoor { name, door: Arc::new(vhost_user_door(built, socket, observation)?) });
+    }
+    if let Some(connection) = stdio {
+        let (name, device) = top(built, STDIO, "nbd", observation)?;
+        let door = SingleNbdDoor::new(name, device, connection)?;
+        doors.push(ExtraDoor { name: STDIO.to_owned(), door: Arc::new(door) });
     }
     let attached = match holder {
         Some(holder) => {
@@ -338,6 +377,8 @@ async fn until_stopped(
         attached.ready().await?;
     }
     match as_json {
+        // Standard output may be the connection to the client.
+        _ if stack.extra_doors.iter().any(|extra| extra.name == STDIO) => {}
         true => {
             let control = control.map(|path| path.display().to_string());
             print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;

@@ -2,7 +2,7 @@
 
 mod page;
 
-use crate::arguments::{Attach, Detach, LogLevel, Operated, SwapOff, SwapOn, SwapStatus, SwapVerb};
+use crate::arguments::{Attach, Detach, LogLevel, Operated, SwapOff, SwapOn, SwapStatus, SwapVerb, Warnings};
 use crate::attach::folder::{self, Folder};
 use crate::attach::process::MAX_SWAP_REQUEST;
 use crate::attach::record::Record;
@@ -67,6 +67,7 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
             foreground: false,
             systemd: false,
             json: true,
+            warnings: Warnings::default(),
             background: false,
             swap: true,
         },

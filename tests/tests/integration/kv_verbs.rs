@@ -2,6 +2,7 @@
 //! redis's own clients.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
+use conformance::certificates::Authority;
 use serde_json::Value;
 use siltstone_tests::foreign::{Finished, Server, binary, run};
 use siltstone_tests::need;
@@ -297,4 +298,112 @@ fn redis_benchmark_runs_on_a_store() {
     }
     server.stop();
     assert!(store.json("check", &[])["sound"].as_bool().unwrap());
+}
+
+/// A store that asks for certificates and passwords, and its options for a user.
+struct Protected {
+    store: Store,
+    pki: PathBuf,
+}
+
+impl Protected {
+    fn new() -> Protected {
+        let store = Store::new("");
+        let pki = store.path("pki");
+        let own = store.path("own");
+        let authority = Authority::new("authority");
+        for folder in [&pki, &own] {
+            std::fs::create_dir(folder).unwrap();
+            authority.fill(folder);
+        }
+        std::fs::write(store.path("admin"), "very secret\nthe second line\n").unwrap();
+        std::fs::write(store.path("reader"), "for-readers").unwrap();
+        std::fs::write(store.path("users"), "user reader on >for-readers ~* +@read\n").unwrap();
+        let text = std::fs::read_to_string(&store.stack).unwrap();
+        let keys = "tls = \"pki\"\npassword_file = \"admin\"\n";
+        std::fs::write(&store.stack, text + keys).unwrap();
+        Protected { store, pki }
+    }
+
+    fn server(&self) -> Server {
+        let socket = self.store.path("kv.sock");
+        Server::start_with(&["kv", "serve", &self.store.stack, "--format"], socket)
+    }
+
+    fn verb(&self, verb: &str, arguments: &[&str]) -> Finished {
+        self.store.verb(verb, arguments)
+    }
+
+    fn option(&self, name: &str, file: &str) -> String {
+        format!("--{name}={}", self.store.path(file).display())
+    }
+}
+
+#[test]
+fn verbs_reach_a_server_in_tls_with_a_password() {
+    let protected = Protected::new();
+    let server = protected.server();
+    // With the folder and the file of the stack.
+    assert!(protected.verb("put", &["name", "value"]).err.starts_with("live: answered by its server"));
+    assert_eq!(protected.verb("get", &["name"]).ok(), "value\n");
+    let status: Value = serde_json::from_str(&protected.verb("status", &["--json"]).ok()).unwrap();
+    assert_eq!(status["zones"], 32, "{status}");
+    // With options.
+    let own = protected.option("tls", "own");
+    assert_eq!(protected.verb("get", &["name", &own, "--tls-hostname=127.0.0.1"]).ok(), "value\n");
+    let admin = protected.option("password-file", "admin");
+    assert_eq!(protected.verb("scan", &["--keys", &admin, "--user=default"]).ok(), "name\n");
+    // Refusals.
+    let wrong = protected.option("password-file", "reader");
+    let refused = protected.verb("get", &["name", &wrong]).refused();
+    assert!(refused.contains("refuses the login: invalid username-password pair"), "{refused}");
+    assert!(refused.contains("--password-file FILE") && !refused.contains("for-readers"), "{refused}");
+    let refused = protected.verb("get", &["name", "--tls-hostname=example.org"]).refused();
+    assert!(refused.contains("no server answers") && refused.contains("certificate"), "{refused}");
+    // A client without a certificate.
+    std::fs::remove_file(protected.pki.join("client-cert.pem")).unwrap();
+    std::fs::remove_file(protected.pki.join("client-key.pem")).unwrap();
+    let refused = protected.verb("get", &["name"]).refused();
+    assert!(refused.contains("no server answers"), "{refused}");
+    assert_eq!(protected.verb("get", &["name", &own]).ok(), "value\n");
+    // A foreign authority.
+    let foreign = protected.store.path("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    Authority::new("other").fill(&foreign);
+    let refused = protected.verb("get", &["name", &protected.option("tls", "foreign")]).refused();
+    assert!(refused.contains("no server answers") && refused.contains("certificate"), "{refused}");
+    for (options, text) in [
+        (["--user=reader", &own], "--password-file"),
+        ([&protected.option("password-file", "none"), &own], "No such file"),
+        ([&protected.option("tls", "none"), &own[..0]], "ca-cert.pem"),
+    ] {
+        let options: Vec<&str> = options.into_iter().filter(|option| !option.is_empty()).collect();
+        let ran = protected.verb("get", &[&["name"], &options[..]].concat());
+        assert!(ran.code == Some(2) && ran.err.contains(text), "{ran:#?}");
+    }
+    let copy = Store::new("");
+    std::fs::write(&copy.stack, std::fs::read_to_string(&copy.stack).unwrap().replace("listen", "#"))
+        .unwrap();
+    protected.verb("backup", &[&copy.stack, &own, &admin]).ok();
+    assert_eq!(copy.ok("get", &["name"]), "value\n");
+    server.stop();
+    // Opened by the verb itself.
+    std::fs::remove_dir_all(&protected.pki).unwrap();
+    let refused = protected.verb("get", &["name"]);
+    assert!(refused.err.contains("server-cert.pem") || refused.err.contains("ca-cert.pem"), "{refused:#?}");
+}
+
+#[test]
+fn a_user_without_rights_is_told_so() {
+    let protected = Protected::new();
+    let text = std::fs::read_to_string(&protected.store.stack).unwrap();
+    std::fs::write(&protected.store.stack, text + "users_file = \"users\"\n").unwrap();
+    let server = protected.server();
+    protected.verb("put", &["name", "value"]).ok();
+    let reader = protected.option("password-file", "reader");
+    assert_eq!(protected.verb("get", &["name", "--user=reader", &reader]).ok(), "value\n");
+    let refused = protected.verb("put", &["name", "other", "--user=reader", &reader]).refused();
+    assert!(refused.contains("no permissions to run the 'set' command"), "{refused}");
+    assert_eq!(protected.verb("get", &["name"]).ok(), "value\n");
+    server.stop();
 }

@@ -8,8 +8,9 @@
 //! path calls. Calls go one way, from the door down to the leaf; a part has no access to the parts above it.
 //!
 //! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large
-//! zeroed memory ([`memory`]), wrappers of parts and handles ([`layer`]), extents of layers ([`extents`]),
-//! the boxed future of a call, which needs no allocation ([`Call`]), geometry, and the one error type.
+//! zeroed memory ([`memory`]), the use of a part's space ([`fullness`]), wrappers of parts and handles
+//! ([`layer`]), extents of layers ([`extents`]), the boxed future of a call, which needs no allocation
+//! ([`Call`]), geometry, and the one error type.
 //! Execution is in the crate `runtime`, storage in `disks`.
 #![doc = include_str!("../DESIGN.md")]
 
@@ -19,6 +20,7 @@ pub mod call;
 pub mod device;
 pub mod error;
 pub mod extents;
+pub mod fullness;
 pub mod geometry;
 pub mod growing;
 pub mod layer;
@@ -31,6 +33,7 @@ pub use buffer::{Buffer, Data, Payload};
 pub use call::Call;
 pub use device::{Device, Durability, Extent, ExtentState, ReadOutcome, ZeroMode};
 pub use error::{Error, Result};
+pub use fullness::Fullness;
 pub use geometry::{BlockSize, DeviceGeometry, Durable, EraseGuarantee, ZoneGeometry};
 pub use growing::GrowingGeometry;
 pub use part::{DevicePart, Part, PartUse, Status, ZonesPart};

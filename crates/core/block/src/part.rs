@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::fullness::Fullness;
 use crate::geometry::{DeviceGeometry, ZoneGeometry};
 use crate::zones::Zones;
 use std::rc::Rc;
@@ -21,6 +22,12 @@ pub trait Part: Send + Sync {
     /// ended, may return `error` alone.
     fn status(&self) -> Call<'_, Status> {
         Call::ready(Status::new())
+    }
+
+    /// Returns how much of its limited resource this part uses, the same on every shard; `None` for a part
+    /// without a limit, and for one that is closed. Cheap, and never waits for I/O.
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::ready(None)
     }
 
     /// Executes an operator's message, as `dmsetup message` does (`flush`, `clear_stats`), and returns the

@@ -33,7 +33,7 @@ mod socket_file;
 pub use crate::address::Address;
 pub use access::{Access, Owner};
 pub use descriptors::{MAX_DESCRIPTORS, is_socket};
-pub use inherited::unused_passed_sockets;
+pub use inherited::{take_only_passed_socket, unused_passed_sockets};
 pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
 
 /// Pause after a connection that couldn't be accepted.
@@ -394,6 +394,13 @@ enum Remote {
 
 /// A connection that is being moved between two shards.
 pub struct RemoteStream(Remote);
+
+/// A connected stream socket of another program, which blocks.
+impl From<OwnedFd> for RemoteStream {
+    fn from(socket: OwnedFd) -> Self {
+        RemoteStream(Remote::Kernel(socket))
+    }
+}
 
 impl RemoteStream {
     /// Returns the connection, on this shard.

@@ -38,11 +38,22 @@ pub fn reserve_heap(bytes: usize) {
 /// # Errors
 /// Errors of sched_setscheduler(2): it needs CAP_SYS_NICE.
 pub fn use_page_reserve() -> std::io::Result<()> {
+    set_policy(libc::SCHED_RR, 1)
+}
+
+/// Takes back [`use_page_reserve`] for the calling thread, and for programs that it starts. Does nothing
+/// else.
+pub fn leave_page_reserve() {
+    // A thread may always give up a real-time policy.
+    let _left = set_policy(libc::SCHED_OTHER, 0);
+}
+
+fn set_policy(policy: libc::c_int, priority: libc::c_int) -> std::io::Result<()> {
     // SAFETY: a structure of integers; all of them may be zero.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameters.sched_priority = 1;
+    parameters.sched_priority = priority;
     // SAFETY: `parameters` is valid for the call.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } {
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }

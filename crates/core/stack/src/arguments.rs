@@ -6,10 +6,11 @@
 
 use crate::claims::{Claim, LockFile, LockedFile};
 use crate::contract::{Built, BuiltPart, Contract};
-use crate::key::Key;
+use crate::key::{Key, WARN_AT};
 use crate::shape::Shape;
 use crate::units::format_duration;
 use crate::value::Value;
+use crate::warning::FullnessWarning;
 use block::{DevicePart, Error, Result, ZonesPart};
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
@@ -164,6 +165,15 @@ impl Arguments {
         }
     }
 
+    /// Percentages in ascending order; empty for `never`, and if none are given and the key has no default.
+    pub fn percentages(&self, key: &str) -> Result<Vec<u8>> {
+        match self.value(key)? {
+            None => Ok(Vec::new()),
+            Some(Value::Percentages(list)) => Ok(list),
+            Some(_) => Err(self.wrong_type(key)),
+        }
+    }
+
     /// Device that this key names; only during building.
     pub fn device(&self, key: &str) -> Result<Arc<dyn DevicePart>> {
         self.optional_device(key)?.ok_or_else(|| self.not_given(key))
@@ -254,6 +264,14 @@ impl Arguments {
             return Err(self.refuse("salvage", detail));
         }
         Ok(is_salvage)
+    }
+
+    /// Warning of a part by its key [`WARN_AT`]; `None` if its kind doesn't have the key.
+    pub(crate) fn fullness_warning(&self) -> Result<Option<Arc<FullnessWarning>>> {
+        match self.keys.iter().any(|key| key.name == WARN_AT.name) {
+            true => Ok(Some(Arc::new(FullnessWarning::new(self.percentages(WARN_AT.name)?)))),
+            false => Ok(None),
+        }
     }
 
     /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a

@@ -3,6 +3,7 @@
 use crate::contract::{Built, BuiltPart, Contract, Door};
 use crate::model::Part;
 use crate::problem::nearest;
+use crate::warning;
 use block::{Call, DevicePart, Error, PartUse, Result, Status, ZonesPart};
 use std::sync::Arc;
 
@@ -175,7 +176,8 @@ impl BuiltStack {
     }
 
     /// Returns the status of every part: an object with `devices`, `zones` and `doors`, each an object by
-    /// name; `kind` is part of each status. A missing part has only `missing`, its error.
+    /// name; `kind` is part of each status, and `fullness` of those with a limited resource. A missing part
+    /// has only `missing`, its error.
     pub fn status(&self) -> Call<'_, serde_json::Value> {
         Call::new(async move {
             serde_json::json!({
@@ -192,6 +194,9 @@ impl BuiltStack {
             let mut status = Status::new();
             status.insert("kind".to_owned(), part.kind.into());
             status.extend(part.built.part().status().await);
+            if let Some(fullness) = part.built.part().fullness().await {
+                status.insert("fullness".to_owned(), warning::status(&fullness, part.warning.as_deref()));
+            }
             all.insert(part.name.clone(), status.into());
         }
         for (_, part) in self.missing.iter().filter(|(_, part)| part.contract == contract) {

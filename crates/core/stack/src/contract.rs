@@ -1,5 +1,6 @@
 //! Contracts of parts with their users, and parts that are built.
 
+use crate::warning::FullnessWarning;
 use block::{Call, DevicePart, Part, Result, ZonesPart};
 use std::fmt;
 use std::sync::Arc;
@@ -136,4 +137,6 @@ pub struct BuiltPart {
     pub kind: &'static str,
     /// The part itself.
     pub built: Built,
+    /// Levels of the key `warn_at` that it has reached; `None` for a kind without the key.
+    pub warning: Option<Arc<FullnessWarning>>,
 }

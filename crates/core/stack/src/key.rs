@@ -1,6 +1,7 @@
 //! Declaration of a key of a kind: its name, the type of its values, its default.
 
 use crate::contract::Contract;
+use crate::warning::DEFAULT_LEVELS;
 use std::fmt;
 
 /// Type of a key's values.
@@ -32,6 +33,9 @@ pub enum ValueKind {
     Duration,
     /// A span of time, or a count from 1: `"10m"`, `1000000`.
     DurationOrCount,
+    /// Percentages from 1 to 100 as one text or a list, in any order, or `never`: `"80%, 90%"`, `90`,
+    /// `[80, 90]`.
+    Percentages,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// The name of a device of this stack.
@@ -82,6 +86,9 @@ impl fmt::Display for ValueKind {
             ValueKind::DurationOrCount => {
                 formatter.write_str("a duration such as \"10ms\" or \"10m\", or a count such as 1000000")
             }
+            ValueKind::Percentages => {
+                formatter.write_str("percentages from 1% to 100% such as \"80%, 90%\", or \"never\"")
+            }
             ValueKind::Choice(words) => write!(formatter, "one of {}", words.join(", ")),
             ValueKind::Device => formatter.write_str("a device"),
             ValueKind::Zones => formatter.write_str("zones"),
@@ -91,6 +98,15 @@ impl fmt::Display for ValueKind {
         }
     }
 }
+
+/// Key `warn_at` of every kind whose parts have a [`Fullness`](block::Fullness).
+pub const WARN_AT: Key = Key::optional(
+    "warn_at",
+    ValueKind::Percentages,
+    "levels at which its server warns once, in percent of the limit: see fullness in its status; never: no warning",
+)
+.or(DEFAULT_LEVELS)
+.known_as(&["low_water_mark", "space_warning"]);
 
 /// One key of a kind.
 #[derive(Debug, Clone, Copy)]

@@ -17,7 +17,7 @@
 //! parsed stack, `read` its reading, `toml_form` and `line_form` its two texts, `resolve` from text to
 //! meaning, `graph` the order of building, [`plan`] sizes and building, `claims` the files that
 //! parts open, [`built`] the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors,
-//! [`units`] sizes and durations.
+//! [`units`] sizes and durations, [`warning`] levels of fullness.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;
@@ -43,12 +43,13 @@ mod toml_form;
 pub mod units;
 mod value;
 mod verify;
+pub mod warning;
 
 pub use arguments::{Arguments, DurationOrCount};
 pub use built::BuiltStack;
 pub use claims::{LockFile, LockedFile};
 pub use contract::{Built, BuiltPart, Contract, Door};
-pub use key::{Key, ValueKind};
+pub use key::{Key, ValueKind, WARN_AT};
 pub use kind::{Form, Kind, Registry};
 pub use line_writer::quote;
 pub use message::{FromWords, Message, Size, Tell, Words};
@@ -60,4 +61,5 @@ pub use read::read_file;
 pub use shape::Shape;
 pub use toml_form::document;
 pub use units::{format_duration, format_size, parse_duration, parse_size};
-pub use value::Value;
+pub use value::{Value, parse_percentages};
+pub use warning::FullnessWarning;

@@ -317,13 +317,14 @@ impl Plan {
         }
         let arguments = self.arguments_on(number, below, observe);
         *arguments.locked.borrow_mut() = locked;
+        let warning = arguments.fullness_warning()?;
         let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {
             let (found, expected) = (built.contract().noun(), part.kind.contract.noun());
             let _ = built.part().close().await;
             return Err(Error::invalid(format!("it was built as {found}, but its kind declares {expected}")));
         }
-        Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built })
+        Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built, warning })
     }
 }
 

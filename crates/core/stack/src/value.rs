@@ -23,6 +23,8 @@ pub enum Value {
     Path(String),
     /// A span of time.
     Duration(Duration),
+    /// Percentages, in ascending order; empty for `never`.
+    Percentages(Vec<u8>),
     /// One of the words that the key accepts.
     Choice(&'static str),
     /// The name of a part.
@@ -124,6 +126,7 @@ impl Value {
                 Some(text) => Ok(Value::Path(text.to_owned())),
                 None => Err(mismatch()),
             },
+            ValueKind::Percentages => percentages(raw).map(Value::Percentages).ok_or_else(mismatch),
             ValueKind::Choice(words) => {
                 let Some(text) = text else { return Err(mismatch()) };
                 let known = words.iter().find(|word| **word == text).copied();
@@ -171,6 +174,7 @@ impl Value {
             Value::Text(text) | Value::Path(text) | Value::Part(text) => text.clone(),
             Value::Duration(duration) => format_duration(*duration),
             Value::Choice(word) => (*word).to_owned(),
+            Value::Percentages(list) => percentages_text(list),
             Value::Parts(list) | Value::Texts(list) => list.join(", "),
         }
     }
@@ -185,6 +189,48 @@ impl Value {
             _ => self.to_text().into(),
         }
     }
+}
+
+/// Parses percentages; `None` for any other value.
+fn percentages(raw: &RawValue) -> Option<Vec<u8>> {
+    let in_range = |number: u64| u8::try_from(number).ok().filter(|percent| (1..=100).contains(percent));
+    let of_text = |text: &str| {
+        let number = text.trim();
+        in_range(number.strip_suffix('%').unwrap_or(number).trim_end().parse().ok()?)
+    };
+    let one = |raw: &RawValue| match raw {
+        RawValue::Integer(number, _) => in_range((*number)?),
+        RawValue::Word(text) | RawValue::Text(text) => of_text(text),
+        _ => None,
+    };
+    let mut list = match raw {
+        RawValue::Word(text) | RawValue::Text(text) if text.trim() == "never" => Vec::new(),
+        RawValue::Word(text) | RawValue::Text(text) => {
+            text.split(',').map(of_text).collect::<Option<Vec<u8>>>()?
+        }
+        RawValue::List(items) => items.iter().map(|item| one(&item.value)).collect::<Option<Vec<u8>>>()?,
+        other => vec![one(other)?],
+    };
+    list.sort_unstable();
+    list.dedup();
+    Some(list)
+}
+
+fn percentages_text(list: &[u8]) -> String {
+    match list {
+        [] => "never".to_owned(),
+        list => list.iter().map(|percent| format!("{percent}%")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Parses percentages as the value of a key: `80%, 90%`, or `never`. For options of verbs.
+///
+/// # Errors
+/// [`block::Error::Invalid`] for any other text.
+pub fn parse_percentages(text: &str) -> block::Result<Vec<u8>> {
+    percentages(&RawValue::Text(text.to_owned())).ok_or_else(|| {
+        block::Error::invalid(format!("\"{}\": expected {}", shown(text), ValueKind::Percentages))
+    })
 }
 
 fn or_stop(nearest: Option<&'static str>) -> String {

@@ -4,7 +4,8 @@
 //! [`negotiation`] (the handshake), [`request`] (parsing and checking of requests). The others: `budget`
 //! bounds the memory of all clients together, `opening` makes the handshake, `connection` serves one client
 //! on one shard, [`server`] listens and hands connections to shards, [`source`] provides exports that are
-//! created on demand, [`door`] declares the kind, [`client`] is the client, `uri` has NBD URIs, [`kernel`]
+//! created on demand, [`door`] declares the kind, [`single`] serves one client that is connected
+//! already, [`client`] is the client, `uri` has NBD URIs, [`kernel`]
 //! controls the kernel's client. [`served`](crate::served) executes requests on devices.
 
 mod budget;
@@ -18,6 +19,7 @@ pub mod protocol;
 mod replies;
 pub mod request;
 pub mod server;
+pub mod single;
 pub mod source;
 mod uri;
 mod work;

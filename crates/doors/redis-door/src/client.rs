@@ -5,13 +5,32 @@
 use block::{Buffer, Data, Error, Result, Status};
 use kv::{Pair, Pairs, Scan, Stored};
 use resp::{Reply, Scanner, parse, put_command};
-use runtime::net::{Address, Stream};
+use runtime::net::Address;
+use runtime::net::Stream as Socket;
 use serde_json::Value;
 use std::time::Duration;
+use tls::Stream;
 
 /// Maximum size of a reply, in bytes.
 pub const MAX_REPLY_BYTES: usize = 512 << 20;
 const RECEIVED_BYTES: usize = 256 << 10;
+
+/// Proof of a client that it may use a store.
+#[derive(Default, Clone)]
+pub struct Login {
+    /// TLS; `None` for plain text.
+    pub tls: Option<tls::ClientConfig>,
+    /// User to log in as; `None` for the user `default`.
+    pub user: Option<String>,
+    /// Password of the user; `None` without a login.
+    pub password: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Login({:?})", self.user)
+    }
+}
 
 /// A connection to a server.
 pub struct Client {
@@ -21,13 +40,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the server of a store.
+    /// Connects to the server of a store, and logs in.
     ///
     /// # Errors
-    /// Errors of connecting; [`Error::Protocol`] for a server of another kind.
-    pub async fn connect(address: &Address) -> Result<Client> {
-        let stream = Stream::connect(address).await?;
+    /// Errors of connecting and of TLS; [`Error::PermissionDenied`] if the server refuses the user or asks
+    /// for one; [`Error::Protocol`] for a server of another kind.
+    pub async fn connect(address: &Address, login: &Login) -> Result<Client> {
+        let socket = Socket::connect(address).await?;
+        let stream = Stream::connect(socket, login.tls.as_ref(), tls::HANDSHAKE_LIMIT).await?;
         let mut client = Client { stream, address: address.clone(), received: Vec::new() };
+        if let Some(password) = &login.password {
+            let user = login.user.as_deref().unwrap_or("default");
+            client.ask_ok(&[b"AUTH", user.as_bytes(), password]).await?;
+        }
         match client.ask(&[b"INFO", b"server"]).await? {
             Reply::Bulk(Some(text)) if String::from_utf8_lossy(&text).contains("siltstone_version:") => {
                 Ok(client)
@@ -179,6 +204,7 @@ impl Client {
 fn error(text: &str) -> Error {
     match text.split_once(' ') {
         Some(("READONLY", text)) => Error::read_only(text.to_owned()),
+        Some(("NOAUTH" | "WRONGPASS" | "NOPERM", text)) => Error::permission_denied(text.to_owned()),
         Some(("OOM", text)) => Error::no_space(text.to_owned()),
         Some(("ERR", text)) => Error::io(text.to_owned()),
         _ => Error::io(text.to_owned()),

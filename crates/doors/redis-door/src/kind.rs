@@ -6,7 +6,7 @@
 use crate::server::{PERMISSION, Server, ServerConfig};
 use crate::storage::{open, refuse, settings, settings_of_new, zones_to_be};
 use crate::users::Users;
-use block::{Call, Part, Result, Status};
+use block::{Call, Fullness, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
 use runtime::net::Address;
 use serde_json::json;
@@ -113,6 +113,7 @@ pub const KIND: Kind = Kind {
             "open a damaged store to copy what can be read: nothing is written to its storage, and writes are refused",
         )
         .or("false"),
+        stack::WARN_AT,
     ],
     messages: &[],
     shareable: false,
@@ -204,6 +205,10 @@ impl Part for KvDoor {
             }
             status
         })
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(self.store.fullness())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

@@ -1,6 +1,6 @@
 //! Arguments of `siltstone attach`, `list` and `detach`.
 
-use super::STACK_HELP;
+use super::{STACK_HELP, Warnings};
 use clap::Args;
 
 /// Give a stack a block device node, and print its path
@@ -42,6 +42,8 @@ pub struct Attach {
     /// Print the attachment as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub warnings: Warnings,
     /// Be the holder of an attachment
     #[arg(long, hide = true)]
     pub background: bool,

@@ -1,8 +1,15 @@
 //! Arguments of `siltstone fs`.
 
-use super::size;
+use super::{Warnings, size};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+
+/// Levels of warnings in percent.
+pub type Levels = Vec<u8>;
+
+fn levels(text: &str) -> Result<Levels, String> {
+    stack::parse_percentages(text).map_err(|error| error.detail().to_owned())
+}
 
 const IMAGE_HELP: &str =
     "File, block device, or stack file (*.toml) whose only part on top is a device or zones";
@@ -148,6 +155,11 @@ pub struct FsMount {
     /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,
+    /// Set the levels at which it warns once, in percent of its space, such as "80%, 90%"; never: no warning
+    #[arg(long, value_name = "PERCENT,...", default_value = stack::warning::DEFAULT_LEVELS, value_parser = levels)]
+    pub warn_at: Levels,
+    #[command(flatten)]
+    pub warnings: Warnings,
     /// Return once it is mounted, and continue in the background; siltstone fs unmount ends it
     #[arg(long)]
     pub background: bool,

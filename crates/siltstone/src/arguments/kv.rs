@@ -1,8 +1,9 @@
 //! Arguments of `siltstone kv`.
 
-use super::{ZnsDrive, duration};
+use super::{Warnings, ZnsDrive, duration};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const STACK_HELP: &str = "Stack with a part of kind kv: a file (kv.toml), or one line such as 'kv(zns-emulator(drive.zns), listen=unix:kv.sock)'";
@@ -40,6 +41,27 @@ pub struct KvStore {
     /// Choose the part by its name, if the stack has several of kind kv
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
+    #[command(flatten)]
+    pub login: KvLogin,
+}
+
+/// Login at the server of a store.
+#[derive(Debug, Clone, Default, Args)]
+pub struct KvLogin {
+    /// Use TLS with the certificates of this folder: ca-cert.pem, and client-cert.pem and client-key.pem if
+    /// the server asks for them [default: the key tls of the stack]
+    #[arg(long, value_name = "FOLDER")]
+    pub tls: Option<PathBuf>,
+    /// Expect this DNS name or IP address in the server's certificate [default: the IP address of listen,
+    /// localhost for a unix socket]
+    #[arg(long, value_name = "NAME")]
+    pub tls_hostname: Option<String>,
+    /// Log in as this user, with --password-file [default: default]
+    #[arg(long, value_name = "NAME", requires = "password_file")]
+    pub user: Option<String>,
+    /// Log in with the password in the first line of this file [default: the key password_file of the stack]
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
 }
 
 /// Serve a store to redis clients, until SIGINT or SIGTERM
@@ -63,6 +85,8 @@ pub struct KvServe {
     /// Return once clients are served, and continue in the background; siltstone stop ends it
     #[arg(long)]
     pub background: bool,
+    #[command(flatten)]
+    pub warnings: Warnings,
 }
 
 /// Print the value of a key

@@ -1,6 +1,6 @@
 //! Store of a stack: through its server if it is served, else opened for the verb and closed afterwards.
 
-use crate::arguments::KvStore;
+use crate::arguments::{KvLogin, KvStore};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::lifted;
@@ -8,11 +8,11 @@ use crate::load;
 use crate::output::say;
 use block::{Error, Result, Status};
 use kv::{Batch, Pair, Pairs, Scan, Snapshot, Store, Stored, Update, Write};
-use redis_door::client::Client;
+use redis_door::client::{Client, Login};
 use runtime::Config;
 use runtime::net::Address;
 use stack::{Part, Plan, Stack, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Bytes per batch of writes.
@@ -162,6 +162,39 @@ fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result
     }
 }
 
+/// Returns the login for the server of a store at `address`: options of the verb, else the keys of the stack,
+/// whose folder of certificates and password file the server reads as well.
+fn login_of(options: &KvLogin, stack: &Stack, part: &Part, address: &Address) -> Result<Login, Failure> {
+    let usage = |error: Error| Failure::Usage(error.detail().to_owned());
+    let key = |name: &str| match part.value(name) {
+        Some(Value::Path(path)) => stack.absolute(Path::new(path)).map(Some).map_err(usage),
+        _ => Ok(None),
+    };
+    let folder = options.tls.clone().map_or_else(|| key("tls"), |folder| Ok(Some(folder)))?;
+    if folder.is_none() && options.tls_hostname.is_some() {
+        return Err(Failure::Usage("--tls-hostname without TLS; expected --tls FOLDER".to_owned()));
+    }
+    let tls = folder.map(|folder| {
+        let name = options.tls_hostname.clone().unwrap_or_else(|| tls::keys::usual_hostname(address));
+        tls::Folder::new(folder).client(&name).map_err(usage)
+    });
+    let file = options.password_file.clone().map_or_else(|| key("password_file"), |file| Ok(Some(file)))?;
+    let password = file.map(|file| password_in(&file)).transpose()?;
+    Ok(Login { tls: tls.transpose()?, user: options.user.clone(), password })
+}
+
+/// Returns the first line of a file with a password.
+fn password_in(file: &PathBuf) -> Result<Vec<u8>, Failure> {
+    let refuse = |what: &dyn std::fmt::Display| {
+        Failure::Usage(format!("password file \"{}\": {what}", file.display()))
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| refuse(&error))?;
+    match text.lines().next().unwrap_or_default() {
+        "" => Err(refuse(&"expected a password in its first line")),
+        password => Ok(password.as_bytes().to_vec()),
+    }
+}
+
 /// Stack with a store, read and checked.
 pub struct Planned {
     /// Stack on the command line.
@@ -170,7 +203,8 @@ pub struct Planned {
     pub plan: Plan,
     /// Name of the part.
     pub part: String,
-    listen: Option<Address>,
+    /// Address of the server, and the login there.
+    listen: Option<(Address, Login)>,
     /// Whether a server of this stack answers operators.
     is_served: bool,
 }
@@ -196,6 +230,13 @@ impl Planned {
                 Some(redis_door::kind::parse_listen(text, |path: &Path| stack.absolute(path))?)
             }
             _ => None,
+        };
+        let listen = match listen {
+            Some(address) => {
+                let login = login_of(&store.login, stack, part, &address)?;
+                Some((address, login))
+            }
+            None => None,
         };
         let part = part.name().to_owned();
         let is_served = lifted::server_of(&store.stack, stack)?.is_some();
@@ -244,15 +285,20 @@ impl Planned {
     /// Connects to the server of a store that is in use.
     async fn served(&self, detail: &str) -> Result<Reached, Failure> {
         let stack = &self.argument;
-        let Some(address) = &self.listen else {
+        let Some((address, login)) = &self.listen else {
             return Err(Failure::World(format!(
                 "{stack}: it is in use ({detail}), and has no key listen, by which its server could be asked; stop the server first, or give it an address"
             )));
         };
-        let client = Client::connect(address).await.map_err(|error| {
-            Failure::World(format!(
+        let client = Client::connect(address, login).await.map_err(|error| match error {
+            Error::PermissionDenied(detail) if !detail.starts_with("TLS: ") => Failure::World(format!(
+                "{stack}: its server at {address} refuses the login: {}; expected a user who may read the store: \
+                 --password-file FILE, and --user NAME for another one than default",
+                detail.trim_end_matches('.')
+            )),
+            error => Failure::World(format!(
                 "{stack}: it is in use ({detail}), and no server answers at {address}: {error}"
-            ))
+            )),
         })?;
         say(&format!("live: answered by its server, at {address}"));
         Ok(Reached::Served(Box::new(client)))

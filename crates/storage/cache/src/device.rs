@@ -11,7 +11,9 @@ use crate::policy::Heat;
 use crate::shape::{self, Shape};
 use crate::state::{Entry, FREE, State};
 use crate::table::{Medium, Table};
-use block::{BlockCount, Call, Device, DeviceGeometry, DevicePart, Error, Part, PartUse, Result, Status};
+use block::{
+    BlockCount, Call, Device, DeviceGeometry, DevicePart, Error, Fullness, Part, PartUse, Result, Status,
+};
 use runtime::{Home, LimitedPart};
 use stack::Tell;
 use std::collections::BTreeSet;
@@ -183,6 +185,17 @@ impl Part for CachePart {
 
     fn status(&self) -> Call<'_, Status> {
         Call::ready(crate::status::status(&self.counters, &self.facts))
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        let shape = &self.facts.shape;
+        Call::ready(Some(Fullness {
+            resource: "space for dirty data",
+            used_bytes: self.counters.dirty_parts.get() * shape.part,
+            limit_bytes: self.facts.slots * shape.block,
+            can_fill: true,
+            remedy: "write less until the origin has caught up, look for errors of the origin, or give a larger fast device",
+        }))
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

@@ -117,6 +117,7 @@ pub const KIND: Kind = Kind {
             "length from which sequential runs bypass the cache; 0: never",
         )
         .or("4MiB"),
+        stack::WARN_AT,
     ],
     messages: Message::FORMS,
     shareable: false,

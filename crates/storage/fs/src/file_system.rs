@@ -12,7 +12,7 @@ use crate::core::inodes::{BETWEEN_ATTEMPTS, Statistics};
 use crate::core::shards::Shards;
 use crate::core::{Core, Settings};
 use crate::file::File;
-use crate::format::Properties;
+use crate::format::{BLOCK, Properties};
 use crate::metadata::directory::Entry;
 use crate::metadata::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::metadata::stripes::Holder;
@@ -21,7 +21,7 @@ use crate::names::path::{self, Walk};
 use crate::names::striping;
 use crate::recovery::{self, salvage};
 use crate::snapshots::taking;
-use block::{Error, Result, ZonesPart};
+use block::{Error, Fullness, Result, ZonesPart};
 use logkit::recovery::{Goal, LostParts};
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
@@ -691,6 +691,19 @@ impl FileSystem {
     /// [`Error::Closed`].
     pub async fn statistics(&self) -> Result<Statistics> {
         self.with(|core| async move { Ok(core.statistics()) }).await
+    }
+
+    /// Used part of the space for files; `None` once it is closed.
+    pub async fn fullness(&self) -> Option<Fullness> {
+        let found = self.statistics().await.ok()?;
+        let is_salvaged = self.is_salvaged().await.ok()?;
+        Some(Fullness {
+            resource: "space",
+            used_bytes: (found.blocks - found.free) * BLOCK,
+            limit_bytes: found.blocks * BLOCK,
+            can_fill: !is_salvaged,
+            remedy: "remove some files, delete snapshots, or copy them to a larger image",
+        })
     }
 }
 

@@ -13,6 +13,9 @@ impl FileSystem {
     pub async fn status(&self) -> Result<Status> {
         let (found, properties) = (self.statistics().await?, self.properties().await?);
         let mut status = Status::new();
+        if let Some(fullness) = self.fullness().await {
+            status.insert("fullness".into(), fullness.to_json());
+        }
         status.insert("block_size".into(), json!(properties.block_size));
         status.insert("bytes".into(), json!(found.blocks * BLOCK));
         status.insert("free_bytes".into(), json!(found.free * BLOCK));

@@ -46,8 +46,6 @@ pub struct Settings {
     pub capacity: u64,
     /// Number of zones for checkpoints that `capacity` leaves free.
     pub reserved_zones: u64,
-    /// Percentage of the capacity at or above which the log warns.
-    pub space_warning: u64,
     /// Number of blocks that are discarded, or released after a deletion, between two yields to other tasks.
     pub blocks_at_once: u64,
 }
@@ -155,7 +153,7 @@ impl Core {
         let core = Rc::new(Core {
             appender: Appender::new(kit.layout, classes, lanes, steps, &kit.streams, &own),
             kit,
-            admission: Admission::new(settings.dirty_blocks, settings.space_warning),
+            admission: Admission::new(settings.dirty_blocks),
             layout: state.layout,
             versions: RefCell::new(state.versions),
             images: Cell::default(),

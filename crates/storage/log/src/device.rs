@@ -10,7 +10,7 @@ use crate::recovery::Recovered;
 use crate::snapshot::Message;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
+    Extent, ExtentState, Fullness, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use logkit::readers::{Readers, Reading, ShardReads};
 use logkit::{Counters, Owner, cleaner, lane};
@@ -133,6 +133,10 @@ impl Part for LogPart {
 
     fn status(&self) -> Call<'_, Status> {
         self.home.status(crate::status::status)
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(async { self.home.with(|core| async move { Ok(core.fullness()) }).await.ok() })
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

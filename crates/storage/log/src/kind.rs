@@ -73,12 +73,7 @@ pub const KIND: Kind = Kind {
             "least data written between two checkpoints; more while a checkpoint would be large",
         )
         .or("64MiB"),
-        Key::optional(
-            "space_warning",
-            ValueKind::Integer { min: 1, max: 100 },
-            "used percentage of the capacity at which a log that can become full warns, as dm-thin's low_water_mark; 100: when it is full",
-        )
-        .or("90"),
+        stack::WARN_AT,
         Key::optional(
             "high_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
@@ -138,7 +133,6 @@ impl Options {
             },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
-            space_warning: arguments.integer("space_warning")?,
             high_watermark: arguments.float("high_watermark")?,
             low_watermark: arguments.float("low_watermark")?,
             salvage: arguments.salvage()?,

@@ -129,9 +129,27 @@ pub(crate) struct Refusal {
     pub text: String,
 }
 
+/// Most bytes of a page as it is packed: with its header, if it can't be compressed.
+pub(crate) const MOST_PAGE_BYTES: u64 = (PAGE + crate::slot::GRANULE) as u64;
+
 /// Free zones below which zones are cleaned.
 fn low_of(zones: u64) -> u64 {
     RESERVE + (zones / 10).max(2)
+}
+
+/// Number of zones with data that nodes with these regions have space for, of at most `most` zones; the
+/// others are for the cleaner.
+fn usable_zones(regions: &[u64], copies: u64, most: u64) -> (u64, u64) {
+    let zones = most_zones(regions, copies).min(most);
+    (zones, zones.saturating_sub(low_of(zones) + USER_STREAMS as u64 + 1))
+}
+
+/// Bytes of pages, as they are packed, that nodes with these regions of `group` bytes have space for, with
+/// at most `most` zones in all. With fewer nodes than copies each page has fewer copies.
+pub(crate) fn capacity(regions: &[u64], copies: u64, most: u64, group: u64) -> u64 {
+    let copies = copies.min(regions.len() as u64).max(1);
+    // A page takes up to 65 granules; `Request::sizes` has the reason for 62.
+    usable_zones(regions, copies, most).1 * (group / PAGE as u64) * 62 / 65 * MOST_PAGE_BYTES
 }
 
 impl Request {
@@ -184,7 +202,7 @@ impl Request {
         }
         let regions: Vec<u64> = self.nodes.iter().map(|node| node.bytes / group).collect();
         let on_backup = self.backup.map_or(u64::MAX, |backup| backup.bytes / group);
-        let zones = most_zones(&regions, copies).min(on_backup);
+        let (zones, usable) = usable_zones(&regions, copies, on_backup);
         if zones * group > MAX_BYTES {
             let [found, most] = [zones * group, MAX_BYTES].map(format_size);
             return refuse(
@@ -194,15 +212,13 @@ impl Request {
                 ),
             );
         }
-        let low = low_of(zones);
-        let usable = zones.saturating_sub(low + USER_STREAMS as u64 + 1);
         if usable == 0 {
             return refuse(
                 "group",
                 format!(
                     "group {}: the nodes, and backup, have space for {zones} groups; expected at least {}: give a smaller group, or more memory",
                     format_size(group),
-                    low + USER_STREAMS as u64 + 2
+                    low_of(zones) + USER_STREAMS as u64 + 2
                 ),
             );
         }

@@ -64,6 +64,7 @@ pub const KIND: Kind = Kind {
             "time limit of a request to a node; after it the node is down until it answers again; 10ms to 1h",
         )
         .or("5s"),
+        stack::WARN_AT,
     ],
     messages: &[],
     shareable: false,

@@ -9,7 +9,7 @@ use crate::slot::PAGE;
 use crate::staging::Use;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
-    Durability, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Durability, Extent, ExtentState, Fullness, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::{Home, HomeDevice, TaskGroup};
 use serde_json::json;
@@ -78,6 +78,10 @@ impl Part for RemotePart {
 
     fn status(&self) -> Call<'_, Status> {
         self.home.status(status)
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(async { self.home.with(|core| async move { Ok(fullness(&core)) }).await.ok() })
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -218,6 +222,23 @@ fn extents(core: &Core, range: BlockRange) -> Vec<Extent> {
         }
     }
     extents
+}
+
+/// Live data in the memory of the nodes that are up; what the cleaner can give back isn't used.
+fn fullness(core: &Core) -> Fullness {
+    let sizes = core.arena.sizes();
+    let zone = u64::from(sizes.zone_blocks) * BLOCK as u64;
+    let up = core.nodes.iter().filter(|node| !matches!(node.state(), State::Down(_)));
+    let regions: Vec<u64> = up.map(|node| node.regions().into()).collect();
+    let limit = crate::config::capacity(&regions, core.settings.copies as u64, sizes.zones.into(), zone);
+    Fullness {
+        resource: "remote memory",
+        used_bytes: core.pool.live_data() * crate::slot::GRANULE as u64,
+        limit_bytes: limit,
+        // Each page may be incompressible. A smaller device doesn't fill all nodes, unless some are down.
+        can_fill: sizes.pages * crate::config::MOST_PAGE_BYTES > limit,
+        remedy: "add nodes or memory, start nodes that are down, or store less",
+    }
 }
 
 fn status(core: &Core) -> Status {

@@ -9,7 +9,7 @@ use crate::settings::Options;
 use crate::{append, commit, recovery, writeback};
 use block::{
     BlockCount, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Extent, Fullness, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::{Home, HomeDevice, LimitedPart, TaskGroup};
 use stack::Tell;
@@ -98,6 +98,19 @@ impl Core {
         self.index.borrow().blocks() * self.ring.block_size.bytes()
     }
 
+    /// Blocks of the ring that hold records: they become free in the order of the ring, once all before them
+    /// are on the origin.
+    fn fullness(&self) -> Fullness {
+        let block = self.ring.block_size.bytes();
+        Fullness {
+            resource: "space for dirty data",
+            used_bytes: self.log.used() * block,
+            limit_bytes: self.ring.blocks() * block,
+            can_fill: true,
+            remedy: "write less until the origin has caught up, look for errors of the origin, or give a larger cache device",
+        }
+    }
+
     fn status(&self) -> Status {
         let mut status = Status::new();
         let ring = self.ring.blocks();
@@ -142,6 +155,10 @@ impl Part for WriteCachePart {
 
     fn status(&self) -> Call<'_, Status> {
         self.home.status(Core::status)
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(async { self.home.with(|core| async move { Ok(core.fullness()) }).await.ok() })
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

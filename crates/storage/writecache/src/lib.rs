@@ -151,6 +151,7 @@ pub const KIND: Kind = Kind {
             "120s",
         ),
         Key::optional("dirty", ValueKind::Size, "limit of the memory of writes that wait for the cache device").or("64MiB"),
+        stack::WARN_AT,
     ],
     messages: Message::FORMS,
     shareable: false,

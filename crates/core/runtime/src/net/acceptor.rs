@@ -26,6 +26,12 @@ impl Clients {
         Arc::new(Clients { max, connected: AtomicUsize::new(0), refused: AtomicU64::new(0) })
     }
 
+    /// Counts a client, also beyond the limit.
+    pub fn add(self: &Arc<Self>) -> ClientPermit {
+        self.connected.fetch_add(1, Ordering::Relaxed);
+        ClientPermit(self.clone())
+    }
+
     /// Number of connected clients.
     pub fn connected(&self) -> usize {
         self.connected.load(Ordering::Relaxed)
@@ -75,8 +81,7 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
                 continue;
             }
         };
-        clients.connected.fetch_add(1, Ordering::Relaxed);
-        let (serve, permit) = (serve.clone(), ClientPermit(clients.clone()));
+        let (serve, permit) = (serve.clone(), clients.add());
         let shard = ShardIndex(count % crate::shard_count());
         crate::spawn_on(shard, move || serve(remote, permit)).detach();
         count += 1;

@@ -75,6 +75,14 @@ pub(super) fn take(address: &Address) -> Option<Listener> {
     Some(Listener { descriptor, address: address.clone(), file: None })
 }
 
+/// Takes the only passed socket, which listens for connections and blocks, whatever its address is; `None`
+/// if there is none or more than one.
+pub fn take_only_passed_socket() -> Option<OwnedFd> {
+    let socket = with_passed(|all| if all.len() == 1 { all.pop() } else { None })?.1;
+    rustix::io::ioctl_fionbio(&socket, false).ok()?;
+    Some(socket)
+}
+
 /// Addresses of passed sockets that nothing has listened on so far: clients that connect there wait for ever.
 pub fn unused_passed_sockets() -> Vec<Address> {
     with_passed(|all| all.iter().map(|(address, _)| address.clone()).collect())

@@ -34,7 +34,7 @@ fn an_unknown_key_in_full() {
     assert_eq!(
         problems.to_string(),
         "examples/quick.toml:7:1: unknown key \"sise\" for kind \"file\": did you mean \"size\"? It takes path, \
-         size, block_size, direct, latency, depth, seed, rate, note, tags, mode\n \
+         size, block_size, direct, latency, depth, seed, rate, note, tags, mode, levels\n \
          7 | sise = \"4GiB\"\n   \
            | ^^^^"
     );
@@ -43,7 +43,7 @@ fn an_unknown_key_in_full() {
     assert_eq!(
         problems.to_string(),
         "stack:1:20: unknown key \"sise\" for kind \"file\": did you mean \"size\"? It takes path, \
-         size, block_size, direct, latency, depth, seed, rate, note, tags, mode\n \
+         size, block_size, direct, latency, depth, seed, rate, note, tags, mode, levels\n \
          1 | log(file(disk.img, sise=4GiB))\n   \
            |                    ^^^^"
     );
@@ -156,7 +156,7 @@ fn types_and_ranges() {
     let time = "expected a whole number with ns, us, ms, s, m or h, as in 250us or 10ms";
     let problems = toml(
         "[device.a]\nkind = \"file\"\npath = 1\nsize = \"4XB\"\nblock_size = -1\ndirect = \"true\"\nlatency = 10\n\
-         depth = 300\nseed = 99999999999999999999\nrate = inf\nnote = [1]\ntags = [\"a\", 2]\nmode = \"fats\"\n",
+         depth = 300\nseed = 99999999999999999999\nrate = inf\nnote = [1]\ntags = [\"a\", 2]\nmode = \"fats\"\nlevels = [80, 101]\n",
     );
     assert_messages(
         &problems,
@@ -173,6 +173,7 @@ fn types_and_ranges() {
             "11:8: key \"note\" of kind \"file\": found a list, expected a text",
             "12:8: key \"tags\" of kind \"file\": found 2 in the list, expected a list of texts",
             "13:8: key \"mode\" of kind \"file\": found \"fats\": did you mean \"fast\"? It takes fast, safe",
+            "14:10: key \"levels\" of kind \"file\": found a list, expected percentages from 1% to 100% such as \"80%, 90%\", or \"never\"",
         ],
     );
     assert_messages(

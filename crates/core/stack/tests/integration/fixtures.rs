@@ -59,6 +59,7 @@ static FILE: Kind = Kind {
         Key::optional("note", ValueKind::Text, "for people"),
         Key::optional("tags", ValueKind::Texts, "for people, too"),
         Key::optional("mode", ValueKind::Choice(&["fast", "safe"]), "what matters").or("safe"),
+        Key::optional("levels", ValueKind::Percentages, "when to warn").or("80%, 90%"),
     ],
     messages: &[],
     shareable: false,

@@ -55,6 +55,15 @@ fn values_without_a_key() {
         ("file(size=1MiB, x)", "file(x, 1MiB)"),
         ("file(x, tags=[a, \"b c\", \"\"])", "file(x, tags=[a, \"b c\", \"\"])"),
         ("file(ünïcode.img, note=\"a\\u{e4}\\t\\\\\")", "file(ünïcode.img, note=\"aä\\t\\\\\")"),
+        ("file(x, levels=\"90, 80%,9 %, 90%\")", "file(x, levels=\"9%, 80%, 90%\")"),
+        ("file(x, levels=[100%, 1])", "file(x, levels=\"1%, 100%\")"),
+        ("file(x, levels=7)", "file(x, levels=7%)"),
+        ("file(x, levels=[])", "file(x, levels=never)"),
+        ("file(x, levels=0)", ""),
+        ("file(x, levels=\"\")", ""),
+        ("file(x, levels=\"80%,\")", ""),
+        ("file(x, levels=80%%)", ""),
+        ("file(x, levels=256)", ""),
         ("file(x, seed=18446744073709551615, rate=-0)", "file(x, seed=18446744073709551615, rate=0.0)"),
         ("file(x, latency=1000us, direct=false, note=true)", "file(x, direct=false, latency=1ms, note=true)"),
     ];
@@ -125,6 +134,7 @@ fn leaf() -> impl Strategy<Value = Tree> {
         ("note", text().prop_map(toml::Value::from).boxed()),
         ("tags", texts.boxed()),
         ("mode", prop::sample::select(vec!["fast", "safe"]).prop_map(toml::Value::from).boxed()),
+        ("levels", prop::collection::vec(1_i64..=100, 0..4).prop_map(toml::Value::from).boxed()),
     ]);
     let file = (path, optional).prop_map(|(path, mut keys)| {
         keys.push(("path", path.into()));

@@ -27,6 +27,7 @@ use runtime::sync::{StopSource, StopToken};
 use runtime::{PerShard, ShardIndex, WarningLimit};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -257,6 +258,36 @@ impl Server {
                 Err(error)
             }
         }
+    }
+
+    /// Opens the devices on every shard, and serves one client that is connected already, on shard 0. Nothing
+    /// listens. The token is raised when the connection has ended, with its requests.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with(&self, connection: OwnedFd) -> Result<StopToken> {
+        if self.running().is_some() {
+            return Err(Error::busy(format!("the server on {} is running already", self.shared.address)));
+        }
+        self.shared.exports.get_or_init(|| self.shared.make_exports(runtime::shard_count()));
+        let shared = self.shared.clone();
+        self.shared.parts.open(move || open_part(shared.clone())).await?;
+        let permit = self.shared.clients.add();
+        let (shared, ended) = (self.shared.clone(), StopSource::new());
+        let (stop, closed, token) = (StopSource::new(), StopSource::new(), ended.token());
+        closed.stop();
+        let serve = move || async move {
+            run_connection(shared, connection.into(), permit).await;
+            ended.stop();
+        };
+        runtime::spawn_on(ShardIndex(0), serve).detach();
+        *self.running() = Some(Running {
+            address: self.shared.address.clone(),
+            stop,
+            closed: closed.token(),
+            close_failure: Arc::default(),
+        });
+        Ok(token)
     }
 
     /// Stops serving. Does nothing if the server isn't running.

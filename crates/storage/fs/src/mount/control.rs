@@ -9,6 +9,7 @@ use crate::file_system::FileSystem;
 use crate::metadata::inode::{InodeNumber, ROOT};
 use block::{Data, Error, Result};
 use serde_json::{Value, json};
+use stack::FullnessWarning;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +65,8 @@ struct Scrub {
 pub(super) struct Controls {
     files: FileSystem,
     scrub: Arc<Mutex<Scrub>>,
+    /// Warning whose level the status shows.
+    warning: Option<Arc<FullnessWarning>>,
 }
 
 fn check_root(node: InodeNumber, control: Control) -> Result<()> {
@@ -76,8 +79,8 @@ fn check_root(node: InodeNumber, control: Control) -> Result<()> {
 }
 
 impl Controls {
-    pub fn new(files: FileSystem) -> Self {
-        Controls { files, scrub: Arc::default() }
+    pub fn new(files: FileSystem, warning: Option<Arc<FullnessWarning>>) -> Self {
+        Controls { files, scrub: Arc::default(), warning }
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {
@@ -90,6 +93,12 @@ impl Controls {
             Control::Status => {
                 check_root(node, control)?;
                 let mut status = self.files.status().await?;
+                if let Some(warning) = &self.warning
+                    && let Some(fullness) = self.files.fullness().await
+                {
+                    let shown = stack::warning::status(&fullness, Some(warning));
+                    status.insert("fullness".into(), shown);
+                }
                 status.insert("process".into(), json!(std::process::id()));
                 Value::Object(status)
             }

@@ -8,7 +8,7 @@ use crate::core::geometry::check_new;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, MAX_BLOCK, Properties};
 use crate::sizes::{default_memory, new_zones, zones_on, zones_to_read};
-use block::{Call, Error, Part, Result, Status, ZoneGeometry};
+use block::{Call, Error, Fullness, Part, Result, Status, ZoneGeometry};
 use logkit::recovery::Goal;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -63,6 +63,7 @@ pub const KIND: Kind = Kind {
             "mount a damaged file system to copy what can be read: nothing is written to its storage, and the mount is read-only",
         )
         .or("false"),
+        stack::WARN_AT,
     ],
     messages: &[],
     shareable: false,
@@ -187,6 +188,10 @@ impl Part for FsDoor {
             }
             all
         })
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::new(self.files.fullness())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

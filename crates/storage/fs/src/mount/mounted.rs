@@ -10,6 +10,7 @@ use crate::file_system::{FileSystem, Mounting};
 use block::{Error, Result};
 use fuse::{Ended, MountOptions, Session};
 use runtime::sync::{StopSource, StopToken};
+use stack::FullnessWarning;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -42,6 +43,8 @@ pub struct MountConfig {
     pub uid: Option<u32>,
     /// Group that all files belong to in this mount, instead of theirs.
     pub gid: Option<u32>,
+    /// Warning whose level the status of the mount shows.
+    pub warning: Option<Arc<FullnessWarning>>,
 }
 
 /// A mounted file system. [`unmount`](Self::unmount) unmounts it. Dropping it doesn't: the file system is
@@ -103,7 +106,7 @@ impl Mounted {
         let notifier = SharedNotifier::default();
         let part = FilesPart {
             shards: files.shards().clone(),
-            controls: Controls::new(files.clone()),
+            controls: Controls::new(files.clone(), config.warning),
             notifier: notifier.clone(),
             slots: Arc::default(),
             refused_reads: RefusedReads::default(),

@@ -9,7 +9,7 @@
 //! shards don't exhaust the zones together.
 
 use crate::core::Core;
-use block::{Error, Result};
+use block::{Error, Fullness, Result};
 use logkit::Owner;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -63,6 +63,31 @@ impl Core {
     /// Whether so few zones are free that puts wait, or will wait soon.
     pub(crate) fn is_low(&self) -> bool {
         self.kit.pool.free() <= self.kept_zones() + u32::from(self.peers.shards)
+    }
+
+    /// Live data of tables and of the log, in the zones that puts may fill. Deleted and overwritten values
+    /// are live until a compaction has met them.
+    ///
+    /// Zones aren't filled to their last block: tables end before it, and zones that are nearly full aren't
+    /// worth cleaning. The limit assumes that four fifths of a zone can be filled, or as much as is filled
+    /// now if that is more. While puts are refused it is what is used.
+    pub(crate) fn fullness(&self) -> Fullness {
+        let (pool, layout) = (&self.kit.pool, &self.kit.layout);
+        let block = layout.block_size.bytes();
+        let zone = u64::from(layout.data_blocks(crate::log_entry::MAX_META)) * block;
+        let good = pool.count(|_| true).saturating_sub(pool.damaged());
+        let usable = u64::from(good.saturating_sub(self.kept_zones()).max(1));
+        let filled = u64::from(good.saturating_sub(pool.free()).max(1));
+        let used = pool.live_data() * block;
+        let limit = (usable * zone * 4 / 5).max(used / filled * usable).min(usable * zone);
+        let refuses_puts = self.kit.is_stuck() && pool.free() <= self.kept_zones();
+        Fullness {
+            resource: "space",
+            used_bytes: used,
+            limit_bytes: if refuses_puts { limit.min(used) } else { limit },
+            can_fill: self.tables.lost().is_none(),
+            remedy: "delete some keys, compact the store (siltstone kv compact), or copy it to larger storage",
+        }
     }
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.

@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::core::{Core, TableFacts};
-use block::{Result, Status};
+use block::{Fullness, Result, Status};
 use serde_json::json;
 use std::rc::Rc;
 
@@ -17,6 +17,11 @@ impl Store {
             tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
         }
         Ok(tables)
+    }
+
+    /// Used part of the space for values; `None` once it is closed.
+    pub async fn fullness(&self) -> Option<Fullness> {
+        self.homes[0].with(|core: Rc<Core>| async move { Ok(core.fullness()) }).await.ok()
     }
 
     /// Returns numbers for operators.
@@ -40,6 +45,9 @@ impl Store {
         let home =
             self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
         status.extend(home);
+        if let Some(fullness) = self.fullness().await {
+            status.insert("fullness".into(), fullness.to_json());
+        }
         let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
         status.insert("levels".into(), levels.collect());
         if shards.iter().any(|shard| shard.contains_key("lost")) {

@@ -210,6 +210,46 @@ fn a_full_store_of_two_shards_with_a_promise_takes_deletes_and_then_puts_again()
     run(line, Fill::Puts);
 }
 
+/// Puts until the store is full, and returns the fullness in percent after every 20 puts.
+async fn percents(run: &mut Run) -> Vec<u64> {
+    let mut percents = Vec::new();
+    for number in 0.. {
+        if number % 20 == 0 {
+            percents.push(run.store.fullness().await.unwrap().percent());
+        }
+        match run.put(number).await {
+            Ok(()) => {}
+            Err(Error::NoSpace(_)) => break,
+            Err(error) => panic!("{:?}: {error}", run.line),
+        }
+    }
+    percents
+}
+
+#[test]
+fn the_fullness_of_a_store_reaches_its_limit_when_puts_are_refused() {
+    for (shards, zones, zone_size) in [(1, 32, 1 << 20), (2, 40, 1 << 20), (4, 64, 1 << 20)] {
+        let line = Line { shards, zones, zone_size, value: 20_000, promises: false, reopens: false };
+        simulate(9, usize::from(shards), move || async move {
+            let mut run = Run::new(line).await;
+            let percents = percents(&mut run).await;
+            let count = |from: u64, to: u64| percents.iter().filter(|it| (from..to).contains(*it)).count();
+            println!("{line:?}: {percents:?}");
+            // The first level of warnings is reached before puts are refused, and not long before; a zone is
+            // some percent of such small stores.
+            assert!(count(80, 1000) > 0, "{line:?}: {percents:?}");
+            assert!(count(0, 80) * 10 > percents.len() * 7, "{line:?}: {percents:?}");
+            assert!(run.store.fullness().await.unwrap().percent() >= 95, "{line:?}: {percents:?}");
+            run.clear().await;
+            run.store.compact().await.unwrap();
+            let emptied = run.store.fullness().await.unwrap();
+            assert!(emptied.percent() < 10, "{line:?}: {emptied:?}");
+            run.store.close().await.unwrap();
+            assert_eq!(run.store.fullness().await, None);
+        });
+    }
+}
+
 #[test]
 fn a_full_store_of_two_shards_with_a_promise_and_small_values_takes_deletes_and_then_puts_again() {
     let line = Line { shards: 2, zones: 40, zone_size: 1 << 20, value: 4000, promises: true, reopens: false };

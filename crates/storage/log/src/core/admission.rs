@@ -8,14 +8,17 @@
 use super::{Acknowledge, Changes, Core};
 use crate::entry::LogEntry;
 use crate::format::Change;
-use crate::fullness::{Fullness, SpaceWarning};
-use block::{Call, Durability, Error, Payload, Result};
+use crate::fullness::FullWarning;
+use block::{Call, Durability, Error, Fullness, Payload, Result};
 use logkit::cleaning::Arrival;
 use logkit::lane;
 use runtime::sync::{Permit, Semaphore};
 use runtime::{RequestKey, Requests};
 use std::cell::Cell;
 use std::rc::Rc;
+
+/// Advice to operators of a full log.
+const REMEDY: &str = "discard some data, delete snapshots, or grow the disk";
 
 /// Open requests, and the capacity that is reserved for their changes.
 #[derive(Debug)]
@@ -25,17 +28,17 @@ pub(super) struct Admission {
     dirty: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for changes that are queued or in flight.
     growing: Cell<u64>,
-    warning: SpaceWarning,
+    warning: FullWarning,
 }
 
 impl Admission {
     /// Creates the admission of up to `dirty_blocks` blocks of dirty data.
-    pub(super) fn new(dirty_blocks: u64, space_warning: u64) -> Self {
+    pub(super) fn new(dirty_blocks: u64) -> Self {
         Admission {
             requests: Requests::default(),
             dirty: Semaphore::new(dirty_blocks as usize),
             growing: Cell::new(0),
-            warning: SpaceWarning::new(space_warning),
+            warning: FullWarning::default(),
         }
     }
 
@@ -270,7 +273,7 @@ impl Core {
             if !has_room {
                 self.note_space(live + growing, capacity, true);
                 return Err(Error::no_space(format!(
-                    "the log is full: {live} blocks of data, of {}; discard some data, delete snapshots, or grow the disk",
+                    "the log is full: {live} blocks of data, of {}; {REMEDY}",
                     self.capacity(growth)
                 )));
             }
@@ -280,40 +283,37 @@ impl Core {
         Ok(Some(growth as u32))
     }
 
-    /// Warns once if the log is nearly full, or refused a write. A log that writes can't fill doesn't warn.
+    /// Warns once if the log refused a write because it is full.
     fn note_space(&self, used: u64, capacity: u64, refused: bool) {
-        let Some(now) = self.admission.warning.note(used, capacity, refused) else { return };
-        if refused || self.may_fill(capacity) {
+        if self.admission.warning.note(used, capacity, refused) {
             tracing::warn!(
-                "log {}: {}: {used} of {capacity} blocks are used; discard some data, delete snapshots, or grow the disk",
+                "log {}: the log is full, writes are refused: {used} of {capacity} blocks are used; {REMEDY}",
                 self.kit.identity.uuid,
-                if now == Fullness::Full {
-                    "the log is full, writes are refused"
-                } else {
-                    "the log is nearly full"
-                },
             );
         }
     }
 
     /// Whether the versions together may have more blocks than the capacity.
-    pub(crate) fn may_fill(&self, capacity: u64) -> bool {
+    fn may_fill(&self, capacity: u64) -> bool {
         let blocks = self.versions.borrow().list.iter().map(|version| version.blocks).sum::<u64>();
         blocks > capacity
     }
 
-    /// State of the log's capacity.
-    pub(crate) fn fullness(&self) -> Fullness {
-        let (used, capacity) = (self.kit.pool.live_data(), self.capacity(0));
-        match self.admission.warning.state(used, capacity) {
-            Fullness::Low if !self.may_fill(capacity) => Fullness::Ok,
-            state => state,
-        }
+    /// Whether the log refused a write, and has had no free capacity since then.
+    pub(crate) fn is_full(&self) -> bool {
+        self.admission.warning.is_full(self.kit.pool.live_data(), self.capacity(0))
     }
 
-    /// Percentage of the capacity at or above which the log warns.
-    pub(crate) fn space_warning(&self) -> u64 {
-        self.admission.warning.threshold()
+    /// Live blocks of the capacity; what the cleaner can give back isn't used.
+    pub(crate) fn fullness(&self) -> Fullness {
+        let (capacity, block) = (self.capacity(0), self.layout.block_size.bytes());
+        Fullness {
+            resource: "space",
+            used_bytes: self.kit.pool.live_data() * block,
+            limit_bytes: capacity * block,
+            can_fill: self.lost.is_none() && self.may_fill(capacity),
+            remedy: REMEDY,
+        }
     }
 
     fn class_of(&self, change: &Change) -> u8 {

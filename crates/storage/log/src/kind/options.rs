@@ -50,8 +50,6 @@ pub struct Options {
     pub dirty: u64,
     /// Least number of bytes written between two checkpoints.
     pub checkpoint_after: u64,
-    /// Percentage of the capacity at or above which the log warns.
-    pub space_warning: u64,
     /// Percentage of free zones below which cleaning is paced to writes.
     pub high_watermark: f64,
     /// Percentage of free zones below which cleaning is faster than writes.
@@ -81,7 +79,6 @@ impl Default for Options {
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
-            space_warning: 90,
             high_watermark: 1.0,
             low_watermark: 0.0,
             salvage: false,
@@ -239,7 +236,6 @@ impl Options {
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * MAX_SHARE / 100,
             reserved_zones: Images::of_volume(layout, blocks.min(disk_blocks)).zones(layout, 0),
-            space_warning: self.space_warning,
             blocks_at_once: self.blocks_at_once.max(1),
         };
         let kit = logkit::Settings {
