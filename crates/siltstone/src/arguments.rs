@@ -4,8 +4,10 @@ mod attach;
 mod fs;
 mod kv;
 mod memory_node;
+mod report;
 mod spi;
 mod swap;
+mod trace;
 mod warm;
 mod zns;
 
@@ -18,8 +20,10 @@ pub use kv::{
     KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
 };
 pub use memory_node::MemoryNodeServe;
+pub use report::Report;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
+pub use trace::Trace;
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};
 
@@ -40,6 +44,7 @@ use std::path::PathBuf;
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
   siltstone attach stack.toml                                 give a stack a block device node
   siltstone status stack.toml                                 show the status of a stack, served or not
+  siltstone trace stack.toml --slow 10ms                      print a line for each slow request
   siltstone snapshot create stack.toml monday                 create a snapshot of a log device
   siltstone warm list stack.toml                              list cached blocks with their heat
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
@@ -116,6 +121,7 @@ pub enum Verb {
     Detach(Detach),
     Stop(StopServer),
     Status(Status),
+    Trace(Trace),
     Message(Message),
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
@@ -129,6 +135,7 @@ pub enum Verb {
     Stack(StackVerb),
     #[command(subcommand)]
     Record(RecordVerb),
+    Report(Report),
     #[command(subcommand)]
     Model(ModelVerb),
     #[command(subcommand)]

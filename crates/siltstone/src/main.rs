@@ -1,5 +1,5 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `message`, `snapshot`,
-//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`,
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `trace`, `message`, `snapshot`,
+//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`, `spi`, `zns`, `fs`, `kv`,
 //! `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
 
 mod address;
@@ -29,6 +29,7 @@ mod output;
 mod overwriting;
 mod progress;
 mod record_verb;
+mod report_verb;
 mod serve_verb;
 mod server_process;
 mod service;
@@ -40,6 +41,7 @@ mod stop;
 mod stop_verb;
 mod swap_verb;
 mod table;
+mod trace_verb;
 mod unix_connect;
 mod warm_verb;
 mod zns_verb;
@@ -95,6 +97,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Stop(stop) => stop_verb::stop(&stop),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
+        Verb::Trace(trace) => trace_verb::trace(trace),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),
@@ -104,6 +107,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
+        Verb::Report(report) => report_verb::report(&report),
         Verb::Spi(verb) => spi_verb::spi(verb),
         Verb::Zns(verb) => zns_verb::zns(verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),

@@ -83,7 +83,8 @@ impl<T> Future for RemoteHandle<T> {
     }
 }
 
-/// Starts a task on any shard: `make` is sent there and creates the future.
+/// Starts a task on any shard: `make` is sent there and creates the future. The task has the
+/// [origin](crate::origin) of the caller.
 ///
 /// # Panics
 /// If the shard doesn't exist.
@@ -93,9 +94,10 @@ where
     Fut: Future<Output = T> + 'static,
 {
     let (answering, handle) = answer();
+    let origin = crate::origin();
     let work = move || {
         crate::task::spawn(async move {
-            let value = make().await;
+            let value = crate::attributed(origin, make()).await;
             answering.0.settle(Some(value));
         })
         .detach();

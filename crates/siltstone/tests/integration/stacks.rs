@@ -14,6 +14,8 @@ fn help_teaches_by_example() {
         &["bench"],
         &["serve"],
         &["status"],
+        &["trace"],
+        &["report"],
         &["message"],
         &["snapshot"],
         &["snapshot", "create"],
