@@ -1,6 +1,7 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `trace`, `message`, `snapshot`,
-//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`, `spi`, `zns`, `fs`, `kv`,
-//! `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `trace`, `message`,
+//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`, `spi`,
+//! `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends
+//! on all others.
 
 mod address;
 mod arguments;

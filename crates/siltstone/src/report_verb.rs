@@ -1,11 +1,12 @@
-//! `siltstone report`: one tar file for a bug report, with facts of the machine, the stack and its server, and
-//! without data.
+//! `siltstone report`: one tar file for a bug report, with facts of the machine, the stack and its server,
+//! and without data.
 //!
 //! # Promises
-//! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The stack
-//!   isn't opened.
-//! - Of images ([`EXAMINED`]) the first [`LOOKED_AT`] bytes are read, to name their format; none of these bytes
-//!   is in the report. Of other files, such as password and key files, it has the owner and the mode only.
+//! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The
+//!   stack isn't opened.
+//! - Of images ([`EXAMINED`]) the first [`LOOKED_AT`] bytes are read, to name their format; none of these
+//!   bytes is in the report. Of other files, such as password and key files, it has the owner and the mode
+//!   only.
 //! - Values of keys for secrets are masked in every file of the report ([`mask`]).
 //! - A server that doesn't answer is waited for as long as [`Client`] does; each file has a bounded size.
 
@@ -44,8 +45,8 @@ const FOLDER: &str = "siltstone-report";
 /// Writes a report, and prints its name and what it has.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a STACK that is no stack file; [`Failure::World`] for a file that exists or can't be
-/// written.
+/// [`Failure::Usage`] for a STACK that is no stack file; [`Failure::World`] for a file that exists or can't
+/// be written.
 pub fn report(arguments: &Report) -> Result<(), Failure> {
     let now = runtime::wall_clock().as_secs();
     let path = arguments.output.clone().unwrap_or_else(|| default_name(now));

@@ -133,7 +133,8 @@ pub trait Observer<C> {
     /// Notes the begin of a call, when it is first polled.
     fn begin(&self, call: C, at: Position) -> Self::InFlight<'_>;
 
-    /// Notes the end of a call and its error; `bytes` is the number of bytes read, written, discarded or zeroed.
+    /// Notes the end of a call, with its error; `bytes` is the number of bytes read, written, discarded or
+    /// zeroed.
     fn end(&self, call: Self::InFlight<'_>, bytes: u64, error: Option<&Error>);
 }
 

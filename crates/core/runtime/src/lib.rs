@@ -90,7 +90,7 @@ pub use failure_run::FailureRun;
 pub use home::Home;
 pub use home_device::HomeDevice;
 pub use limited_part::LimitedPart;
-pub use origin::{Origin, attributed, origin};
+pub use origin::{Origin, ProcessName, attributed, origin};
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
 pub use random::Random;

@@ -363,14 +363,14 @@ impl Stream {
         }
     }
 
-    /// Returns the peer, as origin of its requests: the process that connected to a unix socket, or the address
-    /// of a TCP connection; nobody under simulation.
+    /// Returns the peer as origin of its requests: the process that connected to a unix socket, or the
+    /// address of a TCP connection; [`Origin::Nobody`] under simulation.
     pub fn origin(&self) -> Origin {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Origin::Nobody };
         match rustix::net::getpeername(fd).ok().flatten().map(SocketAddr::try_from) {
             Some(Ok(peer)) => Origin::of_peer(peer),
             // Another family: a unix socket.
-            Some(Err(_)) => Origin::of_process(crate::peer_process(fd.as_fd()).unwrap_or(0)),
+            Some(Err(_)) => Origin::of_process(crate::peer_process(fd.as_fd()).unwrap_or(0)).named(),
             None => Origin::Nobody,
         }
     }

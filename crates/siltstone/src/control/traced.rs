@@ -2,19 +2,19 @@
 //! after the other.
 //!
 //! ```json
-//! {"events": [{"time_ns": 1795234546000000000, "door": "vol", "client": "process 4711 (qemu)", "part": "disk",
-//!              "call": "read", "block": 12, "bytes": 4096, "took_ns": 81000, "errno": 0}],
+//! {"events": [{"time_ns": 1795234546000000000, "door": "vol", "client": "process 4711 (qemu)",
+//!              "part": "disk", "call": "read", "block": 12, "bytes": 4096, "took_ns": 81000, "errno": 0}],
 //!  "lost": 0}
 //! ```
 //!
 //! # Promises
-//! - An answer has at most [`MAX_EVENTS`] calls, in the order of their ends, and is given after [`WAIT`] at the
-//!   latest, without calls if there were none.
-//! - Calls that the client doesn't fetch in time are lost, and counted. At most the calls that the observation
-//!   keeps, and as many again, wait for the client.
+//! - An answer has at most [`MAX_EVENTS`] calls, in the order of their ends, and is given after [`WAIT`] at
+//!   the latest, without calls if there were none.
+//! - Calls that the client doesn't fetch in time are lost, and counted. At most the calls that the
+//!   observation keeps, and as many again, wait for the client.
 //!
-//! `door` is absent for the calls of all users to a part, `client` for calls whose client isn't known: the work
-//! of the stack itself, and calls of several clients that a part has merged.
+//! `door` is absent for the calls of all users to a part, `client` for calls whose client isn't known: the
+//! work of the stack itself, and calls of several clients that a part has merged.
 
 use super::protocol::{Refusal, TraceRequest};
 use block::layer::Position;
@@ -34,7 +34,7 @@ pub const MAX_EVENTS: usize = 1024;
 pub const WAIT: Duration = Duration::from_secs(1);
 /// Interval of checking for calls.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Most names of processes that are remembered.
+/// Most processes whose names are remembered.
 const MAX_NAMES: usize = 1024;
 
 /// Trace of one client. Ends when it is dropped.
@@ -42,8 +42,8 @@ pub struct Tracing {
     trace: Trace,
     pending: VecDeque<(Arc<ObservedCalls>, Event)>,
     lost: u64,
-    /// Names of processes by their numbers.
-    names: BTreeMap<u32, Option<String>>,
+    /// Processes of requests that came without a name, by their numbers.
+    named: BTreeMap<u32, Origin>,
 }
 
 impl Tracing {
@@ -63,7 +63,7 @@ impl Tracing {
         asked.calls.iter().try_for_each(|call| check("call", call, kinds.iter().copied()))?;
         let filter = Filter { least: asked.slow, errors: asked.errors, calls: asked.calls.clone() };
         let trace = observation.trace(filter, |calls| is_wanted(asked, calls))?;
-        Ok(Tracing { trace, pending: VecDeque::new(), lost: 0, names: BTreeMap::new() })
+        Ok(Tracing { trace, pending: VecDeque::new(), lost: 0, named: BTreeMap::new() })
     }
 
     /// Waits for calls, and returns those that have ended.
@@ -121,21 +121,14 @@ impl Tracing {
     fn client(&mut self, origin: Origin) -> Option<String> {
         let number = match origin {
             Origin::Nobody => return None,
-            Origin::Peer(..) => return Some(origin.to_string()),
-            Origin::Process(number) => number,
+            Origin::Process(number, name) if name.is_empty() => number,
+            Origin::Peer(..) | Origin::Process(..) => return Some(origin.to_string()),
         };
-        if self.names.len() >= MAX_NAMES {
-            self.names.clear();
+        if self.named.len() >= MAX_NAMES {
+            self.named.clear();
         }
-        let name = self.names.entry(number).or_insert_with(|| process_name(number));
-        Some(name.as_ref().map_or_else(|| origin.to_string(), |name| format!("{origin} ({name})")))
+        Some(self.named.entry(number).or_insert_with(|| origin.named()).to_string())
     }
-}
-
-/// Returns the name of the program that a process runs; `None` once it has ended.
-fn process_name(number: u32) -> Option<String> {
-    let name = std::fs::read(format!("/proc/{number}/comm")).ok()?;
-    Some(String::from_utf8_lossy(&name).trim_end().to_owned())
 }
 
 /// Whether a trace has the calls to this part. Without a choice, these are the calls of all doors.

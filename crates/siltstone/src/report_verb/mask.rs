@@ -1,8 +1,8 @@
 //! Replacement of secrets in texts: values of keys for passwords and the like, and passwords in addresses.
 //!
-//! A key is one for secrets if its name says so ([`is_secret`]), unless it only ever has a path in the kinds of
-//! parts: `password_file` names a file. The values found in the stack are also replaced where other texts quote
-//! them without their key.
+//! A key is one for secrets if its name says so ([`is_secret`]), unless it only ever has a path in the kinds
+//! of parts: `password_file` names a file. The values found in the stack are also replaced where other texts
+//! quote them without their key.
 
 use stack::{Registry, ValueKind};
 use std::collections::BTreeSet;
@@ -119,8 +119,8 @@ fn user(bytes: &[u8], start: usize) -> Option<(usize, usize)> {
     (bytes[end] == b'@' && end > start).then_some((start, end))
 }
 
-/// Returns the place of the value of a key whose name ends at `at`: after `=` or `:`, in quotes or brackets, or
-/// up to the next separator.
+/// Returns the place of the value of a key whose name ends at `at`: after `=` or `:`, in quotes or brackets,
+/// or up to the next separator.
 fn value(bytes: &[u8], mut at: usize) -> Option<(usize, usize)> {
     let blanks = |bytes: &[u8]| bytes.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
     if matches!(bytes.get(at)?, b'"' | b'\'') {

@@ -47,7 +47,7 @@ fn plant(folder: &Path) {
     let text = "# password = \"hunter2-inline\"\n[device.disk]\nkind = \"file\"\npath = \"disk.img\"\n\
                 [device.far]\nkind = \"redis\"\naddresses = [\"unix:far.sock\"]\nname = \"far\"\nsize = \"1MiB\"\n\
                 password_file = \"password\"\n[door.vol]\nkind = \"nbd\"\ndevice = \"disk\"\nsocket = \"vol.sock\"\n\
-                tls = \"keys\"\n";
+                tls = \"keys\"\n[door.far]\nkind = \"nbd\"\ndevice = \"far\"\nsocket = \"other.sock\"\n";
     std::fs::write(folder.join("s.toml"), text).unwrap();
     let log = "WARN password=hunter2-inline refused\nWARN redis://user:pass-in-address@host:1\nWARN a hunter2-inline again\n";
     std::fs::write(folder.join("vol.log"), log).unwrap();

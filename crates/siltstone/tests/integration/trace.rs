@@ -56,13 +56,18 @@ fn trace(folder: &Path, arguments: &[&str]) -> (Running, BufReader<std::process:
 /// Runs qemu-io on the export; `false` if it isn't installed.
 fn io(folder: &Path, words: &[&str]) -> bool {
     let commands = words.iter().flat_map(|word| ["-c", word]);
-    let arguments = ["-f", "raw"].into_iter().chain(commands).chain(["nbd+unix:///vol?socket=vol.sock"]);
+    let arguments = ["-f", "raw", "-t", "writeback"]
+        .into_iter()
+        .chain(commands)
+        .chain(["nbd+unix:///faulty?socket=vol.sock"]);
     let ran = Command::new("qemu-io").args(arguments).current_dir(folder).stdin(Stdio::null()).output();
-    let is_there = ran.is_ok();
-    if !is_there {
+    let Ok(ran) = ran else {
         println!("SKIPPED: qemu-io is not installed");
-    }
-    is_there
+        return false;
+    };
+    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(!said.contains("can't open"), "{said}");
+    true
 }
 
 #[test]

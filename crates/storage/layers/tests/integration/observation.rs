@@ -208,7 +208,7 @@ fn calls_name_their_client() {
         write(&device).await;
         let taken = trace.take();
         let origins: Vec<_> = taken[0].events.iter().map(|event| event.origin).collect();
-        assert_eq!(origins, [Origin::Process(7), Origin::Nobody]);
+        assert_eq!(origins, [Origin::of_process(7), Origin::Nobody]);
     });
 }
 
