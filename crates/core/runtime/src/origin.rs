@@ -94,8 +94,8 @@ impl fmt::Display for Origin {
 }
 
 thread_local! {
-    /// Origin of the innermost [`attributed`] future that is being polled; null without one. A pointer, because
-    /// every poll of a connection sets it.
+    /// Origin of the innermost [`attributed`] future that is being polled; null without one. A pointer,
+    /// because every poll of a connection sets it.
     static ORIGIN: Cell<*const Origin> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -113,7 +113,7 @@ impl Drop for Outer {
 #[inline]
 pub fn origin() -> Origin {
     let origin = ORIGIN.get();
-    // SAFETY: it is null, or points into a future that is being polled: `Outer` resets it before the poll ends.
+    // SAFETY: it is null, or points into a future that is being polled: `Outer` resets it when the poll ends.
     unsafe { origin.as_ref() }.copied().unwrap_or_default()
 }
 
