@@ -213,7 +213,7 @@ impl Client {
 
     async fn answer(&self, line: &[u8]) -> Answer {
         match Request::parse(line)? {
-            Request::Trace(asked) => self.begin_trace(&asked),
+            Request::Trace(asked) => self.begin_trace(&asked).await,
             Request::TraceNext => {
                 let Some(mut tracing) = self.tracing.take() else {
                     return Err(Refusal::wrongly_asked(Error::invalid(
@@ -229,11 +229,11 @@ impl Client {
     }
 
     /// Begins a trace, after the end of an earlier one of this client.
-    fn begin_trace(&self, asked: &TraceRequest) -> Answer {
+    async fn begin_trace(&self, asked: &TraceRequest) -> Answer {
         drop(self.tracing.take());
         let operated = self.shared.operated.get().ok_or_else(still_opening)?;
         let observation = operated.observation().ok_or_else(not_traced)?;
-        self.tracing.replace(Some(Tracing::begin(observation, asked)?));
+        self.tracing.replace(Some(Tracing::begin(observation, asked).await?));
         Ok(serde_json::Value::Null)
     }
 

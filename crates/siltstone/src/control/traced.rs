@@ -32,6 +32,8 @@ use std::time::Duration;
 pub const MAX_EVENTS: usize = 1024;
 /// Longest time until an answer.
 pub const WAIT: Duration = Duration::from_secs(1);
+/// Time after which the disconnection of a client is noticed at the latest, and its trace has ended.
+const END_LIMIT: Duration = Duration::from_secs(WAIT.as_secs() + 1);
 /// Interval of checking for calls.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Most processes whose names are remembered.
@@ -47,11 +49,11 @@ pub struct Tracing {
 }
 
 impl Tracing {
-    /// Begins a trace.
+    /// Begins a trace. Waits for the end of one whose client has just disconnected.
     ///
     /// # Errors
     /// An unknown part, door or kind of call; [`Error::Busy`] while another client traces.
-    pub fn begin(observation: &Observation, asked: &TraceRequest) -> Result<Tracing, Refusal> {
+    pub async fn begin(observation: &Observation, asked: &TraceRequest) -> Result<Tracing, Refusal> {
         let parts = observation.parts();
         if let Some(part) = &asked.part {
             check("part", part, parts.iter().map(|calls| calls.part.as_str()))?;
@@ -62,7 +64,8 @@ impl Tracing {
         let kinds = [<dyn DevicePart>::NAMES, <dyn ZonesPart>::NAMES].concat();
         asked.calls.iter().try_for_each(|call| check("call", call, kinds.iter().copied()))?;
         let filter = Filter { least: asked.slow, errors: asked.errors, calls: asked.calls.clone() };
-        let trace = observation.trace(filter, |calls| is_wanted(asked, calls))?;
+        let begin = async || observation.trace(filter.clone(), |calls| is_wanted(asked, calls));
+        let trace = runtime::retry_while_busy(END_LIMIT, begin).await?;
         Ok(Tracing { trace, pending: VecDeque::new(), lost: 0, named: BTreeMap::new() })
     }
 

@@ -17,7 +17,7 @@ const HEADING: [&str; 9] =
 /// Columns that are aligned to the right.
 const FIGURES: [bool; 9] = [false, false, false, false, false, false, true, true, false];
 /// Widths of the columns before the first line; `write_zeroes` is the longest call.
-const WIDTHS: [usize; 9] = [15, 4, 7, 4, 12, 14, 8, 7, 5];
+const WIDTHS: [usize; 9] = [15, 8, 20, 8, 12, 14, 8, 7, 5];
 /// Width above which a column isn't widened.
 const MAX_WIDTH: usize = 60;
 
@@ -174,10 +174,10 @@ mod tests {
             page.line(event, &mut text);
         }
         let expected = "\
-TIME             DOOR  CLIENT   PART  CALL          POSITION           BYTES  LATENCY  ERROR
-04:15:46.123456  vol   process 4711 (qemu)  disk  read          block 12           4 KiB  81.0 µs  -
-00:00:00.000000  -     -                    z?[2J  append        3:8192             512 B  1.50 ms  Input/output error (os error 5)
-00:00:00.000000  -     -                    z      flush         -                      -    10 ns  -
+TIME             DOOR      CLIENT                PART      CALL          POSITION           BYTES  LATENCY  ERROR
+04:15:46.123456  vol       process 4711 (qemu)   disk      read          block 12           4 KiB  81.0 µs  -
+00:00:00.000000  -         -                     z?[2J     append        3:8192             512 B  1.50 ms  Input/output error (os error 5)
+00:00:00.000000  -         -                     z         flush         -                      -    10 ns  -
 ";
         assert_eq!(text, expected);
         page.lost = 7;

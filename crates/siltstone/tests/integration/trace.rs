@@ -139,25 +139,47 @@ fn a_peer_of_tcp_is_an_address() {
     );
     let said = wait_for(server.0.stdout.as_mut().unwrap(), "addresses");
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let mut tracing = command(folder, &["trace", "s.toml", "--control", "c.sock", "--json", "--count", "1"])
-        .spawn()
-        .unwrap();
+    let arguments = ["trace", "s.toml", "--control", "c.sock", "--json", "--count", "1"];
+    let mut tracing = Running(command(folder, &arguments).spawn().unwrap());
     let uri = said["addresses"][0].as_str().unwrap();
     // Reads until one of them was traced.
     loop {
         let read = Command::new("qemu-io").args(["-f", "raw", "-c", "read 0 4k", uri]).output();
         if read.is_err() {
-            let _ = tracing.kill();
             return println!("SKIPPED: qemu-io is not installed");
         }
-        if tracing.try_wait().unwrap().is_some() {
+        if tracing.0.try_wait().unwrap().is_some() {
             break;
         }
     }
-    let ended = Running(tracing).end();
+    let ended = tracing.end();
     let line: serde_json::Value = serde_json::from_str(ended.stdout.trim()).unwrap();
     assert!(line["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{line}");
     assert_eq!((&line["part"], &line["call"]), (&"disk".into(), &"read".into()));
+}
+
+/// Records of the log have no client, since they may have commands of several.
+#[test]
+fn commands_of_a_store_are_calls_to_its_zones() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let text = "[device.mem]\nkind = \"ram\"\nsize = \"256MiB\"\n\
+                [door.store]\nkind = \"kv\"\non = \"mem\"\nlisten = \"unix:kv.sock\"\n";
+    std::fs::write(folder.join("s.toml"), text).unwrap();
+    let arguments = ["serve", "s.toml", "--format", "--control", "c.sock", "--json"];
+    let mut server = Running(command(folder, &arguments).spawn().unwrap());
+    wait_for(server.0.stdout.as_mut().unwrap(), "addresses");
+    let (tracing, mut lines) =
+        trace(folder, &["--door", "store", "--call", "write,write_fua", "--count", "1"]);
+    let set =
+        Command::new("redis-cli").args(["-s", "kv.sock", "set", "key", "value"]).current_dir(folder).output();
+    let Ok(set) = set else { return println!("SKIPPED: redis-cli is not installed") };
+    assert_eq!(String::from_utf8_lossy(&set.stdout).trim(), "OK");
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[1..4], ["store", "-", "mem"], "{line}");
+    assert_eq!(tracing.end().code, Some(0));
 }
 
 #[test]
