@@ -7,9 +7,9 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::future::poll_fn;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::pin::pin;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 /// Client of a door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,13 +118,28 @@ pub fn origin() -> Origin {
 }
 
 /// Attributes the calls that a future makes to a client.
-pub async fn attributed<F: Future>(origin: Origin, future: F) -> F::Output {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        let _outer = Outer(ORIGIN.replace(&raw const origin));
-        future.as_mut().poll(context)
-    })
-    .await
+pub fn attributed<F: Future>(origin: Origin, future: F) -> Attributed<F> {
+    Attributed { origin, future }
+}
+
+/// Future of [`attributed`]. Not an `async` block, whose state would cost as much as the origin.
+#[must_use = "a future does nothing until it is awaited"]
+pub struct Attributed<F> {
+    origin: Origin,
+    future: F,
+}
+
+impl<F: Future> Future for Attributed<F> {
+    type Output = F::Output;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        // SAFETY: the future is pinned as a field of this, and never moved out; nothing here has a `Drop`.
+        let this = unsafe { self.get_unchecked_mut() };
+        let _outer = Outer(ORIGIN.replace(&raw const this.origin));
+        // SAFETY: as above.
+        unsafe { Pin::new_unchecked(&mut this.future) }.poll(context)
+    }
 }
 
 #[cfg(test)]

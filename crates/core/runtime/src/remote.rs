@@ -2,6 +2,7 @@
 
 use crate::config::ShardIndex;
 use crate::mailbox::{Letter, lock};
+use crate::origin::Origin;
 use crate::shard;
 use block::{Error, Result};
 use std::future::Future;
@@ -93,8 +94,20 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
+    spawn_on_for(crate::origin(), shard, make)
+}
+
+/// As [`spawn_on`], for a client.
+pub(crate) fn spawn_on_for<T, Fut>(
+    origin: Origin,
+    shard: ShardIndex,
+    make: impl FnOnce() -> Fut + Send + 'static,
+) -> RemoteHandle<T>
+where
+    T: Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
     let (answering, handle) = answer();
-    let origin = crate::origin();
     let work = move || {
         crate::task::spawn(async move {
             let value = crate::attributed(origin, make()).await;

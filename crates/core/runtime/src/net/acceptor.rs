@@ -80,7 +80,7 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
         clients.connected.fetch_add(1, Ordering::Relaxed);
         let (serve, permit) = (serve.clone(), ClientPermit(clients.clone()));
         let shard = ShardIndex(count % crate::shard_count());
-        crate::spawn_on(shard, move || crate::attributed(origin, serve(remote, permit))).detach();
+        crate::remote::spawn_on_for(origin, shard, move || serve(remote, permit)).detach();
         count += 1;
     }
 }
