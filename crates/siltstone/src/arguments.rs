@@ -4,9 +4,11 @@ mod attach;
 mod fs;
 mod kv;
 mod memory_node;
+mod report;
 mod spi;
 mod swap;
 mod top;
+mod trace;
 mod warm;
 mod zns;
 
@@ -20,9 +22,11 @@ pub use kv::{
     KvStore, KvVerb,
 };
 pub use memory_node::MemoryNodeServe;
+pub use report::Report;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
 pub use top::Top;
+pub use trace::Trace;
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};
 
@@ -44,6 +48,7 @@ use std::path::PathBuf;
   siltstone attach stack.toml                                 give a stack a block device node
   siltstone status stack.toml                                 show the status of a stack, served or not
   siltstone top                                               show what each part of a server is doing
+  siltstone trace stack.toml --slow 10ms                      print a line for each slow request
   siltstone snapshot create stack.toml monday                 create a snapshot of a log device
   siltstone warm list stack.toml                              list cached blocks with their heat
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
@@ -121,6 +126,7 @@ pub enum Verb {
     Stop(StopServer),
     Status(Status),
     Top(Top),
+    Trace(Trace),
     Message(Message),
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
@@ -134,6 +140,7 @@ pub enum Verb {
     Stack(StackVerb),
     #[command(subcommand)]
     Record(RecordVerb),
+    Report(Report),
     #[command(subcommand)]
     Model(ModelVerb),
     #[command(subcommand)]

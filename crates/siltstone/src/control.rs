@@ -3,8 +3,8 @@
 //!
 //! One concept per module: [`protocol`] messages of the socket (it never waits), [`place`] socket of each
 //! stack and chip, [`socket`] creation and removal of a socket's file, [`server`] its clients, [`client`] the
-//! client, [`operated`] requests to an open stack, [`observed`] counts of its calls, [`reach`] choice between
-//! server and opening.
+//! client, [`operated`] requests to an open stack, [`observed`] counts of its calls, [`traced`] single calls,
+//! [`reach`] choice between server and opening.
 
 pub mod client;
 mod observed;
@@ -16,4 +16,5 @@ pub mod server;
 mod socket;
 #[cfg(test)]
 pub mod test_log;
+mod traced;
 pub mod turn;

@@ -1,7 +1,7 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `message`,
-//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`,
-//! `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate that depends on all
-//! others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `trace`, `message`,
+//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`, `spi`,
+//! `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate that
+//! depends on all others.
 
 mod address;
 mod arguments;
@@ -30,6 +30,7 @@ mod output;
 mod overwriting;
 mod progress;
 mod record_verb;
+mod report_verb;
 mod serve_verb;
 mod server_process;
 mod service;
@@ -43,6 +44,7 @@ mod stop_verb;
 mod swap_verb;
 mod table;
 mod top_verb;
+mod trace_verb;
 mod unix_connect;
 mod warm_verb;
 mod warnings;
@@ -100,6 +102,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
         Verb::Top(top) => top_verb::top(&top),
+        Verb::Trace(trace) => trace_verb::trace(trace),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),
@@ -109,6 +112,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
+        Verb::Report(report) => report_verb::report(&report),
         Verb::Spi(verb) => spi_verb::spi(verb),
         Verb::Zns(verb) => zns_verb::zns(verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),

@@ -9,12 +9,19 @@ use std::io::{ErrorKind, Write};
 /// # Errors
 /// [`Failure::World`] for a failed write; a closed reader, such as `head`, isn't an error.
 pub fn print(text: &str) -> Result<(), Failure> {
+    print_while_read(text).map(drop)
+}
+
+/// Prints a text unchanged, at once, and returns whether it still has a reader.
+///
+/// # Errors
+/// Errors of [`print()`].
+pub fn print_while_read(text: &str) -> Result<bool, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::World(format!("writing to standard output: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::World(format!("writing to standard output: {error}"))),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::address::{BlockIndex, BlockRange, ZoneAddress, ZoneIndex};
 use crate::buffer::{Buffer, Payload};
 use crate::call::Call;
 use crate::device::{Device, Durability, Extent, ReadOutcome, ZeroMode};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
 use crate::part::{DevicePart, Part, PartUse, Status, ZonesPart};
 use crate::zones::{ZoneReport, Zones};
@@ -133,8 +133,9 @@ pub trait Observer<C> {
     /// Notes the begin of a call, when it is first polled.
     fn begin(&self, call: C, at: Position) -> Self::InFlight<'_>;
 
-    /// Notes the end of a call; `bytes` is the number of bytes read, written, discarded or zeroed.
-    fn end(&self, call: Self::InFlight<'_>, bytes: u64, is_ok: bool);
+    /// Notes the end of a call, with its error; `bytes` is the number of bytes read, written, discarded or
+    /// zeroed.
+    fn end(&self, call: Self::InFlight<'_>, bytes: u64, error: Option<&Error>);
 }
 
 /// Handle of a device or of zones whose calls are observed.
@@ -153,9 +154,9 @@ impl<H: ?Sized, O> Observed<H, O> {
 /// Makes a call inside of an observation. A macro, so that the future holds only the call's arguments.
 macro_rules! observed {
     ($self:ident, $kind:expr, $at:expr, $bytes:expr, $call:expr) => {
-        observed!($self, $kind, $at, $bytes, $call, |result| result.is_ok())
+        observed!($self, $kind, $at, $bytes, $call, |result| result.as_ref().err())
     };
-    ($self:ident, $kind:expr, $at:expr, $bytes:expr, $call:expr, |$result:ident| $is_ok:expr) => {{
+    ($self:ident, $kind:expr, $at:expr, $bytes:expr, $call:expr, |$result:ident| $error:expr) => {{
         if !$self.observer.is_on() {
             return $call;
         }
@@ -163,7 +164,7 @@ macro_rules! observed {
             let bytes = $bytes as u64;
             let in_flight = $self.observer.begin($kind, $at);
             let $result = $call.await;
-            $self.observer.end(in_flight, bytes, $is_ok);
+            $self.observer.end(in_flight, bytes, $error);
             $result
         })
     }};
@@ -188,7 +189,7 @@ impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
             Position::Block(at),
             buffer.len(),
             self.below.read(at, buffer),
-            |read| read.0.is_ok()
+            |read| read.0.as_ref().err()
         )
     }
 
@@ -276,7 +277,7 @@ impl<O: Observer<ZonesCall>> Zones for Observed<dyn Zones, O> {
             Position::Address(at),
             buffer.len(),
             self.below.read(at, buffer),
-            |read| read.0.is_ok()
+            |read| read.0.as_ref().err()
         )
     }
 

@@ -12,6 +12,7 @@ use crate::address::SocketAddress;
 use crate::file::os_error;
 use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
+use crate::origin::Origin;
 use crate::shard;
 use crate::slots::Key;
 use crate::sync::StopToken;
@@ -19,7 +20,7 @@ use block::{Buffer, Error, Payload, Result};
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -359,6 +360,18 @@ impl Stream {
         match result {
             0.. => Ok(()),
             _ => Err(os_error(-result, "shutting a connection down".into())),
+        }
+    }
+
+    /// Returns the peer as origin of its requests: the process that connected to a unix socket, or the
+    /// address of a TCP connection; [`Origin::Nobody`] under simulation.
+    pub fn origin(&self) -> Origin {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Origin::Nobody };
+        match rustix::net::getpeername(fd).ok().flatten().map(SocketAddr::try_from) {
+            Some(Ok(peer)) => Origin::of_peer(peer),
+            // Another family: a unix socket.
+            Some(Err(_)) => Origin::of_process(crate::peer_process(fd.as_fd()).unwrap_or(0)).named(),
+            None => Origin::Nobody,
         }
     }
 

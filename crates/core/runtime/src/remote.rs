@@ -2,6 +2,7 @@
 
 use crate::config::ShardIndex;
 use crate::mailbox::{Letter, lock};
+use crate::origin::Origin;
 use crate::shard;
 use block::{Error, Result};
 use std::future::Future;
@@ -83,7 +84,8 @@ impl<T> Future for RemoteHandle<T> {
     }
 }
 
-/// Starts a task on any shard: `make` is sent there and creates the future.
+/// Starts a task on any shard: `make` is sent there and creates the future. The task has the
+/// [origin](crate::origin) of the caller.
 ///
 /// # Panics
 /// If the shard doesn't exist.
@@ -92,10 +94,23 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
+    spawn_on_for(crate::origin(), shard, make)
+}
+
+/// As [`spawn_on`], for a client.
+pub(crate) fn spawn_on_for<T, Fut>(
+    origin: Origin,
+    shard: ShardIndex,
+    make: impl FnOnce() -> Fut + Send + 'static,
+) -> RemoteHandle<T>
+where
+    T: Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
     let (answering, handle) = answer();
     let work = move || {
         crate::task::spawn(async move {
-            let value = make().await;
+            let value = crate::attributed(origin, make()).await;
             answering.0.settle(Some(value));
         })
         .detach();

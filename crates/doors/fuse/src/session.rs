@@ -25,9 +25,9 @@ use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, InitIn, init_flag, no
 use crate::reply;
 use crate::request::{self, Message};
 use block::{Buffer, Error, Result};
-use runtime::ShardIndex;
 use runtime::message_device::{self, MessageDevice};
 use runtime::sync::{Notify, Semaphore, StopSource};
+use runtime::{Origin, ShardIndex};
 use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
@@ -558,7 +558,9 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
 
 async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
     let unique = request.header.unique;
-    let answered = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
+    let user = Origin::of_process(request.header.pid);
+    let answering = dispatch::answer(&*served.file_system, &workers.negotiated, request);
+    let answered = runtime::attributed(user, answering).await;
     let Some(reply) = answered.map_err(violation)? else { return Ok(()) };
     let Err(error) = served.device.send(reply).await else { return Ok(()) };
     match error.errno() {

@@ -83,6 +83,28 @@ impl Client {
         })
     }
 
+    /// Sends a request, and waits for the answer; `None` if the server closes the connection.
+    ///
+    /// # Errors
+    /// [`Failure::World`] for another failure of the connection.
+    pub fn ask_unless_gone(&mut self, request: &Request) -> Result<Option<Answer>, Failure> {
+        match self.exchange(request) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(Lost::Gone) => Ok(None),
+            Err(Lost::Otherwise(why)) => Err(self.failed(&why)),
+        }
+    }
+
+    /// Lets later requests fail that aren't answered within [`unix_connect::LIMIT`].
+    ///
+    /// # Errors
+    /// [`Failure::World`] for errors of the kernel.
+    pub fn limit_answers(&self) -> Result<(), Failure> {
+        let (stream, limit) = (self.stream.get_ref(), Some(unix_connect::LIMIT));
+        let set = stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
+        set.map_err(|error| self.failed(&error.to_string()))
+    }
+
     fn failed(&self, what: &str) -> Failure {
         Failure::World(format!("control socket {}: {what}", self.path.display()))
     }

@@ -17,11 +17,20 @@ pub trait Operated {
     /// # Errors
     /// An unknown recipient or message; the recipient's error.
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer>;
+
+    /// Observation of the calls to its parts; `None` if they aren't observed.
+    fn observation(&self) -> Option<&Observation> {
+        None
+    }
 }
 
 impl Operated for OperatedStack {
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
         Call::new(self.answer(request))
+    }
+
+    fn observation(&self) -> Option<&Observation> {
+        self.observation.as_ref()
     }
 }
 
@@ -69,6 +78,13 @@ pub struct ServerFacts {
     pub since: runtime::Instant,
 }
 
+/// Returns the refusal of a trace of what isn't observed.
+pub fn not_traced() -> Refusal {
+    Refusal::wrongly_asked(block::Error::unsupported(
+        "its calls can't be traced; expected a stack that siltstone serve serves",
+    ))
+}
+
 /// Returns the answer to [`Request::Hello`].
 pub fn hello() -> Value {
     json!({ "protocol": protocol::VERSION, "process": std::process::id() })
@@ -93,6 +109,8 @@ impl OperatedStack {
                     "the stack isn't served; expected one whose calls a server passes on",
                 ))),
             },
+            // The server, which has the observation, carries these out.
+            Request::Trace(_) | Request::TraceNext => Err(not_traced()),
             Request::Message { to, text } => {
                 let found = match to {
                     Recipient::Part(word) => self.built.part(word),

@@ -11,6 +11,10 @@
 //! < {"answer":"{\"snapshots\":[]}"}
 //! > {"verb":"observe"}
 //! < {"answer":{"nanoseconds":1,"parts":[…],"status":{…}}}
+//! > {"verb":"trace","slow_ns":1000000}
+//! < {"answer":null}
+//! > {"verb":"trace_next"}
+//! < {"answer":{"events":[…],"lost":0}}
 //! > {"verb":"massage"}
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
@@ -21,6 +25,7 @@
 use block::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
+use std::time::Duration;
 
 /// Longest request, in bytes, without the end of its line.
 pub const MAX_REQUEST: usize = 64 << 10;
@@ -32,7 +37,7 @@ pub const MAX_ANSWER: usize = 16 << 20;
 pub const VERSION: u32 = 1;
 
 /// Verbs of requests.
-const VERBS: [&str; 4] = ["hello", "status", "observe", "message"];
+const VERBS: [&str; 6] = ["hello", "status", "observe", "trace", "trace_next", "message"];
 
 /// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +49,10 @@ pub enum Request {
     /// Counts and latencies of the calls to every part, and the status. Calls are counted from the first such
     /// request on, and for some time after each: [`observed`](super::observed).
     Observe,
+    /// Begin of a trace of single calls, which ends with the connection: [`traced`](super::traced).
+    Trace(TraceRequest),
+    /// Next calls of the trace.
+    TraceNext,
     /// Message to one part.
     Message {
         /// Recipient.
@@ -51,6 +60,68 @@ pub enum Request {
         /// Text.
         text: String,
     },
+}
+
+/// Calls that a trace has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TraceRequest {
+    /// Calls that took at least this time.
+    pub slow: Duration,
+    /// Only calls to this part, of all its users or of `door`.
+    pub part: Option<String>,
+    /// Only calls of this door.
+    pub door: Option<String>,
+    /// Only calls of these kinds; none for all kinds.
+    pub calls: Vec<String>,
+    /// Only calls that failed.
+    pub errors: bool,
+    /// Calls to all parts besides those of the doors.
+    pub parts: bool,
+}
+
+/// Most kinds of calls of a trace.
+const MAX_CALLS: usize = 32;
+
+impl TraceRequest {
+    fn to_json(&self) -> Value {
+        let TraceRequest { slow, part, door, calls, errors, parts } = self;
+        let slow = u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX);
+        let mut object =
+            json!({ "verb": "trace", "slow_ns": slow, "calls": calls, "errors": errors, "parts": parts });
+        for (key, name) in [("part", part), ("door", door)] {
+            if let Some(name) = name {
+                object[key] = name.as_str().into();
+            }
+        }
+        object
+    }
+
+    fn take_from(object: &mut Map<String, Value>) -> Result<TraceRequest, String> {
+        let slow = match object.remove("slow_ns") {
+            None => 0,
+            Some(value) => value.as_u64().ok_or("\"slow_ns\": expected a number of nanoseconds")?,
+        };
+        let mut flag = |key: &str| match object.remove(key) {
+            None => Ok(false),
+            Some(value) => value.as_bool().ok_or_else(|| format!("\"{key}\": expected true or false")),
+        };
+        let (errors, parts) = (flag("errors")?, flag("parts")?);
+        let calls = match object.remove("calls") {
+            None => Some(Vec::new()),
+            Some(Value::Array(calls)) if calls.len() <= MAX_CALLS => {
+                calls.iter().map(|call| call.as_str().map(str::to_owned)).collect()
+            }
+            Some(_) => None,
+        };
+        Ok(TraceRequest {
+            slow: Duration::from_nanos(slow),
+            part: take_text(object, "part")?,
+            door: take_text(object, "door")?,
+            calls: calls.ok_or_else(|| format!("\"calls\": expected a list of at most {MAX_CALLS} texts"))?,
+            errors,
+            parts,
+        })
+    }
 }
 
 /// Recipient of a message.
@@ -109,6 +180,8 @@ impl Request {
             Request::Hello => json!({ "verb": "hello" }),
             Request::Status => json!({ "verb": "status" }),
             Request::Observe => json!({ "verb": "observe" }),
+            Request::Trace(asked) => asked.to_json(),
+            Request::TraceNext => json!({ "verb": "trace_next" }),
             Request::Message { to: Recipient::Part(part), text } => {
                 json!({ "verb": "message", "part": part, "text": text })
             }
@@ -132,6 +205,8 @@ fn parse(line: &[u8]) -> Result<Request, String> {
         "hello" => Request::Hello,
         "status" => Request::Status,
         "observe" => Request::Observe,
+        "trace" => Request::Trace(TraceRequest::take_from(&mut object)?),
+        "trace_next" => Request::TraceNext,
         "message" => {
             let to = match (take_text(&mut object, "part")?, take_text(&mut object, "kind")?) {
                 (Some(part), None) => Recipient::Part(part),
@@ -161,7 +236,7 @@ fn take_text(object: &mut Map<String, Value>, key: &str) -> Result<Option<String
 }
 
 /// Returns an excerpt of a received word, for an error.
-fn excerpt(word: &str) -> String {
+pub(super) fn excerpt(word: &str) -> String {
     let start: String = word.chars().take(60).collect();
     let more = if start.len() < word.len() { "…" } else { "" };
     format!("{}{more}", start.escape_debug())
@@ -271,6 +346,16 @@ mod tests {
             Request::Hello,
             Request::Status,
             Request::Observe,
+            Request::Trace(TraceRequest::default()),
+            Request::Trace(TraceRequest {
+                slow: Duration::from_millis(10),
+                part: Some("disk".into()),
+                door: Some("vol\u{7}".into()),
+                calls: vec!["read".into(), "flush".into()],
+                errors: true,
+                parts: true,
+            }),
+            Request::TraceNext,
             Request::Message { to: Recipient::Part("vol".into()), text: text.clone() },
             Request::Message { to: Recipient::Kind("log".into()), text },
         ] {
@@ -316,6 +401,10 @@ mod tests {
             (r#"{"verb":"message","text":"x"}"#, "expected \"part\", a name, or \"kind\""),
             (r#"{"verb":"message","part":"x","kind":"y","text":"x"}"#, "expected \"part\", a name, or"),
             (r#"{"verb":"message","part":"x"}"#, "expected \"text\""),
+            (r#"{"verb":"trace","slow_ns":-1}"#, "\"slow_ns\": expected a number of nanoseconds"),
+            (r#"{"verb":"trace","errors":1}"#, "\"errors\": expected true or false"),
+            (r#"{"verb":"trace","calls":["read",7]}"#, "\"calls\": expected a list of at most 32 texts"),
+            (r#"{"verb":"trace","limit":7}"#, "trace: it has no key \"limit\""),
             (r#"{"verb":"\u001b[2J"}"#, r"\u{1b}[2J"),
             (deep.as_str(), "recursion limit"),
         ] {

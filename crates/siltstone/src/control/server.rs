@@ -7,18 +7,21 @@
 //!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`]
 //!   end a connection.
 //! - A client that disconnects ends the wait for its request, not the request.
+//! - One client at a time traces. The trace ends when the client disconnects, at the latest with its next
+//!   answer, or asks for nothing for [`TRACE_SILENCE_LIMIT`].
 //! - [`ControlServer::stop`] accepts no new clients, waits for the requests in progress, sends their answers
 //!   for at most [`STOP_LIMIT`], and removes the socket's file.
 
-use super::operated::{Operated, hello};
+use super::operated::{Operated, hello, not_traced};
 use super::place::ControlAddress;
-use super::protocol::{self, Answer, Lines, Refusal, Request};
+use super::protocol::{self, Answer, Lines, Refusal, Request, TraceRequest};
 use super::socket;
+use super::traced::Tracing;
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::net::{Listener, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
 use runtime::{Instant, JoinHandle};
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -32,6 +35,8 @@ pub const LINE_LIMIT: Duration = Duration::from_secs(30);
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of silence between requests.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
+/// Time limit of silence of a client that traces.
+pub const TRACE_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for clients to receive their last answers when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Time limit for a refused client to receive the reason.
@@ -128,6 +133,8 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
 struct Client {
     shared: Rc<Shared>,
     stream: Stream,
+    /// Trace of this client; `None` without one, and while it waits for calls.
+    tracing: RefCell<Option<Tracing>>,
 }
 
 impl Drop for Client {
@@ -143,7 +150,7 @@ struct Over;
 impl Client {
     fn new(shared: Rc<Shared>, stream: Stream) -> Client {
         shared.clients.set(shared.clients.get() + 1);
-        Client { shared, stream }
+        Client { shared, stream, tracing: RefCell::default() }
     }
 
     async fn serve(self) {
@@ -161,6 +168,7 @@ impl Client {
                 begun = runtime::now();
             }
             let (limit, what) = match lines.rest().is_empty() {
+                true if self.tracing.borrow().is_some() => (TRACE_SILENCE_LIMIT, "silence during a trace"),
                 true => (SILENCE_LIMIT, "silence"),
                 false => (LINE_LIMIT, "waiting for the end of a line"),
             };
@@ -176,11 +184,7 @@ impl Client {
             if count == 0 {
                 // The input of `printf | nc` may lack the end of its last line.
                 let last = lines.rest();
-                return if last.is_empty() {
-                    Err(Over)
-                } else {
-                    self.send(&self.shared.answer(last).await).await
-                };
+                return if last.is_empty() { Err(Over) } else { self.send(&self.answer(last).await).await };
             }
             if lines.rest().is_empty() {
                 begun = runtime::now();
@@ -195,7 +199,7 @@ impl Client {
         let mut any = false;
         loop {
             let answer = match lines.next_line() {
-                Ok(Some(line)) => self.shared.answer(line).await,
+                Ok(Some(line)) => self.answer(line).await,
                 Ok(None) => return Ok(any),
                 Err(too_long) => return self.send(&Err(too_long)).await.and(Err(Over)),
             };
@@ -205,6 +209,32 @@ impl Client {
                 return Err(Over);
             }
         }
+    }
+
+    async fn answer(&self, line: &[u8]) -> Answer {
+        match Request::parse(line)? {
+            Request::Trace(asked) => self.begin_trace(&asked).await,
+            Request::TraceNext => {
+                let Some(mut tracing) = self.tracing.take() else {
+                    return Err(Refusal::wrongly_asked(Error::invalid(
+                        "trace_next without a trace; expected {\"verb\":\"trace\"} before it",
+                    )));
+                };
+                let calls = tracing.next(&self.shared.stop).await;
+                self.tracing.replace(Some(tracing));
+                Ok(calls)
+            }
+            request => self.shared.answer(&request).await,
+        }
+    }
+
+    /// Begins a trace, after the end of an earlier one of this client.
+    async fn begin_trace(&self, asked: &TraceRequest) -> Answer {
+        drop(self.tracing.take());
+        let operated = self.shared.operated.get().ok_or_else(still_opening)?;
+        let observation = operated.observation().ok_or_else(not_traced)?;
+        self.tracing.replace(Some(Tracing::begin(observation, asked).await?));
+        Ok(serde_json::Value::Null)
     }
 
     /// Receives bytes; `None` if none arrive in time.
@@ -239,18 +269,21 @@ impl Client {
 }
 
 impl Shared {
-    async fn answer(&self, line: &[u8]) -> Answer {
-        let request = Request::parse(line)?;
+    async fn answer(&self, request: &Request) -> Answer {
         match self.operated.get() {
-            Some(operated) => operated.carry_out(&request).await,
-            None if request == Request::Hello => {
+            Some(operated) => operated.carry_out(request).await,
+            None if *request == Request::Hello => {
                 let mut hello = hello();
                 hello["opening"] = true.into();
                 Ok(hello)
             }
-            None => Err(Error::busy("what is served here is still being opened: try again later").into()),
+            None => Err(still_opening()),
         }
     }
+}
+
+fn still_opening() -> Refusal {
+    Error::busy("what is served here is still being opened: try again later").into()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::ask::CHIP;
 use super::text_of;
 use crate::address::address;
 use crate::arguments::SpiServe;
-use crate::control::operated::{Operated, hello};
+use crate::control::operated::{Operated, hello, not_traced};
 use crate::control::place::{ControlAddress, Identity};
 use crate::control::protocol::{Answer, Recipient, Refusal, Request};
 use crate::control::server::ControlServer;
@@ -247,6 +247,8 @@ impl Operated for OperatedChip {
                 Request::Observe => Err(Refusal::wrongly_asked(Error::unsupported(
                     "a server of a flash chip counts no calls; expected the server of a stack",
                 ))),
+                // The server refuses them.
+                Request::Trace(_) | Request::TraceNext => Err(not_traced()),
                 Request::Message { to: Recipient::Part(word) | Recipient::Kind(word), .. }
                     if word != CHIP =>
                 {

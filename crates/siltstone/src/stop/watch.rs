@@ -15,8 +15,8 @@
 //! flight for longer. A request that hangs stops the generations after at most one more, however many others
 //! complete.
 
-use block::Call;
 use block::layer::{ObserveHandles, ObservedPart, Observer, Position};
+use block::{Call, Error};
 use stack::Built;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -205,8 +205,8 @@ impl<C> Observer<C> for User {
     }
 
     #[inline]
-    fn end(&self, request: Watched<'_>, _: u64, is_ok: bool) {
-        if is_ok {
+    fn end(&self, request: Watched<'_>, _: u64, error: Option<&Error>) {
+        if error.is_none() {
             increment(&request.0.completed, Ordering::Relaxed);
         }
     }

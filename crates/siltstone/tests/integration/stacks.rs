@@ -15,6 +15,8 @@ fn help_teaches_by_example() {
         &["serve"],
         &["status"],
         &["top"],
+        &["trace"],
+        &["report"],
         &["message"],
         &["snapshot"],
         &["snapshot", "create"],

@@ -4,8 +4,9 @@
 //! - Each device and each set of zones is observed for all of its users together, and once more for each door
 //!   above it. Calls pass through unchanged.
 //! - While there is no reader, a call costs one load and a branch for each part that it passes.
-//! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`]. Of each
-//!   part at most [`MAX_EVENTS`] calls wait for it; further ones are counted as lost.
+//! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`], with the
+//!   client that the door named ([`runtime::origin`]). Of each part at most [`MAX_EVENTS`] calls wait for it;
+//!   further ones are counted as lost.
 //! - Counters begin with the first reader. They stop without one, and go on from there with the next.
 //!
 //! Sockets, files and pictures are left to the program that serves the stack.
@@ -14,7 +15,7 @@ use crate::stats::counters::{CallCounts, Counting, PartCounters, Running};
 use crate::stats::{Counted, counter_of, zones_counter_of};
 use block::layer::{DeviceCall, ObserveHandles, ObservedPart, Observer, Position, ZonesCall};
 use block::{DevicePart, Error, Result, ZonesPart};
-use runtime::Instant;
+use runtime::{Instant, Origin};
 use stack::{Built, Contract, Stack, User};
 use std::collections::VecDeque;
 use std::fmt;
@@ -56,6 +57,8 @@ pub struct ObservedCalls {
     /// Names of the parts directly below it.
     pub below: Vec<String>,
     counters: Arc<PartCounters>,
+    /// Whether a trace wants calls of this part.
+    is_traced: AtomicBool,
     events: Mutex<Events>,
 }
 
@@ -81,6 +84,26 @@ impl ObservedCalls {
 struct Events {
     waiting: VecDeque<Event>,
     lost: u64,
+    /// Filter of the trace; `None` without a trace of this part.
+    filter: Option<Arc<Filter>>,
+}
+
+/// Calls that a trace keeps.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Filter {
+    /// Calls that took at least this time.
+    pub least: Duration,
+    /// Only calls that failed.
+    pub errors: bool,
+    /// Names of the kinds of calls, as in the counters; none for all kinds.
+    pub calls: Vec<String>,
+}
+
+impl Filter {
+    fn wants(&self, event: &Event) -> bool {
+        let is_kind = self.calls.is_empty() || self.calls.iter().any(|call| call == event.call);
+        is_kind && !(self.errors && event.errno == 0) && event.took >= self.least
+    }
 }
 
 /// A call that has ended.
@@ -96,8 +119,10 @@ pub struct Event {
     pub at: Position,
     /// Bytes that were read, written, discarded or zeroed.
     pub bytes: u64,
-    /// Whether it succeeded.
-    pub is_ok: bool,
+    /// Error number; 0 for a call that succeeded.
+    pub errno: i32,
+    /// Client for which the call was made.
+    pub origin: Origin,
 }
 
 impl Shared {
@@ -151,7 +176,16 @@ impl Observation {
         };
         let contract = built.contract();
         let counters = PartCounters::new(names);
-        let calls = ObservedCalls { part, door, kind, contract, below, counters, events: Mutex::default() };
+        let calls = ObservedCalls {
+            part,
+            door,
+            kind,
+            contract,
+            below,
+            counters,
+            is_traced: AtomicBool::new(false),
+            events: Mutex::default(),
+        };
         let calls = Arc::new(calls);
         let mut parts = self.0.parts();
         let is_same = |other: &Arc<ObservedCalls>| other.part == calls.part && other.door == calls.door;
@@ -186,16 +220,23 @@ impl Observation {
         Look(self.0.clone())
     }
 
-    /// Keeps each call that takes at least this time, from now on.
+    /// Keeps each call of the parts `of` that passes the filter, from now on.
     ///
     /// # Errors
     /// [`Error::Busy`] while there is another trace.
-    pub fn trace(&self, least: Duration) -> Result<Trace> {
+    pub fn trace(&self, filter: Filter, of: impl Fn(&ObservedCalls) -> bool) -> Result<Trace> {
         if self.0.is_traced.swap(true, Ordering::AcqRel) {
             return Err(Error::busy("these parts are traced already; expected one trace at a time"));
         }
-        self.0.least.store(u64::try_from(least.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        Ok(Trace { look: self.look() })
+        let least = u64::try_from(filter.least.as_nanos()).unwrap_or(u64::MAX);
+        self.0.least.store(least, Ordering::Relaxed);
+        let filter = Arc::new(filter);
+        let parts: Vec<_> = self.parts().into_iter().filter(|calls| of(calls)).collect();
+        for calls in &parts {
+            *calls.events() = Events { filter: Some(filter.clone()), ..Events::default() };
+            calls.is_traced.store(true, Ordering::Relaxed);
+        }
+        Ok(Trace { look: self.look(), parts })
     }
 }
 
@@ -210,10 +251,11 @@ impl Drop for Look {
     }
 }
 
-/// Calls of all parts, kept until they are taken. Ends when it is dropped.
+/// Calls that are kept until they are taken. Ends when it is dropped.
 #[derive(Debug)]
 pub struct Trace {
     look: Look,
+    parts: Vec<Arc<ObservedCalls>>,
 }
 
 /// Events of one part.
@@ -230,20 +272,23 @@ pub struct Traced {
 impl Trace {
     /// Takes the calls that have ended since the last time, of each part that has any.
     pub fn take(&self) -> Vec<Traced> {
-        let parts = self.look.0.parts().clone();
-        let take = |calls: Arc<ObservedCalls>| {
-            let Events { waiting: events, lost } = std::mem::take(&mut *calls.events());
-            (!events.is_empty() || lost > 0).then_some(Traced { calls, events, lost })
+        let take = |calls: &Arc<ObservedCalls>| {
+            let mut kept = calls.events();
+            let (events, lost) = (std::mem::take(&mut kept.waiting), std::mem::take(&mut kept.lost));
+            (!events.is_empty() || lost > 0).then(|| Traced { calls: calls.clone(), events, lost })
         };
-        parts.into_iter().filter_map(take).collect()
+        self.parts.iter().filter_map(take).collect()
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
+        for calls in &self.parts {
+            calls.is_traced.store(false, Ordering::Relaxed);
+            // A call that ends meanwhile finds no filter.
+            drop(std::mem::take(&mut *calls.events()));
+        }
         self.look.0.is_traced.store(false, Ordering::Release);
-        // A call that ends now may still add itself; the next trace drops it.
-        drop(self.take());
     }
 }
 
@@ -275,28 +320,34 @@ pub struct InFlight<'a> {
     running: Running<'a>,
     call: &'static str,
     at: Position,
+    origin: Origin,
 }
 
 impl HandleObserver {
     #[inline]
     fn begin(&self, counter: usize, names: &[&'static str], at: Position) -> InFlight<'_> {
-        InFlight { running: self.counting.begin(counter), call: names[counter], at }
+        let is_traced = self.calls.is_traced.load(Ordering::Relaxed);
+        let origin = if is_traced { runtime::origin() } else { Origin::Nobody };
+        InFlight { running: self.counting.begin(counter), call: names[counter], at, origin }
     }
 
     #[inline]
-    fn end(&self, call: InFlight<'_>, bytes: u64, is_ok: bool) {
-        let InFlight { running, call, at } = call;
-        let (begun, took) = running.end(bytes, is_ok);
+    fn end(&self, call: InFlight<'_>, bytes: u64, error: Option<&Error>) {
+        let InFlight { running, call, at, origin } = call;
+        let (begun, took) = running.end(bytes, error.is_none());
         self.shared.end_if_over(begun.nanoseconds());
-        if self.shared.is_traced.load(Ordering::Relaxed) && took >= self.shared.least.load(Ordering::Relaxed)
-        {
-            self.trace(Event { begun, took: Duration::from_nanos(took), call, at, bytes, is_ok });
+        if self.calls.is_traced.load(Ordering::Relaxed) && took >= self.shared.least.load(Ordering::Relaxed) {
+            let (took, errno) = (Duration::from_nanos(took), error.map_or(0, Error::errno));
+            self.trace(Event { begun, took, call, at, bytes, errno, origin });
         }
     }
 
     #[cold]
     fn trace(&self, event: Event) {
         let mut events = self.calls.events();
+        if !events.filter.as_ref().is_some_and(|filter| filter.wants(&event)) {
+            return;
+        }
         if events.waiting.len() < MAX_EVENTS {
             events.waiting.push_back(event);
         } else {
@@ -319,8 +370,8 @@ impl Observer<DeviceCall> for HandleObserver {
     }
 
     #[inline]
-    fn end(&self, call: InFlight<'_>, bytes: u64, is_ok: bool) {
-        self.end(call, bytes, is_ok);
+    fn end(&self, call: InFlight<'_>, bytes: u64, error: Option<&Error>) {
+        self.end(call, bytes, error);
     }
 }
 
@@ -339,9 +390,9 @@ impl Observer<ZonesCall> for HandleObserver {
     }
 
     #[inline]
-    fn end(&self, call: Option<InFlight<'_>>, bytes: u64, is_ok: bool) {
+    fn end(&self, call: Option<InFlight<'_>>, bytes: u64, error: Option<&Error>) {
         if let Some(call) = call {
-            self.end(call, bytes, is_ok);
+            self.end(call, bytes, error);
         }
     }
 }

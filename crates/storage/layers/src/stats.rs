@@ -9,7 +9,7 @@ pub(crate) mod counters;
 
 pub use crate::clear_stats::Message;
 use block::layer::{DeviceCall, DeviceLayer, Observed, Observer, Position, ZonesCall, ZonesLayer};
-use block::{Call, Device, DevicePart, Part, Result, Status, Zones, ZonesPart};
+use block::{Call, Device, DevicePart, Error, Part, Result, Status, Zones, ZonesPart};
 pub use counters::CallCounts;
 use counters::{Counting, PartCounters, Running};
 use stack::Message as _;
@@ -173,8 +173,8 @@ impl Observer<DeviceCall> for Counting {
     }
 
     #[inline]
-    fn end(&self, call: Running<'_>, bytes: u64, is_ok: bool) {
-        call.end(bytes, is_ok);
+    fn end(&self, call: Running<'_>, bytes: u64, error: Option<&Error>) {
+        call.end(bytes, error.is_none());
     }
 }
 
@@ -187,9 +187,9 @@ impl Observer<ZonesCall> for Counting {
     }
 
     #[inline]
-    fn end(&self, call: Option<Running<'_>>, bytes: u64, is_ok: bool) {
+    fn end(&self, call: Option<Running<'_>>, bytes: u64, error: Option<&Error>) {
         if let Some(call) = call {
-            call.end(bytes, is_ok);
+            call.end(bytes, error.is_none());
         }
     }
 }

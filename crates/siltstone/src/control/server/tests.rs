@@ -4,6 +4,7 @@ use super::*;
 use crate::control::operated::OperatedStack;
 use crate::control::protocol::{MAX_REQUEST, decode};
 use crate::control::test_log::registry;
+use crate::control::traced::WAIT as TRACE_WAIT;
 use layers::observation::Observation;
 use runtime::net::{Address, Shutdown};
 use runtime::{Random, Simulation, simulate};
@@ -64,6 +65,137 @@ fn calls_are_counted_from_the_first_request_on() {
         }
         drop(device);
         server.stop().await;
+    });
+}
+
+const TRACE: &[u8] = b"{\"verb\":\"trace\",\"parts\":true}\n";
+const TRACE_NEXT: &[u8] = b"{\"verb\":\"trace_next\"}\n";
+
+/// Sends a request, and returns the answer.
+async fn ask(client: &Stream, request: &[u8]) -> Answer {
+    send(client, request).await;
+    answer(client).await
+}
+
+/// Whether another client can trace.
+async fn is_free() -> bool {
+    match ask(&connect().await, TRACE).await {
+        Ok(_) => true,
+        Err(refusal) => {
+            assert!(matches!(refusal.error, Error::Busy(_)), "{refusal}");
+            false
+        }
+    }
+}
+
+#[test]
+fn a_trace_has_every_call_until_its_client_disconnects() {
+    in_a_world(|| async {
+        let (server, stack) = serving().await;
+        let device = stack.built.device("stats1").unwrap().open().await.unwrap();
+        let client = connect().await;
+        assert!(ask(&client, TRACE_NEXT).await.unwrap_err().to_string().contains("without a trace"));
+        assert_eq!(ask(&client, TRACE).await.unwrap(), Value::Null);
+        assert!(!is_free().await);
+        let begun = runtime::now();
+        assert_eq!(ask(&client, TRACE_NEXT).await.unwrap(), json!({ "events": [], "lost": 0 }));
+        let waited = begun.elapsed();
+        assert!((TRACE_WAIT..TRACE_WAIT + Duration::from_secs(1)).contains(&waited), "{waited:?}");
+        send(&client, TRACE_NEXT).await;
+        runtime::attributed(runtime::Origin::of_process(u32::MAX), device.flush()).await.unwrap();
+        let answer = answer(&client).await.unwrap();
+        let calls: Vec<_> = answer["events"].as_array().unwrap().iter().collect();
+        assert_eq!(calls.len(), 2, "{answer}");
+        // The call to the part below ended first.
+        for (call, part) in calls.iter().zip(["ram1", "stats1"]) {
+            assert_eq!(
+                (&call["part"], &call["call"], &call["errno"]),
+                (&json!(part), &json!("flush"), &json!(0))
+            );
+            assert_eq!((call.get("door"), &call["client"]), (None, &json!(format!("process {}", u32::MAX))));
+        }
+        // It disconnects while it waits for the next calls.
+        send(&client, TRACE_NEXT).await;
+        drop(client);
+        assert!(is_free().await);
+        device.flush().await.unwrap();
+        drop(device);
+        server.stop().await;
+        assert_eq!(Rc::strong_count(&stack), 1, "the stack can be closed");
+    });
+}
+
+#[test]
+fn calls_that_there_are_not_are_no_trace() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        let client = connect().await;
+        for (request, expected) in [
+            (
+                r#""part":"ram""#,
+                r#"there is no part "ram" to trace: did you mean "ram1"? expected one of: ram1, stats1, top"#,
+            ),
+            (r#""door":"vol""#, r#"there is no door "vol" to trace; expected one of: none"#),
+            (
+                r#""calls":["wirte"]"#,
+                r#"there is no call "wirte" to trace: did you mean "write"? expected one of: append, close,"#,
+            ),
+        ] {
+            let refusal =
+                ask(&client, format!("{{\"verb\":\"trace\",{request}}}\n").as_bytes()).await.unwrap_err();
+            assert!(refusal.wrongly_asked && refusal.to_string().contains(expected), "{refusal}");
+        }
+        assert!(is_free().await);
+        server.stop().await;
+    });
+}
+
+/// A client that asks for more than it reads is cut off, and calls beyond the limit are counted as lost.
+#[test]
+fn a_client_that_reads_nothing_loses_its_trace() {
+    in_a_world(|| async {
+        let (server, stack) = serving().await;
+        let device = stack.built.device("stats1").unwrap().open().await.unwrap();
+        let (client, silent) = (connect().await, connect().await);
+        ask(&client, TRACE).await.unwrap();
+        for _ in 0..layers::observation::MAX_EVENTS + 5 {
+            device.flush().await.unwrap();
+        }
+        let first = ask(&client, TRACE_NEXT).await.unwrap();
+        assert_eq!(first["events"].as_array().map(Vec::len), Some(crate::control::traced::MAX_EVENTS));
+        assert_eq!(first["lost"], 10, "five of each part");
+        for _ in 0..15 {
+            send(&client, TRACE_NEXT).await;
+        }
+        runtime::sleep(Duration::from_secs(1)).await;
+        ask(&connect().await, STATUS).await.unwrap();
+        assert!(!is_free().await);
+        runtime::sleep(ANSWER_LIMIT).await;
+        assert!(is_free().await);
+        // One that asks for nothing any more.
+        ask(&silent, TRACE).await.unwrap();
+        runtime::sleep(TRACE_SILENCE_LIMIT + Duration::from_secs(1)).await;
+        assert!(error(&silent).await.contains("after 60 s of silence during a trace"));
+        assert!(is_free().await);
+        drop(device);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_stop_ends_a_trace() {
+    in_a_world(|| async {
+        let (server, stack) = serving().await;
+        let client = connect().await;
+        ask(&client, TRACE).await.unwrap();
+        send(&client, TRACE_NEXT).await;
+        runtime::sleep(Duration::from_millis(100)).await;
+        let begun = runtime::now();
+        server.stop().await;
+        assert!(begun.elapsed() < TRACE_WAIT / 2, "{:?}", begun.elapsed());
+        assert_eq!(answer(&client).await.unwrap(), json!({ "events": [], "lost": 0 }));
+        assert_eq!(line(&client).await, b"");
+        assert_eq!(Rc::strong_count(&stack), 1, "the stack can be closed");
     });
 }
 

@@ -8,7 +8,7 @@ fn seen(watch: &Watch) -> (u64, bool) {
 impl User {
     /// A request that succeeds.
     fn succeed(&self, request: Watched<'_>) {
-        Observer::<()>::end(self, request, 0, true);
+        Observer::<()>::end(self, request, 0, None);
     }
 }
 
@@ -41,7 +41,7 @@ fn only_successful_io_is_progress() {
     for _ in 0..10 {
         let mut open = user.watched(Call::ready(()));
         assert!(std::pin::Pin::new(&mut open).poll(&mut context).is_ready());
-        Observer::<()>::end(&user, user.request(), 4096, false);
+        Observer::<()>::end(&user, user.request(), 4096, Some(&Error::io("a failure")));
         drop(user.request());
         assert_eq!(seen(&watch), (0, false));
     }

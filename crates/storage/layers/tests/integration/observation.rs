@@ -2,10 +2,11 @@
 
 use crate::disk;
 use block::layer::Position;
-use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Error, Part, ZoneIndex, ZonesPart};
+use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Error, Part, Result, ZoneIndex, ZonesPart};
 use conformance::requests::{full, on_a_shard};
-use layers::observation::{MAX_EVENTS, Observation};
+use layers::observation::{Filter, MAX_EVENTS, Observation, Trace};
 use layers::stats::StatsDevicePart;
+use runtime::Origin;
 use stack::Built;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,6 +18,11 @@ fn observed(observation: &Observation, part: Arc<dyn DevicePart>) -> Arc<dyn Dev
         Built::Device(device) => device,
         other => panic!("{other:?}"),
     }
+}
+
+/// Traces calls of all parts that take at least this time.
+fn traced(observation: &Observation, least: Duration) -> Result<Trace> {
+    observation.trace(Filter { least, ..Filter::default() }, |_| true)
 }
 
 /// Number of writes that were counted.
@@ -102,8 +108,8 @@ fn a_trace_has_each_call_with_its_position() {
         let part = observed(&observation, disk());
         let device = part.open().await.unwrap();
         write(&device).await;
-        let trace = observation.trace(Duration::ZERO).unwrap();
-        assert!(matches!(observation.trace(Duration::ZERO), Err(Error::Busy(_))));
+        let trace = traced(&observation, Duration::ZERO).unwrap();
+        assert!(matches!(traced(&observation, Duration::ZERO), Err(Error::Busy(_))));
         write(&device).await;
         device.read(BlockIndex(9), Buffer::new(4096)).await.0.unwrap();
         let last = part.geometry().blocks.0;
@@ -112,17 +118,17 @@ fn a_trace_has_each_call_with_its_position() {
         assert_eq!((taken.len(), taken[0].lost), (1, 0));
         assert_eq!((taken[0].calls.part.as_str(), taken[0].calls.door.as_deref()), ("disk", Some("door")));
         let seen: Vec<_> =
-            taken[0].events.iter().map(|event| (event.call, event.at, event.bytes, event.is_ok)).collect();
+            taken[0].events.iter().map(|event| (event.call, event.at, event.bytes, event.errno)).collect();
         let expected = [
-            ("write", Position::Block(BlockIndex(3)), 8192, true),
-            ("read", Position::Block(BlockIndex(9)), 4096, true),
-            ("read", Position::Block(BlockIndex(last)), 4096, false),
+            ("write", Position::Block(BlockIndex(3)), 8192, 0),
+            ("read", Position::Block(BlockIndex(9)), 4096, 0),
+            ("read", Position::Block(BlockIndex(last)), 4096, Error::invalid("").errno()),
         ];
         assert_eq!(seen, expected);
         assert!(trace.take().is_empty());
         drop(trace);
         write(&device).await;
-        let slow = observation.trace(Duration::from_secs(3600)).unwrap();
+        let slow = traced(&observation, Duration::from_secs(3600)).unwrap();
         write(&device).await;
         assert!(slow.take().is_empty(), "neither before the trace, nor fast ones");
     });
@@ -133,7 +139,7 @@ fn calls_that_nobody_takes_are_bounded() {
     on_a_shard(|| async {
         let observation = Observation::default();
         let device = observed(&observation, disk()).open().await.unwrap();
-        let trace = observation.trace(Duration::ZERO).unwrap();
+        let trace = traced(&observation, Duration::ZERO).unwrap();
         for _ in 0..MAX_EVENTS + 5 {
             device.flush().await.unwrap();
         }
@@ -150,12 +156,59 @@ fn zones_are_observed() {
             Arc::new(zones::ram::RamZones::new(zones::ram::Options::default()).unwrap());
         let Built::Zones(part) = observation.of_door("d", "kv", "z", Built::Zones(zones)) else { panic!() };
         let handle = part.open().await.unwrap();
-        let trace = observation.trace(Duration::ZERO).unwrap();
+        let trace = traced(&observation, Duration::ZERO).unwrap();
         let landed = handle.append(ZoneIndex(2), Buffer::copy_of(&[7; 1024]).into()).await.unwrap();
         handle.read(landed, Buffer::new(1024)).await.0.unwrap();
         let taken = trace.take();
         let seen: Vec<_> = taken[0].events.iter().map(|event| (event.call, event.at)).collect();
         assert_eq!(seen, [("append", Position::Zone(ZoneIndex(2))), ("read", Position::Address(landed))]);
+    });
+}
+
+#[test]
+fn a_trace_keeps_what_it_was_asked_for() {
+    on_a_shard(|| async {
+        let observation = Observation::default();
+        let part = observed(&observation, disk());
+        let device = part.open().await.unwrap();
+        let last = part.geometry().blocks.0;
+        let calls = async || {
+            write(&device).await;
+            device.flush().await.unwrap();
+            assert!(device.read(BlockIndex(last), Buffer::new(4096)).await.0.is_err());
+        };
+        let filters = [
+            (Filter { errors: true, ..Filter::default() }, true, &["read"][..]),
+            (
+                Filter { calls: vec!["flush".into(), "read".into()], ..Filter::default() },
+                true,
+                &["flush", "read"],
+            ),
+            (Filter { errors: true, calls: vec!["flush".into()], ..Filter::default() }, true, &[]),
+            (Filter::default(), false, &[]),
+        ];
+        for (filter, of, expected) in filters {
+            let trace = observation.trace(filter, |calls| of && calls.part == "disk").unwrap();
+            calls().await;
+            let taken = trace.take();
+            let seen: Vec<_> =
+                taken.iter().flat_map(|part| part.events.iter().map(|event| event.call)).collect();
+            assert_eq!(seen, expected);
+        }
+    });
+}
+
+#[test]
+fn calls_name_their_client() {
+    on_a_shard(|| async {
+        let observation = Observation::default();
+        let device = observed(&observation, disk()).open().await.unwrap();
+        let trace = traced(&observation, Duration::ZERO).unwrap();
+        runtime::attributed(Origin::of_process(7), write(&device)).await;
+        write(&device).await;
+        let taken = trace.take();
+        let origins: Vec<_> = taken[0].events.iter().map(|event| event.origin).collect();
+        assert_eq!(origins, [Origin::of_process(7), Origin::Nobody]);
     });
 }
 
