@@ -68,7 +68,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     if arguments.swap {
         prepare_for_swap();
     }
-    let place = control_place(arguments, &stack)?;
+    let place = control_place(arguments.no_control, arguments.control.as_deref(), &arguments.stack, &stack)?;
     let plan = stack.check(arguments.format)?;
     // For a holder, siltstone attach has done this check.
     if doors.holder.is_none() {
@@ -85,17 +85,25 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
 }
 
-/// Returns the address at which the server listens for operators; `None` with `--no-control`.
-fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddress>, Failure> {
-    if arguments.no_control {
+/// Returns the address at which the server of a stack listens for operators; `None` with `--no-control`.
+///
+/// # Errors
+/// A path without a working directory.
+pub fn control_place(
+    no_control: bool,
+    control: Option<&Path>,
+    argument: &str,
+    stack: &Stack,
+) -> Result<Option<ControlAddress>, Failure> {
+    if no_control {
         return Ok(None);
     }
-    if let Some(path) = &arguments.control {
+    if let Some(path) = control {
         let path = std::path::absolute(path)
             .map_err(|error| Failure::Usage(format!("--control {}: {error}", path.display())))?;
         return Ok(Some(ControlAddress::At(path)));
     }
-    let identity = Identity::of_file(&arguments.stack).map_or_else(|| Identity::of_text(stack), Ok);
+    let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok);
     Ok(Some(ControlAddress::Of(identity?)))
 }
 

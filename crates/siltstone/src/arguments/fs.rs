@@ -148,6 +148,12 @@ pub struct FsMount {
     /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,
+    /// Listen for operators on this unix socket [default: derived from the image]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Don't listen for operators
+    #[arg(long, conflicts_with = "control")]
+    pub no_control: bool,
     /// Return once it is mounted, and continue in the background; siltstone fs unmount ends it
     #[arg(long)]
     pub background: bool,

@@ -199,24 +199,30 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         allow_other: arguments.optional_boolean("allow_other")?.unwrap_or_else(allows_other_by_default),
         ..MountConfig::default()
     };
-    Ok(Built::Door(Arc::new(FsDoor { config, files, mounted: Mutex::default() })))
+    Ok(Built::Door(Arc::new(FsDoor::new(files, config))))
 }
 
 /// File system and its mount.
-struct FsDoor {
+pub struct FsDoor {
     config: MountConfig,
     files: FileSystem,
     mounted: Mutex<Option<Arc<Mounted>>>,
 }
 
 impl FsDoor {
+    /// Creates the door of an open file system; [`start`](Door::start) mounts it.
+    pub fn new(files: FileSystem, config: MountConfig) -> Self {
+        FsDoor { config, files, mounted: Mutex::default() }
+    }
+
     fn mounted(&self) -> MutexGuard<'_, Option<Arc<Mounted>>> {
         // Not poisoned: nothing panics while the lock is held.
         self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn path(&self) -> &PathBuf {
-        &self.config.path
+    /// Mount point; without symbolic links while it is mounted.
+    pub fn path(&self) -> PathBuf {
+        self.mounted().as_ref().map_or_else(|| self.config.path.clone(), |it| it.path().to_owned())
     }
 }
 
