@@ -98,7 +98,7 @@ async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
         }
     };
     let Wanted { image, config, .. } = wanted;
-    let name = config.path.display().to_string();
+    let name = door_name(&config);
     let door = Arc::new(FsDoor::new(files.clone(), config));
     let stack = Rc::new(OperatedStack {
         built,
@@ -160,7 +160,7 @@ async fn open_files(
         Base::Device(device) => Built::Device(device),
         Base::Zones(zones) => Built::Zones(zones),
     };
-    let door = wanted.config.path.display().to_string();
+    let door = door_name(&wanted.config);
     let base = match observation.of_door(&door, KIND.name, &name, part) {
         Built::Device(device) => Base::Device(device),
         Built::Zones(zones) => Base::Zones(zones),
@@ -169,6 +169,11 @@ async fn open_files(
     let files = open(base, &wanted.image, &wanted.settings).await?;
     tell_lost(&files).await?;
     Ok(files)
+}
+
+/// Name of the mount among the doors: the absolute path of the mount point.
+fn door_name(config: &MountConfig) -> String {
+    std::path::absolute(&config.path).unwrap_or_else(|_| config.path.clone()).display().to_string()
 }
 
 /// Loss of a server that ends without its storage.
