@@ -4,6 +4,7 @@ mod attach;
 mod fs;
 mod kv;
 mod memory_node;
+mod metrics;
 mod spi;
 mod swap;
 mod warm;
@@ -18,6 +19,7 @@ pub use kv::{
     KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
 };
 pub use memory_node::MemoryNodeServe;
+pub use metrics::{Metrics, MetricsAddress};
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
@@ -116,6 +118,7 @@ pub enum Verb {
     Detach(Detach),
     Stop(StopServer),
     Status(Status),
+    Metrics(Metrics),
     Message(Message),
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
@@ -220,6 +223,7 @@ pub struct Bench {
   siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
   siltstone serve 'file(disk.img)' --nbd 10.0.0.2:10809 --allow-remote    serve other machines of a closed network
   siltstone serve stack.toml --vhost-user vm.sock         serve the top to QEMU as a virtio disk
+  siltstone serve stack.toml --metrics 127.0.0.1:9870     also serve metrics to Prometheus
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
 
 Prints an address per line once clients can connect. Opening keeps all contents: a missing file is created, an
@@ -232,15 +236,19 @@ weren't durable are lost then.
 Operators use siltstone status STACK, siltstone message STACK PART TEXT and others meanwhile. These find the server \
 by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone, /run/siltstone-control (root), /run/user/UID/siltstone or \
 /tmp/siltstone-UID that only its user and root may use.")]
+#[command(group = clap::ArgGroup::new("reachable").args(["nbd", "metrics"]).multiple(true))]
 pub struct Serve {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Serve the device on top over NBD at this address; may be given several times
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub nbd: Vec<String>,
-    /// Permit addresses of --nbd that other machines can reach; for networks of trusted machines only
-    #[arg(long, requires = "nbd")]
+    /// Permit addresses of --nbd and --metrics that other machines can reach; for networks of trusted
+    /// machines only
+    #[arg(long, requires = "reachable")]
     pub allow_remote: bool,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
     /// Serve the device on top to virtual machines at this unix socket (vhost-user-blk)
     #[arg(long, value_name = "PATH")]
     pub vhost_user: Option<PathBuf>,

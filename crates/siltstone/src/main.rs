@@ -1,6 +1,6 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `message`, `snapshot`,
-//! `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`,
-//! `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `metrics`, `message`,
+//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`,
+//! `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -23,6 +23,8 @@ mod man_verb;
 mod map_lookups_verb;
 mod memory_node_verb;
 mod message_verb;
+mod metrics;
+mod metrics_verb;
 mod model_verb;
 mod mount_helper;
 mod output;
@@ -95,6 +97,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Stop(stop) => stop_verb::stop(&stop),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
+        Verb::Metrics(metrics) => metrics_verb::metrics(&metrics),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),

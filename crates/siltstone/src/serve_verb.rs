@@ -12,6 +12,8 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::log_target;
+use crate::metrics::Endpoint;
+use crate::metrics::server::MetricsServer;
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
@@ -65,6 +67,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
             arguments.stack
         )));
     }
+    let endpoint = Endpoint::of(&arguments.metrics, arguments.allow_remote)?;
     if arguments.swap {
         prepare_for_swap();
     }
@@ -82,7 +85,8 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that
     // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
-    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
+    let operators = Operators { place, endpoint };
+    runtime::run(config, move || async move { open(&plan, name, doors, operators, as_json).await })?
 }
 
 /// Returns the address at which the server of a stack listens for operators; `None` with `--no-control`.
@@ -112,6 +116,28 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
 }
 
+/// Addresses for operators and monitoring systems.
+struct Operators {
+    place: Option<ControlAddress>,
+    endpoint: Option<Endpoint>,
+}
+
+/// Listens for monitoring systems; `None` without an address. With `is_needed` false, the server does
+/// without if it can't.
+///
+/// # Errors
+/// Errors of [`MetricsServer::start`].
+pub async fn serve_metrics(endpoint: Option<Endpoint>, is_needed: bool) -> Result<Option<MetricsServer>> {
+    let Some(endpoint) = endpoint else { return Ok(None) };
+    match MetricsServer::start(endpoint).await {
+        Err(error) if !is_needed => {
+            tracing::error!("continuing without metrics: {error}");
+            Ok(None)
+        }
+        started => started.map(Some),
+    }
+}
+
 /// Doors of the command line.
 struct Doors {
     nbd: Vec<Address>,
@@ -129,7 +155,7 @@ async fn open(
     plan: &Plan,
     name: String,
     doors: Doors,
-    place: Option<ControlAddress>,
+    Operators { place, endpoint }: Operators,
     as_json: bool,
 ) -> Result<(), Failure> {
     // The control socket is first: a second server of the stack is refused before it opens anything, and
@@ -147,10 +173,21 @@ async fn open(
         },
         None => None,
     };
+    let metrics = match serve_metrics(endpoint, doors.holder.is_none()).await {
+        Ok(metrics) => metrics,
+        Err(error) => {
+            if let Some(control) = control {
+                control.stop().await;
+            }
+            return Err(error.into());
+        }
+    };
+    let facts = ServerFacts::new(name, metrics.as_ref().map(|server| server.address().to_owned()));
     let (watch, observation) = (Watch::default(), Observation::default());
-    let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch, observation).await {
+    let (outcome, stop, stack) = match open_stack(plan, facts, doors, &watch, observation).await {
         Ok((stack, attached)) => {
-            let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
+            let operators = (control.as_ref(), metrics.as_ref());
+            let served = serve_stack(&stack, attached.as_ref(), operators, &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
         }
         Err(error) => (Err(error), None, None),
@@ -161,6 +198,9 @@ async fn open(
         let mut ended = Ok(());
         for extra in stack.iter().flat_map(|stack| stack.extra_doors.iter().rev()) {
             ended = ended.and(extra.door.stop().await);
+        }
+        if let Some(metrics) = metrics {
+            metrics.stop().await;
         }
         if let Some(control) = control {
             control.stop().await;
@@ -181,16 +221,16 @@ async fn open(
 
 async fn open_stack(
     plan: &Plan,
-    name: String,
+    facts: ServerFacts,
     doors: Doors,
     watch: &Watch,
     observation: Observation,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = build_in_turn(plan, &name, watch, &observation).await?;
+    let built = build_in_turn(plan, &facts.stack, watch, &observation).await?;
     match extra_doors(plan.stack(), &built, doors, &observation) {
         Ok((extra_doors, attached)) => {
-            let server = Some(ServerFacts { stack: name, since: runtime::now() });
-            let observation = Some(observation);
+            let (server, observation) =
+                (Some(ServerFacts { since: runtime::now(), ..facts }), Some(observation));
             Ok((Rc::new(OperatedStack { built, extra_doors, server, observation }), attached))
         }
         Err(error) => {
@@ -285,7 +325,7 @@ impl Outcome {
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
     attached: Option<&Attached>,
-    control: Option<&ControlServer>,
+    (control, metrics): (Option<&ControlServer>, Option<&MetricsServer>),
     watch: &Watch,
     as_json: bool,
 ) -> Outcome {
@@ -294,6 +334,9 @@ async fn serve_stack(
     }
     if let Some(control) = control {
         control.opened(stack.clone());
+    }
+    if let Some(metrics) = metrics {
+        metrics.opened(stack.clone());
     }
     // The handler is installed before the addresses are printed.
     match stop_of(stack, attached.is_some(), watch) {
@@ -348,7 +391,12 @@ async fn until_stopped(
     match as_json {
         true => {
             let control = control.map(|path| path.display().to_string());
-            print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
+            let metrics = stack.server.as_ref().and_then(|server| server.metrics.as_ref());
+            let mut line = json!({ "addresses": addresses, "control": control });
+            if let Some(metrics) = metrics {
+                line["metrics"] = metrics.as_str().into();
+            }
+            print_line(&line.to_string())?;
         }
         false => print_line(&addresses.join("\n"))?,
     }

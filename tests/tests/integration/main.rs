@@ -53,6 +53,7 @@ mod layers_only_in_cache;
 mod layers_pairs;
 mod layers_stuck;
 mod layers_takeover;
+mod metrics;
 mod packaging;
 mod status;
 mod structure;

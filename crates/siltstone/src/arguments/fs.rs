@@ -1,6 +1,6 @@
 //! Arguments of `siltstone fs`.
 
-use super::size;
+use super::{MetricsAddress, size};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -148,6 +148,11 @@ pub struct FsMount {
     /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
+    /// Permit an address of --metrics that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "metrics")]
+    pub allow_remote: bool,
     /// Listen for operators on this unix socket [default: derived from the image]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Arguments of `siltstone kv`.
 
-use super::{ZnsDrive, duration};
+use super::{MetricsAddress, ZnsDrive, duration};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -57,6 +57,11 @@ pub struct KvServe {
     /// Create a new store; the contents of the stack are lost
     #[arg(long)]
     pub format: bool,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
+    /// Permit an address of --metrics that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "metrics")]
+    pub allow_remote: bool,
     /// Print the addresses as one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -3,6 +3,7 @@
 
 use super::observed;
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
+use crate::metrics::{Format, Scraper};
 use crate::stop::Served;
 use block::{Call, Result, Status};
 use layers::observation::Observation;
@@ -67,6 +68,17 @@ pub struct ServerFacts {
     pub stack: String,
     /// Time at which the server opened the stack.
     pub since: runtime::Instant,
+    /// Address of the server of metrics; `None` without one.
+    pub metrics: Option<String>,
+    /// Maker of the metrics.
+    pub scraper: Scraper,
+}
+
+impl ServerFacts {
+    /// Creates the properties of a server that opens this stack now.
+    pub fn new(stack: String, metrics: Option<String>) -> ServerFacts {
+        ServerFacts { stack, since: runtime::now(), metrics, scraper: Scraper::default() }
+    }
 }
 
 /// Returns the answer to [`Request::Hello`].
@@ -93,6 +105,7 @@ impl OperatedStack {
                     "the stack isn't served; expected one whose calls a server passes on",
                 ))),
             },
+            Request::Metrics(format) => Ok(Value::String(self.metrics(*format).await?)),
             Request::Message { to, text } => {
                 let found = match to {
                     Recipient::Part(word) => self.built.part(word),
@@ -127,8 +140,20 @@ impl OperatedStack {
                 "up_seconds": server.since.elapsed().as_secs(),
                 "addresses": self.addresses(),
             });
+            if let Some(metrics) = &server.metrics {
+                status["server"]["metrics"] = metrics.as_str().into();
+            }
         }
         status
+    }
+
+    /// Returns the metrics as text, without calls if the stack isn't served.
+    ///
+    /// # Errors
+    /// Errors of [`Scraper::text`].
+    pub async fn metrics(&self, format: Format) -> Result<String> {
+        let scraper = self.server.as_ref().map(|server| server.scraper.clone()).unwrap_or_default();
+        scraper.text(self.observation.as_ref(), self.status().await, format).await
     }
 
     /// Returns the addresses of the doors for clients.

@@ -11,6 +11,8 @@
 //! < {"answer":"{\"snapshots\":[]}"}
 //! > {"verb":"observe"}
 //! < {"answer":{"nanoseconds":1,"parts":[…],"status":{…}}}
+//! > {"verb":"metrics","format":"openmetrics"}
+//! < {"answer":"# HELP siltstone_build Version of the program\n…"}
 //! > {"verb":"massage"}
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
@@ -18,6 +20,7 @@
 //! For any bytes the parser never panics, keeps at most [`MAX_REQUEST`] bytes of a line, and returns an
 //! error for an invalid request. Other modules own the sockets and execute requests.
 
+use crate::metrics::Format;
 use block::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -32,7 +35,7 @@ pub const MAX_ANSWER: usize = 16 << 20;
 pub const VERSION: u32 = 1;
 
 /// Verbs of requests.
-const VERBS: [&str; 4] = ["hello", "status", "observe", "message"];
+const VERBS: [&str; 5] = ["hello", "status", "observe", "metrics", "message"];
 
 /// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub enum Request {
     /// Counts and latencies of the calls to every part, and the status. Calls are counted from the first such
     /// request on, and for some time after each: [`observed`](super::observed).
     Observe,
+    /// Metrics as text in this format. Calls are counted as after [`Observe`](Self::Observe), for longer.
+    Metrics(Format),
     /// Message to one part.
     Message {
         /// Recipient.
@@ -109,6 +114,8 @@ impl Request {
             Request::Hello => json!({ "verb": "hello" }),
             Request::Status => json!({ "verb": "status" }),
             Request::Observe => json!({ "verb": "observe" }),
+            Request::Metrics(Format::Prometheus) => json!({ "verb": "metrics" }),
+            Request::Metrics(Format::OpenMetrics) => json!({ "verb": "metrics", "format": "openmetrics" }),
             Request::Message { to: Recipient::Part(part), text } => {
                 json!({ "verb": "message", "part": part, "text": text })
             }
@@ -132,6 +139,11 @@ fn parse(line: &[u8]) -> Result<Request, String> {
         "hello" => Request::Hello,
         "status" => Request::Status,
         "observe" => Request::Observe,
+        "metrics" => match take_text(&mut object, "format")?.as_deref() {
+            None | Some("prometheus") => Request::Metrics(Format::Prometheus),
+            Some("openmetrics") => Request::Metrics(Format::OpenMetrics),
+            Some(_) => return Err("metrics: expected \"format\" to be prometheus or openmetrics".into()),
+        },
         "message" => {
             let to = match (take_text(&mut object, "part")?, take_text(&mut object, "kind")?) {
                 (Some(part), None) => Recipient::Part(part),
@@ -271,6 +283,8 @@ mod tests {
             Request::Hello,
             Request::Status,
             Request::Observe,
+            Request::Metrics(Format::Prometheus),
+            Request::Metrics(Format::OpenMetrics),
             Request::Message { to: Recipient::Part("vol".into()), text: text.clone() },
             Request::Message { to: Recipient::Kind("log".into()), text },
         ] {
@@ -313,6 +327,7 @@ mod tests {
             (r#"{"verb":1}"#, "\"verb\": expected a text"),
             (r#"{"verb":"stauts"}"#, "did you mean \"status\"?"),
             (r#"{"verb":"status","part":"x"}"#, "it has no key \"part\""),
+            (r#"{"verb":"metrics","format":"x"}"#, "expected \"format\" to be prometheus or openmetrics"),
             (r#"{"verb":"message","text":"x"}"#, "expected \"part\", a name, or \"kind\""),
             (r#"{"verb":"message","part":"x","kind":"y","text":"x"}"#, "expected \"part\", a name, or"),
             (r#"{"verb":"message","part":"x"}"#, "expected \"text\""),

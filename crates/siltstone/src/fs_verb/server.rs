@@ -11,8 +11,10 @@ use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::ControlAddress;
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
+use crate::metrics::Endpoint;
+use crate::metrics::server::MetricsServer;
 use crate::output::{print_line, say};
-use crate::serve_verb::control_place;
+use crate::serve_verb::{control_place, serve_metrics};
 use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
@@ -32,6 +34,7 @@ struct Wanted {
     config: MountConfig,
     settings: Settings,
     place: Option<ControlAddress>,
+    endpoint: Option<Endpoint>,
 }
 
 /// Mounts the file system of an image, and serves it.
@@ -59,7 +62,8 @@ pub fn mount(arguments: &FsMount) -> Result<(), Failure> {
         ..Settings::default()
     };
     let place = control_place(arguments.no_control, arguments.control.as_deref(), &arguments.image, &stack)?;
-    let wanted = Wanted { image: arguments.image.clone(), config, settings, place };
+    let endpoint = Endpoint::of(&arguments.metrics, arguments.allow_remote)?;
+    let wanted = Wanted { image: arguments.image.clone(), config, settings, place, endpoint };
     let config = Config::default().with_shards(shards).polling();
     runtime::run(config, move || async move { serve(&plan, wanted).await })?
 }
@@ -71,8 +75,8 @@ fn absolute(image: &str) -> String {
 }
 
 /// Opens the file system, mounts it, waits for its end, and closes it.
-async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
-    let control = listen(wanted.place.as_ref()).await?;
+async fn serve(plan: &Plan, mut wanted: Wanted) -> Result<(), Failure> {
+    let operators = Operators::listen(wanted.place.as_ref(), wanted.endpoint.take()).await?;
     let (watch, observation) = (Watch::default(), Observation::default());
     let over = |user: User<'_>, part: Built| {
         let part = match user {
@@ -84,14 +88,14 @@ async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
     let built = match plan.build_observed(&over).await {
         Ok(built) => built,
         Err(error) => {
-            stop_control(control).await;
+            operators.stop().await;
             return Err(error.into());
         }
     };
     let files = match open_files(&built, plan, &wanted, &observation).await {
         Ok(files) => files,
         Err(failure) => {
-            stop_control(control).await;
+            operators.stop().await;
             // The first error has the remedy.
             let _ = built.close().await;
             return Err(failure);
@@ -103,17 +107,18 @@ async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
     let stack = Rc::new(OperatedStack {
         built,
         extra_doors: vec![ExtraDoor { name, door: door.clone() }],
-        server: Some(ServerFacts { stack: image.clone(), since: runtime::now() }),
+        server: Some(ServerFacts::new(image.clone(), operators.metrics_address())),
         observation: Some(observation),
     });
-    // The handler is installed before the mount is announced: a program that reads the line may send a signal.
+    // The handler is installed before the mount is announced: a program that reads the line may send a
+    // signal.
     let (outcome, stop) = match Stop::new(&image, loss(&image), Further::ShortensPatience, &watch) {
-        Ok(stop) => (serve_mount(&stack, &door, control.as_ref(), &image, &stop).await, Some(stop)),
+        Ok(stop) => (serve_mount(&stack, &door, &operators, &image, &stop).await, Some(stop)),
         Err(error) => (Err(error.into()), None),
     };
     let ending = async {
         let unmounted = door.stop().await;
-        stop_control(control).await;
+        operators.stop().await;
         let closed = files.close().await;
         unmounted.and(closed).and(stack.built.close().await)
     };
@@ -142,9 +147,44 @@ async fn listen(place: Option<&ControlAddress>) -> Result<Option<ControlServer>>
     }
 }
 
-async fn stop_control(control: Option<ControlServer>) {
-    if let Some(control) = control {
-        control.stop().await;
+/// Servers for operators and for monitoring systems.
+struct Operators {
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
+}
+
+impl Operators {
+    async fn listen(place: Option<&ControlAddress>, endpoint: Option<Endpoint>) -> Result<Operators> {
+        let control = listen(place).await?;
+        match serve_metrics(endpoint, true).await {
+            Ok(metrics) => Ok(Operators { control, metrics }),
+            Err(error) => {
+                Operators { control, metrics: None }.stop().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn metrics_address(&self) -> Option<String> {
+        self.metrics.as_ref().map(|metrics| metrics.address().to_owned())
+    }
+
+    fn opened(&self, stack: &Rc<OperatedStack>) {
+        if let Some(control) = &self.control {
+            control.opened(stack.clone());
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.opened(stack.clone());
+        }
+    }
+
+    async fn stop(self) {
+        if let Some(metrics) = self.metrics {
+            metrics.stop().await;
+        }
+        if let Some(control) = self.control {
+            control.stop().await;
+        }
     }
 }
 
@@ -201,14 +241,12 @@ async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
 async fn serve_mount(
     stack: &Rc<OperatedStack>,
     door: &FsDoor,
-    control: Option<&ControlServer>,
+    operators: &Operators,
     image: &str,
     stop: &Stop,
 ) -> Result<(), Failure> {
     door.start().await?;
-    if let Some(control) = control {
-        control.opened(stack.clone());
-    }
+    operators.opened(stack);
     let mut signal = std::pin::pin!(stop.signal());
     let mut ended = door.ended();
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;

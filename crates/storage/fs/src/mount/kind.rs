@@ -10,7 +10,7 @@ use crate::format::{BLOCK, MAX_BLOCK, Properties};
 use block::{Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry, ZonesPart};
 use logkit::recovery::Goal;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zones::on_device;
@@ -70,11 +70,33 @@ pub const KIND: Kind = Kind {
         .or("false"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "fs(ram(size=256MiB), mnt)",
     plan,
     build: |arguments| Call::new(async move { build(&arguments).await }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("state", "door_up", "1 while the door is in service").if_word("mounted"),
+    Metric::gauge("bytes", "fs_bytes", "Capacity for files"),
+    Metric::gauge("free_bytes", "fs_free_bytes", "Free capacity for files"),
+    Metric::gauge("files", "fs_files", "Files and directories"),
+    Metric::gauge("replayed_records", "fs_replayed_records", "Records that the last open replayed"),
+    Metric::counter("classes.*.requests", "fs_class_requests", "Requests of the class")
+        .of_each("class", "class"),
+    Metric::counter("classes.*.bytes", "fs_class_bytes", "Bytes of the class").of_each("class", "class"),
+    Metric::counter("classes.*.waited", "fs_class_waits", "Requests of the class that waited for their turn")
+        .of_each("class", "class"),
+    Metric::gauge(
+        "classes.*.wait_p99_ns",
+        "fs_class_wait_p99_seconds",
+        "99th percentile of the wait of the class",
+    )
+    .of_each("class", "class")
+    .times(1e-9),
+];
 
 /// Default size of the zones of a new file system on a device of `disk` bytes.
 fn default_zone_size(disk: u64) -> u64 {
