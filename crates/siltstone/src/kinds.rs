@@ -73,7 +73,6 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let stack = Stack::from_line(kind.name, &line, &registry).unwrap();
             let stack = stack.with_base_directory(folder.path());
-            let name = stack.parts().find(|part| part.kind().name == kind.name).unwrap().name().to_owned();
             let is_started = ["nbd", "kv", "vhost-user"].contains(&kind.name);
             let plan = stack.check(stack::Format::Everything).unwrap();
             let main = move || async move {
@@ -81,7 +80,8 @@ mod tests {
                 if is_started {
                     built.start().await.unwrap();
                 }
-                let status = built.part(&name).unwrap().built.part().status().await;
+                let part = built.parts().find(|part| part.kind == kind.name).unwrap();
+                let status = part.built.part().status().await;
                 built.close().await.unwrap();
                 status
             };

@@ -1,6 +1,7 @@
 //! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `metrics`, `message`,
 //! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`,
-//! `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all others.
+//! `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). The only crate that depends on all
+//! others.
 
 mod address;
 mod arguments;

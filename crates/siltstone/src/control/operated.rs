@@ -3,6 +3,7 @@
 
 use super::observed;
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
+use crate::metrics::server::Measured;
 use crate::metrics::{Format, Scraper};
 use crate::stop::Served;
 use block::{Call, Result, Status};
@@ -23,6 +24,14 @@ pub trait Operated {
 impl Operated for OperatedStack {
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
         Call::new(self.answer(request))
+    }
+}
+
+impl Measured for OperatedStack {
+    /// Returns the metrics, without calls if the stack isn't served.
+    fn metrics(&self, format: Format) -> Call<'_, Result<String>> {
+        let scraper = self.server.as_ref().map(|server| server.scraper.clone()).unwrap_or_default();
+        Call::new(async move { scraper.text(self.observation.as_ref(), self.status().await, format).await })
     }
 }
 
@@ -145,15 +154,6 @@ impl OperatedStack {
             }
         }
         status
-    }
-
-    /// Returns the metrics as text, without calls if the stack isn't served.
-    ///
-    /// # Errors
-    /// Errors of [`Scraper::text`].
-    pub async fn metrics(&self, format: Format) -> Result<String> {
-        let scraper = self.server.as_ref().map(|server| server.scraper.clone()).unwrap_or_default();
-        scraper.text(self.observation.as_ref(), self.status().await, format).await
     }
 
     /// Returns the addresses of the doors for clients.

@@ -24,6 +24,7 @@ use fs::{FileSystem, FsDoor, Goal, KIND, MountConfig, Settings};
 use layers::observation::Observation;
 use runtime::Config;
 use stack::{Built, BuiltStack, Door, Plan, User};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
@@ -213,7 +214,9 @@ async fn open_files(
 
 /// Name of the mount among the doors: the absolute path of the mount point.
 fn door_name(config: &MountConfig) -> String {
-    std::path::absolute(&config.path).unwrap_or_else(|_| config.path.clone()).display().to_string()
+    let path = std::path::absolute(&config.path).unwrap_or_else(|_| config.path.clone());
+    // Without a slash at its end.
+    path.components().collect::<PathBuf>().display().to_string()
 }
 
 /// Loss of a server that ends without its storage.

@@ -10,8 +10,7 @@
 
 use super::http::{self, MAX_HEAD, Request, Status};
 use super::{Endpoint, Format};
-use crate::control::operated::OperatedStack;
-use block::{Buffer, Data, Payload, Result};
+use block::{Buffer, Call, Data, Payload, Result};
 use runtime::net::{Access, Address, LOCK_LIMIT, Listener};
 use runtime::sync::{Notify, StopSource, StopToken};
 use runtime::{JoinHandle, net};
@@ -33,6 +32,15 @@ const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 /// Bytes per receive and send.
 const PIECE: usize = 16 << 10;
 
+/// What is measured: an open stack.
+pub trait Measured {
+    /// Returns the metrics as text in this format.
+    ///
+    /// # Errors
+    /// Errors of the encoder.
+    fn metrics(&self, format: Format) -> Call<'_, Result<String>>;
+}
+
 /// Listening server of metrics.
 pub struct MetricsServer {
     address: String,
@@ -44,7 +52,7 @@ pub struct MetricsServer {
 struct Shared {
     tls: Option<tls::ServerConfig>,
     /// Empty while the stack is being opened.
-    stack: OnceCell<Rc<OperatedStack>>,
+    stack: OnceCell<Rc<dyn Measured>>,
     clients: Cell<usize>,
     /// Notified when a client has disconnected.
     gone: Notify,
@@ -76,7 +84,7 @@ impl MetricsServer {
     }
 
     /// Sets the open stack, whose metrics are served afterwards.
-    pub fn opened(&self, stack: Rc<OperatedStack>) {
+    pub fn opened(&self, stack: Rc<dyn Measured>) {
         // Called once, so it isn't set yet.
         let _ = self.shared.stack.set(stack);
     }

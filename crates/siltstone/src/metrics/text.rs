@@ -285,7 +285,7 @@ impl Snapshot {
         describe(encoder, "recent_call_seconds", help, MetricType::Gauge, |mut metric| {
             self.calls.iter().try_for_each(|Calls { labels, quantiles, .. }| {
                 SHARES.iter().zip(quantiles.iter().flatten()).try_for_each(|(share, seconds)| {
-                    let labels = (labels.clone(), [("quantile", *share)]);
+                    let labels = (labels.clone(), [("share", *share)]);
                     metric.encode_family(&labels)?.encode_gauge(seconds)
                 })
             })

@@ -14,6 +14,7 @@ fn help_teaches_by_example() {
         &["bench"],
         &["serve"],
         &["status"],
+        &["metrics"],
         &["message"],
         &["snapshot"],
         &["snapshot", "create"],

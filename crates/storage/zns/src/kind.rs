@@ -122,7 +122,7 @@ const METRICS: &[Metric] = &[
     Metric::counter("resets", "zns_resets", "Resets of zones"),
     Metric::counter("programs", "zns_programs", "Programs of flash pages"),
     Metric::counter("block_erases", "zns_block_erases", "Erases of flash blocks"),
-    Metric::counter("corrected_bits", "zns_corrected_bits", "Bits that were corrected"),
+    Metric::counter("corrected_bits", "zns_bit_corrections", "Bits that were corrected"),
     Metric::counter("uncorrectable_reads", "zns_uncorrectable_reads", "Reads that couldn't be corrected"),
     Metric::counter("power_cuts", "zns_power_cuts", "Power cuts"),
 ];

@@ -119,7 +119,7 @@ fn calls_are_counted_from_the_first_text_on() {
     let text = runtime::run(runtime::Config::default(), main).unwrap();
     let series = series(&text);
     let of = |name: &str, labels: &str| {
-        let name = format!("siltstone_{name}{{part=\"ram\",kind=\"ram\",call=\"read\"{labels}}}");
+        let name = format!("siltstone_{name}{{part=\"ram1\",kind=\"ram\",call=\"read\"{labels}}}");
         *series.get(&name).unwrap_or_else(|| panic!("{name} in {text}"))
     };
     assert_eq!(of("calls_total", ""), 100.0, "{text}");
@@ -128,6 +128,6 @@ fn calls_are_counted_from_the_first_text_on() {
     assert_eq!(of("call_seconds_bucket", ",le=\"+Inf\""), 100.0);
     assert_eq!(of("call_seconds_count", ""), 100.0);
     let (median, last) =
-        (of("recent_call_seconds", ",quantile=\"0.5\""), of("recent_call_seconds", ",quantile=\"0.999\""));
+        (of("recent_call_seconds", ",share=\"0.5\""), of("recent_call_seconds", ",share=\"0.999\""));
     assert!(median > 0.0 && median <= last && last <= of("call_seconds_sum", ""), "{text}");
 }
