@@ -34,7 +34,8 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Usage(text) | Failure::World(text) => formatter.write_str(text),
+            Failure::Usage(text) => formatter.write_str(text),
+            Failure::World(text) => write!(formatter, "{text}{}", advice(text)),
             Failure::Said | Failure::Ended(_) | Failure::Interrupted => Ok(()),
         }
     }
@@ -46,7 +47,7 @@ impl From<stack::Problems> for Failure {
     }
 }
 
-/// Expectation and remedy for a message that ends in an error of the kernel, which parts report as it is.
+/// Expectation and remedy for a message that ends in an error of the kernel, which is reported as it is.
 fn advice(message: &str) -> &'static str {
     let number = message.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
     let Some(number) = number.and_then(|number| number.parse().ok()) else { return "" };
@@ -68,8 +69,6 @@ fn advice(message: &str) -> &'static str {
 
 impl From<block::Error> for Failure {
     fn from(error: block::Error) -> Self {
-        let message = error.to_string();
-        let advice = advice(&message);
-        Failure::World(message + advice)
+        Failure::World(error.to_string())
     }
 }

@@ -15,7 +15,7 @@ use crate::table;
 use block::{
     BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
-use fs::mount::kind::{default_memory, status, zones_on, zones_to_read};
+use fs::sizes::{default_memory, zones_on, zones_to_read};
 use fs::{FileSystem, Goal, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
@@ -389,7 +389,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
 }
 
 fn of_image(image: &str) -> Result<Status, Failure> {
-    with_image(image, async |files| status(files).await)
+    with_image(image, async |files| files.status().await)
 }
 
 /// Opens the file system of an image, calls `work`, and closes the file system.

@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn declared_metrics_are_numbers_of_the_status() {
         let registry = registry();
-        let is_checked = |kind: &&&stack::Kind| !kind.metrics.is_empty() && !UNCHECKED.contains(&kind.name);
-        for kind in registry.kinds.iter().filter(is_checked) {
+        let is_checked = |kind: &&stack::Kind| !kind.metrics.is_empty() && !UNCHECKED.contains(&kind.name);
+        for kind in registry.kinds.iter().copied().filter(is_checked) {
             let line = match kind.name {
                 "kv" => kind.example.replacen("listen", "delete_persistence=1h, listen", 1),
                 _ => kind.example.to_owned(),

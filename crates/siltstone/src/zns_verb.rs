@@ -51,10 +51,11 @@ pub fn zns(verb: ZnsVerb) -> Result<(), Failure> {
             show(&drive, "wear", value)
         }
         ZnsVerb::Raw { drive, zone, offset, length, with_errors, out } => {
-            let size =
-                |text: &str| stack::parse_size(text).map_err(|error| Failure::Usage(error.to_string()));
-            let offset = size(&offset)?;
-            let length = length.as_deref().map(size).transpose()?;
+            let size = |key: &str, text: &str| {
+                stack::parse_size(text).map_err(|error| Failure::Usage(format!("{key}: {}", error.detail())))
+            };
+            let offset = size("--offset", &offset)?;
+            let length = length.as_deref().map(|text| size("--length", text)).transpose()?;
             let bytes = look(&drive, async move |zns| {
                 let rest = block::ZonesPart::geometry(&zns).zone_capacity.saturating_sub(offset);
                 let length = length.unwrap_or(rest.min(zns::MAX_RAW));

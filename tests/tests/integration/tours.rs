@@ -1,4 +1,5 @@
-//! The tours of README.md, pasted as they are printed into a shell in an empty folder.
+//! Commands of README.md and of the first pages of the book, pasted as they are printed into a shell in an
+//! empty folder.
 
 use crate::documents::{read, root};
 use siltstone_tests::foreign::{binary, has_fuse, run};
@@ -12,6 +13,19 @@ fn tour(heading: &str) -> String {
     let section = text.split(&format!("\n### {heading}\n")).nth(1).expect("README.md has this tour");
     let block = section.split("```sh\n").nth(1).expect("the tour has commands");
     block.split("```").next().unwrap().to_owned()
+}
+
+/// Blocks of a page of the book in one language.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let (text, fence) = (read(&root().join("book/src").join(page)), format!("```{language}\n"));
+    text.split(&fence).skip(1).map(|part| part.split("```").next().unwrap().to_owned()).collect()
+}
+
+/// The same commands, with servers that leave the shell to the next command.
+fn in_background(commands: &str) -> String {
+    let is_server = |line: &str| line.contains(" serve ");
+    let line = |line: &str| format!("{line}{}\n", if is_server(line) { " --background" } else { "" });
+    commands.lines().map(line).collect()
 }
 
 /// Runs commands in an empty folder. As root, in a process namespace of their own, with which their servers
@@ -58,6 +72,59 @@ fn keys() {
     need!("redis-cli");
     let printed = paste(&tour("Keys"));
     assert_eq!(printed.matches("hello").count(), 2, "{printed}");
+}
+
+/// The column "begin with" of the table at the head, without swap and the chip, whose tours have more.
+#[test]
+fn the_first_commands() {
+    let text = read(&root().join("README.md"));
+    let rows = text.lines().filter(|line| line.starts_with("| [") && line.ends_with("` |"));
+    let commands: Vec<&str> = rows.map(|row| row.rsplit('`').nth(1).unwrap()).collect();
+    let [disk, files, keys, swap, chip] = commands[..] else {
+        panic!("the table has five rows: {commands:?}")
+    };
+    assert!(
+        swap.starts_with("siltstone swap on ") && chip.starts_with("siltstone spi serve "),
+        "{commands:?}"
+    );
+    let served = in_background(&format!("{disk}\n{keys}"));
+    let examples = root().join("examples");
+    paste(&format!(
+        "cp -r {} examples\n{files}\n{served}siltstone stop examples/kv.toml\nsiltstone stop 'file(disk.img, size=1GiB)'",
+        examples.display()
+    ));
+}
+
+#[test]
+fn getting_started() {
+    need!("qemu-io", "nbdinfo", "nbdcopy");
+    let page = "getting-started.md";
+    let shell = blocks(page, "sh");
+    let [_, _, first, clients, second] = &shell[..] else { panic!("five blocks of commands: {shell:?}") };
+    let toml = blocks(page, "toml").remove(0);
+    let (first, second) = (in_background(first), in_background(second));
+    let printed = paste(&format!(
+        "truncate -s 1M disk-to-copy.img\n{first}{clients}siltstone stop 'file(disk.img, size=256MiB)'\n\
+         cat > stack.toml <<'END'\n{toml}END\n{second}siltstone stop stack.toml"
+    ));
+    assert!(printed.contains("read 1048576/1048576 bytes"), "{printed}");
+}
+
+/// Commands with the output that the page prints below them.
+#[test]
+fn the_pictures_of_stacks() {
+    let shown = blocks("stacks.md", "console");
+    // One of them is about a file that the page doesn't show.
+    let commands = shown.iter().filter(|block| !block.contains("two.toml"));
+    let mut count = 0;
+    for block in commands {
+        let (command, output) = block.split_once('\n').unwrap();
+        let command = command.strip_prefix("$ ").expect("a block begins with its command");
+        let copy = format!("cp -r {} examples", root().join("examples").display());
+        assert_eq!(paste(&format!("{copy}\n{command} 2>&1 || true")), *output, "{command}");
+        count += 1;
+    }
+    assert_eq!(count, 2);
 }
 
 #[test]

@@ -161,6 +161,11 @@ impl ZoneBlock {
     pub const fn new(zone: u32, block: u32) -> Self {
         ZoneBlock { zone: ZoneIndex(zone), block }
     }
+
+    /// The block `blocks` blocks later in the zone.
+    pub const fn after(self, blocks: u32) -> Self {
+        ZoneBlock { zone: self.zone, block: self.block.saturating_add(blocks) }
+    }
 }
 
 impl fmt::Display for ZoneBlock {

@@ -12,12 +12,11 @@
 //! - Certificates are checked against the authorities of the folder and the clock of
 //!   [`runtime::wall_clock`], never against those of the system.
 //!
-//! Modules: `folder` reads certificates, [`keys`] declares the keys of parts, `secret` hashes
-//! passwords, `session` is one connection in TLS, `stream` is either form.
+//! Modules: `folder` reads certificates, [`keys`] declares the keys of parts,
+//! `session` is one connection in TLS, `stream` is either form.
 
 mod folder;
 pub mod keys;
-mod secret;
 mod session;
 mod stream;
 #[cfg(test)]
@@ -25,6 +24,5 @@ mod stream;
 mod tests;
 
 pub use folder::{ClientConfig, Folder, ServerConfig};
-pub use secret::Secret;
 pub use session::{CLOSE_LIMIT, HANDSHAKE_LIMIT, MAX_CONNECTION_BYTES, Session};
 pub use stream::Stream;

@@ -14,14 +14,14 @@ mod keys;
 mod server;
 
 use crate::command::{
-    self, Condition, Expiry, Failure, LONG_STRING, NO_INTEGER, OVERFLOW, Request, SYNTAX, SetReply,
+    self, Condition, ExpireConditions, Expiry, Failure, LONG_STRING, NO_INTEGER, OVERFLOW, Request, SYNTAX,
+    SetReply,
 };
 use crate::connection::{CLOCK_INTERVAL, MAX_TURN};
 use crate::facts::{Facts, Session};
 use crate::table;
 use crate::transaction::is_http;
-use crate::users::Access;
-use crate::users::LOGIN_LIMIT;
+use crate::users::{LOGIN_LIMIT, Rights};
 use block::{Error, Result};
 use kv::{Batch, MAX_KEY_BYTES, MAX_VALUE_BYTES, Snapshot, Store, Stored, Timestamp, Update, Write, now};
 use resp::{Arguments, Replies, integer};
@@ -78,17 +78,17 @@ pub struct Executor {
     parts: u32,
 }
 
-/// Checks whether a connection with this access may call a command.
+/// Checks whether a connection with these rights may call a command.
 ///
 /// # Errors
 /// The reply `NOAUTH` or `NOPERM`.
 #[cold]
-fn permit(access: Access, arguments: Arguments<'_>) -> Result<(), Failure> {
+fn permit(rights: Rights, arguments: Arguments<'_>) -> Result<(), Failure> {
     let name = arguments.at(0);
     if ["auth", "hello", "quit", "reset"].iter().any(|free| command::is(name, free)) {
         return Ok(());
     }
-    if access == Access::None {
+    if rights == Rights::None {
         return Err(Failure::fixed("NOAUTH Authentication required."));
     }
     match table::find(name) {
@@ -140,8 +140,8 @@ impl Executor {
         if is_http(arguments.at(0)) {
             return Ok(Flow::Http);
         }
-        if self.session.access != Access::All
-            && let Err(failure) = permit(self.session.access, arguments)
+        if self.session.rights != Rights::All
+            && let Err(failure) = permit(self.session.rights, arguments)
         {
             self.write_pipeline().await;
             self.replies.error(&failure.0);
@@ -180,7 +180,7 @@ impl Executor {
 
     /// Whether the client has logged in, or needn't.
     pub fn is_admitted(&self) -> bool {
-        self.session.access != Access::None
+        self.session.rights != Rights::None
     }
 
     /// Remaining time for the client to log in; `None` if it is admitted. After `RESET` it begins anew.
@@ -320,62 +320,15 @@ impl Executor {
             Request::Set { key, value, expiry, condition, reply } => {
                 self.set(key, value, expiry, condition, reply).await?;
             }
-            Request::GetAndDelete { key } => {
-                let delete = |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored);
-                let before = self.store.update(key, delete).await?;
-                self.replies.optional_value(before.as_ref().map(|stored| stored.value.as_slice()));
-            }
+            Request::GetAndDelete { key } => self.get_and_delete(key).await?,
             Request::GetAndExpire { key, expiry } => self.get_and_expire(key, expiry).await?,
-            Request::Delete { keys } => {
-                let mut count = 0;
-                for key in keys.iter() {
-                    let delete =
-                        |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored.is_some());
-                    count += usize::from(self.store.update(key, delete).await?);
-                    self.pause().await;
-                }
-                self.replies.count(count);
-            }
-            Request::Exists { keys } => {
-                let mut count = 0;
-                for key in keys.iter() {
-                    count += usize::from(self.get(key).await?.is_some());
-                    self.pause().await;
-                }
-                self.replies.count(count);
-            }
-            Request::Expire { key, at, conditions } => {
-                let set_expiry = move |stored: Option<Stored>| {
-                    let Some(Stored { value, expires }) = stored else { return (None, false) };
-                    let before = expires.map(|expires| i64::try_from(expires).unwrap_or(i64::MAX));
-                    let is_met = !(conditions.if_none && before.is_some()
-                        || conditions.if_any && before.is_none()
-                        || conditions.if_later && before.is_none_or(|before| at <= before)
-                        || conditions.if_earlier && before.is_some_and(|before| at >= before));
-                    (is_met.then(|| put(value, Expiry::At(at), None)), is_met)
-                };
-                let is_set = self.store.update(key, set_expiry).await?;
-                self.replies.count(is_set.into());
-            }
+            Request::Delete { keys } => self.delete(keys).await?,
+            Request::Exists { keys } => self.exists(keys).await?,
+            Request::Expire { key, at, conditions } => self.expire(key, at, conditions).await?,
             Request::ReadExpiry { key, in_seconds, is_absolute } => {
-                let time = match self.get(key).await? {
-                    None => -2,
-                    Some(Stored { expires: None, .. }) => -1,
-                    Some(Stored { expires: Some(expires), .. }) => {
-                        let time = if is_absolute { expires } else { expires.saturating_sub(now()) };
-                        (if in_seconds { time.saturating_add(500) / 1000 } else { time }) as i64
-                    }
-                };
-                self.replies.integer(time);
+                self.read_expiry(key, in_seconds, is_absolute).await?;
             }
-            Request::Persist { key } => {
-                let persist = |stored: Option<Stored>| match stored {
-                    Some(Stored { value, expires: Some(_) }) => (Some(put(value, Expiry::Never, None)), true),
-                    _ => (None, false),
-                };
-                let was_set = self.store.update(key, persist).await?;
-                self.replies.count(was_set.into());
-            }
+            Request::Persist { key } => self.persist(key).await?,
             Request::Length { key } => {
                 let length = self.get(key).await?.map_or(0, |stored| stored.value.len());
                 self.replies.count(length);
@@ -395,34 +348,13 @@ impl Executor {
                 let exists = self.get(key).await?.is_some();
                 self.replies.simple(if exists { "string" } else { "none" });
             }
-            Request::Count => {
-                let mut count = 0;
-                self.for_each_key(&mut |_| {
-                    count += 1;
-                    Ok(())
-                })
-                .await?;
-                self.replies.count(count);
-            }
-            Request::Clear => {
-                // The end of a range is exclusive, so the last key is deleted separately.
-                let last = vec![u8::MAX; MAX_KEY_BYTES];
-                let mut batch = Batch::new();
-                batch.delete_range(&[], &last);
-                batch.delete(&last);
-                self.store.write(batch, self.store.acknowledge()).await?;
-                self.replies.ok();
-            }
+            Request::Count => self.count().await?,
+            Request::Clear => self.clear().await?,
             Request::Ping { text: None } => self.replies.simple("PONG"),
             Request::Ping { text: Some(text) } | Request::Echo { text } => self.replies.value(text),
             Request::Select => self.replies.ok(),
             Request::Wait => self.replies.integer(0),
-            Request::Snapshot => {
-                // The previous snapshot is released first: two would delay the erasure of more data.
-                self.snapshot = None;
-                self.snapshot = Some(self.store.snapshot().await?);
-                self.replies.ok();
-            }
+            Request::Snapshot => self.take_snapshot().await?,
             Request::Release => {
                 self.snapshot = None;
                 self.replies.ok();
@@ -431,20 +363,114 @@ impl Executor {
                 self.store.compact().await?;
                 self.replies.ok();
             }
-            Request::Reset => {
-                self.session.reset(self.facts.users.initial());
-                self.snapshot = None;
-                self.replies.protocol = self.session.protocol;
-                self.replies.simple("RESET");
-            }
-            // Handled by the caller.
-            Request::GetMany { .. }
-            | Request::Keys { .. }
-            | Request::Range { .. }
-            | Request::Scan { .. }
-            | Request::Server { .. }
-            | Request::Quit => return Err(SYNTAX),
+            Request::Reset => self.reset(),
+            // Executed by the caller.
+            Request::GetMany { .. } | Request::Keys { .. } | Request::Range { .. } => return Err(SYNTAX),
+            Request::Scan { .. } | Request::Server { .. } | Request::Quit => return Err(SYNTAX),
         }
+        Ok(())
+    }
+
+    async fn get_and_delete(&mut self, key: &[u8]) -> Result<(), Failure> {
+        let delete = |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored);
+        let before = self.store.update(key, delete).await?;
+        self.replies.optional_value(before.as_ref().map(|stored| stored.value.as_slice()));
+        Ok(())
+    }
+
+    async fn count(&mut self) -> Result<(), Failure> {
+        let mut count = 0;
+        self.for_each_key(&mut |_| {
+            count += 1;
+            Ok(())
+        })
+        .await?;
+        self.replies.count(count);
+        Ok(())
+    }
+
+    async fn clear(&mut self) -> Result<(), Failure> {
+        // The end of a range is exclusive, so the last key is deleted separately.
+        let last = vec![u8::MAX; MAX_KEY_BYTES];
+        let mut batch = Batch::new();
+        batch.delete_range(&[], &last);
+        batch.delete(&last);
+        self.store.write(batch, self.store.acknowledge()).await?;
+        self.replies.ok();
+        Ok(())
+    }
+
+    async fn take_snapshot(&mut self) -> Result<(), Failure> {
+        // The previous snapshot is released first: two would delay the erasure of more data.
+        self.snapshot = None;
+        self.snapshot = Some(self.store.snapshot().await?);
+        self.replies.ok();
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.session.reset(self.facts.users.initial());
+        self.snapshot = None;
+        self.replies.protocol = self.session.protocol;
+        self.replies.simple("RESET");
+    }
+
+    async fn delete(&mut self, keys: Arguments<'_>) -> Result<(), Failure> {
+        let mut count = 0;
+        for key in keys.iter() {
+            let delete = |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored.is_some());
+            count += usize::from(self.store.update(key, delete).await?);
+            self.pause().await;
+        }
+        self.replies.count(count);
+        Ok(())
+    }
+
+    async fn exists(&mut self, keys: Arguments<'_>) -> Result<(), Failure> {
+        let mut count = 0;
+        for key in keys.iter() {
+            count += usize::from(self.get(key).await?.is_some());
+            self.pause().await;
+        }
+        self.replies.count(count);
+        Ok(())
+    }
+
+    async fn expire(&mut self, key: &[u8], at: i64, conditions: ExpireConditions) -> Result<(), Failure> {
+        let set_expiry = move |stored: Option<Stored>| {
+            let Some(Stored { value, expires }) = stored else { return (None, false) };
+            let before = expires.map(|expires| i64::try_from(expires).unwrap_or(i64::MAX));
+            let is_met = !(conditions.if_none && before.is_some()
+                || conditions.if_any && before.is_none()
+                || conditions.if_later && before.is_none_or(|before| at <= before)
+                || conditions.if_earlier && before.is_some_and(|before| at >= before));
+            (is_met.then(|| put(value, Expiry::At(at), None)), is_met)
+        };
+        let is_set = self.store.update(key, set_expiry).await?;
+        self.replies.count(is_set.into());
+        Ok(())
+    }
+
+    async fn read_expiry(&mut self, key: &[u8], in_seconds: bool, is_absolute: bool) -> Result<(), Failure> {
+        let time = match self.get(key).await? {
+            None => -2,
+            Some(Stored { expires: None, .. }) => -1,
+            Some(Stored { expires: Some(expires), .. }) => {
+                let time = if is_absolute { expires } else { expires.saturating_sub(now()) };
+                (if in_seconds { time.saturating_add(500) / 1000 } else { time }) as i64
+            }
+        };
+        self.replies.integer(time);
+        Ok(())
+    }
+
+    async fn persist(&mut self, key: &[u8]) -> Result<(), Failure> {
+        let persist = |stored: Option<Stored>| match stored {
+            Some(Stored { value, expires: Some(_) }) => (Some(put(value, Expiry::Never, None)), true),
+            _ => (None, false),
+        };
+        let was_set = self.store.update(key, persist).await?;
+        self.replies.count(was_set.into());
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::scan_cursors::ScanCursors;
 use crate::transaction::Transaction;
-use crate::users::{Access, Users};
+use crate::users::{Rights, Users};
 use resp::Protocol;
 use runtime::net::acceptor::Clients;
 use runtime::{Instant, WarningLimit};
@@ -150,16 +150,16 @@ pub struct Session {
     /// State of `MULTI`.
     pub transaction: Transaction,
     /// Commands that the connection may call.
-    pub access: Access,
+    pub rights: Rights,
     began: Instant,
 }
 
 impl Session {
     /// Returns the state of a new connection.
-    pub fn new(id: u64, access: Access) -> Self {
+    pub fn new(id: u64, rights: Rights) -> Self {
         let began = runtime::now();
         let (name, library, protocol) = (Vec::new(), Default::default(), Protocol::Resp2);
-        Session { id, name, library, protocol, transaction: Transaction::default(), access, began }
+        Session { id, name, library, protocol, transaction: Transaction::default(), rights, began }
     }
 
     /// Whole seconds since the start of the connection.
@@ -168,8 +168,8 @@ impl Session {
     }
 
     /// Resets the state as `RESET` does.
-    pub fn reset(&mut self, access: Access) {
-        self.access = access;
+    pub fn reset(&mut self, rights: Rights) {
+        self.rights = rights;
         self.name.clear();
         self.protocol = Protocol::Resp2;
         self.transaction = Transaction::default();

@@ -18,6 +18,7 @@ mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod kind;
+mod password_hash;
 mod pattern;
 mod scan_cursors;
 pub mod server;

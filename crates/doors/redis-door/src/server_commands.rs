@@ -4,7 +4,7 @@
 use crate::command::{Failure, SYNTAX, is, wrong_arity};
 use crate::facts::{Facts, REDIS_VERSION, Session};
 use crate::table::{COMMANDS, Command};
-use crate::users::Access;
+use crate::users::Rights;
 use block::Status;
 use kv::MAX_VALUE_BYTES;
 use resp::{Arguments, Protocol, Replies, integer};
@@ -49,8 +49,8 @@ fn check_arity(arguments: Arguments<'_>, arity: i32, name: &str) -> Result<(), F
     if fits { Ok(()) } else { Err(wrong_arity(name)) }
 }
 
-/// Returns the access of a user.
-fn log_in(facts: &Facts, user: &[u8], password: &[u8]) -> Result<Access, Failure> {
+/// Returns the rights of a user.
+fn log_in(facts: &Facts, user: &[u8], password: &[u8]) -> Result<Rights, Failure> {
     facts.users.log_in(user, password).ok_or_else(|| {
         facts.count_failed_login();
         Failure::fixed("WRONGPASS invalid username-password pair or user is disabled.")
@@ -63,7 +63,7 @@ fn auth(
     session: &mut Session,
     replies: &mut Replies,
 ) -> Result<(), Failure> {
-    session.access = match arguments.len() {
+    session.rights = match arguments.len() {
         1 if !facts.users.is_open() => log_in(facts, b"default", arguments.at(0))?,
         1 => {
             return Err(Failure::fixed(
@@ -106,12 +106,12 @@ fn hello(
         };
     }
     let mut name = None;
-    let mut access = session.access;
+    let mut rights = session.rights;
     let mut index = 2;
     while let Some(option) = arguments.get(index) {
         let following = arguments.len() - 1 - index;
         if is(option, "auth") && following >= 2 {
-            access = log_in(facts, arguments.at(index + 1), arguments.at(index + 2))?;
+            rights = log_in(facts, arguments.at(index + 1), arguments.at(index + 2))?;
             index += 3;
         } else if is(option, "setname") && following >= 1 {
             name = arguments.get(index + 1);
@@ -121,8 +121,8 @@ fn hello(
             return Err(Failure(Cow::Owned([b"ERR Syntax error in HELLO option '", option, b"'"].concat())));
         }
     }
-    session.access = access;
-    if access == Access::None {
+    session.rights = rights;
+    if rights == Rights::None {
         return Err(Failure::fixed(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
              <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the \

@@ -2,8 +2,7 @@
 //! opened.
 
 use block::{
-    Buffer, DeviceGeometry, DevicePart, EraseGuarantee, Error, Result, ZoneGeometry, ZoneIndex, ZoneState,
-    ZonesPart,
+    Buffer, DeviceGeometry, EraseGuarantee, Error, Result, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
 };
 use kv::sizes::{
     MAX_APPEND, MIN_BUFFER, MIN_TABLE, default_buffer_bytes, default_level_bytes, default_table_bytes,
@@ -166,20 +165,13 @@ fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeome
     zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
 
-/// Opens the zones on a device. Formats them first if the stack is being formatted and the store fits.
-async fn zones_on(arguments: &Arguments, device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
-    let (format, mut zone_size) = (arguments.format(), arguments.optional_size("zone_size")?);
-    if format {
+/// Opens the zones on the device. Formats them first if the stack is being formatted and the store fits.
+async fn zones_on(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> {
+    let device = arguments.device("on")?;
+    if arguments.format() {
         settings_of_new(arguments, &new_zones(arguments, device.geometry())?)?;
-        zone_size = zone_size.or_else(|| Some(default_zone_size(device.geometry().bytes())));
     }
-    let options = on_device::Options {
-        format,
-        zone_size,
-        max_append: Some(MAX_APPEND),
-        ..on_device::Options::default()
-    };
-    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
+    kv::sizes::zones_on(device, arguments.format(), arguments.optional_size("zone_size")?).await
 }
 
 /// Opens the zones of the store read-only.
@@ -242,7 +234,7 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
     let zones = match is_lent {
         true => arguments.zones("on")?,
         false if is_salvage => zones_to_read(arguments).await.map_err(none)?,
-        false => zones_on(arguments, arguments.device("on")?).await.map_err(none)?,
+        false => zones_on(arguments).await.map_err(none)?,
     };
     let settings = settings(arguments, Some(zones.geometry()))?;
     let opened = match format {

@@ -12,12 +12,12 @@
 //! | `+@read`, `-@write` | commands that change nothing (`-@write` after `+@all`) |
 //! | `~*`, `allkeys`, `&*`, `allchannels` | accepted without effect: all keys are permitted |
 
+use crate::password_hash::PasswordHash;
 use block::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
-use tls::Secret;
 
 /// Time limit for clients to log in, from their connection on, if the user `default` needs a password.
 pub const LOGIN_LIMIT: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ const DEFAULT: &str = "default";
 
 /// Commands that a connection may call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum Rights {
     /// `AUTH`, `HELLO`, `QUIT` and `RESET`.
     None,
     /// Commands that change nothing.
@@ -42,13 +42,13 @@ pub enum Access {
 struct User {
     is_on: bool,
     needs_no_password: bool,
-    passwords: Vec<Secret>,
-    access: Access,
+    passwords: Vec<PasswordHash>,
+    rights: Rights,
 }
 
 /// User whose password is compared for an unknown name, so that the time doesn't show which names exist.
 static NOBODY: LazyLock<User> =
-    LazyLock::new(|| User { passwords: vec![Secret::of(b"")], ..User::default() });
+    LazyLock::new(|| User { passwords: vec![PasswordHash::of(b"")], ..User::default() });
 
 /// All users of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Users(BTreeMap<Vec<u8>, User>);
 impl Default for Users {
     /// The user `default` with all rights and without a password.
     fn default() -> Self {
-        let open = User { is_on: true, needs_no_password: true, passwords: Vec::new(), access: Access::All };
+        let open = User { is_on: true, needs_no_password: true, passwords: Vec::new(), rights: Rights::All };
         Users([(DEFAULT.into(), open)].into())
     }
 }
@@ -87,8 +87,8 @@ impl Users {
             let user = User {
                 is_on: true,
                 needs_no_password: false,
-                passwords: vec![Secret::of(password.as_bytes())],
-                access: Access::All,
+                passwords: vec![PasswordHash::of(password.as_bytes())],
+                rights: Rights::All,
             };
             let listed = all.0.insert(DEFAULT.into(), user);
             if users.is_some() && listed.is_some() {
@@ -127,45 +127,45 @@ impl Users {
     }
 
     /// Commands of a connection before `AUTH`.
-    pub fn initial(&self) -> Access {
+    pub fn initial(&self) -> Rights {
         match self.0.get(DEFAULT.as_bytes()) {
-            Some(user) if user.is_on && user.needs_no_password => user.access,
-            _ => Access::None,
+            Some(user) if user.is_on && user.needs_no_password => user.rights,
+            _ => Rights::None,
         }
     }
 
     /// Whether a user, of any name, has rights and needs no password.
     pub fn admits_strangers(&self) -> bool {
-        self.0.values().any(|user| user.is_on && user.needs_no_password && user.access != Access::None)
+        self.0.values().any(|user| user.is_on && user.needs_no_password && user.rights != Rights::None)
     }
 
     /// Whether `default` needs no password.
     pub fn is_open(&self) -> bool {
-        self.initial() != Access::None
+        self.initial() != Rights::None
     }
 
     /// Commands of this user; `None` for a wrong name or password. The time doesn't show which of them is
     /// wrong, except by the few nanoseconds of a comparison for each password of a user beyond the first.
-    pub fn log_in(&self, name: &[u8], password: &[u8]) -> Option<Access> {
+    pub fn log_in(&self, name: &[u8], password: &[u8]) -> Option<Rights> {
         let user = self.0.get(name).unwrap_or(&NOBODY);
         // Hashing takes a time that depends on the length of the password, comparing doesn't.
-        let hash = Secret::of(password);
+        let hash = PasswordHash::of(password);
         let mut is_right = user.needs_no_password;
         for secret in &user.passwords {
             is_right |= secret.is_same(&hash);
         }
-        (is_right && user.is_on).then_some(user.access)
+        (is_right && user.is_on).then_some(user.rights)
     }
 }
 
 impl Default for User {
     fn default() -> Self {
-        User { is_on: false, needs_no_password: false, passwords: Vec::new(), access: Access::None }
+        User { is_on: false, needs_no_password: false, passwords: Vec::new(), rights: Rights::None }
     }
 }
 
 impl User {
-    fn add(&mut self, password: Secret) {
+    fn add(&mut self, password: PasswordHash) {
         self.passwords.push(password);
         self.needs_no_password = false;
     }
@@ -180,14 +180,14 @@ impl User {
                     user.needs_no_password = true;
                     user.passwords.clear();
                 }
-                "+@all" | "allcommands" => user.access = Access::All,
-                "+@read" if user.access == Access::None => user.access = Access::Read,
-                "-@write" if user.access == Access::All => user.access = Access::Read,
+                "+@all" | "allcommands" => user.rights = Rights::All,
+                "+@read" if user.rights == Rights::None => user.rights = Rights::Read,
+                "-@write" if user.rights == Rights::All => user.rights = Rights::Read,
                 "+@read" | "~*" | "allkeys" | "&*" | "allchannels" => {}
                 _ => match (rule.strip_prefix('>'), rule.strip_prefix('#')) {
-                    (Some(password), _) => user.add(Secret::of(password.as_bytes())),
+                    (Some(password), _) => user.add(PasswordHash::of(password.as_bytes())),
                     (_, Some(hash)) => user.add(
-                        Secret::from_hex(hash)
+                        PasswordHash::from_hex(hash)
                             .ok_or("a hash has 64 hexadecimal digits after #".to_owned())?,
                     ),
                     // The rule may be a password without its >: it isn't shown.
@@ -228,20 +228,20 @@ mod tests {
              user former off >password +@all\nuser guest on nopass +@all -@write\nuser idle on >x\n",
         )
         .expect("valid");
-        assert_eq!(users.initial(), Access::None);
-        for (name, password, access) in [
-            ("writer", "first", Some(Access::All)),
-            ("writer", "second", Some(Access::All)),
+        assert_eq!(users.initial(), Rights::None);
+        for (name, password, rights) in [
+            ("writer", "first", Some(Rights::All)),
+            ("writer", "second", Some(Rights::All)),
             ("writer", "third", None),
-            ("reader", "password", Some(Access::Read)),
+            ("reader", "password", Some(Rights::Read)),
             ("reader", "", None),
             ("former", "password", None),
-            ("guest", "anything", Some(Access::Read)),
-            ("idle", "x", Some(Access::None)),
+            ("guest", "anything", Some(Rights::Read)),
+            ("idle", "x", Some(Rights::None)),
             ("nobody", "", None),
             ("default", "", None),
         ] {
-            assert_eq!(users.log_in(name.as_bytes(), password.as_bytes()), access, "{name} {password}");
+            assert_eq!(users.log_in(name.as_bytes(), password.as_bytes()), rights, "{name} {password}");
         }
     }
 
@@ -279,8 +279,8 @@ mod tests {
         std::fs::write(&list, "user reader on >r +@read\n").expect("written");
         for users in [Users::read(Some(&password), None), Users::read(Some(&password), Some(&list))] {
             let users = users.expect("valid");
-            assert_eq!(users.initial(), Access::None);
-            assert_eq!(users.log_in(b"default", b"secret"), Some(Access::All));
+            assert_eq!(users.initial(), Rights::None);
+            assert_eq!(users.log_in(b"default", b"secret"), Some(Rights::All));
             assert_eq!(users.log_in(b"default", b"secret\n"), None);
         }
         std::fs::write(&list, "user default off\n").expect("written");

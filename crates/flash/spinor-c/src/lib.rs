@@ -9,7 +9,8 @@
 //! [`spinor_open_toml`], hasn't been closed, and isn't used by another thread at the same time; a pointer to
 //! bytes is NULL, or points to as many bytes as the length after it; a text is NULL or ends with a NUL.
 //! Everything else is checked: NULL, lengths and numbers out of range are errors. Panics are caught;
-//! afterwards the chip is unusable and its functions return their error.
+//! afterwards the chip is unusable and its functions return their error. (Build with the profile `library`:
+//! in the workspace's profile `release` a panic ends the process.)
 #![allow(unsafe_code)] // The border to C: names that C links to, pointers from C. Each block has its reason.
 #![allow(non_camel_case_types)] // The names of C.
 #![allow(clippy::missing_safety_doc)] // The module's head has it, for all functions.

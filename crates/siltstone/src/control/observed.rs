@@ -9,8 +9,8 @@
 //! ```
 //!
 //! `parts` has the parts from the bottom up, each followed by its doors: `door` is the name of the door whose
-//! calls to the part these are, and `kind` its kind. Counts begin with the first request. `latency_ns` has the
-//! buckets that aren't empty: the middle of the bucket and the number of calls, as
+//! calls to the part these are, and `kind` its kind. Counts begin with the first request. `latency_ns` has
+//! the buckets that aren't empty: the middle of the bucket and the number of calls, as
 //! [`histogram`](runtime::histogram) divides them. Readers take differences.
 
 use layers::observation::{Observation, ObservedCalls};

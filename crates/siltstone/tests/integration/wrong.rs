@@ -472,6 +472,14 @@ fn messages_say_things_once() {
             said(&["serve", "ram(1MiB)", "--nbd", "999.0.0.1:9"]),
             "--nbd: address \"999.0.0.1:9\": expected unix:PATH or IP:PORT",
         ),
+        (
+            said(&["bench", "ram(1MiB)", "--out", "/proc/results"]),
+            "making the folder /proc/results: No such file or directory (os error 2); expected it to exist; check the path\n",
+        ),
+        (
+            said(&["zns", "raw", "drive.img", "--zone", "0", "--offset", "some"]),
+            "--offset: size \"some\": expected whole bytes, ",
+        ),
         (said(&["detach", "nothing-of-this-name"]), "nothing of this name is attached; "),
         (said(&["status", "zeros.img"]), "to use it as a disk: 'file(zeros.img)'"),
     ] {

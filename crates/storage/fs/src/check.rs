@@ -553,7 +553,7 @@ async fn check_data(
                 let part = Extent {
                     block: extent.block + u64::from(at),
                     blocks: count,
-                    place: ZoneBlock { block: extent.place.block + at, ..extent.place },
+                    place: extent.place.after(at),
                     is_shared: extent.is_shared,
                 };
                 check_part(zones, layout, *inode, &part, &sums, report).await;
@@ -582,7 +582,7 @@ async fn check_part(
     }
     report.verified += u64::from(part.blocks);
     for (number, block) in buffer.filled().chunks_exact(bytes).enumerate() {
-        let place = ZoneBlock { block: part.place.block + number as u32, ..part.place };
+        let place = part.place.after(number as u32);
         if sums.get(place.block as usize) != Some(&sum_of(block)) {
             report.note_of(
                 Kind::Data,

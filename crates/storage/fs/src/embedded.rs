@@ -276,7 +276,7 @@ impl FileSystem {
     /// # Errors
     /// [`Error::Closed`].
     pub fn status(&self) -> Pending<Status> {
-        self.call(|opened| async move { crate::mount::kind::status(&opened.files).await })
+        self.call(|opened| async move { opened.files.status().await })
     }
 
     /// Makes all changes durable, and closes the file system for all handles and files, after the calls in

@@ -13,6 +13,7 @@
 //! - [`data`]: verified reads, clones, defragmentation. [`classes`]: the order of reads, writes and syncs.
 //! - `snapshots`: taking and deleting them. `recovery`: creating and opening.
 //! - [`check`](mod@check): invariants, on the medium or in an open file system; verification of all data.
+//! - [`sizes`]: default sizes, and the zones on a device. `status`: figures for operators.
 //! - [`embedded`]: the file system for programs on any executor, or on none.
 //! - [`file_system`]: paths and open files for programs; [`mount`]: the file system for the kernel.
 //!
@@ -34,7 +35,9 @@ pub mod metadata;
 pub mod mount;
 pub mod names;
 mod recovery;
+pub mod sizes;
 mod snapshots;
+mod status;
 pub mod tree;
 mod view;
 

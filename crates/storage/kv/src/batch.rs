@@ -1,6 +1,6 @@
 //! Batches of writes that take effect atomically, and their encoding in the write-ahead log.
 
-use crate::entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
+use crate::key_version::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
 use block::{Error, Result};
 use logkit::leb128::{Numbers, put, put_string};
 

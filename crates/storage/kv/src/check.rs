@@ -5,7 +5,7 @@
 //!
 //! Elsewhere: the check inside a table (`table::verify`), and repair.
 
-use crate::entry::Sequence;
+use crate::key_version::Sequence;
 use crate::replay::{RecoveredShard, Replayed, replay_all};
 use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
 use crate::tree::extents::{Extent, ReadAhead, read_runs, runs};
@@ -238,7 +238,7 @@ async fn check_extents(
                 );
             }
             for extent in &table.extents {
-                all.push((extent.place.zone, extent.place.position, extent.blocks, own));
+                all.push((extent.place.zone.0, extent.place.block, extent.blocks, own));
             }
         }
     }

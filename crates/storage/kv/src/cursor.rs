@@ -7,14 +7,14 @@ pub mod merge;
 pub mod retention;
 pub mod visible;
 
-use crate::entry::{Entry, Sequence};
+use crate::key_version::{KeyVersion, Sequence};
 use block::Result;
 
-/// A position in ordered entries ([`entry::order`](crate::entry::order)): at an entry, or at none, before the
-/// first or after the last one.
+/// A position in entries, [ordered](crate::key_version::order): at an entry, or at none, before the first or
+/// after the last one.
 pub trait Cursor {
     /// Entry at the position; `None` if there is none.
-    fn entry(&self) -> Option<Entry<'_>>;
+    fn entry(&self) -> Option<KeyVersion<'_>>;
 
     /// Moves to the first entry.
     ///

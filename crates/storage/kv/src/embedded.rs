@@ -47,7 +47,7 @@ pub use range::{Blocking, Pair, Range, Snapshot};
 pub use runtime::embedded::Pending;
 
 use crate::batch::{self, Write};
-use crate::entry::now;
+use crate::key_version::now;
 use crate::scan::Stored;
 use crate::store::{Update, shard_of_key};
 use open::Opened;

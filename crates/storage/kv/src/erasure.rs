@@ -31,7 +31,7 @@
 pub mod clock;
 pub mod reset_history;
 
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use crate::policy::CompactionParameters;
 use crate::settings::DeletePersistence;
 use crate::table::Summary;

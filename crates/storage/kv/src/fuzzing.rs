@@ -1,7 +1,7 @@
 //! Entry point for a fuzz target and property tests: blocks of untrusted bytes, with their invariants.
 
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence, Value, order};
+use crate::key_version::{KeyVersion, Sequence, Value, order};
 use crate::table::{Block, BlockHandle, BlockSource, Builder, Options, Reader, Summary, key_hash};
 use block::Result;
 use crc_fast::{CrcAlgorithm, checksum};
@@ -42,7 +42,7 @@ pub fn table_block(code: u8, contents: &[u8], key: &[u8], sequence: Sequence) {
 
     let mut builder = Builder::new(Options { filter_bits: 0, ..Options::default() });
     let value = Value::Put { bytes: b"value", expires: None };
-    let added = builder.add(Entry { key: b"key", sequence: 1, value });
+    let added = builder.add(KeyVersion { key: b"key", sequence: 1, value });
     let Ok((table, summary)) = added.and_then(|()| builder.finish()) else {
         panic!("one entry makes a table")
     };

@@ -5,7 +5,7 @@
 //! divided among shards by their hash; each shard has its own tree.
 //!
 //! Modules, each of which imports only those before it:
-//! - `entry`: versions of keys; `cursor`: positions in ordered entries, their merge, visibility and
+//! - `key_version`: versions of keys; `cursor`: positions in ordered entries, their merge, visibility and
 //!   retention; `batch`: writes that take effect atomically; `scan`: parameters and results of scans.
 //! - `table`: the format of sorted tables; `policy`: compaction and placement of tables; `settings`.
 //! - `memory`: the newest entries; `erasure`: zones that must be reset in time; `tree`: tables in zones,
@@ -27,10 +27,11 @@ pub mod check;
 mod core;
 mod cursor;
 pub mod embedded;
-mod entry;
+
 mod erasure;
 #[doc(hidden)]
 pub mod fuzzing;
+mod key_version;
 mod log_entry;
 mod memory;
 #[cfg(test)]
@@ -49,7 +50,7 @@ pub use batch::{Batch, Write};
 #[cfg(feature = "broken-rules")]
 pub use broken::{Broken, with_broken};
 pub use core::{Snapshot, TableFacts};
-pub use entry::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
+pub use key_version::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Timestamp, now};
 pub use logkit::recovery::Goal;
 pub use policy::{COMPACTIONS, PLACEMENTS};
 pub use recovery::{check_zones, default_shards, fewest_zones};

@@ -4,10 +4,9 @@
 //! of tables, also those that the cleaner moves, and edits of the manifest. Short writes and edits are in the
 //! meta of their record, others in its data.
 
-use crate::tree::extents::Place;
 use crate::tree::manifest::{Edit, TableId};
 use crate::tree::tables::TableFile;
-use block::{Buffer, Data, Error, Payload, Result};
+use block::{Buffer, Data, Error, Payload, Result, ZoneBlock};
 use logkit::leb128::{Numbers, put, put_string};
 use logkit::scan::Found;
 use logkit::{Entry, StreamId};
@@ -79,8 +78,8 @@ pub enum Origin {
         table: Rc<TableFile>,
         /// Number of the piece's first block in the table.
         first: u32,
-        /// Place from which the piece is moved; [`Place::NOWHERE`] for a new piece.
-        from: Place,
+        /// Place from which the piece is moved; `None` for a new piece.
+        from: Option<ZoneBlock>,
     },
     /// An edit of the manifest, with the tables that it adds.
     Edit(Box<(Edit, Vec<Rc<TableFile>>)>),
@@ -166,7 +165,13 @@ impl KvEntry {
     }
 
     /// Returns an entry of a piece of a table, in whole blocks.
-    pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
+    pub fn piece(
+        table: Rc<TableFile>,
+        first: u32,
+        from: Option<ZoneBlock>,
+        data: Payload,
+        block: usize,
+    ) -> Self {
         let origin = Origin::Piece { table, first, from };
         KvEntry { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
@@ -195,13 +200,10 @@ impl KvEntry {
         self.data = self.data.slice(at..self.data.len());
         let origin = match &mut self.origin {
             Origin::Piece { table, first, from } => {
-                let begin = *first;
-                let place = *from;
+                let cut = Origin::Piece { table: table.clone(), first: *first, from: *from };
                 *first += blocks;
-                if place != Place::NOWHERE {
-                    *from = place.after(blocks);
-                }
-                Origin::Piece { table: table.clone(), first: begin, from: place }
+                *from = from.map(|place| place.after(blocks));
+                cut
             }
             // Parts before the last one have no effect.
             Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
@@ -229,6 +231,9 @@ impl KvEntry {
 const WRITES: u8 = 1;
 const PIECE: u8 = 2;
 const EDIT: u8 = 3;
+
+/// Previous place of new pieces on the medium. Zones 0 and 1 hold roots, so no piece is there.
+const NOWHERE: ZoneBlock = ZoneBlock::new(0, 0);
 
 /// Length of a piece's meta: kind, table, first block, number of blocks, previous place.
 const PIECE_META: usize = 1 + 8 + 4 + 4 + 8;
@@ -258,7 +263,8 @@ impl Entry for KvEntry {
         meta.push(self.kind());
         if let Origin::Piece { table, first, from } = &self.origin {
             meta.extend_from_slice(&table.id.to_le_bytes());
-            for number in [*first, self.blocks(), from.zone, from.position] {
+            let from = from.unwrap_or(NOWHERE);
+            for number in [*first, self.blocks(), from.zone.0, from.block] {
                 meta.extend_from_slice(&number.to_le_bytes());
             }
             return;
@@ -281,7 +287,7 @@ impl Entry for KvEntry {
     }
 
     fn is_moved(&self) -> bool {
-        matches!(self.origin, Origin::Piece { from, .. } if from != Place::NOWHERE)
+        matches!(self.origin, Origin::Piece { from: Some(_), .. })
     }
 
     fn is_atomic(&self) -> bool {
@@ -327,8 +333,8 @@ pub enum Recorded {
         first: u32,
         /// Number of blocks.
         blocks: u32,
-        /// Place from which the piece was moved; [`Place::NOWHERE`] for a new piece.
-        from: Place,
+        /// Place from which the piece was moved; `None` for a new piece.
+        from: Option<ZoneBlock>,
     },
 }
 
@@ -366,9 +372,10 @@ impl Recorded {
         match kind {
             PIECE => {
                 let table = reader.u64()?;
-                let [first, blocks, zone, position] =
+                let [first, blocks, zone, block] =
                     [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
-                Ok(Recorded::Piece { table, first, blocks, from: Place { zone, position } })
+                let from = Some(ZoneBlock::new(zone, block)).filter(|from| *from != NOWHERE);
+                Ok(Recorded::Piece { table, first, blocks, from })
             }
             WRITES | EDIT => {
                 let is_inline = reader.u8()?;

@@ -1,7 +1,7 @@
 //! Models for tests of memtables, cursors and retention: histories of writes, and entries in a map.
 
 use crate::cursor::Cursor;
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memory::memtable::Memtable;
 use block::{Error, Result};
 use proptest::prelude::*;
@@ -165,7 +165,7 @@ impl<C: Cursor> Watched<C> {
 }
 
 impl<C: Cursor> Cursor for Watched<C> {
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         self.cursor.entry()
     }
     async fn seek_first(&mut self) -> Result<()> {
@@ -232,7 +232,7 @@ pub fn state(history: &[Write], snapshot: Sequence, now: Timestamp) -> BTreeMap<
 pub fn insert(memtable: &Memtable, write: &Write, sequence: Sequence) {
     match write {
         Write::Entry(key, said) => {
-            assert!(memtable.insert(Entry { key, sequence, value: said.value() }));
+            assert!(memtable.insert(KeyVersion { key, sequence, value: said.value() }));
         }
         Write::Range { from, to, deleted } => {
             let (from, to) = (from.clone(), to.clone());

@@ -44,7 +44,7 @@ pub use placement::{NewTable, PLACEMENTS, Placement, placement};
 pub use saturation::Saturation;
 pub use zap::Zap;
 
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use block::{Error, Result};
 use shape::Shape;
 use std::ops::Range;

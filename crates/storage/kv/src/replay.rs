@@ -3,9 +3,9 @@
 
 use crate::erasure::Found as FoundPromise;
 use crate::log_entry::{Recorded, decode_parts};
-use crate::tree::extents::{Extent, Place, place};
+use crate::tree::extents::{Extent, place};
 use crate::tree::manifest::{Edit, Manifest, State, table_stream, write_stream};
-use block::{Error, Result, Zones};
+use block::{Error, Result, ZoneBlock, Zones};
 use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::{self, Found};
 use logkit::{Layout, StreamId};
@@ -156,7 +156,7 @@ async fn replay(
             *clock += u64::from(blocks);
             match entry {
                 Recorded::Piece { table, first, blocks, from } => {
-                    let run = Extent { first, blocks, place: Place { zone, position } };
+                    let run = Extent { first, blocks, place: ZoneBlock::new(zone, position) };
                     manifest.next_table = manifest.next_table.max(table + 1);
                     // An edit refers to pieces that were written before it.
                     if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
@@ -218,7 +218,7 @@ async fn replay(
         let checked =
             table.extents.iter().try_for_each(|extent| check_extent(shard, extent, &opening.layout));
         if goal.tolerate(checked, &mut lost)?.is_some() {
-            table.extents.iter().for_each(|extent| accounts.add_live(extent.place.zone, extent.blocks));
+            table.extents.iter().for_each(|extent| accounts.add_live(extent.place.zone.0, extent.blocks));
             manifest.tables.push(table);
         }
     }
@@ -229,8 +229,8 @@ async fn replay(
 
 /// Refuses blocks of a table outside the zones.
 fn check_extent(shard: u16, extent: &Extent, layout: &Layout) -> Result<()> {
-    let end = extent.place.position.checked_add(extent.blocks);
-    match extent.place.zone < layout.zones && end.is_some_and(|end| end <= layout.zone_blocks) {
+    let end = extent.place.block.checked_add(extent.blocks);
+    match extent.place.zone.0 < layout.zones && end.is_some_and(|end| end <= layout.zone_blocks) {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
             "the manifest of shard {shard} names blocks outside the zones: {extent:?}"

@@ -1,6 +1,6 @@
 //! Scans: parameters, and their results in one allocation; values of single keys.
 
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 
 /// A value with its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

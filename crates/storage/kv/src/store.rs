@@ -10,7 +10,7 @@ pub use iterator::Iterator;
 
 use crate::batch::{Batch, Write};
 use crate::core::{BatchCondition, Core, Parts, Snapshot};
-use crate::entry::{Sequence, Timestamp, now};
+use crate::key_version::{Sequence, Timestamp, now};
 use crate::recovery;
 use crate::scan::{Pair, Pairs, Scan, Stored};
 use crate::settings::{Acknowledge, Settings};

@@ -1,12 +1,12 @@
-//! Observation of the parts of a stack: counters, latencies and single calls, while somebody looks.
+//! Observation of the parts of a stack: counters, latencies and single calls, on demand.
 //!
 //! # Promises
 //! - Each device and each set of zones is observed for all of its users together, and once more for each door
 //!   above it. Calls pass through unchanged.
-//! - While nobody looks, a call costs one load and a branch for each part that it passes, and no memory.
-//! - While somebody looks, it costs what `stats` costs; single calls are kept only for a [`Trace`]. Of each part
-//!   at most [`MAX_EVENTS`] calls wait for it; further ones are counted as lost.
-//! - Counters begin with the first look. They go on from there when looking is interrupted.
+//! - While there is no reader, a call costs one load and a branch for each part that it passes.
+//! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`]. Of each
+//!   part at most [`MAX_EVENTS`] calls wait for it; further ones are counted as lost.
+//! - Counters begin with the first reader. They stop without one, and go on from there with the next.
 //!
 //! Sockets, files and pictures are left to the program that serves the stack.
 
@@ -116,8 +116,8 @@ impl Shared {
 }
 
 impl Observation {
-    /// Observes a part of a stack that is being built, for [`Plan::build_observed`](stack::Plan). A stack that
-    /// is built once more replaces the parts of the same names.
+    /// Observes a part of a stack that is being built, for [`Plan::build_observed`](stack::Plan). Building a
+    /// stack once more replaces the parts of the same names.
     pub fn of_part(&self, stack: &Stack, user: User<'_>, part: Built) -> Built {
         let name = |part: &stack::Part| part.name().to_owned();
         match user {

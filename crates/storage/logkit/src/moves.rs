@@ -35,6 +35,36 @@ async fn wait_for_checkpoint<O: Owner>(owner: &O) {
     }
 }
 
+/// Takes the entries of the next record, as many as the zone takes; the last one may be cut. Returns them
+/// with their number of blocks.
+fn next_batch<O: Owner>(
+    owner: &Rc<O>,
+    zone: &ZoneWriter,
+    rest: &mut VecDeque<O::Entry>,
+) -> (Batch<O::Entry>, u32) {
+    let layout = &owner.kit().layout;
+    let mut batch = Batch::default();
+    // The record follows a record of users.
+    let (mut blocks, mut meta) = (0, LINK);
+    while let Some(entry) = rest.front_mut() {
+        let (wanted, words) = (entry.blocks(), entry.meta_length());
+        let fits = zone.most_blocks(layout, blocks + wanted, |_| meta + words);
+        let taken = fits.saturating_sub(blocks);
+        // An entry without data takes space in the header only.
+        let takes = if wanted == 0 { zone.takes(layout, blocks, meta + words) } else { taken > 0 };
+        if !takes {
+            break;
+        }
+        blocks += taken;
+        meta += words;
+        match taken == wanted {
+            true => batch.entries.extend(rest.pop_front()),
+            false => batch.entries.push(owner.cut(entry, taken)),
+        }
+    }
+    (batch, blocks)
+}
+
 impl Mover {
     /// Appends entries in this order, in as few records as possible. Returns once all records are written.
     ///
@@ -64,26 +94,7 @@ impl Mover {
                 seals::park(kit, &mut self.zones, wait_for_checkpoint(&**owner)).await;
                 continue;
             }
-            let mut batch = Batch::default();
-            // The record follows a record of users.
-            let (mut blocks, mut meta) = (0, LINK);
-            while let Some(entry) = rest.front_mut() {
-                let (wanted, words) = (entry.blocks(), entry.meta_length());
-                let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);
-                let taken = fits.saturating_sub(blocks);
-                // An entry without data takes space in the header only.
-                let takes =
-                    if wanted == 0 { zone.takes(&kit.layout, blocks, meta + words) } else { taken > 0 };
-                if !takes {
-                    break;
-                }
-                blocks += taken;
-                meta += words;
-                match taken == wanted {
-                    true => batch.entries.extend(rest.pop_front()),
-                    false => batch.entries.push(owner.cut(entry, taken)),
-                }
-            }
+            let (batch, blocks) = next_batch(owner, &zone, &mut rest);
             if batch.entries.is_empty() && zone.is_empty() {
                 // No other zone would fit it either.
                 self.zones[usize::from(class)] = Some(zone);

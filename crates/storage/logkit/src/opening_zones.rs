@@ -37,12 +37,6 @@ impl Kit {
         }
     }
 
-    /// Opens a zone for a class, if more than `keep` are free and the budget of open zones has a permit.
-    pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
-        let permit = self.budget().try_take(self.purpose(class))?;
-        self.open_with(permit, class, keep)
-    }
-
     /// Opens a zone for a class, after waiting for a permit of the budget of open zones, if more than `keep`
     /// zones are free then.
     pub async fn open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {

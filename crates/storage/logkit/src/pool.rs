@@ -484,11 +484,6 @@ impl ZonePool {
         self.lock().free_known()
     }
 
-    /// Whether only the known space of zones is used.
-    pub fn is_only_backed(&self) -> bool {
-        self.lock().only_backed
-    }
-
     /// Sets whether only the known space of zones is used.
     pub fn set_only_backed(&self, only: bool) {
         self.lock().only_backed = only;

@@ -568,16 +568,6 @@ impl Results {
         median(&values)
     }
 
-    /// Comparisons of a subject on a workload.
-    pub fn comparisons_of<'a>(
-        &'a self,
-        workload: &'a str,
-        subject: &'a str,
-    ) -> impl Iterator<Item = &'a Comparison> {
-        let all = self.comparisons.iter();
-        all.filter(move |comparison| comparison.workload == workload && comparison.subject == subject)
-    }
-
     /// Returns the text of `results.json`.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("results hold only what JSON can say")

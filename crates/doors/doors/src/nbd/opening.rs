@@ -18,21 +18,7 @@ pub(super) async fn negotiate(
     offered: &Offered<'_>,
     stream: &mut Stream,
 ) -> Result<Negotiated, End> {
-    // A device may have grown since the start of the server.
-    let present = offered.descriptions.iter().zip(offered.exports);
-    let present = present.map(|(description, (export, _))| ExportDescription {
-        size: export.geometry().bytes(),
-        ..description.clone()
-    });
-    let descriptions: Vec<ExportDescription> = present.collect();
-    let send = async |stream: &Stream, bytes: &[u8]| {
-        stream.send(Data::copy_of(bytes).into()).await.0.map_err(End::Lost)
-    };
-    let end_of_input = || match (watch.expired.get(), watch.stopping.get()) {
-        (true, _) => End::Silent,
-        (_, true) => End::Stopped,
-        _ => End::HungUp,
-    };
+    let descriptions = describe(offered);
     let mode = match offered.tls {
         None => Tls::Off,
         Some(ServerTls { required: false, .. }) => Tls::Allowed,
@@ -57,17 +43,7 @@ pub(super) async fn negotiate(
                 return Ok((agreement, opened, received));
             }
             Progress::StartTls => {
-                // Plain text after STARTTLS may come from an attacker on the path: it is refused, not parsed.
-                if !received.rest().is_empty() {
-                    let text = "bytes in plain text after STARTTLS: expected none before the reply";
-                    return Err(End::Violation(Error::protocol(text)));
-                }
-                *stream = start_tls(watch, offered).await.map_err(|error| match (error, end_of_input()) {
-                    (Error::Disconnected(_), end @ (End::Silent | End::Stopped)) => end,
-                    (error @ (Error::Protocol(_) | Error::PermissionDenied(_)), _) => End::Violation(error),
-                    (Error::TimedOut(_), _) => End::Silent,
-                    (error, _) => End::Lost(error),
-                })?;
+                *stream = start_tls(watch, offered, &received).await?;
                 negotiation.in_tls();
             }
             Progress::Ended => return Err(End::Goodbye),
@@ -76,7 +52,7 @@ pub(super) async fn negotiate(
                 let (result, buffer) = stream.receive(received.buffer).await;
                 received.buffer = buffer;
                 match result {
-                    Ok(0) => return Err(end_of_input()),
+                    Ok(0) => return Err(end_of_input(watch)),
                     Ok(_) if watch.stopping.get() => return Err(End::Stopped),
                     Ok(_) => {}
                     Err(error) => return Err(End::of_receive(error)),
@@ -86,7 +62,46 @@ pub(super) async fn negotiate(
     }
 }
 
-async fn start_tls(watch: &Watch, offered: &Offered<'_>) -> Result<Stream> {
+/// Descriptions of the exports with their present sizes: a device may have grown since the start of the
+/// server.
+fn describe(offered: &Offered<'_>) -> Vec<ExportDescription> {
+    let exports = offered.descriptions.iter().zip(offered.exports);
+    let present = exports.map(|(description, (export, _))| ExportDescription {
+        size: export.geometry().bytes(),
+        ..description.clone()
+    });
+    present.collect()
+}
+
+async fn send(stream: &Stream, bytes: &[u8]) -> Result<(), End> {
+    stream.send(Data::copy_of(bytes).into()).await.0.map_err(End::Lost)
+}
+
+/// Cause of the end of the client's bytes.
+fn end_of_input(watch: &Watch) -> End {
+    match (watch.expired.get(), watch.stopping.get()) {
+        (true, _) => End::Silent,
+        (_, true) => End::Stopped,
+        _ => End::HungUp,
+    }
+}
+
+/// Changes to TLS after the reply to STARTTLS. Bytes that were `received` after the option may come from an
+/// attacker on the path: they are refused, not parsed.
+async fn start_tls(watch: &Watch, offered: &Offered<'_>, received: &Received) -> Result<Stream, End> {
+    if !received.rest().is_empty() {
+        let text = "bytes in plain text after STARTTLS: expected none before the reply";
+        return Err(End::Violation(Error::protocol(text)));
+    }
+    accept(watch, offered).await.map_err(|error| match (error, end_of_input(watch)) {
+        (Error::Disconnected(_), end @ (End::Silent | End::Stopped)) => end,
+        (error @ (Error::Protocol(_) | Error::PermissionDenied(_)), _) => End::Violation(error),
+        (Error::TimedOut(_), _) => End::Silent,
+        (error, _) => End::Lost(error),
+    })
+}
+
+async fn accept(watch: &Watch, offered: &Offered<'_>) -> Result<Stream> {
     let config = offered.tls.map(|tls| &tls.config);
     let config = config.ok_or_else(|| Error::unsupported("STARTTLS without certificates"))?;
     let session = Session::accept(watch.stream.clone(), config, HANDSHAKE_LIMIT).await?;

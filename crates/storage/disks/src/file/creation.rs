@@ -1,4 +1,5 @@
-//! Creation of a file with contents: it appears at its path once the contents are complete and durable.
+//! Creation of a file with contents: it appears at its path once the contents are complete and durable. And
+//! opening it by programs without a stack.
 //!
 //! - Where there is no file, the contents are written to a file without a name (O_TMPFILE), which then gets
 //!   the path (linkat). A file system without such files gets one of the name `.NAME.NUMBER` beside the path,
@@ -79,6 +80,40 @@ pub async fn create(
     fill: impl AsyncFn(Arc<dyn DevicePart>) -> Result<()>,
 ) -> Result<()> {
     create_by(path, size, fill, open_nameless).await
+}
+
+/// Opens what a file contains; creates the file before if it [is absent](is_absent) and `new_size` is given,
+/// in bytes. `contents` names what it contains, for errors. `fill` writes it to a new file, `open` opens it.
+/// Returns what `open` returned, and the file, which the caller closes.
+///
+/// # Errors
+/// All name the path. [`Error::NotFound`] for an absent file without a size; [`Error::Protocol`] for a file
+/// with anything else; errors of [`create`], of `open` and of the file.
+pub async fn open_or_create<T>(
+    path: &Path,
+    contents: &str,
+    new_size: Option<u64>,
+    fill: impl AsyncFn(Arc<dyn DevicePart>) -> Result<()>,
+    open: impl AsyncFnOnce(Arc<dyn DevicePart>) -> Result<T>,
+) -> Result<(T, Arc<FilePart>)> {
+    let shown = path.display();
+    if is_absent(path)? {
+        let size = new_size.ok_or_else(|| {
+            Error::not_found(format!(
+                "{shown}: no such file; expected one with a {contents}; check the path, or set `create`"
+            ))
+        })?;
+        let fill = async |device| fill(device).await.map_err(|error| error.in_context(path.display()));
+        create(path, size, fill).await?;
+    }
+    let file = Arc::new(FilePart::open_path(path, None).await?);
+    match open(file.clone()).await {
+        Ok(opened) => Ok((opened, file)),
+        Err(Error::Protocol(detail)) => Err(Error::protocol(format!(
+            "{shown}: it holds no {contents} ({detail}); expected a file with one, or a path without a file"
+        ))),
+        Err(error) => Err(error.in_context(shown)),
+    }
 }
 
 /// Creates a file; `begin` makes the file that is filled if there is none.

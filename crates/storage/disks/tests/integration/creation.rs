@@ -54,6 +54,28 @@ fn entries(folder: &Path) -> usize {
 }
 
 #[test]
+fn errors_of_opening_begin_with_the_path_also_if_it_is_a_word_of_them() {
+    let opened = |path: &Path, size, found: Result<u8>| {
+        let path = path.to_path_buf();
+        run(move || async move {
+            let open = async move |_| found;
+            creation::open_or_create(&path, "letter", size, fill, open).await.map(|(found, _)| found)
+        })
+    };
+    let none = opened(Path::new("such"), None, Ok(1)).unwrap_err();
+    assert!(matches!(none, Error::NotFound(_)) && none.to_string().starts_with("such: no such"), "{none}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it");
+    let begins = |error: &Error| error.to_string().starts_with(&format!("{}: ", path.display()));
+    assert_eq!(opened(&path, Some(SIZE), Ok(1)), Ok(1));
+    assert!(is_complete(&path));
+    let other = opened(&path, None, Err(Error::protocol("a postcard"))).unwrap_err();
+    assert!(begins(&other) && other.to_string().contains("it holds no letter (a postcard)"), "{other}");
+    let damaged = opened(&path, Some(SIZE), Err(Error::corrupt("it is torn"))).unwrap_err();
+    assert!(matches!(damaged, Error::Corrupt(_)) && begins(&damaged), "{damaged}");
+}
+
+#[test]
 fn a_file_with_a_similar_name_stays() {
     let folder = tempfile::tempdir().unwrap();
     let (path, copy) = (folder.path().join("data"), folder.path().join("data.new"));

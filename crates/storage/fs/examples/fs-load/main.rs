@@ -42,7 +42,7 @@ mod simulation;
 
 use bench::peer::output::Output;
 use block::{Buffer, Data, Error, Result};
-use fs::mount::kind::zones_on;
+use fs::sizes::zones_on;
 use fs::{CleaningParameters, Directory, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::histogram::Histogram;
 use runtime::{Instant, Random, ShardIndex, now};

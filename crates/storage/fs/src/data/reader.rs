@@ -72,7 +72,7 @@ impl Reader {
             Some(number) => Err(Error::corrupt(format!(
                 "inode {inode}, block {}: wrong checksum in {}",
                 extent.block + number as u64,
-                ZoneBlock { block: extent.place.block + number as u32, ..extent.place }
+                extent.place.after(number as u32)
             ))),
         }
     }

@@ -3,8 +3,8 @@
 use crate::core::Settings;
 use crate::file_system::FileSystem;
 use crate::format::Properties;
-use crate::mount::kind::{default_memory, zones_on};
-use block::{Error, Part, Result};
+use crate::sizes::{default_memory, zones_on};
+use block::{Part, Result};
 use disks::file::{FilePart, creation};
 use std::path::Path;
 use std::sync::Arc;
@@ -48,35 +48,14 @@ impl Opened {
     /// # Errors
     /// As [`FileSystem::open`](super::FileSystem::open).
     pub(super) async fn open(path: &Path, options: &Options) -> Result<Opened> {
-        let opened = Self::open_path(path, options).await;
-        opened.map_err(|error| match error.detail().contains(&*path.to_string_lossy()) {
-            true => error,
-            false => error.in_context(path.display()),
-        })
-    }
-
-    async fn open_path(path: &Path, options: &Options) -> Result<Opened> {
         let settings = options.settings();
-        if creation::is_absent(path)? {
-            if !options.create {
-                return Err(Error::not_found(
-                    "no such image; expected that of a file system; check the path, or set `create`",
-                ));
-            }
-            let format = async |device| {
-                let zones = zones_on(device, true, None).await?;
-                FileSystem::format(zones, Properties::default(), &settings).await?.close().await
-            };
-            creation::create(path, options.size, format).await?;
-        }
-        let image = Arc::new(FilePart::open_path(path, None).await?);
-        let files = async { FileSystem::open(zones_on(image.clone(), false, None).await?, &settings).await };
-        let files = files.await.map_err(|error| match error {
-            Error::Protocol(detail) => Error::protocol(format!(
-                "it holds no file system ({detail}); expected the image of one, or a path without a file"
-            )),
-            other => other,
-        })?;
+        let new_size = options.create.then_some(options.size);
+        let format = async |device| {
+            let zones = zones_on(device, true, None).await?;
+            FileSystem::format(zones, Properties::default(), &settings).await?.close().await
+        };
+        let open = async |device| FileSystem::open(zones_on(device, false, None).await?, &settings).await;
+        let (files, image) = creation::open_or_create(path, "file system", new_size, format, open).await?;
         Ok(Opened { files, image })
     }
 

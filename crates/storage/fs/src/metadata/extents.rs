@@ -59,7 +59,7 @@ impl Extent {
 
     /// Place after the last block.
     pub fn end_place(&self) -> ZoneBlock {
-        ZoneBlock { block: self.place.block.saturating_add(self.blocks), ..self.place }
+        self.place.after(self.blocks)
     }
 
     /// Whether the blocks are preallocated and not written.

@@ -2,7 +2,6 @@
 //! of `siltstone fs` get and set them on the mount point or on a file.
 
 use super::actions::os;
-use super::kind::status;
 use crate::check::scrub::Scrubbed;
 use crate::core::Core;
 use crate::data::defrag;
@@ -90,7 +89,7 @@ impl Controls {
         let answer = match control {
             Control::Status => {
                 check_root(node, control)?;
-                let mut status = status(&self.files).await?;
+                let mut status = self.files.status().await?;
                 status.insert("process".into(), json!(std::process::id()));
                 Value::Object(status)
             }

@@ -7,18 +7,13 @@ use crate::core::Settings;
 use crate::core::geometry::check_new;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, MAX_BLOCK, Properties};
-use block::{Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry, ZonesPart};
+use crate::sizes::{default_memory, new_zones, zones_on, zones_to_read};
+use block::{Call, Error, Part, Result, Status, ZoneGeometry};
 use logkit::recovery::Goal;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zones::on_device;
-
-/// Largest append to the zones on a device in bytes: a record of a write of 1 MiB is one append.
-const MAX_APPEND: u64 = 2 << 20;
-const MIN_ZONE: u64 = 128 << 10;
-const MAX_ZONE: u64 = 64 << 20;
 
 /// Name of the mounts of stacks in `/proc/mounts`; mounts of images have their paths.
 pub const SOURCE: &str = "siltstone";
@@ -97,53 +92,6 @@ const METRICS: &[Metric] = &[
     .of_each("class", "class")
     .times(1e-9),
 ];
-
-/// Default size of the zones of a new file system on a device of `disk` bytes.
-fn default_zone_size(disk: u64) -> u64 {
-    zones::on_device::default_zone_size(disk, MIN_ZONE, MAX_ZONE)
-}
-
-/// Geometry of new zones on a device.
-fn new_zones(device: &DeviceGeometry, zone_size: Option<u64>) -> Result<ZoneGeometry> {
-    let zone_size = zone_size.unwrap_or_else(|| default_zone_size(device.bytes()));
-    on_device::geometry(device, zone_size, MAX_APPEND)
-}
-
-/// Opens the zones on a device; with `format`, creates them first.
-///
-/// # Errors
-/// As [`zones::OnDevice::open`]; for new zones also as [`check_new`], before any write.
-pub async fn zones_on(
-    device: Arc<dyn DevicePart>,
-    format: bool,
-    zone_size: Option<u64>,
-) -> Result<Arc<dyn ZonesPart>> {
-    let zone_size = match (format, zone_size) {
-        (true, None) => Some(default_zone_size(device.geometry().bytes())),
-        (_, given) => given,
-    };
-    if format {
-        check_new(&new_zones(device.geometry(), zone_size)?)?;
-    }
-    let max_append = Some(MAX_APPEND);
-    let options = on_device::Options { format, zone_size, max_append, ..on_device::Options::default() };
-    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
-}
-
-/// Opens the zones on a device for reading; nothing is written to them.
-///
-/// # Errors
-/// As [`zones::OnDevice::open`].
-pub async fn zones_to_read(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
-    let options = on_device::Options { read_only: true, ..on_device::Options::default() };
-    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
-}
-
-/// Default memory budget for metadata in bytes: half of the machine's memory.
-pub fn default_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
-}
 
 /// Default of `allow_other`: true for root.
 pub fn allows_other_by_default() -> bool {
@@ -248,38 +196,6 @@ impl FsDoor {
     }
 }
 
-/// Status of a file system for operators.
-///
-/// # Errors
-/// [`Error::Closed`].
-pub async fn status(files: &FileSystem) -> Result<Status> {
-    let (found, properties) = (files.statistics().await?, files.properties().await?);
-    let mut status = Status::new();
-    status.insert("block_size".into(), json!(properties.block_size));
-    status.insert("bytes".into(), json!(found.blocks * BLOCK));
-    status.insert("free_bytes".into(), json!(found.free * BLOCK));
-    status.insert("files".into(), json!(found.inodes));
-    status.insert("replayed_records".into(), json!(found.replayed));
-    if files.is_salvaged().await? {
-        let lost = files.lost().await?;
-        status.insert("lost".into(), json!(lost.lines));
-        status.insert("lost_count".into(), json!(lost.count));
-    }
-    let classes = files.classes().await?.into_iter().map(|class| {
-        json!({
-            "class": *class.name,
-            "shares": class.shares,
-            "requests": class.requests,
-            "bytes": class.bytes,
-            "waited": class.waited(),
-            "wait_mean_ns": class.mean_wait().as_nanos() as u64,
-            "wait_p99_ns": class.wait_quantile(0.99).as_nanos() as u64,
-        })
-    });
-    status.insert("classes".into(), classes.collect());
-    Ok(status)
-}
-
 impl Part for FsDoor {
     fn kind(&self) -> &'static str {
         KIND.name
@@ -291,7 +207,7 @@ impl Part for FsDoor {
             let mut all = Status::new();
             all.insert("mount".into(), json!(self.path()));
             all.insert("state".into(), json!(state));
-            match status(&self.files).await {
+            match self.files.status().await {
                 Ok(status) => all.extend(status),
                 Err(error) => {
                     all.insert("error".into(), json!(error.to_string()));

@@ -320,7 +320,7 @@ fn classes_have_limits() {
         let file = files.create("/a").await.unwrap();
         file.write_at(0, Data::copy_of(&[1; 5000])).await.unwrap();
         file.sync().await.unwrap();
-        let status = fs::mount::kind::status(&files).await.unwrap();
+        let status = files.status().await.unwrap();
         let default = &status["classes"][0];
         assert_eq!((&default["class"], &default["shares"]), (&"default".into(), &100.into()));
         assert_eq!(

@@ -125,6 +125,9 @@ fn a_second_open_is_refused_and_files_outlive_a_close() {
     std::fs::write(folder.path().join("other"), vec![1; 1 << 20]).unwrap();
     let error = FileSystem::open(folder.path().join("other"), small(1)).blocking().unwrap_err();
     assert!(matches!(&error, Error::Protocol(_)) && error.to_string().contains("other"), "{error}");
+    // A path that is also a word of the message.
+    let error = FileSystem::open("such", Options { create: false, ..small(1) }).blocking().unwrap_err();
+    assert!(matches!(&error, Error::NotFound(_)) && error.to_string().starts_with("such: "), "{error}");
 }
 
 #[test]

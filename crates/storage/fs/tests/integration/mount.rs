@@ -8,7 +8,7 @@ async fn files() -> FileSystem {
     let registry = stack::Registry::new(vec![&disks::ram::KIND]);
     let stack = stack::Stack::from_line("test", "ram(32MiB)", &registry).unwrap();
     let device = stack.check(true).unwrap().build().await.unwrap().top().unwrap();
-    let zones = fs::mount::kind::zones_on(device, true, None).await.unwrap();
+    let zones = fs::sizes::zones_on(device, true, None).await.unwrap();
     FileSystem::format(zones, Properties::default(), &Settings::default()).await.unwrap()
 }
 

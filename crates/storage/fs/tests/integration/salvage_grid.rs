@@ -63,7 +63,7 @@ fn salvaged(image: Files) -> Option<(u64, u64)> {
         let registry = Registry::new(vec![&disks::file::KIND]);
         let stack = Stack::from_line("test", &format!("file({DISK}, block_size=4096)"), &registry).unwrap();
         let device = stack.check(false).unwrap().build().await.unwrap().top().unwrap();
-        let zones = fs::mount::kind::zones_to_read(device).await.unwrap();
+        let zones = fs::sizes::zones_to_read(device).await.unwrap();
         let settings = fs::Settings { goal: Goal::Salvage, ..SETUP.settings() };
         let files = match FileSystem::open(zones, &settings).await {
             Ok(files) => files,

@@ -3,8 +3,8 @@
 use super::uncommitted::Uncommitted;
 use super::{Core, add, zone_bytes};
 use crate::batch::Write;
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::erasure::Erasure;
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value};
 use crate::log_entry::Body;
 use crate::memory::buffer::{Flushed, WriteBuffer};
 use crate::memory::memtable::Memtable;
@@ -224,7 +224,7 @@ impl Core {
 fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasure: &Erasure) -> u64 {
     match *write {
         Write::Put { key, value, expires } => {
-            memtable.insert(Entry { key, sequence, value: Value::Put { bytes: value, expires } });
+            memtable.insert(KeyVersion { key, sequence, value: Value::Put { bytes: value, expires } });
             if let Some(expires) = expires {
                 erasure.deleted(erasure.stamp(expires));
             }
@@ -232,7 +232,7 @@ fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasu
         }
         Write::Delete { key, deleted } => {
             let deleted = erasure.stamp(deleted);
-            memtable.insert(Entry { key, sequence, value: Value::Tombstone { deleted } });
+            memtable.insert(KeyVersion { key, sequence, value: Value::Tombstone { deleted } });
             erasure.deleted(deleted);
             key.len() as u64
         }

@@ -8,7 +8,7 @@ use crate::core::table_writer::Output;
 use crate::core::write_controller::WriteController;
 use crate::core::{Core, add};
 use crate::cursor::merge::Merge;
-use crate::entry::{Sequence, Timestamp};
+use crate::key_version::{Sequence, Timestamp};
 use crate::policy::shape::merge;
 use crate::policy::{Compaction, Job, TableView, Tree};
 use crate::tree::level_cursor::{AnyCursor, LevelCursor};
@@ -266,7 +266,7 @@ impl Core {
     fn garbage(&self, table: &Table) -> f64 {
         let (mut dead, mut blocks) = (0.0, 0.0);
         for extent in table.file.extents() {
-            let zone = self.kit.pool.get(extent.place.zone);
+            let zone = self.kit.pool.get(extent.place.zone.0);
             let share = 1.0 - f64::from(zone.live) / f64::from(zone.written.max(1));
             dead += share.max(0.0) * f64::from(extent.blocks);
             blocks += f64::from(extent.blocks);

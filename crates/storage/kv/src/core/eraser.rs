@@ -3,7 +3,7 @@
 
 use crate::broken::if_broken;
 use crate::core::Core;
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use crate::log_entry::KvEntry;
 use crate::memory::memtable::Memtable;
 use crate::policy::placement::LOG;
@@ -157,7 +157,7 @@ impl Core {
 
     /// Time of the oldest outstanding deletion: a tombstone or an expired value in a buffer or a table.
     fn oldest_outstanding(&self) -> Option<Timestamp> {
-        let (now, wall) = (self.erasure.now(), crate::entry::now());
+        let (now, wall) = (self.erasure.now(), crate::key_version::now());
         let of = |tombstone: Option<Timestamp>, expires: Option<Timestamp>| {
             let expired = expires.filter(|expires| *expires <= wall);
             let expired = expired.map(|expires| self.erasure.expiry(expires).unwrap_or(now));
@@ -260,7 +260,7 @@ impl Core {
             let data = file
                 .read(self.tables.reads(), u64::from(first) * block as u64, blocks as usize * block)
                 .await?;
-            let piece = KvEntry::piece(file.clone(), first, from, data.freeze().into(), block);
+            let piece = KvEntry::piece(file.clone(), first, Some(from), data.freeze().into(), block);
             self.append_tables(class, vec![piece]).await?;
         }
         Ok(())

@@ -9,10 +9,9 @@ use crate::broken::if_broken;
 use crate::core::table_zones::Move;
 use crate::log_entry::{KvEntry, Origin, Part, Recorded, decode_parts, encode_parts};
 use crate::memory::buffer::Flushed;
-use crate::tree::extents::Place;
 use crate::tree::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
 use crate::tree::tables::{Table, TableFile};
-use block::{Data, EraseGuarantee, Error, Result};
+use block::{Data, EraseGuarantee, Error, Result, ZoneBlock};
 use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, reset};
 use runtime::Home;
 use std::rc::Rc;
@@ -103,7 +102,7 @@ pub(crate) struct Cut {
 
 /// Visits the live parts of a piece: offset in the piece, and number of blocks.
 fn live_parts(file: &TableFile, zone: u32, piece: &Piece<Name>, mut visit: impl FnMut(u32, u32)) {
-    let (first, place) = (piece.name.block + piece.offset, Place { zone, position: piece.position });
+    let (first, place) = (piece.name.block + piece.offset, ZoneBlock::new(zone, piece.position));
     file.in_zone(zone, |extent| {
         let (begin, end) = (extent.first.max(first), extent.end().min(first + piece.count));
         if begin < end && extent.place.after(begin - extent.first) == place.after(begin - first) {
@@ -127,7 +126,7 @@ impl Owner for Core {
     }
 
     fn commit(&self, log_entries: &[KvEntry], zone: u32, position: u32) {
-        let mut place = Place { zone, position };
+        let mut place = ZoneBlock::new(zone, position);
         let mut user_blocks = 0;
         for log_entry in log_entries {
             let blocks = log_entry.blocks();
@@ -144,7 +143,7 @@ impl Owner for Core {
                     self.end(log_entry, &outcome);
                 }
                 Origin::Piece { table, first, from } => {
-                    let moved = *from != Place::NOWHERE;
+                    let moved = from.is_some();
                     if moved && self.erasure.limit().is_some() {
                         let levels = self.tables.levels();
                         self.set_dues(&levels, levels.all().filter(|live| live.meta.id == table.id));
@@ -333,7 +332,7 @@ impl Owner for Core {
         let mut moves: Vec<Vec<Move>> = (0..self.peers.shards).map(|_| Vec::new()).collect();
         let mut blocks = 0;
         for (piece, data) in pieces {
-            let from = Place { zone: victim.zone(), position: piece.position };
+            let from = ZoneBlock::new(victim.zone(), piece.position);
             blocks += piece.count;
             let own = moves.get_mut(usize::from(piece.name.shard));
             own.into_iter().for_each(|own| {

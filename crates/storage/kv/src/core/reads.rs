@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::cursor::Cursor;
 use crate::cursor::merge::Merge;
 use crate::cursor::visible::{RangeTombstones, Undeleted, View, Visible};
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memory::memtable::Memtable;
 use crate::scan::{Pair, Pairs, Scan, Stored};
 use crate::table::key_hash;
@@ -15,7 +15,7 @@ use block::Result;
 use std::rc::Rc;
 
 /// Value of an entry; `None` for a tombstone or a value that has expired at `now`.
-fn stored(entry: &Entry<'_>, now: Timestamp) -> Option<Stored> {
+fn stored(entry: &KeyVersion<'_>, now: Timestamp) -> Option<Stored> {
     match entry.value {
         Value::Put { bytes, expires } if expires.is_none_or(|expires| expires > now) => {
             Some(Stored { value: bytes.to_vec(), expires })
@@ -61,7 +61,7 @@ impl Core {
     /// Value of a key at a snapshot; `None` for the latest one.
     pub(crate) async fn get(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
         let snapshot = snapshot.unwrap_or(Sequence::MAX);
-        let now = crate::entry::now();
+        let now = crate::key_version::now();
         let mut ranges = Vec::new();
         let active = self.buffers.active().clone();
         if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut ranges) {
@@ -91,7 +91,7 @@ impl Core {
                     deleted = deleted.max(newest_range(&ranges, key, snapshot));
                 }
                 if let Some(found) = table.reader.get(key, hash, snapshot).await? {
-                    let entry = Entry { key, sequence: found.sequence(), value: found.value() };
+                    let entry = KeyVersion { key, sequence: found.sequence(), value: found.value() };
                     let is_deleted = entry.sequence < deleted
                         || ranges.iter().any(|range| range.covers(key, entry.sequence, snapshot).is_some());
                     return Ok(if is_deleted { None } else { stored(&entry, now) });
@@ -123,7 +123,7 @@ impl Core {
             ranges.push(Rc::new(RangeTombstones::from_iter(found.iter().cloned())));
         }
         push_cursors(&levels, is_in, &mut cursors);
-        let view = View { snapshot, now: crate::entry::now(), ranges };
+        let view = View { snapshot, now: crate::key_version::now(), ranges };
         let (from, to) = (std::mem::take(&mut scan.from), scan.to.take());
         if view.ranges.is_empty() {
             let cursors = cursors.into_iter().map(|(cursor, _)| cursor).collect();

@@ -15,7 +15,7 @@ use super::table_writer::{Clip, Output, TableWriter};
 use crate::core::{Core, TABLE_CLASS};
 use crate::cursor::Cursor;
 use crate::cursor::merge::Merge;
-use crate::entry::{Entry, RangeTombstone, Sequence, order};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, order};
 use crate::table::TableCursor;
 use crate::tree::level_cursor::AnyCursor;
 use crate::tree::levels::Levels;
@@ -191,7 +191,7 @@ impl Core {
 /// Whether a table has an entry. The cursor only moves forward: calls are in the order of entries.
 async fn is_in<S: crate::table::BlockSource, R: std::ops::Deref<Target = crate::table::Reader<S>>>(
     own: &mut TableCursor<R>,
-    entry: &Entry<'_>,
+    entry: &KeyVersion<'_>,
 ) -> Result<bool> {
     loop {
         let found = own.entry().map(|own| order((own.key, own.sequence), (entry.key, entry.sequence)));

@@ -1,7 +1,7 @@
 //! Snapshots: of all shards, and those of a shard.
 
 use super::Core;
-use crate::entry::Sequence;
+use crate::key_version::Sequence;
 use runtime::Home;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

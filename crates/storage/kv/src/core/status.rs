@@ -1,7 +1,7 @@
 //! Status of a shard for operators: its counters and its tables.
 
 use crate::core::Core;
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use crate::memory::buffer::WriteBuffer;
 use crate::settings::DeletePersistence;
 use crate::table::Summary;

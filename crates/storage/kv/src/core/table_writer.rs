@@ -5,10 +5,9 @@ use super::Core;
 use crate::cursor::Cursor;
 use crate::cursor::merge::Merge;
 use crate::cursor::retention::Retention;
-use crate::entry::{Entry, RangeTombstone, Sequence};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence};
 use crate::log_entry::KvEntry;
 use crate::table::{Builder, Summary};
-use crate::tree::extents::Place;
 use crate::tree::level_cursor::AnyCursor;
 use crate::tree::manifest::{Edit, TableMeta};
 use crate::tree::tables::{Table, TableFile};
@@ -84,7 +83,7 @@ impl<'a> TableWriter<'a> {
         self.table.as_ref().map_or(0, |(builder, _)| builder.bytes())
     }
 
-    async fn add(&mut self, entry: Entry<'_>) -> Result<()> {
+    async fn add(&mut self, entry: KeyVersion<'_>) -> Result<()> {
         self.builder().add(entry)?;
         if let Some((builder, file)) = &mut self.table
             && let Some(bytes) = builder.take_output(PIECE_BYTES)
@@ -97,7 +96,7 @@ impl<'a> TableWriter<'a> {
 
     /// Adds an entry. Begins the next table if this one is full and the key differs: all versions of a key
     /// are in one table.
-    pub(crate) async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
+    pub(crate) async fn add_kept(&mut self, entry: KeyVersion<'_>, ranges: &mut Clip) -> Result<()> {
         let is_full =
             self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
         if is_full {
@@ -127,8 +126,7 @@ impl<'a> TableWriter<'a> {
         data.append_zeroes(data.missing());
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
-        let log_entry =
-            KvEntry::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
+        let log_entry = KvEntry::piece(file.clone(), self.next_block, None, data.freeze().into(), block);
         let permit = self.core.space_for_tables(self.kept, self.class, blocks).await?;
         self.core.append_alone(&permit, self.class, vec![log_entry]).await?;
         self.next_block += blocks;
@@ -169,7 +167,7 @@ impl Core {
         Retention::new(
             self.tables.snapshots.sequences(),
             tombstones,
-            crate::entry::now(),
+            crate::key_version::now(),
             self.settings.delete_persistence.is_some(),
         )
         .counting(self.erasure.counts_operations().then(|| self.erasure.now()))

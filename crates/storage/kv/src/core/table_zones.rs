@@ -3,19 +3,18 @@
 
 use super::Core;
 use super::open_zones::OpenZones;
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use crate::log_entry::KvEntry;
 use crate::policy::{Lifetimes, NewTable, Placement};
-use crate::tree::extents::Place;
 use crate::tree::manifest::TableId;
-use block::{Data, Result};
+use block::{Data, Result, ZoneBlock};
 use logkit::Mover;
 use runtime::sync::{Permit, Semaphore};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A piece to be moved: table, first block, place and data.
-pub(super) type Move = (TableId, u32, Place, Data);
+pub(super) type Move = (TableId, u32, ZoneBlock, Data);
 
 /// Zones of the tables of a shard.
 pub(crate) struct TableZones {
@@ -91,7 +90,7 @@ impl Core {
     pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
         let block = self.kit.layout.block_bytes();
         let log_entries = moves.into_iter().filter_map(|(table, first, from, data)| {
-            Some(KvEntry::piece(self.tables.file(table)?, first, from, data.into(), block))
+            Some(KvEntry::piece(self.tables.file(table)?, first, Some(from), data.into(), block))
         });
         let log_entries: Vec<KvEntry> = log_entries.collect();
         self.append_tables(class, log_entries).await

@@ -7,7 +7,7 @@
 //! frozen buffer omits them.
 
 use crate::batch::Write;
-use crate::entry::Sequence;
+use crate::key_version::Sequence;
 use crate::log_entry::{Body, decode_parts};
 use crate::memory::buffer::WriteBuffer;
 use block::Result;

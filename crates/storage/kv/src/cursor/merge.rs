@@ -11,7 +11,7 @@
 mod tests;
 
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence, order};
+use crate::key_version::{KeyVersion, Sequence, order};
 use block::Result;
 use std::cmp::Ordering;
 
@@ -132,7 +132,7 @@ impl<C: Cursor> Merge<C> {
     async fn turn(&mut self, direction: Direction) -> Result<()> {
         let mut key = std::mem::take(&mut self.key);
         key.clear();
-        let Some(Entry { key: from, sequence, .. }) = self.entry() else { return Ok(()) };
+        let Some(KeyVersion { key: from, sequence, .. }) = self.entry() else { return Ok(()) };
         key.extend_from_slice(from);
         let result = match direction {
             Direction::Backward => self.seek_all(Goal::Before(&key, sequence)).await,
@@ -224,7 +224,7 @@ impl<C: Cursor> Merge<C> {
 
 impl<C: Cursor> Cursor for Merge<C> {
     #[inline]
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         self.cursors[self.heap.first()?.cursor].entry()
     }
 

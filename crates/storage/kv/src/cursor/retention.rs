@@ -31,7 +31,7 @@
 mod tests;
 
 use crate::cursor::visible::RangeTombstones;
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value};
 
 /// Decides which merged entries are kept; entries are fed in order.
 #[derive(Debug)]
@@ -65,13 +65,13 @@ struct Tombstone {
 }
 
 impl Tombstone {
-    fn entry(self, key: &[u8]) -> Entry<'_> {
-        Entry { key, sequence: self.sequence, value: Value::Tombstone { deleted: self.deleted } }
+    fn entry(self, key: &[u8]) -> KeyVersion<'_> {
+        KeyVersion { key, sequence: self.sequence, value: Value::Tombstone { deleted: self.deleted } }
     }
 }
 
 /// Entries to be written, in order.
-pub type Kept<'a> = std::iter::Flatten<std::array::IntoIter<Option<Entry<'a>>, 2>>;
+pub type Kept<'a> = std::iter::Flatten<std::array::IntoIter<Option<KeyVersion<'a>>, 2>>;
 
 impl Retention {
     /// Creates the decision for these live snapshots and range tombstones. The tombstones include those of
@@ -117,7 +117,7 @@ impl Retention {
 
     /// Feeds the next entry; returns the entries to write now. `is_bottom` returns whether the key is at the
     /// bottom.
-    pub fn feed<'a>(&'a mut self, entry: Entry<'a>, is_bottom: impl FnOnce(&[u8]) -> bool) -> Kept<'a> {
+    pub fn feed<'a>(&'a mut self, entry: KeyVersion<'a>, is_bottom: impl FnOnce(&[u8]) -> bool) -> Kept<'a> {
         let mut tombstone_before = None;
         if self.stripe.is_none() || entry.key != self.key {
             tombstone_before = self.tombstone.take().filter(|tombstone| !tombstone.is_bottom);
@@ -159,7 +159,7 @@ impl Retention {
     }
 
     /// Returns the remaining entry to write after the last one was fed; `None` if there is none.
-    pub fn finish(&mut self) -> Option<Entry<'_>> {
+    pub fn finish(&mut self) -> Option<KeyVersion<'_>> {
         let tombstone = self.tombstone.take().filter(|tombstone| !tombstone.is_bottom);
         self.stripe = None;
         tombstone.map(|tombstone| tombstone.entry(&self.key))

@@ -13,7 +13,7 @@ pub use range_tombstones::RangeTombstones;
 pub use undeleted::Undeleted;
 
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence, Timestamp, Value};
+use crate::key_version::{KeyVersion, Sequence, Timestamp, Value};
 use block::Result;
 use std::rc::Rc;
 
@@ -35,7 +35,7 @@ pub struct View {
 
 impl View {
     /// Whether the key doesn't exist, given its newest entry that the snapshot sees.
-    pub fn hides(&self, entry: &Entry<'_>) -> bool {
+    pub fn hides(&self, entry: &KeyVersion<'_>) -> bool {
         let is_live = match entry.value {
             Value::Put { expires, .. } => expires.is_none_or(|expires| expires > self.now),
             Value::Tombstone { .. } => false,
@@ -48,7 +48,7 @@ impl View {
     }
 
     /// Copies an entry's value with its expiry, unless the entry is hidden; returns whether it was copied.
-    fn copy(&self, entry: &Entry<'_>, copy: &mut (Vec<u8>, Option<Timestamp>)) -> bool {
+    fn copy(&self, entry: &KeyVersion<'_>, copy: &mut (Vec<u8>, Option<Timestamp>)) -> bool {
         match entry.value {
             Value::Put { bytes, expires } if !self.hides(entry) => {
                 copy.0.clear();

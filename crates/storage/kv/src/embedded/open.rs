@@ -2,15 +2,13 @@
 
 use crate::recovery::default_shards;
 use crate::settings::{Acknowledge, Settings};
-use crate::sizes::{self, MAX_APPEND};
+use crate::sizes::{self, zones_on};
 use crate::store::Store;
 use crate::table::Compression;
-use block::{DevicePart, Error, Part, Result, ZoneGeometry, ZonesPart};
+use block::{DevicePart, Part, Result, ZoneGeometry};
 use disks::file::{FilePart, creation};
 use std::path::Path;
 use std::sync::Arc;
-use zones::OnDevice;
-use zones::on_device;
 
 /// Options of opening a store.
 #[derive(Debug, Clone)]
@@ -77,26 +75,13 @@ impl Opened {
     /// # Errors
     /// As [`Store::open`](super::Store::open).
     pub(super) async fn open(path: &Path, options: &Options) -> Result<Opened> {
-        let opened = Self::open_path(path, options).await;
-        opened.map_err(|error| match error.detail().contains(&*path.to_string_lossy()) {
-            true => error,
-            false => error.in_context(path.display()),
-        })
-    }
-
-    async fn open_path(path: &Path, options: &Options) -> Result<Opened> {
-        if creation::is_absent(path)? {
-            if !options.create {
-                return Err(Error::not_found(
-                    "no such store; expected the file of one; check the path, or set `create`",
-                ));
-            }
-            creation::create(path, options.size, async |device| format(device, options).await).await?;
-        }
-        let file = Arc::new(FilePart::open_path(path, None).await?);
-        let zones = zones_on(file.clone(), None).await.map_err(without_store)?;
-        let settings = options.settings(zones.geometry());
-        let store = Store::open(zones, &settings).await.map_err(without_store)?;
+        let new_size = options.create.then_some(options.size);
+        let format = async |device| format(device, options).await;
+        let open = async |device| {
+            let zones = zones_on(device, false, None).await?;
+            Store::open(zones.clone(), &options.settings(zones.geometry())).await
+        };
+        let (store, file) = creation::open_or_create(path, "key-value store", new_size, format, open).await?;
         Ok(Opened { store, file })
     }
 
@@ -110,30 +95,9 @@ impl Opened {
     }
 }
 
-fn without_store(error: Error) -> Error {
-    match error {
-        Error::Protocol(detail) => Error::protocol(format!(
-            "it holds no key-value store ({detail}); expected the file of one, or a path without a file"
-        )),
-        other => other,
-    }
-}
-
 /// Formats a new file.
 async fn format(device: Arc<dyn DevicePart>, options: &Options) -> Result<()> {
-    let zone_size = sizes::default_zone_size(device.geometry().bytes());
-    let zones = zones_on(device, Some(zone_size)).await?;
+    let zones = zones_on(device, true, None).await?;
     let settings = options.settings(zones.geometry());
     Store::format(zones, &settings).await?.close().await
-}
-
-/// Opens the zones on a device; with a size of zones, creates them first.
-async fn zones_on(device: Arc<dyn DevicePart>, zone_size: Option<u64>) -> Result<Arc<dyn ZonesPart>> {
-    let options = on_device::Options {
-        format: zone_size.is_some(),
-        zone_size,
-        max_append: Some(MAX_APPEND),
-        ..on_device::Options::default()
-    };
-    Ok(Arc::new(OnDevice::open(device, options).await?))
 }

@@ -5,7 +5,7 @@
 //! never behind the system clock. Checkpoints save it, and the next opening continues from there. Expiries
 //! are times of the system clock; [`ahead`](DeadlineClock::ahead) converts them.
 
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A clock that never goes back.
@@ -18,12 +18,12 @@ pub struct DeadlineClock {
 impl DeadlineClock {
     /// Present time of the clock, in milliseconds since 1970.
     pub fn now(&self) -> Timestamp {
-        self.read(crate::entry::now(), since_boot())
+        self.read(crate::key_version::now(), since_boot())
     }
 
     /// Lead over the system clock, in milliseconds.
     pub fn ahead(&self) -> u64 {
-        let wall = crate::entry::now();
+        let wall = crate::key_version::now();
         self.read(wall, since_boot()).saturating_sub(wall)
     }
 

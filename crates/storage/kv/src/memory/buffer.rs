@@ -3,7 +3,7 @@
 //! A zone of the write-ahead log counts as live, and isn't cleaned, as long as a buffer has writes in it that
 //! aren't in a table.
 
-use crate::entry::Sequence;
+use crate::key_version::Sequence;
 use crate::memory::memtable::Memtable;
 use logkit::ZonePool;
 use std::cell::{Cell, RefCell};

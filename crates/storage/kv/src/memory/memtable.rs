@@ -14,7 +14,7 @@ mod tests;
 
 use crate::cursor::Cursor;
 use crate::cursor::visible::RangeTombstones;
-use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value, earlier};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value, earlier};
 use block::Result;
 use skip_list::{Position, RecordKind, SkipList, StoredValue};
 use std::cell::{Cell, RefCell};
@@ -46,8 +46,8 @@ impl Memtable {
     /// Inserts an entry. Returns false, without a change, if an entry with this key and sequence exists.
     ///
     /// # Panics
-    /// If the key has more than [`MAX_KEY_BYTES`](crate::entry::MAX_KEY_BYTES).
-    pub fn insert(&self, entry: Entry<'_>) -> bool {
+    /// If the key has more than [`MAX_KEY_BYTES`](crate::key_version::MAX_KEY_BYTES).
+    pub fn insert(&self, entry: KeyVersion<'_>) -> bool {
         let is_new = self.list.borrow_mut().insert(entry);
         match entry.value {
             Value::Tombstone { deleted } if is_new => self.count_tombstone(deleted),
@@ -74,7 +74,12 @@ impl Memtable {
     /// Calls `found` with the newest entry of a key whose sequence is at most `snapshot`, or with `None`. The
     /// entry may be a tombstone or expired. `found` must not insert.
     #[inline]
-    pub fn get<R>(&self, key: &[u8], snapshot: Sequence, found: impl FnOnce(Option<Entry<'_>>) -> R) -> R {
+    pub fn get<R>(
+        &self,
+        key: &[u8],
+        snapshot: Sequence,
+        found: impl FnOnce(Option<KeyVersion<'_>>) -> R,
+    ) -> R {
         let list = self.list.borrow();
         let place = list.at_or_after(key, snapshot);
         found(place.map(|place| list.entry(place)).filter(|entry| entry.key == key))
@@ -169,11 +174,11 @@ impl MemtableCursor {
 
 impl Cursor for MemtableCursor {
     #[inline]
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         self.at?;
         let (key, value) = self.bytes.split_at(self.key_length);
         let value = self.large_value.as_deref().unwrap_or(value);
-        Some(Entry { key, sequence: self.sequence, value: self.kind.with(value) })
+        Some(KeyVersion { key, sequence: self.sequence, value: self.kind.with(value) })
     }
 
     async fn seek_first(&mut self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Measured lifetimes of tables.
 
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 
 /// Number of lifetimes that are kept per level.
 const KEPT: usize = 64;

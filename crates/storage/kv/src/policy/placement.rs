@@ -12,7 +12,7 @@
 //! Each class has an open zone; a drive permits few (14 on a ZN540).
 
 use super::lifetimes::Lifetimes;
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use block::{Error, Result};
 
 /// Names of all placement policies, as accepted by `placement`.

@@ -1,7 +1,7 @@
 //! Properties of the jobs of all policies, in arbitrary trees; and trees for the tests of policies.
 
 use super::{COMPACTIONS, CompactionParameters, Job, TableView, Tree, compaction};
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use proptest::prelude::*;
 use std::time::Duration;
 

@@ -8,7 +8,7 @@
 
 use super::shape::Shape;
 use super::{Compaction, Job, TableView, Tree};
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 
 /// Name of the policy in a stack.
 pub const NAME: &str = "saturation";

@@ -7,7 +7,7 @@
 
 use super::properties::{check_job, check_tree};
 use super::{COMPACTIONS, Compaction, CompactionParameters, Job, TableView, Tree, compaction};
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

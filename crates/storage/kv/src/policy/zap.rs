@@ -45,7 +45,7 @@
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
 use super::{Compaction, CompactionParameters, Job, TableView, Tree};
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use std::cmp::Reverse;
 
 /// Name of the policy in a stack.

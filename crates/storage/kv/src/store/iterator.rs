@@ -1,7 +1,7 @@
 //! Iterators over the keys of a snapshot.
 
 use crate::core::Snapshot;
-use crate::entry::Timestamp;
+use crate::key_version::Timestamp;
 use crate::scan::{Pair, Pairs, Scan};
 use crate::store::Store;
 use block::Result;

@@ -5,7 +5,7 @@ use super::filter::Filter;
 use super::stored::{BlockHandle, BlockKind, corrupt, open};
 use super::summary::Summary;
 use super::{entries, range_tombstones};
-use crate::entry::{RangeTombstone, Value};
+use crate::key_version::{RangeTombstone, Value};
 use block::{Error, Result};
 use std::sync::Arc;
 

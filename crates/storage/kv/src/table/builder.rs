@@ -5,7 +5,9 @@ use super::filter::{self, key_hash};
 use super::stored::{BlockHandle, BlockKind, Sealer, TRAILER_BYTES};
 use super::summary::{FOOTER_BYTES, Summary, encode_footer};
 use super::{Options, range_tombstones};
-use crate::entry::{Entry, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Value, earlier};
+use crate::key_version::{
+    KeyVersion, MAX_KEY_BYTES, MAX_VALUE_BYTES, RangeTombstone, Sequence, Value, earlier,
+};
 use block::{Error, Result};
 use std::cmp::Ordering;
 use zones::bytes::Writer;
@@ -93,10 +95,10 @@ impl Builder {
     /// Adds an entry.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an entry that isn't after the last one by [`order`](crate::entry::order), or is
-    /// too large. The table is unchanged then.
-    pub fn add(&mut self, entry: Entry<'_>) -> Result<()> {
-        let Entry { key, sequence, value } = entry;
+    /// [`Error::Invalid`] for an entry that isn't [after](crate::key_version::order) the last one, or is too
+    /// large. The table is unchanged then.
+    pub fn add(&mut self, entry: KeyVersion<'_>) -> Result<()> {
+        let KeyVersion { key, sequence, value } = entry;
         let value_bytes = match value {
             Value::Put { bytes, .. } => bytes.len(),
             Value::Tombstone { .. } => 0,
@@ -136,7 +138,7 @@ impl Builder {
     }
 
     #[inline]
-    fn count(&mut self, entry: &Entry<'_>, value_bytes: usize) {
+    fn count(&mut self, entry: &KeyVersion<'_>, value_bytes: usize) {
         let summary = &mut self.summary;
         summary.entries += 1;
         summary.key_bytes += entry.key.len() as u64;
@@ -259,7 +261,7 @@ impl Builder {
     }
 
     #[cold]
-    fn out_of_order(&self, entry: &Entry<'_>) -> Error {
+    fn out_of_order(&self, entry: &KeyVersion<'_>) -> Error {
         Error::invalid(format!(
             "table entry {} with sequence {} after {} with sequence {}; expected rising keys and, of one key, falling sequences",
             entry.key.escape_ascii(),
@@ -312,7 +314,7 @@ impl Bound {
     /// sequence `sequence`, and its key shares `common` bytes with that of `entry`.
     ///
     /// All entries that a read of `entry`'s key may find are on the same side, so a get needs one block.
-    fn set_between(&mut self, sequence: Sequence, common: usize, entry: &Entry<'_>) {
+    fn set_between(&mut self, sequence: Sequence, common: usize, entry: &KeyVersion<'_>) {
         self.key.clear();
         match entry.key.get(..=common) {
             Some(key) => {

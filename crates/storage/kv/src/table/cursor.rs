@@ -4,7 +4,7 @@ use super::block::Block;
 use super::entries::{Body, Entries};
 use super::reader::{BlockSource, Reader};
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence};
+use crate::key_version::{KeyVersion, Sequence};
 use block::Result;
 use smallvec::SmallVec;
 use std::cmp::Ordering;
@@ -206,9 +206,9 @@ fn edge_child(edge: Edge) -> impl Fn(&Entries) -> Result<usize> {
 
 impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
     #[inline]
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         let (entry, block) = (self.entry.as_ref()?, self.block.as_ref()?);
-        Some(Entry { key: &self.key, sequence: entry.body.sequence, value: block.value(&entry.body) })
+        Some(KeyVersion { key: &self.key, sequence: entry.body.sequence, value: block.value(&entry.body) })
     }
 
     async fn seek_first(&mut self) -> Result<()> {

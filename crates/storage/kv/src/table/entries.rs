@@ -2,7 +2,7 @@
 
 use super::entries_writer::{EntryKind, common_prefix, order_after};
 use super::stored::{BlockHandle, corrupt};
-use crate::entry::{MAX_KEY_BYTES, Sequence, Timestamp, Value};
+use crate::key_version::{MAX_KEY_BYTES, Sequence, Timestamp, Value};
 use block::{Error, Result};
 use logkit::leb128;
 use std::cmp::Ordering;

@@ -1,6 +1,6 @@
 //! Writing of blocks of entries: prefix compression with restart points.
 
-use crate::entry::{Entry, Sequence, Value};
+use crate::key_version::{KeyVersion, Sequence, Value};
 use logkit::leb128::Encoded;
 use std::cmp::Ordering;
 
@@ -81,7 +81,7 @@ impl EntriesWriter {
 
     /// Appends an entry whose key shares `common` bytes with the previous key.
     #[inline]
-    pub(super) fn add(&mut self, entry: &Entry<'_>, common: usize) {
+    pub(super) fn add(&mut self, entry: &KeyVersion<'_>, common: usize) {
         let mut numbers = Encoded::<20>::default();
         numbers.push(entry.sequence);
         let (kind, value) = match entry.value {

@@ -1,7 +1,7 @@
 //! The block of range tombstones.
 
 use super::stored::corrupt;
-use crate::entry::{MAX_KEY_BYTES, RangeTombstone};
+use crate::key_version::{MAX_KEY_BYTES, RangeTombstone};
 use block::Result;
 use logkit::leb128::{self, Encoded};
 

@@ -5,7 +5,7 @@ use super::cursor::TableCursor;
 use super::entries::Body;
 use super::stored::BlockHandle;
 use super::summary::Summary;
-use crate::entry::{RangeTombstone, Sequence, Value};
+use crate::key_version::{RangeTombstone, Sequence, Value};
 use block::{Error, Result};
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;

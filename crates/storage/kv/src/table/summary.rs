@@ -1,7 +1,7 @@
 //! Summary of a table, and the footer that locates the table's own copy of it.
 
 use super::stored::{BlockHandle, TRAILER_BYTES};
-use crate::entry::{MAX_KEY_BYTES, Sequence, Timestamp};
+use crate::key_version::{MAX_KEY_BYTES, Sequence, Timestamp};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use zones::bytes::{Reader, Writer};

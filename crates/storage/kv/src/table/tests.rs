@@ -4,7 +4,7 @@ mod damage;
 mod model;
 
 use super::*;
-use crate::entry::{Entry, RangeTombstone, Sequence, Value};
+use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Value};
 use ::block::{Error, Result};
 use std::cell::Cell;
 use std::pin::pin;
@@ -58,7 +58,7 @@ fn put(bytes: &[u8]) -> Value<'_> {
     Value::Put { bytes, expires: None }
 }
 
-fn build(mut builder: Builder, entries: &[Entry<'_>], ranges: &[RangeTombstone]) -> (Bytes, Summary) {
+fn build(mut builder: Builder, entries: &[KeyVersion<'_>], ranges: &[RangeTombstone]) -> (Bytes, Summary) {
     entries.iter().for_each(|entry| builder.add(*entry).unwrap());
     ranges.iter().for_each(|range| builder.add_range_tombstone(range.clone()).unwrap());
     let (bytes, summary) = builder.finish().unwrap();
@@ -72,9 +72,9 @@ fn range(from: &[u8], to: &[u8], sequence: Sequence, deleted: u64) -> RangeTombs
 #[test]
 fn a_summary_says_what_is_in_the_table() {
     let entries = [
-        Entry { key: b"b", sequence: 9, value: Value::Tombstone { deleted: 400 } },
-        Entry { key: b"b", sequence: 7, value: Value::Put { bytes: b"12345", expires: Some(900) } },
-        Entry { key: b"cc", sequence: 8, value: put(b"123") },
+        KeyVersion { key: b"b", sequence: 9, value: Value::Tombstone { deleted: 400 } },
+        KeyVersion { key: b"b", sequence: 7, value: Value::Put { bytes: b"12345", expires: Some(900) } },
+        KeyVersion { key: b"cc", sequence: 8, value: put(b"123") },
     ];
     let ranges = [range(b"c", b"d", 3, 500), range(b"a", b"aa", 30, 300), range(b"c", b"d", 3, 500)];
     let (table, summary) = build(Builder::new(Options { salt: 7, ..Options::default() }), &entries, &ranges);
@@ -138,21 +138,21 @@ fn tables_without_entries_are_tables() {
 #[test]
 fn a_builder_refuses_entries_out_of_order_or_too_large_and_stays_as_it_was() {
     let mut builder = Builder::new(Options::default());
-    builder.add(Entry { key: b"k", sequence: 5, value: put(b"1") }).unwrap();
+    builder.add(KeyVersion { key: b"k", sequence: 5, value: put(b"1") }).unwrap();
     let large = vec![0; 33 << 10];
     for (key, sequence) in [(&b""[..], 9), (b"a", 1), (b"k", 5), (b"k", 6), (&large, 1)] {
-        let error = builder.add(Entry { key, sequence, value: put(b"2") }).unwrap_err();
+        let error = builder.add(KeyVersion { key, sequence, value: put(b"2") }).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
     }
-    let value = vec![0; crate::entry::MAX_VALUE_BYTES + 1];
-    assert!(builder.add(Entry { key: b"l", sequence: 1, value: put(&value) }).is_err());
+    let value = vec![0; crate::key_version::MAX_VALUE_BYTES + 1];
+    assert!(builder.add(KeyVersion { key: b"l", sequence: 1, value: put(&value) }).is_err());
     for (from, to) in [(&b"b"[..], &b"b"[..]), (b"b", b"a"), (b"a", &large)] {
         assert!(builder.add_range_tombstone(range(from, to, 1, 1)).is_err());
     }
-    builder.add(Entry { key: b"k", sequence: 4, value: put(b"3") }).unwrap();
+    builder.add(KeyVersion { key: b"k", sequence: 4, value: put(b"3") }).unwrap();
     let (bytes, summary) = builder.finish().unwrap();
     assert_eq!((summary.entries, summary.range_tombstones), (2, 0));
-    let expected = [(b"k", 5, b"1"), (b"k", 4, b"3")].map(|(key, sequence, value)| Entry {
+    let expected = [(b"k", 5, b"1"), (b"k", 4, b"3")].map(|(key, sequence, value)| KeyVersion {
         key: &key[..],
         sequence,
         value: put(value),
@@ -175,7 +175,7 @@ fn large_entries(keys: usize, key_bytes: usize, value_bytes: usize) -> Vec<(Vec<
 fn output_is_taken_in_pieces_so_that_memory_is_bounded() {
     let entries = large_entries(1500, 20, 700);
     let entries: Vec<_> =
-        entries.iter().map(|(key, value)| Entry { key, sequence: 1, value: put(value) }).collect();
+        entries.iter().map(|(key, value)| KeyVersion { key, sequence: 1, value: put(value) }).collect();
     let mut builder = Builder::new(Options::default());
     let (mut pieces, mut most) = (Vec::new(), 0);
     for entry in &entries {
@@ -202,7 +202,7 @@ fn a_point_read_costs_one_data_block_and_none_for_most_absent_keys() {
     let entries = large_entries(600, 20, 300);
     let entries: Vec<_> = entries
         .iter()
-        .flat_map(|(key, value)| [9, 5].map(|sequence| Entry { key, sequence, value: put(value) }))
+        .flat_map(|(key, value)| [9, 5].map(|sequence| KeyVersion { key, sequence, value: put(value) }))
         .collect();
     for leaf_bytes in [256 << 10, 1000] {
         let builder =
@@ -241,7 +241,7 @@ fn large_keys_and_values_have_blocks_of_their_own() {
     );
     entries.push((b"z".to_vec(), b"small".to_vec()));
     let list: Vec<_> =
-        entries.iter().map(|(key, value)| Entry { key, sequence: 1, value: put(value) }).collect();
+        entries.iter().map(|(key, value)| KeyVersion { key, sequence: 1, value: put(value) }).collect();
     let builder = Builder::with_index_blocks(Options::default(), 4096);
     let (table, summary) = build(builder, &list, &[]);
     assert_eq!(summary.data_blocks, 45);
@@ -268,7 +268,7 @@ fn blocks_are_compressed_where_that_is_of_use() {
         };
         let words: Vec<_> = words.iter().map(entry).collect();
         let entries: Vec<_> =
-            words.iter().map(|(key, value)| Entry { key, sequence: 1, value: put(value) }).collect();
+            words.iter().map(|(key, value)| KeyVersion { key, sequence: 1, value: put(value) }).collect();
         build(Builder::new(Options { compression, ..Options::default() }), &entries, &[]).1.length
     };
     assert!(build(Compression::Lz4, true) * 4 < build(Compression::None, true));

@@ -9,7 +9,7 @@ use super::reader::BlockSource;
 use super::stored::BlockHandle;
 use super::summary::Summary;
 use super::{FOOTER_BYTES, decode_footer, key_hash};
-use crate::entry::{Entry, Sequence, Timestamp, Value, earlier, order};
+use crate::key_version::{KeyVersion, Sequence, Timestamp, Value, earlier, order};
 use block::{Error, Result};
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Entries {
     ///
     /// # Errors
     /// [`Error::Corrupt`] at the first entry that is invalid or out of order.
-    fn for_each(&self, mut visit: impl FnMut(Entry<'_>)) -> Result<()> {
+    fn for_each(&self, mut visit: impl FnMut(KeyVersion<'_>)) -> Result<()> {
         let mut key = Vec::new();
         let mut last: Option<Sequence> = None;
         for restart in 0..self.restarts() {
@@ -66,7 +66,7 @@ impl Entries {
                 key.truncate(header.shared);
                 key.extend_from_slice(rest);
                 last = Some(body.sequence);
-                visit(Entry { key: &key, sequence: body.sequence, value: self.value(&body) });
+                visit(KeyVersion { key: &key, sequence: body.sequence, value: self.value(&body) });
                 (at, is_restart) = (header.end, false);
             }
         }
@@ -75,7 +75,7 @@ impl Entries {
 }
 
 impl Sums {
-    fn add(&mut self, entry: &Entry<'_>) {
+    fn add(&mut self, entry: &KeyVersion<'_>) {
         self.verified.entries += 1;
         self.key_bytes += entry.key.len() as u64;
         let (low, high) = self.sequences.unwrap_or((entry.sequence, entry.sequence));

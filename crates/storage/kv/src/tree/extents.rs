@@ -1,31 +1,12 @@
 //! Extents: places of a table's blocks in zones, and reads of them.
 
-use block::{Buffer, Error, Result, Zones};
+use block::{Buffer, Error, Result, ZoneBlock, Zones};
 use logkit::Layout;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
 /// Maximum size of a sequential read of a table, in bytes.
 const READ_AHEAD: usize = 512 << 10;
-
-/// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the zone.
-    pub zone: u32,
-    /// Number of the block in the zone.
-    pub position: u32,
-}
-
-impl Place {
-    /// Previous place of new data, which has none.
-    pub const NOWHERE: Place = Place { zone: 0, position: 0 };
-
-    /// Place `blocks` blocks later in the zone.
-    pub fn after(self, blocks: u32) -> Place {
-        Place { position: self.position + blocks, ..self }
-    }
-}
 
 /// Consecutive blocks of a table that are consecutive in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +16,7 @@ pub struct Extent {
     /// Number of blocks.
     pub blocks: u32,
     /// Place of the first block.
-    pub place: Place,
+    pub place: ZoneBlock,
 }
 
 impl Extent {
@@ -45,10 +26,16 @@ impl Extent {
     }
 }
 
-/// Sets the place of a run of blocks: new blocks are appended to the extents, and moved blocks (from `from`)
-/// are replaced if they are still there. `change` gets each run that becomes live (true) or stale (false).
-pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: impl FnMut(Extent, bool)) {
-    if from == Place::NOWHERE {
+/// Sets the place of a run of blocks: new blocks are appended to the extents, and blocks that were moved from
+/// `from` are replaced if they are still there. `change` gets each run that becomes live (true) or stale
+/// (false).
+pub fn place(
+    extents: &mut Vec<Extent>,
+    run: Extent,
+    from: Option<ZoneBlock>,
+    mut change: impl FnMut(Extent, bool),
+) {
+    let Some(from) = from else {
         change(run, true);
         match extents.last_mut() {
             Some(last) if last.end() == run.first && last.place.after(last.blocks) == run.place => {
@@ -57,7 +44,7 @@ pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: im
             _ => extents.push(run),
         }
         return;
-    }
+    };
     let mut placed = Vec::with_capacity(extents.len() + 2);
     for extent in extents.drain(..) {
         let (begin, end) = (extent.first.max(run.first), extent.end().min(run.end()));
@@ -82,7 +69,7 @@ pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: im
 }
 
 /// Runs of blocks in zones.
-type Runs = SmallVec<[(Place, u32); 1]>;
+type Runs = SmallVec<[(ZoneBlock, u32); 1]>;
 
 /// Returns the runs of blocks that contain `length` bytes of a table at `offset`. The last run is extended by
 /// blocks that follow in its zone, up to `most` bytes in all.
@@ -114,11 +101,10 @@ pub fn runs(extents: &[Extent], layout: &Layout, offset: u64, length: usize, mos
 pub async fn read_runs(zones: &dyn Zones, layout: &Layout, runs: &Runs) -> Result<Buffer> {
     let mut whole: Option<Buffer> = None;
     for (place, blocks) in runs {
-        let address = layout.address(place.zone, place.position);
+        let address = layout.address(place.zone.0, place.block);
         let (outcome, buffer) =
             zones.read(address, Buffer::new(*blocks as usize * layout.block_bytes())).await;
-        outcome
-            .map_err(|error| error.in_context(format!("block {} in zone {}", place.position, place.zone)))?;
+        outcome.map_err(|error| error.in_context(place))?;
         match &mut whole {
             None => whole = Some(buffer),
             Some(whole) => {
@@ -186,29 +172,30 @@ impl ReadAhead {
 mod tests {
     use super::*;
 
-    fn at(first: u32, blocks: u32, zone: u32, position: u32) -> Extent {
-        Extent { first, blocks, place: Place { zone, position } }
+    fn at(first: u32, blocks: u32, zone: u32, block: u32) -> Extent {
+        Extent { first, blocks, place: ZoneBlock::new(zone, block) }
     }
 
     #[test]
     fn runs_are_appended_joined_and_moved_in_part_only_from_where_they_are() {
         let mut extents = Vec::new();
         let mut live = std::collections::BTreeMap::new();
-        let mut put = |extents: &mut Vec<Extent>, run: Extent, from: Place| {
+        let mut put = |extents: &mut Vec<Extent>, run: Extent, from: Option<(u32, u32)>| {
+            let from = from.map(|(zone, block)| ZoneBlock::new(zone, block));
             place(extents, run, from, |extent, is_new| {
                 let blocks = if is_new { i64::from(extent.blocks) } else { -i64::from(extent.blocks) };
-                *live.entry(extent.place.zone).or_insert(0i64) += blocks;
+                *live.entry(extent.place.zone.0).or_insert(0i64) += blocks;
             });
         };
-        put(&mut extents, at(0, 4, 5, 1), Place::NOWHERE);
-        put(&mut extents, at(4, 4, 5, 5), Place::NOWHERE);
-        put(&mut extents, at(8, 2, 6, 1), Place::NOWHERE);
+        put(&mut extents, at(0, 4, 5, 1), None);
+        put(&mut extents, at(4, 4, 5, 5), None);
+        put(&mut extents, at(8, 2, 6, 1), None);
         assert_eq!(extents, [at(0, 8, 5, 1), at(8, 2, 6, 1)], "neighbours are one run");
-        put(&mut extents, at(2, 3, 7, 1), Place { zone: 5, position: 3 });
+        put(&mut extents, at(2, 3, 7, 1), Some((5, 3)));
         assert_eq!(extents, [at(0, 2, 5, 1), at(2, 3, 7, 1), at(5, 3, 5, 6), at(8, 2, 6, 1)]);
-        put(&mut extents, at(2, 3, 8, 1), Place { zone: 5, position: 3 });
+        put(&mut extents, at(2, 3, 8, 1), Some((5, 3)));
         assert_eq!(extents[1], at(2, 3, 7, 1), "it isn't there any more");
-        put(&mut extents, at(0, 8, 9, 1), Place { zone: 5, position: 1 });
+        put(&mut extents, at(0, 8, 9, 1), Some((5, 1)));
         assert_eq!(
             extents,
             [at(0, 2, 9, 1), at(2, 3, 7, 1), at(5, 3, 9, 6), at(8, 2, 6, 1)],

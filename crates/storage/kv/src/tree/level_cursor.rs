@@ -1,7 +1,7 @@
 //! Cursors of a shard: over memtables, tables and whole levels.
 
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence};
+use crate::key_version::{KeyVersion, Sequence};
 use crate::memory::memtable::MemtableCursor;
 use crate::table::{BlockSource, Reader, TableCursor};
 use crate::tree::tables::{CachedReader, Sequential, Table};
@@ -64,7 +64,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> LevelCursor<R> {
 }
 
 impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for LevelCursor<R> {
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         self.current.as_ref()?.entry()
     }
 
@@ -147,7 +147,7 @@ macro_rules! each {
 }
 
 impl Cursor for AnyCursor {
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         each!(self, cursor => cursor.entry())
     }
 

@@ -4,14 +4,14 @@
 //! Edits change it; they are records of the log, and a checkpoint has the whole manifest. Applying an edit
 //! twice has no effect.
 
-use crate::entry::Timestamp;
 use crate::erasure::Stale;
 use crate::erasure::reset_history::ResetHistory;
+use crate::key_version::Timestamp;
 use crate::memory::buffer::Flushed;
 use crate::policy::MAX_LEVELS;
 use crate::table::Summary;
-use crate::tree::extents::{Extent, Place};
-use block::{Error, Result};
+use crate::tree::extents::Extent;
+use block::{Error, Result, ZoneBlock};
 use logkit::{Sequences, StreamId};
 use zones::bytes::{Reader, Writer};
 
@@ -48,7 +48,7 @@ impl TableMeta {
         self.summary.encode(writer);
         writer.u32(self.extents.len() as u32);
         for extent in &self.extents {
-            for number in [extent.first, extent.blocks, extent.place.zone, extent.place.position] {
+            for number in [extent.first, extent.blocks, extent.place.zone.0, extent.place.block] {
                 writer.u32(number);
             }
         }
@@ -66,7 +66,7 @@ impl TableMeta {
             next = end.ok_or_else(|| {
                 reader.strange(&format!("table {id}: {blocks} blocks from block {first} on; expected block {next}, and at least one"))
             })?;
-            extents.push(Extent { first, blocks, place: Place { zone, position } });
+            extents.push(Extent { first, blocks, place: ZoneBlock::new(zone, position) });
         }
         if usize::from(level) >= MAX_LEVELS {
             return Err(

@@ -1,12 +1,12 @@
 //! Tables in zones: places of their blocks, and reads through the cache.
 
-use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
+use crate::key_version::{Sequence, Timestamp};
 use crate::table::{Block, BlockHandle, BlockSource, Reader, Summary, TableCursor};
-use crate::tree::extents::{Extent, Place, ReadAhead, place, read_runs, runs};
+use crate::tree::extents::{Extent, ReadAhead, place, read_runs, runs};
 use crate::tree::manifest::{TableId, TableMeta};
 use crate::tree::salvage::Lost;
-use block::{Buffer, Error, Result};
+use block::{Buffer, Error, Result, ZoneBlock};
 use logkit::Kit;
 use logkit::readers::ShardReads;
 use smallvec::SmallVec;
@@ -54,25 +54,25 @@ impl TableFile {
     }
 
     /// Place of a block; `None` if it isn't written.
-    pub fn place_of(&self, block: u32) -> Option<Place> {
+    pub fn place_of(&self, block: u32) -> Option<ZoneBlock> {
         let extents = self.extents.borrow();
         let at = extents.partition_point(|extent| extent.end() <= block);
         let extent = extents.get(at).filter(|extent| extent.first <= block)?;
         Some(extent.place.after(block - extent.first))
     }
 
-    /// Appends written blocks, or replaces the places of blocks that the cleaner has moved from `from`;
+    /// Appends written blocks, or replaces the places of blocks that the cleaner has moved from `from`, and
     /// counts them as live. A move of blocks that were moved elsewhere meanwhile has no effect.
-    pub fn written(&self, first: u32, blocks: u32, from: Place, to: Place) {
+    pub fn written(&self, first: u32, blocks: u32, from: Option<ZoneBlock>, to: ZoneBlock) {
         let mut extents = self.extents.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let clock = self.kit.clock();
         let mut stale: SmallVec<[u32; 2]> = SmallVec::new();
         place(&mut extents, Extent { first, blocks, place: to }, from, |extent, is_new| match is_new {
-            true => accounts.add_live(extent.place.zone, extent.blocks),
+            true => accounts.add_live(extent.place.zone.0, extent.blocks),
             false => {
-                accounts.remove_live(extent.place.zone, extent.blocks, clock);
-                stale.push(extent.place.zone);
+                accounts.remove_live(extent.place.zone.0, extent.blocks, clock);
+                stale.push(extent.place.zone.0);
             }
         });
         drop(accounts);
@@ -84,7 +84,7 @@ impl TableFile {
         self.extents
             .borrow()
             .iter()
-            .filter(|extent| extent.place.zone == zone)
+            .filter(|extent| extent.place.zone.0 == zone)
             .for_each(|extent| visit(*extent));
     }
 
@@ -115,9 +115,9 @@ impl Drop for TableFile {
         let mut accounts = self.kit.pool.accounts();
         let clock = self.kit.clock();
         let extents = self.extents.take();
-        extents.iter().for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
+        extents.iter().for_each(|extent| accounts.remove_live(extent.place.zone.0, extent.blocks, clock));
         drop(accounts);
-        extents.iter().for_each(|extent| self.erasure.stale(extent.place.zone, self.due.get()));
+        extents.iter().for_each(|extent| self.erasure.stale(extent.place.zone.0, self.due.get()));
         self.kit.events.cleaner.notify_all();
     }
 }

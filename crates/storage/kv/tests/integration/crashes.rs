@@ -339,7 +339,7 @@ fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
                         }
                         Ok(None) => panic!("zone {zone} is offline, and key {number} doesn't exist any more"),
                         Err(error) => {
-                            assert!(error.to_string().contains("in zone"), "key {number}: {error}");
+                            assert!(error.to_string().contains("of zone"), "key {number}: {error}");
                         }
                     }
                 }

@@ -150,8 +150,11 @@ fn files_without_a_store_and_missing_files_are_refused_with_their_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.kv");
     let existing = Options { create: false, ..small(1) };
-    let error = Store::open(&path, existing).blocking().unwrap_err();
+    let error = Store::open(&path, existing.clone()).blocking().unwrap_err();
     assert!(matches!(&error, Error::NotFound(_)) && error.to_string().contains("data.kv"), "{error}");
+    // A path that is also a word of the message.
+    let error = Store::open("such", existing).blocking().unwrap_err();
+    assert!(matches!(&error, Error::NotFound(_)) && error.to_string().starts_with("such: "), "{error}");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
     let error = Store::open(&path, small(1)).blocking().unwrap_err();
     assert!(matches!(&error, Error::Protocol(_)) && error.to_string().contains("data.kv"), "{error}");

@@ -42,7 +42,7 @@ fn a_purge_stamps_expired_values_by_the_deadline_clock() {
             let put = |expires| Write::Put { key: b"key", value: b"value", expires };
             let older = table_of(&core, put(None), "live").await;
             compact(&core, older, 2).await;
-            let expires = crate::entry::now() + 1000;
+            let expires = crate::key_version::now() + 1000;
             let table = table_of(&core, put(Some(expires)), "overwritten").await;
             compact(&core, table, 1).await;
             let unrelated = Write::Put { key: b"key of its own", value: b"value", expires: None };

@@ -1,5 +1,5 @@
 use super::*;
-use crate::entry::Value;
+use crate::key_version::Value;
 use crate::memory::memtable::Memtable;
 use crate::model::{Entries, Said, Watched, complete, key, move_both, movement, said};
 use block::Error;
@@ -22,7 +22,7 @@ proptest! {
         for (key, sequence, said, mask) in &entries {
             let said = model.get(&(key.clone(), Reverse(*sequence))).unwrap_or(said).clone();
             for (_, memtable) in memtables.iter().enumerate().filter(|(number, _)| mask >> number & 1 != 0) {
-                memtable.insert(Entry { key, sequence: *sequence, value: said.value() });
+                memtable.insert(KeyVersion { key, sequence: *sequence, value: said.value() });
                 model.insert((key.clone(), Reverse(*sequence)), said.clone());
             }
         }
@@ -40,7 +40,7 @@ fn shows_nothing_after_an_error() {
     let memtables: Vec<_> = (0..3).map(|_| Rc::new(Memtable::with_capacity(0))).collect();
     for number in 0..30_u8 {
         let value = Value::Put { bytes: &[number], expires: None };
-        memtables[usize::from(number % 3)].insert(Entry { key: &[number], sequence: 1, value });
+        memtables[usize::from(number % 3)].insert(KeyVersion { key: &[number], sequence: 1, value });
     }
     let cursors: Vec<_> = memtables.iter().map(|memtable| Watched::new(memtable.cursor())).collect();
     // Switch for failures of the cursor with key 10.

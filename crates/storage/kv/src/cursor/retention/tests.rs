@@ -98,10 +98,11 @@ fn compact(
     let more = shallower.iter().flat_map(|level| level.ranges.clone());
     let mut retention = Retention::new(snapshots.to_vec(), ranges.clone().chain(more), now, true);
     let mut written = Vec::new();
-    let write = |entry: Entry<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
+    let write =
+        |entry: KeyVersion<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
     let merged: Entries = levels.iter().flat_map(|level| level.entries.clone()).collect();
     for ((key, sequence), said) in &merged {
-        let entry = Entry { key, sequence: sequence.0, value: said.value() };
+        let entry = KeyVersion { key, sequence: sequence.0, value: said.value() };
         written.extend(retention.feed(entry, &is_bottom).map(write));
     }
     written.extend(retention.finish().map(write));
@@ -208,9 +209,9 @@ fn kept_with(
 ) -> Vec<(Sequence, Said)> {
     let mut retention = Retention::new(snapshots.to_vec(), [], 50, has_deadline);
     let mut kept = Vec::new();
-    let write = |entry: Entry<'_>| (entry.sequence, Said::of(entry.value));
+    let write = |entry: KeyVersion<'_>| (entry.sequence, Said::of(entry.value));
     for (sequence, said) in versions {
-        let entry = Entry { key: b"key", sequence: *sequence, value: said.value() };
+        let entry = KeyVersion { key: b"key", sequence: *sequence, value: said.value() };
         kept.extend(retention.feed(entry, |_| is_bottom).map(write));
     }
     kept.extend(retention.finish().map(write));

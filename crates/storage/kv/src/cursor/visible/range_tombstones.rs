@@ -1,6 +1,6 @@
 //! A set of range tombstones.
 
-use crate::entry::{RangeTombstone, Sequence};
+use crate::key_version::{RangeTombstone, Sequence};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cursor::merge::Merge;
-use crate::entry::RangeTombstone;
+use crate::key_version::RangeTombstone;
 use crate::memory::memtable::{Memtable, MemtableCursor};
 use crate::model::{KEYS, Watched, Write, complete, count_turns, divide, history, insert, key, state};
 use proptest::prelude::*;
@@ -134,7 +134,7 @@ proptest! {
 
 fn put(memtable: &Memtable, key: u32, sequence: Sequence) {
     let value = Value::Put { bytes: &sequence.to_be_bytes(), expires: None };
-    memtable.insert(Entry { key: &key.to_be_bytes(), sequence, value });
+    memtable.insert(KeyVersion { key: &key.to_be_bytes(), sequence, value });
 }
 
 /// Cursor over a view of a memtable, and its number of movements.
@@ -153,7 +153,7 @@ fn counting(
 fn lets_others_run_among_tombstones() {
     let memtable = Rc::new(Memtable::with_capacity(0));
     for key in 0..10_000_u32 {
-        memtable.insert(Entry {
+        memtable.insert(KeyVersion {
             key: &key.to_be_bytes(),
             sequence: 1,
             value: Value::Tombstone { deleted: 1 },

@@ -2,7 +2,7 @@
 
 use super::View;
 use crate::cursor::Cursor;
-use crate::entry::{Entry, Sequence};
+use crate::key_version::{KeyVersion, Sequence};
 use block::Result;
 
 /// A cursor that omits entries that range tombstones delete, by seeking past their ranges instead of reading
@@ -55,7 +55,7 @@ impl<C: Cursor> Undeleted<C> {
 
 impl<C: Cursor> Cursor for Undeleted<C> {
     #[inline]
-    fn entry(&self) -> Option<Entry<'_>> {
+    fn entry(&self) -> Option<KeyVersion<'_>> {
         self.cursor.entry()
     }
 

@@ -18,7 +18,7 @@
 //! write, and nothing is moved. A record has a time if it is a tombstone or expires. A value of more than
 //! [`MAX_INLINE_BYTES`] is a separate allocation, and the record has its number.
 
-use crate::entry::{Entry, MAX_KEY_BYTES, Sequence, Timestamp, Value, order};
+use crate::key_version::{KeyVersion, MAX_KEY_BYTES, Sequence, Timestamp, Value, order};
 use runtime::Random;
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -248,7 +248,7 @@ impl SkipList {
     ///
     /// # Panics
     /// If the key has more than [`MAX_KEY_BYTES`], or the entries would take more than 32 GiB.
-    pub fn insert(&mut self, entry: Entry<'_>) -> bool {
+    pub fn insert(&mut self, entry: KeyVersion<'_>) -> bool {
         assert!(
             entry.key.len() <= MAX_KEY_BYTES,
             "key of {} bytes in a memtable; expected at most {MAX_KEY_BYTES}",
@@ -355,9 +355,9 @@ impl SkipList {
     }
 
     /// Entry at `position`.
-    pub fn entry(&self, position: Position) -> Entry<'_> {
+    pub fn entry(&self, position: Position) -> KeyVersion<'_> {
         let (key, sequence, kind, value) = self.read(position);
-        Entry { key, sequence, value: kind.with(value.bytes()) }
+        KeyVersion { key, sequence, value: kind.with(value.bytes()) }
     }
 
     /// Finds the place of (`key`, `sequence`): the leaf, and the number of its entries before that. In all
@@ -505,7 +505,7 @@ impl SkipList {
     }
 
     /// Appends a record and returns it.
-    fn push_record(&mut self, entry: Entry<'_>) -> Record {
+    fn push_record(&mut self, entry: KeyVersion<'_>) -> Record {
         let (value, time, tombstone): (&[u8], _, _) = match entry.value {
             Value::Put { bytes, expires } => (bytes, expires, false),
             Value::Tombstone { deleted } => (&[], Some(deleted), true),

@@ -32,7 +32,7 @@ proptest! {
                 Step::Insert(key, sequence, said) => {
                     let is_new = !model.contains_key(&(key.clone(), Reverse(*sequence)));
                     model.entry((key.clone(), Reverse(*sequence))).or_insert_with(|| said.clone());
-                    prop_assert_eq!(memtable.insert(Entry { key, sequence: *sequence, value: said.value() }), is_new);
+                    prop_assert_eq!(memtable.insert(KeyVersion { key, sequence: *sequence, value: said.value() }), is_new);
                 }
                 Step::Move(movement) => move_both(&mut cursor, &model, &mut at, movement),
                 Step::Get(key, snapshot) => {
@@ -63,7 +63,7 @@ fn holds_many_entries() {
         let memtable = Rc::new(Memtable::with_capacity(0));
         for number in 0..10_000 {
             let key = order(number).to_be_bytes();
-            memtable.insert(Entry {
+            memtable.insert(KeyVersion {
                 key: &key,
                 sequence: 1,
                 value: Value::Put { bytes: &key, expires: None },
@@ -73,7 +73,8 @@ fn holds_many_entries() {
         complete(cursor.seek_first()).unwrap();
         for number in 0..10_000_u32 {
             let key = number.to_be_bytes();
-            let entry = Entry { key: &key, sequence: 1, value: Value::Put { bytes: &key, expires: None } };
+            let entry =
+                KeyVersion { key: &key, sequence: 1, value: Value::Put { bytes: &key, expires: None } };
             assert_eq!(cursor.entry(), Some(entry));
             assert!(memtable.get(&key, 1, |found| found == Some(entry)));
             assert!(memtable.get(&key, 0, |found| found.is_none()));
@@ -90,7 +91,7 @@ fn counts_its_memory() {
     assert!(memtable.is_empty());
     let insert = |sequence, value| {
         let before = memtable.bytes();
-        memtable.insert(Entry { key: b"sixteen byte key", sequence, value });
+        memtable.insert(KeyVersion { key: b"sixteen byte key", sequence, value });
         memtable.bytes() - before
     };
     let small: Vec<_> =
@@ -145,7 +146,7 @@ fn speed() {
             timed("an insert", &mut || {
                 for (sequence, key) in keys.iter().enumerate() {
                     let value = Value::Put { bytes: &[9; 100], expires: None };
-                    memtable.insert(Entry { key, sequence: sequence as u64, value });
+                    memtable.insert(KeyVersion { key, sequence: sequence as u64, value });
                 }
             });
             println!("{} bytes, {} entries", memtable.bytes(), memtable.len());

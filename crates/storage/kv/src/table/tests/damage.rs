@@ -4,7 +4,7 @@ use super::super::entries_writer::EntriesWriter;
 use super::super::stored::{BlockKind, Sealer};
 use super::*;
 use crate::cursor::Cursor;
-use crate::entry::order;
+use crate::key_version::order;
 use proptest::prelude::*;
 use zones::bytes::Writer;
 
@@ -16,9 +16,13 @@ fn small(compression: Compression) -> (Vec<(Vec<u8>, Sequence)>, Bytes, Summary)
     let entries: Vec<_> = keys
         .iter()
         .map(|(key, sequence)| match sequence % 5 {
-            0 => Entry { key, sequence: *sequence, value: Value::Tombstone { deleted: 1 << 40 } },
-            1 => Entry { key, sequence: *sequence, value: Value::Put { bytes: &key[..], expires: Some(9) } },
-            _ => Entry { key, sequence: *sequence, value: put(&[7; 20]) },
+            0 => KeyVersion { key, sequence: *sequence, value: Value::Tombstone { deleted: 1 << 40 } },
+            1 => KeyVersion {
+                key,
+                sequence: *sequence,
+                value: Value::Put { bytes: &key[..], expires: Some(9) },
+            },
+            _ => KeyVersion { key, sequence: *sequence, value: put(&[7; 20]) },
         })
         .collect();
     let ranges = [range(b"key03", b"key05", 40, 77), range(b"key03", b"kez", 41, 78)];
@@ -204,7 +208,7 @@ fn hand_made(data: &[u8], child: u64, more: u32) -> (Bytes, Summary) {
 fn blocks_that_contradict_themselves_are_refused() {
     let mut writer = EntriesWriter::new(1);
     for key in [b"a", b"b"] {
-        writer.add(&Entry { key, sequence: 1, value: put(b"1") }, 0);
+        writer.add(&KeyVersion { key, sequence: 1, value: put(b"1") }, 0);
     }
     let data = writer.finish();
     let error_of = |data: &[u8], child, more| {
@@ -284,7 +288,7 @@ proptest! {
         cut in 0usize..3,
     ) {
         let keys: Vec<_> = (0..40).map(|number| format!("key{:02}", number / 4)).collect();
-        let entries: Vec<_> = keys.iter().zip((0..50).rev()).map(|(key, sequence)| Entry { key: key.as_bytes(), sequence, value: put(b"12") }).collect();
+        let entries: Vec<_> = keys.iter().zip((0..50).rev()).map(|(key, sequence)| KeyVersion { key: key.as_bytes(), sequence, value: put(b"12") }).collect();
         let options = Options { block_bytes: if is_index { 60 } else { 4096 }, compression: Compression::None, filter_bits: 0, salt: 0 };
         let (table, mut summary) = build(Builder::new(options), &entries, &[]);
         let index = summary.index.unwrap();

@@ -1,7 +1,7 @@
 //! Tests of tables against a sorted list: gets at snapshots, and all operations of cursors.
 
 use super::*;
-use crate::entry::order;
+use crate::key_version::order;
 use crate::model::{Entries, Move, Said, move_both};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ fn options() -> impl Strategy<Value = (Options, usize)> {
 }
 
 impl Target {
-    fn of<'a>(&'a self, entries: &[Entry<'a>]) -> (&'a [u8], u64) {
+    fn of<'a>(&'a self, entries: &[KeyVersion<'a>]) -> (&'a [u8], u64) {
         let entry = (!entries.is_empty()).then(|| self.entry.get(entries));
         match (entry, self.change) {
             (Some(entry), 0) => (entry.key, entry.sequence),
@@ -76,7 +76,7 @@ impl Target {
     }
 }
 
-fn move_of(step: &(u8, Target), entries: &[Entry<'_>]) -> Move {
+fn move_of(step: &(u8, Target), entries: &[KeyVersion<'_>]) -> Move {
     let (key, sequence) = step.1.of(entries);
     match step.0 {
         0 => Move::First,
@@ -89,8 +89,9 @@ fn move_of(step: &(u8, Target), entries: &[Entry<'_>]) -> Move {
 }
 
 /// Moves a cursor from one end to the other, in both directions, and then by `moves`.
-fn walk(reader: &Reader<&Bytes>, entries: &[Entry<'_>], moves: &[Move]) {
-    let pair = |entry: &Entry<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
+fn walk(reader: &Reader<&Bytes>, entries: &[KeyVersion<'_>], moves: &[Move]) {
+    let pair =
+        |entry: &KeyVersion<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
     let model: Entries = entries.iter().map(pair).collect();
     let (mut cursor, mut at) = (reader.cursor(), None);
     let all = |first, next| std::iter::once(first).chain(vec![next; entries.len()]);
@@ -100,7 +101,11 @@ fn walk(reader: &Reader<&Bytes>, entries: &[Entry<'_>], moves: &[Move]) {
     }
 }
 
-async fn get_all(reader: &Reader<&Bytes>, entries: &[Entry<'_>], others: &[(Vec<u8>, u64)]) -> Result<()> {
+async fn get_all(
+    reader: &Reader<&Bytes>,
+    entries: &[KeyVersion<'_>],
+    others: &[(Vec<u8>, u64)],
+) -> Result<()> {
     let own = entries.iter().flat_map(|entry| {
         [entry.sequence, entry.sequence.saturating_sub(1), entry.sequence.saturating_add(1), u64::MAX]
             .map(|snapshot| (entry.key, snapshot))
@@ -126,7 +131,7 @@ proptest! {
     ) {
         list.sort_by(|left, right| order((&left.0, left.1), (&right.0, right.1)));
         list.dedup_by(|left, right| (&left.0, left.1) == (&right.0, right.1));
-        let entries: Vec<_> = list.iter().map(|(key, sequence, said)| Entry { key, sequence: *sequence, value: said.value() }).collect();
+        let entries: Vec<_> = list.iter().map(|(key, sequence, said)| KeyVersion { key, sequence: *sequence, value: said.value() }).collect();
         let (table, summary) = build(Builder::with_index_blocks(options, leaf_bytes), &entries, &[]);
         prop_assert_eq!(&table.summary().unwrap(), &summary);
         table.kept.set(keeps.then_some(0));
@@ -140,7 +145,7 @@ proptest! {
 #[test]
 fn many_versions_of_a_key_span_blocks() {
     let entries: Vec<_> = (0..3000)
-        .map(|number: u64| Entry {
+        .map(|number: u64| KeyVersion {
             key: if number < 2900 { b"key" } else { b"kez" },
             sequence: 9000 - 3 * number,
             value: put(b"value"),

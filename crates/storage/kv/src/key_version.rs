@@ -1,6 +1,6 @@
-//! Entries: the versions of keys in memtables and tables.
+//! Versions of keys: the entries of memtables and tables. (Entries of the log are in `log_entry`.)
 //!
-//! Entries are ordered by key, bytewise, and entries of the same key by sequence, newest first.
+//! They are ordered by key, bytewise, and versions of the same key by sequence, newest first.
 
 use std::cmp::Ordering;
 
@@ -20,7 +20,7 @@ pub fn now() -> Timestamp {
     runtime::wall_clock().as_millis() as Timestamp
 }
 
-/// Content of an entry: a value or a deletion.
+/// Content of a version: a value or a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// The key has a value.
@@ -39,7 +39,7 @@ pub enum Value<'a> {
 
 /// A version of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct KeyVersion<'a> {
     /// The key.
     pub key: &'a [u8],
     /// Sequence of the write.
@@ -68,7 +68,7 @@ impl RangeTombstone {
     }
 }
 
-/// Order of entries: by key, then newest first.
+/// Order of versions: by key, then newest first.
 pub fn order(left: (&[u8], Sequence), right: (&[u8], Sequence)) -> Ordering {
     left.0.cmp(right.0).then(right.1.cmp(&left.1))
 }
