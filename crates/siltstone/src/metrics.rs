@@ -1,14 +1,14 @@
-//! Metrics of a stack as text for Prometheus and others: from the counts of calls and the status of the parts.
+//! Metrics of a stack as text for Prometheus and others: the counts of calls, and numbers of the status.
 //!
 //! # Promises
-//! - Nothing is counted before the first request for metrics. Calls are then counted until [`LOOK_TIME`] after
-//!   the last one, as [`layers::observation`] says.
+//! - Nothing is counted before the first request for metrics. Calls are then counted until [`LOOK_TIME`]
+//!   after the last one, as [`layers::observation`] says.
 //! - A text is made on a thread of its own, so that it doesn't delay the calls of a shard.
 //! - Each series is in a text once, and its name and labels are those of the formats, whatever the names of
 //!   parts are.
 //!
-//! `text` makes the text; `latency` has buckets and quantiles; `http` parses requests without waiting; `server`
-//! has the sockets. Which numbers of a status are metrics is declared by the kinds ([`stack::Metric`]).
+//! `text` makes the text; `latency` has buckets and quantiles; `http` parses requests without waiting;
+//! `server` has the sockets. The kinds declare which numbers of a status are metrics ([`stack::Metric`]).
 
 mod http;
 mod latency;
@@ -26,7 +26,7 @@ use std::time::Duration;
 /// Time for which calls are counted after a request for metrics: longer than intervals between them.
 pub const LOOK_TIME: Duration = Duration::from_secs(15 * 60);
 
-/// How to permit an address that other machines can reach.
+/// Advice for an address that other machines can reach.
 const PERMISSION: &str = "give --metrics-tls, or --allow-remote if you trust all machines of the network";
 
 /// Address at which metrics are served, and its TLS.

@@ -1,9 +1,9 @@
 //! Latencies of calls: the buckets of their histogram, and the quantiles of recent calls.
 //!
 //! The histogram has few buckets, so that a store of time series can afford it: it shows the shape of a
-//! distribution, and adds up over parts and machines. Its quantiles are as coarse as its buckets. So quantiles
-//! are computed here as well, from the fine histograms of the counters, within 1.6 %. They are of the calls
-//! since a mark that is [`WINDOW`] old, or older if metrics are requested less often: quantiles over all time
+//! distribution, and adds up over parts and machines. Its quantiles are as coarse as its buckets. So
+//! quantiles are computed here as well, from the fine histograms of the counters, within 1.6 %. They are of the
+//! calls since a mark that is [`WINDOW`] old, or older if metrics are requested less often: quantiles over all time
 //! would hide what happens now.
 
 use layers::stats::CallCounts;
@@ -47,8 +47,8 @@ pub fn filled(counts: &CallCounts) -> Filled {
     counts.latency.filled().map(|(first, width, count)| (first + (width - 1) / 2, count)).collect()
 }
 
-/// Returns the latencies in seconds of [`SHARES`] of the calls since `before` (nearest rank); `None` without a
-/// call.
+/// Returns the latencies in seconds of [`SHARES`] of the calls since `before` (nearest rank); `None` without
+/// a call.
 pub fn quantiles(now: &[(u64, u64)], before: &[(u64, u64)]) -> Option<[f64; SHARES.len()]> {
     let mut old = before.iter().peekable();
     let since = |(middle, count): &(u64, u64)| {

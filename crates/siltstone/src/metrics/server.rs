@@ -32,7 +32,7 @@ const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 /// Bytes per receive and send.
 const PIECE: usize = 16 << 10;
 
-/// What is measured: an open stack.
+/// An open stack as a source of metrics.
 pub trait Measured {
     /// Returns the metrics as text in this format.
     ///
