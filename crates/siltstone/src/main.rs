@@ -28,6 +28,7 @@ mod metrics;
 mod metrics_verb;
 mod model_verb;
 mod mount_helper;
+mod operators;
 mod output;
 mod overwriting;
 mod progress;

@@ -6,14 +6,13 @@ use crate::attach::process::prepare_for_swap;
 use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{ControlAddress, Identity};
-use crate::control::server::ControlServer;
 use crate::control::turn::{self, PAUSE, WAIT_LIMIT, Wanted};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::log_target;
 use crate::metrics::Endpoint;
-use crate::metrics::server::MetricsServer;
+use crate::operators::{Addresses, Needs, Operators};
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
@@ -85,8 +84,8 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that
     // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
-    let operators = Operators { place, endpoint };
-    runtime::run(config, move || async move { open(&plan, name, doors, operators, as_json).await })?
+    let addresses = Addresses { place, endpoint };
+    runtime::run(config, move || async move { open(&plan, name, doors, addresses, as_json).await })?
 }
 
 /// Returns the address at which the server of a stack listens for operators; `None` with `--no-control`.
@@ -116,28 +115,6 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
 }
 
-/// Addresses for operators and monitoring systems.
-struct Operators {
-    place: Option<ControlAddress>,
-    endpoint: Option<Endpoint>,
-}
-
-/// Listens for monitoring systems; `None` without an address. With `is_needed` false, the server does
-/// without if it can't.
-///
-/// # Errors
-/// Errors of [`MetricsServer::start`].
-pub async fn serve_metrics(endpoint: Option<Endpoint>, is_needed: bool) -> Result<Option<MetricsServer>> {
-    let Some(endpoint) = endpoint else { return Ok(None) };
-    match MetricsServer::start(endpoint).await {
-        Err(error) if !is_needed => {
-            tracing::error!("continuing without metrics: {error}");
-            Ok(None)
-        }
-        started => started.map(Some),
-    }
-}
-
 /// Doors of the command line.
 struct Doors {
     nbd: Vec<Address>,
@@ -155,39 +132,19 @@ async fn open(
     plan: &Plan,
     name: String,
     doors: Doors,
-    Operators { place, endpoint }: Operators,
+    addresses: Addresses,
     as_json: bool,
 ) -> Result<(), Failure> {
     // The control socket is first: a second server of the stack is refused before it opens anything, and
-    // meanwhile requests get the error that the stack is being opened.
-    let control = match &place {
-        Some(place) => match ControlServer::start(place).await {
-            Ok(control) => Some(control),
-            // The node stays in service without a control socket. No other server can have the socket: the
-            // lost one was the stack's only server.
-            Err(error) if doors.holder.is_some() => {
-                tracing::error!("continuing without a control socket: {error}");
-                None
-            }
-            Err(error) => return Err(error.into()),
-        },
-        None => None,
-    };
-    let metrics = match serve_metrics(endpoint, doors.holder.is_none()).await {
-        Ok(metrics) => metrics,
-        Err(error) => {
-            if let Some(control) = control {
-                control.stop().await;
-            }
-            return Err(error.into());
-        }
-    };
-    let facts = ServerFacts::new(name, metrics.as_ref().map(|server| server.address().to_owned()));
+    // meanwhile requests get the error that the stack is being opened. The node of a holder stays in service
+    // without a socket, which no other server can have: the lost one was the stack's only server.
+    let is_needed = doors.holder.is_none();
+    let operators = Operators::listen(addresses, Needs { control: is_needed, metrics: is_needed }).await?;
+    let facts = ServerFacts::new(name, operators.metrics_address());
     let (watch, observation) = (Watch::default(), Observation::default());
     let (outcome, stop, stack) = match open_stack(plan, facts, doors, &watch, observation).await {
         Ok((stack, attached)) => {
-            let operators = (control.as_ref(), metrics.as_ref());
-            let served = serve_stack(&stack, attached.as_ref(), operators, &watch, as_json).await;
+            let served = serve_stack(&stack, attached.as_ref(), &operators, &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
         }
         Err(error) => (Err(error), None, None),
@@ -199,12 +156,7 @@ async fn open(
         for extra in stack.iter().flat_map(|stack| stack.extra_doors.iter().rev()) {
             ended = ended.and(extra.door.stop().await);
         }
-        if let Some(metrics) = metrics {
-            metrics.stop().await;
-        }
-        if let Some(control) = control {
-            control.stop().await;
-        }
+        operators.stop().await;
         match stack {
             Some(stack) => ended.and(stack.built.close().await),
             None => ended,
@@ -325,24 +277,18 @@ impl Outcome {
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
     attached: Option<&Attached>,
-    (control, metrics): (Option<&ControlServer>, Option<&MetricsServer>),
+    operators: &Operators,
     watch: &Watch,
     as_json: bool,
 ) -> Outcome {
     if let Err(error) = start(stack).await {
         return Outcome::failed(error);
     }
-    if let Some(control) = control {
-        control.opened(stack.clone());
-    }
-    if let Some(metrics) = metrics {
-        metrics.opened(stack.clone());
-    }
+    operators.opened(stack);
     // The handler is installed before the addresses are printed.
     match stop_of(stack, attached.is_some(), watch) {
         Ok(stop) => Outcome {
-            outcome: until_stopped(stack, attached, control.and_then(ControlServer::path), as_json, &stop)
-                .await,
+            outcome: until_stopped(stack, attached, operators.control_path(), as_json, &stop).await,
             stop: Some(stop),
         },
         Err(error) => Outcome::failed(error),

@@ -9,12 +9,11 @@ use super::{Base, base, check_exists, is_stack, open, options, plan_of, stack_of
 use crate::arguments::FsMount;
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::ControlAddress;
-use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::metrics::Endpoint;
-use crate::metrics::server::MetricsServer;
+use crate::operators::{Addresses, Needs, Operators};
 use crate::output::{print_line, say};
-use crate::serve_verb::{control_place, serve_metrics};
+use crate::serve_verb::control_place;
 use crate::service;
 use crate::stop::watch::Watch;
 use crate::stop::{Further, Stop};
@@ -35,8 +34,7 @@ struct Wanted {
     image: String,
     config: MountConfig,
     settings: Settings,
-    place: Option<ControlAddress>,
-    endpoint: Option<Endpoint>,
+    addresses: Addresses,
 }
 
 /// Mounts the file system of an image, and serves it.
@@ -65,7 +63,8 @@ pub fn mount(arguments: &FsMount) -> Result<(), Failure> {
     };
     let place = control_place(arguments.no_control, arguments.control.as_deref(), &arguments.image, &stack)?;
     let endpoint = Endpoint::of(&arguments.metrics, arguments.allow_remote)?;
-    let wanted = Wanted { image: arguments.image.clone(), config, settings, place, endpoint };
+    let wanted =
+        Wanted { image: arguments.image.clone(), config, settings, addresses: Addresses { place, endpoint } };
     let config = Config::default().with_shards(shards).polling();
     runtime::run(config, move || async move { serve(&plan, wanted).await })?
 }
@@ -77,8 +76,12 @@ fn absolute(image: &str) -> String {
 }
 
 /// Opens the file system, mounts it, waits for its end, and closes it.
-async fn serve(plan: &Plan, mut wanted: Wanted) -> Result<(), Failure> {
-    let operators = Operators::listen(wanted.place.as_ref(), wanted.endpoint.take()).await?;
+async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
+    let Wanted { image, config, settings, addresses } = wanted;
+    // Mounts did without a control socket before there was one. If another server has the default one, the
+    // lock of the image tells.
+    let needs = Needs { control: matches!(addresses.place, Some(ControlAddress::At(_))), metrics: true };
+    let operators = Operators::listen(addresses, needs).await?;
     let (watch, observation) = (Watch::default(), Observation::default());
     let over = |user: User<'_>, part: Built| {
         let part = match user {
@@ -94,7 +97,7 @@ async fn serve(plan: &Plan, mut wanted: Wanted) -> Result<(), Failure> {
             return Err(error.into());
         }
     };
-    let files = match open_files(&built, plan, &wanted, &observation).await {
+    let files = match open_files(&built, plan, (&image, &config, &settings), &observation).await {
         Ok(files) => files,
         Err(failure) => {
             operators.stop().await;
@@ -103,7 +106,6 @@ async fn serve(plan: &Plan, mut wanted: Wanted) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let Wanted { image, config, .. } = wanted;
     let name = door_name(&config);
     let door = Arc::new(FsDoor::new(files.clone(), config));
     let stack = Rc::new(OperatedStack {
@@ -131,70 +133,11 @@ async fn serve(plan: &Plan, mut wanted: Wanted) -> Result<(), Failure> {
     outcome.and_then(|()| Ok(ended?))
 }
 
-/// Listens for operators. The mount is served without them if the default socket can't be created: if
-/// another server has it, the lock of the image tells.
-async fn listen(place: Option<&ControlAddress>) -> Result<Option<ControlServer>> {
-    let Some(place) = place else { return Ok(None) };
-    match (ControlServer::start(place).await, place) {
-        (Ok(control), _) => Ok(Some(control)),
-        (Err(error), ControlAddress::At(_)) => Err(error),
-        (Err(error @ Error::Busy(_)), _) => {
-            tracing::info!("continuing without a control socket: {error}");
-            Ok(None)
-        }
-        (Err(error), _) => {
-            tracing::warn!("continuing without a control socket: {error}");
-            Ok(None)
-        }
-    }
-}
-
-/// Servers for operators and for monitoring systems.
-struct Operators {
-    control: Option<ControlServer>,
-    metrics: Option<MetricsServer>,
-}
-
-impl Operators {
-    async fn listen(place: Option<&ControlAddress>, endpoint: Option<Endpoint>) -> Result<Operators> {
-        let control = listen(place).await?;
-        match serve_metrics(endpoint, true).await {
-            Ok(metrics) => Ok(Operators { control, metrics }),
-            Err(error) => {
-                Operators { control, metrics: None }.stop().await;
-                Err(error)
-            }
-        }
-    }
-
-    fn metrics_address(&self) -> Option<String> {
-        self.metrics.as_ref().map(|metrics| metrics.address().to_owned())
-    }
-
-    fn opened(&self, stack: &Rc<OperatedStack>) {
-        if let Some(control) = &self.control {
-            control.opened(stack.clone());
-        }
-        if let Some(metrics) = &self.metrics {
-            metrics.opened(stack.clone());
-        }
-    }
-
-    async fn stop(self) {
-        if let Some(metrics) = self.metrics {
-            metrics.stop().await;
-        }
-        if let Some(control) = self.control {
-            control.stop().await;
-        }
-    }
-}
-
 /// Opens the file system, whose calls to its storage are observed, and lists what a salvage lost.
 async fn open_files(
     built: &BuiltStack,
     plan: &Plan,
-    wanted: &Wanted,
+    (image, config, settings): (&str, &MountConfig, &Settings),
     observation: &Observation,
 ) -> Result<FileSystem, Failure> {
     let (name, base) = base(built, plan)?;
@@ -202,13 +145,13 @@ async fn open_files(
         Base::Device(device) => Built::Device(device),
         Base::Zones(zones) => Built::Zones(zones),
     };
-    let door = door_name(&wanted.config);
+    let door = door_name(config);
     let base = match observation.of_door(&door, KIND.name, &name, part) {
         Built::Device(device) => Base::Device(device),
         Built::Zones(zones) => Base::Zones(zones),
         Built::Door(_) => return Err(Error::invalid(format!("part \"{name}\" is a door")).into()),
     };
-    let files = open(base, &wanted.image, &wanted.settings).await?;
+    let files = open(base, image, settings).await?;
     tell_lost(&files).await?;
     Ok(files)
 }
