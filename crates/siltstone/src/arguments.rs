@@ -4,6 +4,7 @@ mod attach;
 mod fs;
 mod kv;
 mod memory_node;
+mod metrics;
 mod report;
 mod spi;
 mod swap;
@@ -22,6 +23,7 @@ pub use kv::{
     KvStore, KvVerb,
 };
 pub use memory_node::MemoryNodeServe;
+pub use metrics::{Metrics, MetricsAddress};
 pub use report::Report;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
@@ -127,6 +129,7 @@ pub enum Verb {
     Status(Status),
     Top(Top),
     Trace(Trace),
+    Metrics(Metrics),
     Message(Message),
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
@@ -232,6 +235,7 @@ pub struct Bench {
   siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
   siltstone serve 'file(disk.img)' --nbd 10.0.0.2:10809 --allow-remote    serve other machines of a closed network
   siltstone serve stack.toml --vhost-user vm.sock         serve the top to QEMU as a virtio disk
+  siltstone serve stack.toml --metrics 127.0.0.1:9870     also serve metrics to Prometheus
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
   nbdinfo -- [ siltstone serve -s 'ram(64MiB)' ]          let a client start its own server
 
@@ -249,15 +253,19 @@ weren't durable are lost then.
 Operators use siltstone status STACK, siltstone message STACK PART TEXT and others meanwhile. These find the server \
 by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone, /run/siltstone-control (root), /run/user/UID/siltstone or \
 /tmp/siltstone-UID that only its user and root may use.")]
+#[command(group = clap::ArgGroup::new("reachable").args(["nbd", "metrics"]).multiple(true))]
 pub struct Serve {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Serve the device on top over NBD at this address; may be given several times
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub nbd: Vec<String>,
-    /// Permit addresses of --nbd that other machines can reach; for networks of trusted machines only
-    #[arg(long, requires = "nbd")]
+    /// Permit addresses of --nbd and --metrics that other machines can reach; for networks of trusted
+    /// machines only
+    #[arg(long, requires = "reachable")]
     pub allow_remote: bool,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
     /// Serve the device on top to virtual machines at this unix socket (vhost-user-blk)
     #[arg(long, value_name = "PATH")]
     pub vhost_user: Option<PathBuf>,

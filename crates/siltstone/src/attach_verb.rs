@@ -11,6 +11,7 @@ use crate::attach::{node, systemd};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
+use crate::metrics::Endpoint;
 use crate::output::{print_json, print_line, say};
 use crate::overwriting;
 use crate::table;
@@ -102,8 +103,24 @@ fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
     others.extend(arguments.via.map(|via| format!("--via={}", via.word())));
     others.extend(arguments.sector_size.map(|size| format!("--sector-size={size}")));
     others.extend(warn_option(arguments)?);
+    others.extend(metrics_words(arguments)?);
     let folder = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     print_line(&systemd::units(&program, &folder, &absolute(&arguments.stack), name, &others))
+}
+
+/// Returns the arguments of servers for their metrics, whose address has no relative path.
+fn metrics_words(arguments: &Attach) -> Result<Vec<String>, Failure> {
+    let Some(endpoint) = Endpoint::of(&arguments.metrics, arguments.allow_remote)? else {
+        return Ok(Vec::new());
+    };
+    let mut words = vec![format!("--metrics={}", endpoint.address())];
+    if let Some(folder) = &arguments.metrics.metrics_tls {
+        let folder = std::path::absolute(folder)
+            .map_err(|error| Failure::Usage(format!("--metrics-tls {}: {error}", folder.display())))?;
+        words.push(format!("--metrics-tls={}", folder.display()));
+    }
+    words.extend(arguments.allow_remote.then(|| "--allow-remote".to_owned()));
+    Ok(words)
 }
 
 /// Holds the attachment in this process until it is detached.
@@ -119,6 +136,8 @@ fn hold(
     words.extend(arguments.swap.then_some("--swap"));
     let warn_command = warn_option(arguments)?;
     words.extend(warn_command.as_deref());
+    let metrics_words = metrics_words(arguments)?;
+    words.extend(metrics_words.iter().map(String::as_str));
     words.push(&stack);
     let plan = Plan {
         server_arguments: words.into_iter().map(str::to_owned).collect(),
@@ -212,6 +231,7 @@ fn hold_in_background(
     command.args(warn_option(arguments)?);
     command.args(arguments.format.then_some("--format"));
     command.args(arguments.swap.then_some("--swap"));
+    command.args(metrics_words(arguments)?);
     command.arg("--").arg(&arguments.stack);
     // The holder detects by the end of its standard input that this process has ended, by Ctrl-C or
     // otherwise.

@@ -1,33 +1,27 @@
-//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The module `mounted` has
-//! the verbs for mounted ones.
+//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The module `server` has the
+//! server of a mount, `mounted` the verbs for mounted file systems.
 
 pub mod mounted;
 mod options;
+mod server;
 mod snapshots;
 
-use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
+use crate::arguments::{FsCheck, FsFormat, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
-use crate::output::{print, print_json, print_line, say};
-use crate::service;
-use crate::stop::watch::Watch;
-use crate::stop::{Further, Served, Stop};
+use crate::output::{print, print_json, print_line};
 use crate::table;
-use crate::warnings::{FullnessWatch, WatchedPart, warn_command};
 use block::{
-    BlockRange, Buffer, Call, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
+    BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
-use fs::mount::kind::allows_other_by_default;
-use fs::mount::mounted::STOP_LIMIT;
 use fs::sizes::{default_memory, zones_on, zones_to_read};
-use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
+use fs::{FileSystem, Goal, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, FullnessWarning, Plan, Stack, User, format_size};
+use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
 use std::path::Path;
 use std::sync::Arc;
-use std::task::Poll;
 
 /// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
 /// there.
@@ -40,7 +34,7 @@ const LOOKED_AT: u64 = 1 << 20;
 pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
     match verb {
         FsVerb::Format(arguments) => format(arguments),
-        FsVerb::Mount(arguments) => mount(arguments),
+        FsVerb::Mount(arguments) => server::mount(arguments),
         FsVerb::Unmount(arguments) => mounted::unmount(arguments),
         FsVerb::Status(arguments) => show(arguments),
         FsVerb::Snapshot(verb) => snapshots::snapshot(verb),
@@ -115,8 +109,8 @@ enum Base {
     Zones(Arc<dyn ZonesPart>),
 }
 
-/// Returns the only part on top of a stack.
-fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
+/// Returns the only part on top of a stack, with its name.
+fn base(built: &BuiltStack, plan: &Plan) -> Result<(String, Base)> {
     let is_used = |name: &str| {
         plan.stack()
             .parts()
@@ -125,8 +119,8 @@ fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
     let tops: Vec<_> = built.parts().filter(|part| !is_used(&part.name)).collect();
     match tops.as_slice() {
         [only] => match &only.built {
-            Built::Device(device) => Ok(Base::Device(device.clone())),
-            Built::Zones(zones) => Ok(Base::Zones(zones.clone())),
+            Built::Device(device) => Ok((only.name.clone(), Base::Device(device.clone()))),
+            Built::Zones(zones) => Ok((only.name.clone(), Base::Zones(zones.clone()))),
             Built::Door(_) => {
                 Err(Error::invalid(format!("part \"{}\" is a door; expected a device or zones", only.name)))
             }
@@ -190,7 +184,7 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
     let bytes = runtime::run(config, move || async move {
         let built = plan.build().await?;
         let formatted = async {
-            let base = base(&built, &plan)?;
+            let (_, base) = base(&built, &plan)?;
             if !force {
                 check_empty(&base, &shown, is_file).await?;
             }
@@ -293,9 +287,9 @@ fn no_file_system(detail: &str) -> Error {
     Error::protocol(format!("no file system of siltstone: {found}; expected the image of one"))
 }
 
-/// Opens the file system on a stack.
-async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
-    let opened = match base(built, plan)? {
+/// Opens the file system on a device or on zones.
+async fn open(base: Base, image: &str, settings: &Settings) -> Result<FileSystem> {
+    let opened = match base {
         Base::Device(device) => match zones_for(device, settings.goal).await {
             Ok(zones) => FileSystem::open(zones, settings).await,
             Err(Error::Protocol(detail)) => Err(no_file_system(&detail)),
@@ -318,142 +312,6 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
         )),
         other => other.in_context(image),
     })
-}
-
-/// Returns the path of an image with symbolic links resolved.
-fn absolute(image: &str) -> String {
-    let path = std::fs::canonicalize(image).ok();
-    path.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| image.to_owned())
-}
-
-fn mount(arguments: &FsMount) -> Result<(), Failure> {
-    check_exists(&arguments.image)?;
-    let stack = stack_of(&arguments.image, None)?;
-    let plan = plan_of(&arguments.image, &stack)?;
-    let shards = (arguments.shards as usize).max(if is_stack(&arguments.image) { stack.shards() } else { 1 });
-    let config = Config::default().with_shards(shards).polling();
-    let image = arguments.image.clone();
-    let mut mount = MountConfig {
-        path: arguments.directory.clone(),
-        source: absolute(&arguments.image),
-        allow_other: arguments.allow_other || allows_other_by_default(),
-        warning: Some(Arc::new(FullnessWarning::new(arguments.warn_at.clone()))),
-        ..MountConfig::default()
-    };
-    let program = warn_command(arguments.warnings.warn_command.as_deref())?;
-    if let Some(list) = &arguments.options {
-        options::apply(list, &mut mount).map_err(|error| Failure::Usage(format!("-o: {error}")))?;
-    }
-    let settings = Settings {
-        metadata_bytes: arguments.memory.unwrap_or_else(default_memory),
-        background_shares: arguments.background_shares,
-        goal: if arguments.salvage { Goal::Salvage } else { Goal::Serve },
-        ..Settings::default()
-    };
-    runtime::run(config, move || async move {
-        let watch = Watch::default();
-        let over = |user: User<'_>, part: Built| match user {
-            User::All(user) if user.is_leaf() => watch.over(part),
-            _ => part,
-        };
-        let built = plan.build_observed(&over).await?;
-        let served = async {
-            let files = open(&built, &plan, &image, &settings).await?;
-            tell_lost(&files).await?;
-            // The handler is installed before the mount is announced: a program that reads the line may send
-            // a signal.
-            let stop = Stop::new(&image, loss(&image), Further::ShortensPatience, &watch)?;
-            let mut parts = WatchedPart::all_of(&built);
-            parts.extend(mount.warning.clone().map(|warning| watched(&files, &image, warning)));
-            let warnings = FullnessWatch::start(parts, program);
-            let served = serve(&files, &image, mount, &stop).await;
-            drop(warnings);
-            let closed = stop.wait(&Ending { files: &files, mounted: None }, files.close()).await;
-            Ok::<_, Failure>((served.and_then(|()| Ok(closed?)), stop))
-        };
-        let (served, closed) = match served.await {
-            Ok((served, stop)) => (served, stop.wait(&(), built.close()).await),
-            Err(failure) => (Err(failure), built.close().await),
-        };
-        served.and_then(|()| Ok(closed?))
-    })?
-}
-
-/// The file system as a part whose fullness is watched.
-fn watched(files: &FileSystem, image: &str, warning: Arc<FullnessWarning>) -> WatchedPart {
-    let files = files.clone();
-    WatchedPart::new(fs::KIND.name, image.to_owned(), warning, move || {
-        let files = files.clone();
-        Call::new(async move { files.fullness().await })
-    })
-}
-
-/// Loss of a server that ends without its storage.
-fn loss(image: &str) -> String {
-    format!(
-        "changes that weren't durable are lost, such as data without an fsync after it; once the storage answers again, \
-         look for damage with: siltstone fs check {image}; and mount it again with: siltstone fs mount {image} DIRECTORY"
-    )
-}
-
-/// File system of a server that ends, and its mount until it is unmounted.
-struct Ending<'a> {
-    files: &'a FileSystem,
-    mounted: Option<&'a Mounted>,
-}
-
-impl Served for Ending<'_> {
-    fn is_waiting_for_space(&self) -> bool {
-        self.files.is_waiting_for_space()
-    }
-
-    fn abort(&self) -> Call<'_, Result<()>> {
-        Call::new(async {
-            match self.mounted {
-                Some(mounted) => mounted.abort().await,
-                None => Ok(()),
-            }
-        })
-    }
-}
-
-/// Lists the unreadable parts of a salvaged file system.
-async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
-    if files.is_salvaged().await? {
-        let lost = files.lost().await?;
-        lost.lines.iter().for_each(|line| say(&format!("lost: {line}")));
-        say(&format!(
-            "salvaged: {} parts of metadata can't be read; files with damaged data give errors",
-            lost.count
-        ));
-    }
-    Ok(())
-}
-
-/// Mounts, waits for a signal or an unmount, and unmounts.
-async fn serve(files: &FileSystem, image: &str, config: MountConfig, stop: &Stop) -> Result<(), Failure> {
-    let mounted = Mounted::mount(files, config).await?;
-    let outcome = until_ended(&mounted, image, stop).await;
-    let ending = Ending { files, mounted: Some(&mounted) };
-    let unmounted = stop.wait(&ending, mounted.unmount(STOP_LIMIT)).await;
-    outcome.and_then(|()| Ok(unmounted?))
-}
-
-/// Announces the mount, and waits for a signal or the end of the mount.
-async fn until_ended(mounted: &Mounted, image: &str, stop: &Stop) -> Result<(), Failure> {
-    let mut signal = std::pin::pin!(stop.signal());
-    let mut ended = std::pin::pin!(mounted.ended());
-    let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
-    print_line(&format!("{image}: mounted at {}", mounted.path().display()))?;
-    service::ready();
-    if let Poll::Ready(result) = early {
-        return Ok(result?);
-    }
-    let first = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
-        Poll::Ready(result) => Poll::Ready(result),
-        Poll::Pending => ended.as_mut().poll(context),
-    });
-    Ok(first.await?)
 }
 
 fn show(arguments: &FsStatus) -> Result<(), Failure> {
@@ -480,7 +338,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
     let report = runtime::run(Config::default().with_shards(stack.shards()), move || async move {
         let built = plan.build().await?;
         let checked = async {
-            let zones = match base(&built, &plan)? {
+            let zones = match base(&built, &plan)?.1 {
                 Base::Zones(zones) => zones.open().await?,
                 Base::Device(device) => {
                     let options = zones::on_device::Options { read_only: true, ..Default::default() };
@@ -547,7 +405,7 @@ fn with_image<R: Send + 'static>(
         let built = plan.build().await?;
         let found = async {
             let settings = Settings { metadata_bytes: default_memory(), ..Settings::default() };
-            let files = open(&built, &plan, &name, &settings).await?;
+            let files = open(base(&built, &plan)?.1, &name, &settings).await?;
             let found = work(&files).await;
             let closed = files.close().await;
             found.and_then(|found| closed.map(|()| found))

@@ -60,7 +60,8 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
     serve_verb::serve(&Serve {
         stack: arguments.stack.clone(),
         nbd: Vec::new(),
-        allow_remote: false,
+        allow_remote: arguments.allow_remote,
+        metrics: arguments.metrics.clone(),
         vhost_user: None,
         stdio: false,
         control: None,

@@ -1,7 +1,7 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `trace`, `message`,
-//! `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`, `spi`,
-//! `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate that
-//! depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `trace`, `metrics`,
+//! `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`,
+//! `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate
+//! that depends on all others.
 
 mod address;
 mod arguments;
@@ -24,8 +24,11 @@ mod man_verb;
 mod map_lookups_verb;
 mod memory_node_verb;
 mod message_verb;
+mod metrics;
+mod metrics_verb;
 mod model_verb;
 mod mount_helper;
+mod operators;
 mod output;
 mod overwriting;
 mod progress;
@@ -103,6 +106,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Status(status) => status_verb::status(&status),
         Verb::Top(top) => top_verb::top(&top),
         Verb::Trace(trace) => trace_verb::trace(trace),
+        Verb::Metrics(metrics) => metrics_verb::metrics(&metrics),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),

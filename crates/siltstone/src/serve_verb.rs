@@ -6,12 +6,13 @@ use crate::attach::process::prepare_for_swap;
 use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{ControlAddress, Identity};
-use crate::control::server::ControlServer;
 use crate::control::turn::{self, PAUSE, WAIT_LIMIT, Wanted};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::log_target;
+use crate::metrics::Endpoint;
+use crate::operators::{Addresses, Needs, Operators};
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
@@ -82,10 +83,13 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
             arguments.stack
         )));
     }
+    let endpoint = Endpoint::of(&arguments.metrics, arguments.allow_remote)?;
     if arguments.swap {
         prepare_for_swap();
     }
-    let place = control_place(arguments, &stack)?;
+    // Clients of -s may start any number of servers of the same text.
+    let no_control = arguments.no_control || arguments.stdio && arguments.control.is_none();
+    let place = control_place(no_control, arguments.control.as_deref(), &arguments.stack, &stack)?;
     let plan = stack.check(arguments.format)?;
     // For a holder, siltstone attach has done this check.
     if doors.holder.is_none() {
@@ -99,8 +103,12 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that
     // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
-    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json, warn_command).await })
-        .inspect(|_| relay.finish())?
+    let addresses = Addresses { place, endpoint };
+    runtime::run(
+        config,
+        move || async move { open(&plan, name, doors, addresses, as_json, warn_command).await },
+    )
+    .inspect(|_| relay.finish())?
 }
 
 /// Returns the connection of `-s`.
@@ -114,18 +122,25 @@ fn stdio_of(arguments: &Serve, has_door: bool) -> Result<(OwnedFd, Relay), Failu
     stdio::connection()
 }
 
-/// Returns the address at which the server listens for operators; `None` with `--no-control`.
-fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddress>, Failure> {
-    // Clients of -s may start any number of servers of the same text.
-    if arguments.no_control || arguments.stdio && arguments.control.is_none() {
+/// Returns the address at which the server of a stack listens for operators; `None` with `--no-control`.
+///
+/// # Errors
+/// A path without a working directory.
+pub fn control_place(
+    no_control: bool,
+    control: Option<&Path>,
+    argument: &str,
+    stack: &Stack,
+) -> Result<Option<ControlAddress>, Failure> {
+    if no_control {
         return Ok(None);
     }
-    if let Some(path) = &arguments.control {
+    if let Some(path) = control {
         let path = std::path::absolute(path)
             .map_err(|error| Failure::Usage(format!("--control {}: {error}", path.display())))?;
         return Ok(Some(ControlAddress::At(path)));
     }
-    let identity = Identity::of_file(&arguments.stack).map_or_else(|| Identity::of_text(stack), Ok);
+    let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok);
     Ok(Some(ControlAddress::Of(identity?)))
 }
 
@@ -153,30 +168,21 @@ async fn open(
     plan: &Plan,
     name: String,
     doors: Doors,
-    place: Option<ControlAddress>,
+    addresses: Addresses,
     as_json: bool,
     warn_command: Option<PathBuf>,
 ) -> Result<(), Failure> {
     // The control socket is first: a second server of the stack is refused before it opens anything, and
-    // meanwhile requests get the error that the stack is being opened.
-    let control = match &place {
-        Some(place) => match ControlServer::start(place).await {
-            Ok(control) => Some(control),
-            // The node stays in service without a control socket. No other server can have the socket: the
-            // lost one was the stack's only server.
-            Err(error) if doors.holder.is_some() => {
-                tracing::error!("continuing without a control socket: {error}");
-                None
-            }
-            Err(error) => return Err(error.into()),
-        },
-        None => None,
-    };
+    // meanwhile requests get the error that the stack is being opened. The node of a holder stays in service
+    // without a socket, which no other server can have: the lost one was the stack's only server.
+    let is_needed = doors.holder.is_none();
+    let operators = Operators::listen(addresses, Needs { control: is_needed, metrics: is_needed }).await?;
+    let facts = ServerFacts::new(name, operators.metrics_address());
     let (watch, observation) = (Watch::default(), Observation::default());
-    let (outcome, stop, stack) = match open_stack(plan, name, doors, &watch, observation).await {
+    let (outcome, stop, stack) = match open_stack(plan, facts, doors, &watch, observation).await {
         Ok((stack, attached)) => {
             let _warnings = FullnessWatch::start(WatchedPart::all_of(&stack.built), warn_command);
-            let served = serve_stack(&stack, attached.as_ref(), control.as_ref(), &watch, as_json).await;
+            let served = serve_stack(&stack, attached.as_ref(), &operators, &watch, as_json).await;
             (served.outcome, served.stop, Some(stack))
         }
         Err(error) => (Err(error), None, None),
@@ -188,9 +194,7 @@ async fn open(
         for extra in stack.iter().flat_map(|stack| stack.extra_doors.iter().rev()) {
             ended = ended.and(extra.door.stop().await);
         }
-        if let Some(control) = control {
-            control.stop().await;
-        }
+        operators.stop().await;
         match stack {
             Some(stack) => ended.and(stack.built.close().await),
             None => ended,
@@ -207,16 +211,16 @@ async fn open(
 
 async fn open_stack(
     plan: &Plan,
-    name: String,
+    facts: ServerFacts,
     doors: Doors,
     watch: &Watch,
     observation: Observation,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = build_in_turn(plan, &name, watch, &observation).await?;
+    let built = build_in_turn(plan, &facts.stack, watch, &observation).await?;
     match extra_doors(plan.stack(), &built, doors, &observation) {
         Ok((extra_doors, attached)) => {
-            let server = Some(ServerFacts { stack: name, since: runtime::now() });
-            let observation = Some(observation);
+            let (server, observation) =
+                (Some(ServerFacts { since: runtime::now(), ..facts }), Some(observation));
             Ok((Rc::new(OperatedStack { built, extra_doors, server, observation }), attached))
         }
         Err(error) => {
@@ -316,21 +320,18 @@ impl Outcome {
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
     attached: Option<&Attached>,
-    control: Option<&ControlServer>,
+    operators: &Operators,
     watch: &Watch,
     as_json: bool,
 ) -> Outcome {
     if let Err(error) = start(stack).await {
         return Outcome::failed(error);
     }
-    if let Some(control) = control {
-        control.opened(stack.clone());
-    }
+    operators.opened(stack);
     // The handler is installed before the addresses are printed.
     match stop_of(stack, attached.is_some(), watch) {
         Ok(stop) => Outcome {
-            outcome: until_stopped(stack, attached, control.and_then(ControlServer::path), as_json, &stop)
-                .await,
+            outcome: until_stopped(stack, attached, operators.control_path(), as_json, &stop).await,
             stop: Some(stop),
         },
         Err(error) => Outcome::failed(error),
@@ -381,7 +382,12 @@ async fn until_stopped(
         _ if stack.extra_doors.iter().any(|extra| extra.name == STDIO) => {}
         true => {
             let control = control.map(|path| path.display().to_string());
-            print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
+            let metrics = stack.server.as_ref().and_then(|server| server.metrics.as_ref());
+            let mut line = json!({ "addresses": addresses, "control": control });
+            if let Some(metrics) = metrics {
+                line["metrics"] = metrics.as_str().into();
+            }
+            print_line(&line.to_string())?;
         }
         false => print_line(&addresses.join("\n"))?,
     }

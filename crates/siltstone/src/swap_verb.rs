@@ -2,7 +2,9 @@
 
 mod page;
 
-use crate::arguments::{Attach, Detach, LogLevel, Operated, SwapOff, SwapOn, SwapStatus, SwapVerb, Warnings};
+use crate::arguments::{
+    Attach, Detach, LogLevel, MetricsAddress, Operated, SwapOff, SwapOn, SwapStatus, SwapVerb, Warnings,
+};
 use crate::attach::folder::{self, Folder};
 use crate::attach::process::MAX_SWAP_REQUEST;
 use crate::attach::record::Record;
@@ -63,6 +65,8 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
             via: arguments.via,
             sector_size: None,
             recover_within: arguments.recover_within,
+            metrics: MetricsAddress::default(),
+            allow_remote: false,
             format: false,
             foreground: false,
             systemd: false,

@@ -21,7 +21,7 @@ const fn need(program: &'static str, packages: &'static [&'static str], skipped:
 }
 
 /// PostgreSQL isn't among them: its package starts a server. Its tests run where /usr/lib/postgresql is.
-const NEEDS: [Need; 25] = [
+const NEEDS: [Need; 26] = [
     need("nbdinfo", &["libnbd-bin"], "NBD: hostile clients, descriptions of exports"),
     need("nbdcopy", &["libnbd-bin"], "NBD: copies"),
     need("nbdfuse", &["libnbd-bin", "nbdfuse"], "file systems on an export"),
@@ -54,6 +54,7 @@ const NEEDS: [Need; 25] = [
         &["redis-tools"],
         "redis clients of the key-value store, redis itself to compare with, devices on it",
     ),
+    need("prometheus", &["prometheus"], "metrics: what Prometheus scrapes"),
     need("jq", &["jq"], "scripts that read results; attached stacks"),
 ];
 

@@ -35,6 +35,7 @@ static VOLATILE: Kind = Kind {
     summary: "a disk that loses what isn't flushed",
     keys: &[],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "volatile",
     plan: |_| Ok(Shape::new(BLOCKS * 4096, 4096)),

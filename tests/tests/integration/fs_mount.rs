@@ -52,6 +52,30 @@ fn a_session_of_a_shell_leaves_what_it_made_and_a_clean_image() {
 }
 
 #[test]
+fn the_server_of_a_mount_is_operated_like_that_of_a_stack() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    mount.shell("echo one > f; sync");
+    let (image, at) = (mount.image(), mount.beside("mnt"));
+    let status = run(&program(), &["status", &image, "--json"]).ok();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let door = &status["doors"][at.to_str().unwrap()];
+    assert_eq!((&door["kind"], &door["state"], &door["files"]), (&"fs".into(), &"mounted".into(), &2.into()));
+    assert_eq!(status["devices"]["image"]["kind"], "file", "{status}");
+    assert_eq!((&status["server"]["stack"], &status["live"]), (&image.as_str().into(), &true.into()));
+    // Ends the server, and the mount with it.
+    run(&program(), &["stop", &image]).ok();
+    assert!(!at.join("f").exists());
+    let mount = mount.mounted_with(&["--no-control"]);
+    let refused = run(&program(), &["stop", &image]);
+    assert_eq!(refused.code, Some(2), "{refused:#?}");
+    assert_eq!(mount.shell("cat f"), "one\n");
+    mount.unmounted();
+}
+
+#[test]
 fn snapshots_are_directories_of_the_mount() {
     if !has_fuse() {
         return;

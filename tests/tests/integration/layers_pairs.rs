@@ -43,6 +43,7 @@ static DISK: Kind = Kind {
     summary: "a disk that loses what isn't flushed",
     keys: &[],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "disk",
     plan: |_| Ok(Shape::new(BLOCKS * 4096, 4096)),

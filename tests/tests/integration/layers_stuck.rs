@@ -155,6 +155,7 @@ const KIND: Kind = Kind {
     summary: "a disk that stops answering",
     keys: &[Key::required("number", ValueKind::Integer { min: 0, max: 1 }, "number of the disk").positional()],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "silent(0)",
     plan: |_| Ok(Shape::new(BLOCKS << 12, 4096)),

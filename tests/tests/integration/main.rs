@@ -55,6 +55,7 @@ mod layers_only_in_cache;
 mod layers_pairs;
 mod layers_stuck;
 mod layers_takeover;
+mod metrics;
 mod nbd_stdio;
 mod packaging;
 mod status;

@@ -6,6 +6,7 @@
 use crate::arguments::Arguments;
 use crate::contract::{Built, Contract};
 use crate::key::Key;
+use crate::metric::Metric;
 use crate::shape::Shape;
 use block::{Call, Result};
 use std::fmt;
@@ -33,6 +34,8 @@ pub struct Kind {
     pub keys: &'static [Key],
     /// Messages to the kind's parts ([`block::Part::message`]); empty for none.
     pub messages: &'static [Form],
+    /// Numbers of the status for monitoring systems, in groups that kinds may share; empty for none.
+    pub metrics: &'static [&'static [Metric]],
     /// Whether several parts may use one part of this kind. Doors may always share a device with each other.
     pub shareable: bool,
     /// One-line stack with a part of this kind, for the help.
@@ -50,6 +53,11 @@ impl Kind {
     /// Returns the declaration of the key with this name.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
         self.keys.iter().find(|key| key.name == name)
+    }
+
+    /// Returns the declarations of all metrics.
+    pub fn all_metrics(&self) -> impl Iterator<Item = &'static Metric> + Clone + use<> {
+        self.metrics.iter().copied().flatten()
     }
 
     /// Names of all keys, separated by commas.

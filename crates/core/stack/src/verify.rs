@@ -2,13 +2,14 @@
 
 use crate::key::ValueKind;
 use crate::kind::{Kind, Registry};
+use crate::metric;
 use crate::model::Stack;
 use crate::value::Value;
 
 impl Registry {
     /// Checks the declarations: names are words and unique, defaults have the type of their key, a positional
-    /// list is the last positional key, examples are stacks with a part of that kind. A program has one test
-    /// that calls this.
+    /// list is the last positional key, metrics of one name have one meaning, examples are stacks with a part
+    /// of that kind. A program has one test that calls this.
     ///
     /// # Errors
     /// The first invalid declaration.
@@ -22,6 +23,9 @@ impl Registry {
                 return Err(format!("kind \"{}\": expected lower-case letters, digits, _ and -", kind.name));
             }
             verify_keys(kind)?;
+            let earlier = self.kinds[..number].iter().flat_map(|other| other.all_metrics());
+            metric::verify(kind.all_metrics(), earlier)
+                .map_err(|error| format!("kind \"{}\": {error}", kind.name))?;
             let example = Stack::from_line("example", kind.example, self)
                 .map_err(|problems| format!("kind \"{}\": {problems}", kind.name))?;
             if !example.parts().any(|part| part.kind().name == kind.name) {

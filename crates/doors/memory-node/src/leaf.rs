@@ -12,7 +12,7 @@ use runtime::Instant;
 use runtime::net::Address;
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +47,7 @@ pub const KIND: Kind = Kind {
         tls::keys::HOSTNAME,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "memory-node(\"127.0.0.1:10810\", name=swap0)",
     plan: |arguments| {
@@ -64,6 +65,32 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge("lent_bytes", "memory_node_lent_bytes", "Memory that the node lends to this device"),
+    Metric::gauge(
+        "reclaim_bytes",
+        "memory_node_reclaim_bytes",
+        "Memory that the node asks this device to return",
+    ),
+    Metric::gauge("free_bytes", "memory_node_free_bytes", "Memory that the node can still lend"),
+    Metric::gauge("capacity_bytes", "memory_node_capacity_bytes", "Memory that the node lends at most"),
+    Metric::gauge(
+        "mem_available_bytes",
+        "memory_node_available_bytes",
+        "Available memory of the node's machine",
+    ),
+    Metric::gauge(
+        "some_avg10",
+        "memory_node_pressure_ratio",
+        "Share of the last 10 s in which a task of the node's machine waited for memory",
+    )
+    .times(0.01),
+    Metric::gauge("status_age_ms", "memory_node_status_age_seconds", "Age of the newest status of the node")
+        .times(1e-3),
+];
 
 /// Address from a stack: a relative path is resolved against the stack's folder.
 fn address_of(arguments: &Arguments) -> Result<Address> {

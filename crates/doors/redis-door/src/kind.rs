@@ -10,7 +10,7 @@ use block::{Call, Fullness, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -116,11 +116,80 @@ pub const KIND: Kind = Kind {
         stack::WARN_AT,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "kv(zns-emulator(zones=32, zone_size=4MiB), listen=\"unix:kv.sock\")",
     plan,
     build: |arguments| Call::new(async move { build(&arguments).await }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("clients.connections", "door_connections", "Clients that are connected"),
+    Metric::gauge(
+        "clients.max_connections",
+        "door_connections_limit",
+        "Clients that may be connected at the same time",
+    ),
+    Metric::counter(
+        "clients.refused_connections",
+        "door_refused_connections",
+        "Clients that were refused because of the limit",
+    ),
+    Metric::counter(
+        "clients.cut_off_connections",
+        "door_cut_off_connections",
+        "Connections that the door ended because of their client",
+    ),
+    Metric::counter("clients.accepted_connections", "kv_accepted_connections", "Clients that were accepted"),
+    Metric::counter("clients.failed_logins", "kv_failed_logins", "Logins with a wrong name or password"),
+    Metric::counter("clients.commands", "kv_commands", "Commands of clients"),
+    Metric::gauge("clients.buffer_bytes", "door_buffer_bytes", "Memory of the buffers of requests"),
+    Metric::gauge("tables", "kv_tables", "Tables"),
+    Metric::gauge("table_bytes", "kv_table_bytes", "Size of all tables"),
+    Metric::gauge("entries", "kv_entries", "Entries of tables, with tombstones and old versions"),
+    Metric::gauge("tombstones", "kv_tombstones", "Tombstones in tables"),
+    Metric::gauge("buffer_bytes", "kv_buffer_bytes", "Memory of the write buffers"),
+    Metric::counter("client_bytes", "kv_client_bytes", "Keys and values that clients wrote"),
+    Metric::counter("flushed_bytes", "kv_flushed_bytes", "Size of the tables that write buffers became"),
+    Metric::counter("compacted_bytes", "kv_compacted_bytes", "Size of the tables that compactions read"),
+    Metric::counter("written_bytes", "kv_written_bytes", "Size of the tables that compactions wrote"),
+    Metric::counter("moved_bytes", "kv_moved_bytes", "Bytes that the cleaner moved"),
+    Metric::counter("compactions", "kv_compactions", "Compactions"),
+    Metric::counter("stalls", "kv_stalls", "Writes that waited for flushes or compactions"),
+    Metric::counter("slowed_writes", "kv_slowed_writes", "Writes that were slowed down for compactions"),
+    Metric::gauge("cache_bytes", "kv_cache_bytes", "Memory of the block cache"),
+    Metric::counter("cache_hits", "kv_cache_hits", "Blocks that were found in the block cache"),
+    Metric::counter("cache_misses", "kv_cache_misses", "Blocks that were read from storage"),
+    Metric::gauge("snapshots", "kv_snapshots", "Snapshots and iterators that are open"),
+    Metric::gauge("zones", "kv_zones", "Zones of the store"),
+    Metric::gauge("free_zones", "kv_free_zones", "Zones that can be written"),
+    Metric::gauge("damaged_zones", "kv_damaged_zones", "Zones that can't be read, written or reset"),
+    Metric::counter("reset_zones", "kv_reset_zones", "Zones that were reset"),
+    Metric::counter("checkpoints", "kv_checkpoints", "Checkpoints"),
+    Metric::counter("log_bytes", "kv_log_bytes", "Bytes of the log's entries"),
+    Metric::counter("overhead_bytes", "kv_overhead_bytes", "Bytes of the log's metadata"),
+    Metric::gauge(
+        "delete_persistence.tombstones_overdue",
+        "kv_overdue_tombstones",
+        "Tombstones that are older than the deadline of deletes",
+    ),
+    Metric::gauge(
+        "delete_persistence.zones_overdue",
+        "kv_overdue_zones",
+        "Zones that hold deleted data beyond the deadline",
+    ),
+    Metric::counter(
+        "delete_persistence.zones_late",
+        "kv_late_zones",
+        "Zones that were reset after the deadline",
+    ),
+    Metric::gauge(
+        "delete_persistence.longest_zone_seconds",
+        "kv_longest_zone_seconds",
+        "Longest time for which a zone held deleted data",
+    ),
+];
 
 /// Parses the address of the key `listen`; `absolute` resolves the path of a unix socket.
 ///

@@ -1,6 +1,6 @@
 //! Arguments of `siltstone attach`, `list` and `detach`.
 
-use super::{STACK_HELP, Warnings};
+use super::{MetricsAddress, STACK_HELP, Warnings};
 use clap::Args;
 
 /// Give a stack a block device node, and print its path
@@ -30,6 +30,11 @@ pub struct Attach {
     /// Set the time for which requests wait for a new server before they fail, such as 500ms or 60s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = bench::job_file::number::time)]
     pub recover_within: std::time::Duration,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
+    /// Permit an address of --metrics that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "metrics")]
+    pub allow_remote: bool,
     /// Format the stack; its contents are lost
     #[arg(long)]
     pub format: bool,

@@ -1,6 +1,6 @@
 //! Arguments of `siltstone fs`.
 
-use super::{Warnings, size};
+use super::{MetricsAddress, Warnings, size};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -160,6 +160,17 @@ pub struct FsMount {
     pub warn_at: Levels,
     #[command(flatten)]
     pub warnings: Warnings,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
+    /// Permit an address of --metrics that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "metrics")]
+    pub allow_remote: bool,
+    /// Listen for operators on this unix socket [default: derived from the image]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Don't listen for operators
+    #[arg(long, conflicts_with = "control")]
+    pub no_control: bool,
     /// Return once it is mounted, and continue in the background; siltstone fs unmount ends it
     #[arg(long)]
     pub background: bool,

@@ -1,6 +1,6 @@
 //! Arguments of `siltstone kv`.
 
-use super::{Warnings, ZnsDrive, duration};
+use super::{MetricsAddress, Warnings, ZnsDrive, duration};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -79,6 +79,11 @@ pub struct KvServe {
     /// Create a new store; the contents of the stack are lost
     #[arg(long)]
     pub format: bool,
+    #[command(flatten)]
+    pub metrics: MetricsAddress,
+    /// Permit an address of --metrics that other machines can reach; for networks of trusted machines only
+    #[arg(long, requires = "metrics")]
+    pub allow_remote: bool,
     /// Print the addresses as one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -3,6 +3,8 @@
 
 use super::observed;
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
+use crate::metrics::server::Measured;
+use crate::metrics::{Format, Scraper};
 use crate::stop::Served;
 use block::{Call, Result, Status};
 use layers::observation::Observation;
@@ -31,6 +33,14 @@ impl Operated for OperatedStack {
 
     fn observation(&self) -> Option<&Observation> {
         self.observation.as_ref()
+    }
+}
+
+impl Measured for OperatedStack {
+    /// Returns the metrics, without calls if the stack isn't served.
+    fn metrics(&self, format: Format) -> Call<'_, Result<String>> {
+        let scraper = self.server.as_ref().map(|server| server.scraper.clone()).unwrap_or_default();
+        Call::new(async move { scraper.text(self.observation.as_ref(), self.status().await, format).await })
     }
 }
 
@@ -76,6 +86,17 @@ pub struct ServerFacts {
     pub stack: String,
     /// Time at which the server opened the stack.
     pub since: runtime::Instant,
+    /// Address of the server of metrics; `None` without one.
+    pub metrics: Option<String>,
+    /// Maker of the metrics.
+    pub scraper: Scraper,
+}
+
+impl ServerFacts {
+    /// Creates the properties of a server that opens this stack now.
+    pub fn new(stack: String, metrics: Option<String>) -> ServerFacts {
+        ServerFacts { stack, since: runtime::now(), metrics, scraper: Scraper::default() }
+    }
 }
 
 /// Returns the refusal of a trace of what isn't observed.
@@ -109,6 +130,7 @@ impl OperatedStack {
                     "the stack isn't served; expected one whose calls a server passes on",
                 ))),
             },
+            Request::Metrics(format) => Ok(Value::String(self.metrics(*format).await?)),
             // The server, which has the observation, carries these out.
             Request::Trace(_) | Request::TraceNext => Err(not_traced()),
             Request::Message { to, text } => {
@@ -145,6 +167,9 @@ impl OperatedStack {
                 "up_seconds": server.since.elapsed().as_secs(),
                 "addresses": self.addresses(),
             });
+            if let Some(metrics) = &server.metrics {
+                status["server"]["metrics"] = metrics.as_str().into();
+            }
         }
         status
     }

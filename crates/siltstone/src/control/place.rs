@@ -3,7 +3,8 @@
 //! Without `--control`, a server's socket is in a folder of its user, under a name that is derived from the
 //! stack or the chip alone, so that operators find the server by it:
 //!
-//! - A stack *file* is identified by its absolute path, with links resolved. It has one server at a time.
+//! - A stack *file*, or the image of `siltstone fs mount`, is identified by its absolute path, with links
+//!   resolved. It has one server at a time.
 //! - A stack of *one line*, or from standard input, is identified by its text and the working directory,
 //!   against which its relative paths are resolved. Two memories of the same size are two stacks, so up to
 //!   [`MAX_ALIKE`] servers of the same line get numbers; if several run, an operator has to choose one.
@@ -21,7 +22,7 @@ use crate::unix_connect;
 use block::{Error, Result};
 use stack::Stack;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -62,10 +63,12 @@ const CHIP_SUFFIX: &str = "-spi.sock";
 const MAX_EXAMINED: usize = 1000;
 
 impl Identity {
-    /// Returns the identity of a stack file; `None` if the argument is a line, or there is no such file.
+    /// Returns the identity of a stack file, or of the image of a mount; `None` if the argument is a line, or
+    /// there is no such file or block device.
     pub fn of_file(argument: &str) -> Option<Identity> {
         let path = Path::new(argument);
-        if argument == "-" || !path.is_file() {
+        let is_file = |found: std::fs::Metadata| found.is_file() || found.file_type().is_block_device();
+        if argument == "-" || !std::fs::metadata(path).is_ok_and(is_file) {
             return None;
         }
         let path = std::fs::canonicalize(path).ok()?;

@@ -15,6 +15,8 @@
 //! < {"answer":null}
 //! > {"verb":"trace_next"}
 //! < {"answer":{"events":[…],"lost":0}}
+//! > {"verb":"metrics","format":"openmetrics"}
+//! < {"answer":"# HELP siltstone_build Version of the program\n…"}
 //! > {"verb":"massage"}
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
@@ -22,6 +24,7 @@
 //! For any bytes the parser never panics, keeps at most [`MAX_REQUEST`] bytes of a line, and returns an
 //! error for an invalid request. Other modules own the sockets and execute requests.
 
+use crate::metrics::Format;
 use block::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -37,7 +40,7 @@ pub const MAX_ANSWER: usize = 16 << 20;
 pub const VERSION: u32 = 1;
 
 /// Verbs of requests.
-const VERBS: [&str; 6] = ["hello", "status", "observe", "trace", "trace_next", "message"];
+const VERBS: [&str; 7] = ["hello", "status", "observe", "metrics", "trace", "trace_next", "message"];
 
 /// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub enum Request {
     Trace(TraceRequest),
     /// Next calls of the trace.
     TraceNext,
+    /// Metrics as text in this format. Calls are counted as after [`Observe`](Self::Observe), for longer.
+    Metrics(Format),
     /// Message to one part.
     Message {
         /// Recipient.
@@ -182,6 +187,8 @@ impl Request {
             Request::Observe => json!({ "verb": "observe" }),
             Request::Trace(asked) => asked.to_json(),
             Request::TraceNext => json!({ "verb": "trace_next" }),
+            Request::Metrics(Format::Prometheus) => json!({ "verb": "metrics" }),
+            Request::Metrics(Format::OpenMetrics) => json!({ "verb": "metrics", "format": "openmetrics" }),
             Request::Message { to: Recipient::Part(part), text } => {
                 json!({ "verb": "message", "part": part, "text": text })
             }
@@ -207,6 +214,11 @@ fn parse(line: &[u8]) -> Result<Request, String> {
         "observe" => Request::Observe,
         "trace" => Request::Trace(TraceRequest::take_from(&mut object)?),
         "trace_next" => Request::TraceNext,
+        "metrics" => match take_text(&mut object, "format")?.as_deref() {
+            None | Some("prometheus") => Request::Metrics(Format::Prometheus),
+            Some("openmetrics") => Request::Metrics(Format::OpenMetrics),
+            Some(_) => return Err("metrics: expected \"format\" to be prometheus or openmetrics".into()),
+        },
         "message" => {
             let to = match (take_text(&mut object, "part")?, take_text(&mut object, "kind")?) {
                 (Some(part), None) => Recipient::Part(part),
@@ -356,6 +368,8 @@ mod tests {
                 parts: true,
             }),
             Request::TraceNext,
+            Request::Metrics(Format::Prometheus),
+            Request::Metrics(Format::OpenMetrics),
             Request::Message { to: Recipient::Part("vol".into()), text: text.clone() },
             Request::Message { to: Recipient::Kind("log".into()), text },
         ] {
@@ -398,6 +412,7 @@ mod tests {
             (r#"{"verb":1}"#, "\"verb\": expected a text"),
             (r#"{"verb":"stauts"}"#, "did you mean \"status\"?"),
             (r#"{"verb":"status","part":"x"}"#, "it has no key \"part\""),
+            (r#"{"verb":"metrics","format":"x"}"#, "expected \"format\" to be prometheus or openmetrics"),
             (r#"{"verb":"message","text":"x"}"#, "expected \"part\", a name, or \"kind\""),
             (r#"{"verb":"message","part":"x","kind":"y","text":"x"}"#, "expected \"part\", a name, or"),
             (r#"{"verb":"message","part":"x"}"#, "expected \"text\""),

@@ -23,6 +23,7 @@ const KIND: Kind = Kind {
     summary: "takes the messages of a log device",
     keys: &[Key::required("on", ValueKind::Device, "the device").positional()],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "log(ram(size=64MiB))",
     plan: |arguments| arguments.shape("on"),

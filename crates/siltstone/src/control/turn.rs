@@ -19,7 +19,7 @@ pub const PAUSE: Duration = Duration::from_millis(50);
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// Verbs that have a stack open for a short time.
-const VERBS: [&str; 6] = ["status", "message", "snapshot", "resize", "check", "format"];
+const VERBS: [&str; 7] = ["status", "metrics", "message", "snapshot", "resize", "check", "format"];
 
 /// Kind of program to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -244,7 +244,7 @@ impl Operated for OperatedChip {
                     status["server"] = json!({ "process": std::process::id() });
                     Ok(status)
                 }
-                Request::Observe => Err(Refusal::wrongly_asked(Error::unsupported(
+                Request::Observe | Request::Metrics(_) => Err(Refusal::wrongly_asked(Error::unsupported(
                     "a server of a flash chip counts no calls; expected the server of a stack",
                 ))),
                 // The server refuses them.

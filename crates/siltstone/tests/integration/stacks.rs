@@ -17,6 +17,7 @@ fn help_teaches_by_example() {
         &["top"],
         &["trace"],
         &["report"],
+        &["metrics"],
         &["message"],
         &["snapshot"],
         &["snapshot", "create"],

@@ -73,7 +73,7 @@ pub use policy::Heat;
 pub use ranges::{ByteRange, WarmRange, WarmRanges};
 
 use block::{Call, Error, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind, format_size};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +120,7 @@ pub const KIND: Kind = Kind {
         stack::WARN_AT,
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "cache(ram(1GiB), ram(64MiB), mode=writeback)",
     plan,
@@ -132,6 +133,40 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge("block_size", "cache_block_bytes", "Size of a block of the cache"),
+    Metric::gauge("total_blocks", "cache_blocks", "Blocks of the cache"),
+    Metric::gauge("used_blocks", "cache_used_blocks", "Blocks of the cache with data"),
+    Metric::gauge(
+        "dirty_blocks",
+        "cache_dirty_blocks",
+        "Blocks of the cache with data that the origin lacks",
+    ),
+    Metric::counter("read_hits", "cache_hits", "Requests that the cache served")
+        .with_label("request", "read"),
+    Metric::counter("write_hits", "cache_hits", "Requests that the cache served")
+        .with_label("request", "write"),
+    Metric::counter("read_misses", "cache_misses", "Requests to blocks that weren't in the cache")
+        .with_label("request", "read"),
+    Metric::counter("write_misses", "cache_misses", "Requests to blocks that weren't in the cache")
+        .with_label("request", "write"),
+    Metric::counter("promotions", "cache_promotions", "Blocks that were copied to the cache"),
+    Metric::counter("demotions", "cache_demotions", "Blocks that left the cache"),
+    Metric::counter("prefetched_bytes", "cache_prefetched_bytes", "Bytes that were read ahead of requests"),
+    Metric::counter("write_backs", "cache_write_backs", "Dirty blocks that were written to the origin"),
+    Metric::counter(
+        "written_back_bytes",
+        "cache_written_back_bytes",
+        "Bytes that were written back to the origin",
+    ),
+    Metric::counter("bypassed", "cache_bypassed_requests", "Requests that went to the origin directly"),
+    Metric::counter("cache_errors", "cache_errors", "Failed operations").with_label("device", "cache"),
+    Metric::counter("origin_errors", "cache_errors", "Failed operations").with_label("device", "origin"),
+    Metric::gauge("metadata_bytes", "cache_metadata_bytes", "Size of the table on the device of the cache"),
+];
 
 /// dm-cache's limits of a block, in bytes.
 const MIN_BLOCK: u64 = 32 << 10;

@@ -68,6 +68,7 @@ pub const KIND: Kind = Kind {
         .or("4"),
     ],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "crypt(ram(64MiB), key_file=disk.key)",
     plan,

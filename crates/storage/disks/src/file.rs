@@ -23,8 +23,8 @@ use durability::FileDurability;
 use runtime::file::{File, Metadata, OpenOptions, SharedFile, metadata};
 use serde_json::json;
 use stack::{
-    Arguments, Built, Contract, Key, Kind, LockedFile, Message, Shape, Size, Tell, ValueKind, format_size,
-    messages,
+    Arguments, Built, Contract, Key, Kind, LockedFile, Message, Metric, Shape, Size, Tell, ValueKind,
+    format_size, messages,
 };
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -54,6 +54,7 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
     ],
     messages: FileMessage::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
@@ -70,6 +71,17 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge(
+        "flush_failed",
+        "file_flush_failed",
+        "1 after a failed flush: writes before it may be lost",
+    ),
+    Metric::counter("copied_writes", "file_copied_writes", "Writes that were copied for their alignment"),
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direct {

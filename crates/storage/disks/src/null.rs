@@ -17,6 +17,7 @@ pub const KIND: Kind = Kind {
     summary: "accepts writes, keeps nothing, reads zeros; shows the cost of the layers above",
     keys: &[Key::optional("size", ValueKind::Size, "capacity").or("1TiB"), size::BLOCK_SIZE],
     messages: &[],
+    metrics: &[],
     shareable: true,
     example: "stats(null(size=1GiB))",
     plan: |arguments| {

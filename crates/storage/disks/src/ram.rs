@@ -16,7 +16,7 @@ use block::{
 use budget::Budget;
 pub use budget::Pool;
 use memory::{CHUNK, Copying, Memory};
-use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ pub const KIND: Kind = Kind {
         size::BLOCK_SIZE,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "ram(1GiB)",
     plan: |arguments| {
@@ -50,6 +51,12 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge("memory_bytes", "memory_bytes", "Memory that the part has taken"),
+];
 
 /// Bytes that are zeroed in allocated memory before other tasks run: writing them, and clearing new pages,
 /// takes some 100 µs.

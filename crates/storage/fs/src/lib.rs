@@ -51,6 +51,6 @@ pub use format::Properties;
 pub use logkit::cleaning::Parameters as CleaningParameters;
 pub use logkit::recovery::{Goal, LostParts};
 pub use metadata::versions::SnapshotInfo;
-pub use mount::kind::KIND;
+pub use mount::kind::{FsDoor, KIND};
 pub use mount::{MountConfig, Mounted};
 pub use view::{SnapshotFile, SnapshotView};

@@ -21,7 +21,7 @@ pub use rule::Rule;
 use block::{Call, DevicePart, Part, Result, Status, ZonesPart};
 use decide::Faults;
 use runtime::range_lock::SharedRangeLock;
-use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Tell, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Tell, ValueKind};
 use std::sync::Arc;
 
 const RULES: Key =
@@ -44,6 +44,7 @@ pub const KIND: Kind = Kind {
         SEED,
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "fault(ram(size=64MiB), \"read error=EIO probability=0.01\", \"any delay=5ms every=100\", seed=7)",
     plan: |arguments| rules(arguments, Contract::Device).and_then(|_| arguments.shape("on")),
@@ -67,6 +68,7 @@ pub const ZONES_KIND: Kind = Kind {
         SEED,
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "zone-fault(zones(ram(size=64MiB), zone_size=1MiB), \"append torn every=100\", seed=7)",
     plan: |arguments| rules(arguments, Contract::Zones).and_then(|_| arguments.shape("on")),
@@ -78,6 +80,11 @@ pub const ZONES_KIND: Kind = Kind {
         })())
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] =
+    &[Metric::counter("rules.*.injected", "fault_injected_faults", "Operations to which a rule was applied")
+        .of_each("rule", "rule")];
 
 fn rules(arguments: &Arguments, contract: Contract) -> Result<Vec<Rule>> {
     let texts = arguments.texts("rules")?;

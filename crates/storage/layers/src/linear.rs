@@ -5,7 +5,7 @@
 
 use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockRange, BlockSize, Call, DevicePart, Error, Result, Status};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind, format_size};
 use std::sync::Arc;
 
 /// `linear(file(a.img), file(b.img))`.
@@ -19,6 +19,7 @@ pub const KIND: Kind = Kind {
         Key::optional("size", ValueKind::Size, "capacity; default: everything after the offset"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "linear(ram(64MiB), ram(32MiB))",
     plan: |arguments| {
@@ -40,6 +41,9 @@ pub const KIND: Kind = Kind {
         })())
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[Metric::gauge("bytes", "device_bytes", "Capacity of the device")];
 
 /// Concatenation of the legs' blocks.
 #[derive(Debug)]

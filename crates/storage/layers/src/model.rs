@@ -24,7 +24,7 @@ pub use profile::Profile;
 pub use crate::clear_stats::Message;
 use block::{Call, Result};
 use stack::Message as _;
-use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, ValueKind};
 use std::sync::Arc;
 
 /// `model(ram(1GiB), optane-900p)`.
@@ -45,6 +45,7 @@ pub const KIND: Kind = Kind {
         ),
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "model(ram(1GiB), optane-900p)",
     plan: |arguments| {
@@ -62,6 +63,14 @@ pub const KIND: Kind = Kind {
         })())
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::counter("operations", "model_operations", "Operations that were given a latency"),
+    Metric::counter("late", "model_late_operations", "Operations that took longer than the profile says"),
+    Metric::gauge("latest_ns", "model_latest_seconds", "Largest excess over the latency of the profile")
+        .times(1e-9),
+];
 
 /// Returns the profile that the keys name.
 fn profile(arguments: &Arguments) -> Result<(String, Profile)> {

@@ -71,7 +71,7 @@ impl fmt::Debug for ObservedCalls {
 impl ObservedCalls {
     /// Counts of each kind of call, without those that have never been made.
     pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
-        self.counters.counts().into_iter().filter(|(_, counts)| !counts.is_empty()).collect()
+        self.counters.counts_of_made()
     }
 
     fn events(&self) -> MutexGuard<'_, Events> {

@@ -25,7 +25,7 @@ pub use timeline::Timeline;
 pub use zones::RecordZonesPart;
 
 use block::{Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, ValueKind};
 use std::sync::Arc;
 
 const TIMELINE: Key = Key::required(
@@ -68,6 +68,7 @@ pub const KIND: Kind = Kind {
         DATA,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "record(ram(size=64MiB), run.timeline, role=disk)",
     plan: |arguments| arguments.shape("on"),
@@ -94,6 +95,7 @@ pub const ZONES_KIND: Kind = Kind {
         BUFFER,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "zone-record(zones(ram(size=64MiB), zone_size=1MiB), run.timeline)",
     plan: |arguments| arguments.shape("on"),
@@ -105,6 +107,14 @@ pub const ZONES_KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::counter("events", "record_events", "Events in the timeline"),
+    Metric::counter("written_bytes", "record_written_bytes", "Bytes that were written to the timeline"),
+    Metric::gauge("buffered_bytes", "record_buffered_bytes", "Bytes of the timeline that aren't written"),
+    Metric::counter("waits_for_room", "record_waits", "Operations that waited for the timeline"),
+];
 
 async fn recorder(arguments: &Arguments) -> Result<(Arc<Recorder>, Role)> {
     let role = if arguments.choice("role")? == "client" { Role::Client } else { Role::Disk };

@@ -5,7 +5,7 @@
 
 use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockSize, Call, DevicePart, Error, Result, Status};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind, format_size};
 use std::sync::Arc;
 
 /// `stripe(file(a.img), file(b.img), chunk_size=64KiB)`.
@@ -19,6 +19,7 @@ pub const KIND: Kind = Kind {
             .or("64KiB"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "stripe(ram(64MiB), ram(64MiB), chunk_size=64KiB)",
     plan: |arguments| {
@@ -40,6 +41,12 @@ pub const KIND: Kind = Kind {
         })())
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge("unused_bytes", "stripe_unused_bytes", "Capacity of the devices that no chunk uses"),
+];
 
 /// Chunks over the legs in turn.
 #[derive(Debug)]

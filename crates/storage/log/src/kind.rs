@@ -11,7 +11,7 @@ use crate::layout::{BLOCK, Layout, MAX_APPEND};
 use crate::snapshot::Message;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, Result, ZoneGeometry};
 use runtime::file::SharedFile;
-use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::sync::Arc;
 use zones::on_device;
@@ -94,6 +94,7 @@ pub const KIND: Kind = Kind {
         .or("false"),
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: true,
     example: "log(ram(256MiB), size=192MiB, map=radix)",
     plan,
@@ -112,6 +113,37 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("capacity_blocks", "log_capacity_blocks", "Blocks that the log holds at most"),
+    Metric::gauge("live_blocks", "log_live_blocks", "Blocks with data"),
+    Metric::gauge("full", "log_used_ratio", "Share of the capacity with data"),
+    Metric::gauge("zones.total", "log_zones", "Zones of the log"),
+    Metric::gauge("zones.free", "log_free_zones", "Zones that can be written"),
+    Metric::gauge("zones.damaged", "log_damaged_zones", "Zones that can't be read, written or reset"),
+    Metric::gauge("zones.size", "log_zone_bytes", "Size of a zone"),
+    Metric::counter("cleaning.zone_waits", "log_zone_waits", "Writes that waited for a free zone"),
+    Metric::counter("user_blocks", "log_user_blocks", "Blocks that users wrote"),
+    Metric::counter("moved_blocks", "log_moved_blocks", "Blocks that the cleaner moved"),
+    Metric::counter(
+        "metadata_blocks",
+        "log_metadata_blocks",
+        "Blocks of headers, checkpoints and other metadata",
+    ),
+    Metric::counter("checkpoint_blocks", "log_checkpoint_blocks", "Blocks of checkpoints"),
+    Metric::counter("user_records", "log_user_records", "Records of users' writes"),
+    Metric::counter("cleaned_zones", "log_cleaned_zones", "Zones that the cleaner emptied"),
+    Metric::counter("reset_zones", "log_reset_zones", "Zones that were reset"),
+    Metric::counter("checkpoints", "log_checkpoints", "Checkpoints"),
+    Metric::gauge(
+        "checkpoint_lag_blocks",
+        "log_checkpoint_lag_blocks",
+        "Blocks since the last checkpoint, which a replay would read",
+    ),
+    Metric::gauge("dirty_pages", "log_dirty_pages", "Pages of the map that no checkpoint has"),
+    Metric::gauge("map_bytes", "log_map_bytes", "Memory of the map"),
+];
 
 const MAX_ZONE: u64 = 64 << 20;
 const MIN_ZONE: u64 = 64 << 10;

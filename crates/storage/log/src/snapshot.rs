@@ -26,6 +26,7 @@ pub const KIND: Kind = Kind {
         Key::required("name", ValueKind::Text, "the name of the snapshot or clone").positional(),
     ],
     messages: &[],
+    metrics: &[],
     shareable: true,
     example: "snapshot(log(ram(256MiB), size=192MiB), before)",
     plan: |_| Ok(Shape { block_size: Some(crate::layout::BLOCK as u32), ..Shape::default() }),

@@ -67,7 +67,7 @@ pub use settings::Settings;
 
 use block::{BlockSize, Call, Result};
 use layout::{Layout, USUAL_CHUNK};
-use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_duration};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind, format_duration};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,6 +126,7 @@ pub const KIND: Kind = Kind {
         Key::optional("rebuild", ValueKind::Texts, "legs that are overwritten if they don't belong to the mirror"),
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "mirror(file(fast.img, size=64MiB), file(slow.img, size=64MiB), write_mostly=[1], write_behind=256)",
     plan,
@@ -151,6 +152,39 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::gauge("behind_writes", "mirror_behind_writes", "Writes that a write-mostly leg lacks"),
+    Metric::gauge("behind_bytes", "mirror_behind_bytes", "Data of writes that a write-mostly leg lacks"),
+    Metric::gauge("one_copy_bytes", "mirror_one_copy_bytes", "Data that may be on one leg only"),
+    Metric::gauge("dirty_chunks", "mirror_dirty_chunks", "Chunks that the bitmap marks"),
+    Metric::gauge("chunks_to_copy", "mirror_copy_chunks", "Chunks that resync or recovery has to copy"),
+    Metric::counter("copied_bytes", "mirror_copied_bytes", "Bytes that resync and recovery copied"),
+    Metric::gauge("scrubbed_bytes", "mirror_scrubbed_bytes", "Bytes that the scrub has compared"),
+    Metric::gauge("mismatch_sectors", "mirror_mismatch_sectors", "Sectors that the scrub found to differ"),
+    Metric::gauge("legs.*.state", "mirror_leg_active", "1 while the leg is active")
+        .of_each("leg", "leg")
+        .if_word("active"),
+    Metric::gauge(
+        "legs.*.read_latency_ns",
+        "mirror_leg_read_latency_seconds",
+        "Smoothed latency of reads of the leg",
+    )
+    .of_each("leg", "leg")
+    .times(1e-9),
+    Metric::counter("legs.*.reads", "mirror_leg_reads", "Reads of the leg").of_each("leg", "leg"),
+    Metric::counter("legs.*.writes", "mirror_leg_writes", "Writes to the leg").of_each("leg", "leg"),
+    Metric::counter("legs.*.read_errors", "mirror_leg_read_errors", "Failed reads of the leg")
+        .of_each("leg", "leg"),
+    Metric::counter(
+        "legs.*.corrected",
+        "mirror_leg_corrections",
+        "Reads of the leg that were corrected from another one",
+    )
+    .of_each("leg", "leg"),
+];
 
 /// Returns the legs that a key names.
 fn legs(arguments: &Arguments, key: &'static str, names: &[String]) -> Result<Mask> {

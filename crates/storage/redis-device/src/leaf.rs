@@ -7,7 +7,7 @@ use crate::slots::SlotTable;
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
@@ -41,6 +41,7 @@ pub const KIND: Kind = Kind {
         Key::optional("password_file", ValueKind::Path, "file whose first line is the password"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "redis(\"127.0.0.1:7000\", \"127.0.0.1:7001\", name=swap0, size=1GiB)",
     plan: |arguments| {
@@ -64,6 +65,19 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("bytes", "device_bytes", "Capacity of the device"),
+    Metric::counter("connections_made", "redis_connections", "Connections to servers that were opened"),
+    Metric::counter(
+        "moved_replies",
+        "redis_moved_replies",
+        "Replies that a slot has moved to another server",
+    ),
+    Metric::counter("ask_replies", "redis_ask_replies", "Replies that a slot is moving to another server"),
+    Metric::counter("retries", "redis_retries", "Commands that were sent again"),
+];
 
 const BLOCK: u32 = 4096;
 

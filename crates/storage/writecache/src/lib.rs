@@ -73,7 +73,8 @@ pub use settings::{Options, Order, Settings};
 
 use block::{BlockSize, Call, Result};
 use stack::{
-    Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_duration, format_size,
+    Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind, format_duration,
+    format_size,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,6 +155,7 @@ pub const KIND: Kind = Kind {
         stack::WARN_AT,
     ],
     messages: Message::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "writecache(ram(256MiB), ram(64MiB))",
     plan: |arguments| {
@@ -177,6 +179,43 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("block_size", "writecache_block_bytes", "Size of a block of the write cache"),
+    Metric::gauge("blocks", "writecache_blocks", "Blocks of the write cache"),
+    Metric::gauge("free_blocks", "writecache_free_blocks", "Blocks of the write cache without data"),
+    Metric::gauge("used_percent", "writecache_used_ratio", "Share of the write cache that is used")
+        .times(0.01),
+    Metric::gauge("cached_blocks", "writecache_cached_blocks", "Blocks with data in the write cache"),
+    Metric::gauge(
+        "only_in_cache_bytes",
+        "writecache_only_in_cache_bytes",
+        "Data that the origin lacks: its lag",
+    ),
+    Metric::gauge("index_bytes", "writecache_index_bytes", "Memory of the index"),
+    Metric::counter("read_blocks", "writecache_read_blocks", "Blocks that were read"),
+    Metric::counter("read_hits", "writecache_read_hits", "Blocks that were read from the write cache"),
+    Metric::counter("write_blocks", "writecache_written_blocks", "Blocks that were written"),
+    Metric::counter(
+        "write_hits",
+        "writecache_write_hits",
+        "Blocks that were written again in the write cache",
+    ),
+    Metric::counter("writes_around", "writecache_writes_around", "Writes that went to the origin directly"),
+    Metric::counter("writes_blocked", "writecache_blocked_writes", "Writes that waited for free blocks"),
+    Metric::counter("records", "writecache_records", "Records of the write cache"),
+    Metric::counter("written_back", "writecache_written_back_blocks", "Blocks that were destaged"),
+    Metric::counter(
+        "superseded",
+        "writecache_superseded_blocks",
+        "Blocks that were overwritten before they were destaged",
+    ),
+    Metric::counter("batches", "writecache_batches", "Batches that were destaged"),
+    Metric::counter("origin_flushes", "writecache_origin_flushes", "Flushes of the origin"),
+    Metric::gauge("lost_blocks", "writecache_lost_blocks", "Blocks that the write cache lost"),
+    Metric::counter("writeback_errors", "writecache_errors", "Failed writes to the origin"),
+];
 
 /// Time from a key, within these limits. The upper limit is dm-writecache's; a lower limit above zero is our
 /// own.

@@ -5,7 +5,7 @@ use crate::format::Superblock;
 use crate::part::{Settings, Shape, Zns, geometry, lock_file};
 use block::{Call, Error, Result};
 use runtime::file::{File, OpenOptions, SharedFile};
-use stack::{Arguments, Built, Contract, Key, Kind, LockedFile, ValueKind, messages};
+use stack::{Arguments, Built, Contract, Key, Kind, LockedFile, Metric, ValueKind, messages};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -85,11 +85,47 @@ pub const KIND: Kind = Kind {
         .or("0"),
     ],
     messages: <ZnsMessage as stack::Message>::FORMS,
+    metrics: &[METRICS],
     shareable: false,
     example: "zns-emulator(profile=zn540, zones=16, zone_size=4MiB)",
     plan,
     build: |arguments| Call::new(async move { Ok(Built::Zones(Arc::new(build(&arguments).await?))) }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("zone_size", "zone_bytes", "Size of a zone"),
+    Metric::gauge("zones", "zones", "Zones of the part"),
+    Metric::gauge("empty", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "empty"),
+    Metric::gauge("implicitly_open", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "implicitly_open"),
+    Metric::gauge("explicitly_open", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "explicitly_open"),
+    Metric::gauge("closed", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "closed"),
+    Metric::gauge("full", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "full"),
+    Metric::gauge("read_only", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "read_only"),
+    Metric::gauge("offline", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "offline"),
+    Metric::gauge("interrupted", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "interrupted"),
+    Metric::gauge("stale", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "stale"),
+    Metric::gauge("most_erases", "zns_most_erases", "Erases of the most worn block"),
+    Metric::gauge("endurance", "zns_endurance_erases", "Erases that a block endures"),
+    Metric::counter("appends", "zns_appends", "Appends"),
+    Metric::counter("appended_bytes", "zns_appended_bytes", "Bytes that were appended"),
+    Metric::counter("reads", "zns_reads", "Reads"),
+    Metric::counter("resets", "zns_resets", "Resets of zones"),
+    Metric::counter("programs", "zns_programs", "Programs of flash pages"),
+    Metric::counter("block_erases", "zns_block_erases", "Erases of flash blocks"),
+    Metric::counter("corrected_bits", "zns_bit_corrections", "Bits that were corrected"),
+    Metric::counter("uncorrectable_reads", "zns_uncorrectable_reads", "Reads that couldn't be corrected"),
+    Metric::counter("power_cuts", "zns_power_cuts", "Power cuts"),
+];
 
 messages! {
     /// Messages to an emulated drive.

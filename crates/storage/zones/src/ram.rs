@@ -17,7 +17,7 @@ use block::{
     ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 use runtime::Random;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -38,6 +38,7 @@ pub const KIND: Kind = Kind {
         MAX_ACTIVE,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "ramzones(zones=64, zone_size=1MiB)",
     plan: |arguments| {
@@ -48,6 +49,12 @@ pub const KIND: Kind = Kind {
         Call::new(async move { Ok(Built::Zones(Arc::new(RamZones::new(from_arguments(&arguments)?)?))) })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("zones", "zones", "Zones of the part"),
+    Metric::gauge("memory_bytes", "memory_bytes", "Memory that the part has taken"),
+];
 
 /// Key of [`ZoneGeometry::max_open`].
 pub(crate) const MAX_OPEN: Key = Key::optional(

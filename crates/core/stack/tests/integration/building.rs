@@ -208,6 +208,7 @@ static TEAM: Kind = Kind {
     summary: "a device on those that are there",
     keys: &[Key::required("devices", ValueKind::Devices, "who plays").may_be_missing()],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "team(devices=[null])",
     plan: |arguments| Ok(arguments.shapes("devices")?[0].clone()),

@@ -12,7 +12,7 @@ use block::{Call, DevicePart, Error, Part, Result, Status};
 use fuse::session::REQUESTS;
 use fuse::{Mount, MountOptions, Negotiated, Session};
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -262,11 +262,41 @@ pub const KIND: Kind = Kind {
             .or("false"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "fuse(ram(size=64MiB), vol.img)",
     plan: |_| Ok(Shape::default()),
     build: |arguments| Call::new(async move { build(&arguments) }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("state", "door_up", "1 while the door is in service").if_word("mounted"),
+    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
+    Metric::counter(
+        "read_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "read"),
+    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
+    Metric::counter(
+        "written_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write"),
+    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
+    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
+        .with_label("request", "write_zeroes"),
+    Metric::counter(
+        "zeroed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write_zeroes"),
+    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
+];
 
 fn build(arguments: &Arguments) -> Result<Built> {
     let config = FuseConfig {

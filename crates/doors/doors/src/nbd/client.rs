@@ -197,6 +197,7 @@ pub const KIND: Kind = Kind {
         tls::keys::HOSTNAME,
     ],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "nbd-client(unix:vol.sock)",
     plan,

@@ -5,7 +5,7 @@ use super::server::{ExportConfig, PERMISSION, Server, ServerConfig, ServerTls};
 use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::sync::Arc;
 
 /// Door that serves devices over NBD.
@@ -92,11 +92,83 @@ pub const KIND: Kind = Kind {
         .or("require"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "nbd(ram(size=64MiB), socket=vol.sock)",
     plan,
     build: |arguments| Call::new(async move { build(&arguments) }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("connections", "door_connections", "Clients that are connected"),
+    Metric::gauge(
+        "max_connections",
+        "door_connections_limit",
+        "Clients that may be connected at the same time",
+    ),
+    Metric::counter(
+        "refused_connections",
+        "door_refused_connections",
+        "Clients that were refused because of the limit",
+    ),
+    Metric::counter(
+        "cut_off_connections",
+        "door_cut_off_connections",
+        "Connections that the door ended because of their client",
+    ),
+    Metric::gauge("buffer_bytes", "door_buffer_bytes", "Memory of the buffers of requests"),
+    Metric::gauge("max_buffer_bytes", "door_buffer_limit_bytes", "Memory that buffers of requests may take"),
+    Metric::gauge("waiting_connections", "door_waiting_connections", "Clients that wait for memory"),
+    Metric::counter("exports.*.reads", "door_requests", "Requests of clients")
+        .with_label("request", "read")
+        .of_each("export", ""),
+    Metric::counter(
+        "exports.*.read_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "read")
+    .of_each("export", ""),
+    Metric::counter("exports.*.writes", "door_requests", "Requests of clients")
+        .with_label("request", "write")
+        .of_each("export", ""),
+    Metric::counter(
+        "exports.*.written_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write")
+    .of_each("export", ""),
+    Metric::counter("exports.*.flushes", "door_requests", "Requests of clients")
+        .with_label("request", "flush")
+        .of_each("export", ""),
+    Metric::counter("exports.*.trims", "door_requests", "Requests of clients")
+        .with_label("request", "trim")
+        .of_each("export", ""),
+    Metric::counter(
+        "exports.*.trimmed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "trim")
+    .of_each("export", ""),
+    Metric::counter("exports.*.write_zeroes", "door_requests", "Requests of clients")
+        .with_label("request", "write_zeroes")
+        .of_each("export", ""),
+    Metric::counter(
+        "exports.*.zeroed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write_zeroes")
+    .of_each("export", ""),
+    Metric::counter("exports.*.block_statuses", "door_requests", "Requests of clients")
+        .with_label("request", "block_status")
+        .of_each("export", ""),
+    Metric::counter("exports.*.errors", "door_errors", "Requests of clients that failed")
+        .of_each("export", ""),
+];
 
 fn address(arguments: &Arguments) -> Result<Address> {
     match (arguments.optional_path("socket")?, arguments.optional_text("address")?) {

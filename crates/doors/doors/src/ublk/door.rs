@@ -17,7 +17,7 @@ use runtime::ShardIndex;
 use runtime::sync::{StopSource, StopToken};
 use runtime::ublk_driver;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -310,11 +310,49 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "ublk(ram(size=64MiB), id=7)",
     plan,
     build: |arguments| Call::new(async move { build(&arguments) }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("state", "door_up", "1 while the door is in service").if_word("started"),
+    Metric::gauge("queues", "door_queues", "Queues in service"),
+    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
+    Metric::counter(
+        "read_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "read"),
+    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
+    Metric::counter(
+        "written_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write"),
+    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
+    Metric::counter("trims", "door_requests", "Requests of clients").with_label("request", "trim"),
+    Metric::counter(
+        "trimmed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "trim"),
+    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
+        .with_label("request", "write_zeroes"),
+    Metric::counter(
+        "zeroed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write_zeroes"),
+    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
+];
 
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(zones) = arguments.shape("device")?.zones {

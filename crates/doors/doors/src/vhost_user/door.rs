@@ -10,7 +10,7 @@ use runtime::ShardIndex;
 use runtime::net::{Access, Address, Listener};
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -250,11 +250,54 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "vhost-user(ram(size=64MiB), socket=vm.sock)",
     plan,
     build: |arguments| Call::new(async move { build(&arguments) }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("connected", "door_connections", "Clients that are connected"),
+    Metric::counter(
+        "cut_off_connections",
+        "door_cut_off_connections",
+        "Connections that the door ended because of their client",
+    ),
+    Metric::gauge("queues", "door_queues", "Queues in service"),
+    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
+    Metric::counter(
+        "read_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "read"),
+    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
+    Metric::counter(
+        "written_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write"),
+    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
+    Metric::counter("trims", "door_requests", "Requests of clients").with_label("request", "trim"),
+    Metric::counter(
+        "trimmed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "trim"),
+    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
+        .with_label("request", "write_zeroes"),
+    Metric::counter(
+        "zeroed_bytes",
+        "door_request_bytes",
+        "Bytes that requests of clients read, wrote, discarded or zeroed",
+    )
+    .with_label("request", "write_zeroes"),
+    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
+];
 
 fn socket(arguments: &Arguments) -> Result<PathBuf> {
     let path = arguments.path("socket")?;

@@ -15,6 +15,7 @@ static FORGETFUL: Kind = Kind {
     summary: "zones without an erase guarantee",
     keys: &[],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "forgetful",
     plan: |_| {
@@ -51,6 +52,7 @@ static LATE: Kind = Kind {
     summary: "a device whose size isn't planned",
     keys: &[],
     messages: &[],
+    metrics: &[],
     shareable: false,
     example: "late",
     plan: |_| Ok(Shape::default()),

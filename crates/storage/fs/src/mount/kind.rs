@@ -11,7 +11,7 @@ use crate::sizes::{default_memory, new_zones, zones_on, zones_to_read};
 use block::{Call, Error, Fullness, Part, Result, Status, ZoneGeometry};
 use logkit::recovery::Goal;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -66,11 +66,33 @@ pub const KIND: Kind = Kind {
         stack::WARN_AT,
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "fs(ram(size=256MiB), mnt)",
     plan,
     build: |arguments| Call::new(async move { build(&arguments).await }),
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("state", "door_up", "1 while the door is in service").if_word("mounted"),
+    Metric::gauge("bytes", "fs_bytes", "Capacity for files"),
+    Metric::gauge("free_bytes", "fs_free_bytes", "Free capacity for files"),
+    Metric::gauge("files", "fs_files", "Files and directories"),
+    Metric::gauge("replayed_records", "fs_replayed_records", "Records that the last open replayed"),
+    Metric::counter("classes.*.requests", "fs_class_requests", "Requests of the class")
+        .of_each("class", "class"),
+    Metric::counter("classes.*.bytes", "fs_class_bytes", "Bytes of the class").of_each("class", "class"),
+    Metric::counter("classes.*.waited", "fs_class_waits", "Requests of the class that waited for their turn")
+        .of_each("class", "class"),
+    Metric::gauge(
+        "classes.*.wait_p99_ns",
+        "fs_class_wait_p99_seconds",
+        "99th percentile of the wait of the class",
+    )
+    .of_each("class", "class")
+    .times(1e-9),
+];
 
 /// Default of `allow_other`: true for root.
 pub fn allows_other_by_default() -> bool {
@@ -148,24 +170,30 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         allow_other: arguments.optional_boolean("allow_other")?.unwrap_or_else(allows_other_by_default),
         ..MountConfig::default()
     };
-    Ok(Built::Door(Arc::new(FsDoor { config, files, mounted: Mutex::default() })))
+    Ok(Built::Door(Arc::new(FsDoor::new(files, config))))
 }
 
 /// File system and its mount.
-struct FsDoor {
+pub struct FsDoor {
     config: MountConfig,
     files: FileSystem,
     mounted: Mutex<Option<Arc<Mounted>>>,
 }
 
 impl FsDoor {
+    /// Creates the door of an open file system; [`start`](Door::start) mounts it.
+    pub fn new(files: FileSystem, config: MountConfig) -> Self {
+        FsDoor { config, files, mounted: Mutex::default() }
+    }
+
     fn mounted(&self) -> MutexGuard<'_, Option<Arc<Mounted>>> {
         // Not poisoned: nothing panics while the lock is held.
         self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn path(&self) -> &PathBuf {
-        &self.config.path
+    /// Mount point; without symbolic links while it is mounted.
+    pub fn path(&self) -> PathBuf {
+        self.mounted().as_ref().map_or_else(|| self.config.path.clone(), |it| it.path().to_owned())
     }
 }
 

@@ -26,6 +26,15 @@ struct KindCounters {
     in_flight: AtomicU64,
 }
 
+impl KindCounters {
+    /// Whether no call has ended or is in flight.
+    fn is_empty(&self) -> bool {
+        self.latency.get().is_none()
+            && self.errors.load(Ordering::Relaxed) == 0
+            && self.in_flight.load(Ordering::Relaxed) == 0
+    }
+}
+
 /// Counts of one kind of call, over all handles of a part.
 #[derive(Debug, Clone, Default)]
 pub struct CallCounts {
@@ -110,6 +119,26 @@ struct Handles {
     closed_clearings: u64,
 }
 
+impl Handles {
+    /// Sums up one kind of call since clear number `clearings`; `None` if no handle has counted any.
+    fn counts_of(&self, kind: usize, clearings: u64) -> Option<CallCounts> {
+        let closed = self.closed.get(kind).filter(|_| self.closed_clearings == clearings);
+        let mut counts = closed.filter(|closed| !closed.is_empty()).cloned();
+        for handle in &self.open {
+            let counters = &handle.kinds[kind];
+            if counters.is_empty() {
+                continue;
+            }
+            let counts = counts.get_or_insert_default();
+            counts.in_flight += counters.in_flight.load(Ordering::Relaxed);
+            if handle.clearings.load(Ordering::Acquire) == clearings {
+                counts.add(counters);
+            }
+        }
+        counts
+    }
+}
+
 impl PartCounters {
     /// Creates counters for these kinds of call.
     pub fn new(names: &'static [&'static str]) -> Arc<Self> {
@@ -146,21 +175,22 @@ impl PartCounters {
     pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
         let handles = self.handles();
         let clearings = self.clearings.load(Ordering::Acquire);
-        let mut closed = match handles.closed_clearings == clearings {
-            true => handles.closed.clone(),
-            false => Vec::new(),
+        let of = |(kind, name): (usize, &&'static str)| {
+            (*name, handles.counts_of(kind, clearings).unwrap_or_default())
         };
-        closed.resize_with(self.names.len(), CallCounts::default);
-        for handle in &handles.open {
-            let is_current = handle.clearings.load(Ordering::Acquire) == clearings;
-            for (counts, counters) in closed.iter_mut().zip(&handle.kinds) {
-                counts.in_flight += counters.in_flight.load(Ordering::Relaxed);
-                if is_current {
-                    counts.add(counters);
-                }
-            }
-        }
-        self.names.iter().copied().zip(closed).collect()
+        self.names.iter().enumerate().map(of).collect()
+    }
+
+    /// Returns the counts of the kinds of call that have been made, in the order of the names. Others take
+    /// neither time nor memory.
+    pub fn counts_of_made(&self) -> Vec<(&'static str, CallCounts)> {
+        let handles = self.handles();
+        let clearings = self.clearings.load(Ordering::Acquire);
+        let of = |(kind, name): (usize, &&'static str)| {
+            let counts = handles.counts_of(kind, clearings)?;
+            (!counts.is_empty()).then_some((*name, counts))
+        };
+        self.names.iter().enumerate().filter_map(of).collect()
     }
 
     /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`,

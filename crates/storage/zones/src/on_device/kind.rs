@@ -5,7 +5,7 @@ use super::open::zone_geometry;
 use super::{DEFAULT_ZONE_SIZE, OnDevice, Options};
 use crate::ram::{MAX_ACTIVE, MAX_OPEN, small};
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::sync::Arc;
 
 /// `zones(file(disk.img, size=4GiB), zone_size=64MiB)`.
@@ -37,6 +37,7 @@ pub const KIND: Kind = Kind {
         .or("false"),
     ],
     messages: &[],
+    metrics: &[METRICS],
     shareable: false,
     example: "zones(ram(256MiB), zone_size=16MiB)",
     plan,
@@ -47,6 +48,24 @@ pub const KIND: Kind = Kind {
         })
     },
 };
+
+/// Numbers of the status for monitoring systems.
+const METRICS: &[Metric] = &[
+    Metric::gauge("zone_size", "zone_bytes", "Size of a zone"),
+    Metric::gauge("zones", "zones", "Zones of the part"),
+    Metric::gauge("empty", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "empty"),
+    Metric::gauge("open", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "open"),
+    Metric::gauge("closed", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "closed"),
+    Metric::gauge("interrupted", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "interrupted"),
+    Metric::gauge("full", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "full"),
+    Metric::gauge("offline", "zones_in_state", "Zones in a state of their life cycle")
+        .with_label("state", "offline"),
+];
 
 fn options(arguments: &Arguments) -> Result<Options> {
     Ok(Options {
