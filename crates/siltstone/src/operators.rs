@@ -1,4 +1,4 @@
-//! Servers of one stack beside its doors: the control socket for operators, and metrics for monitoring systems.
+//! Servers of one stack beside its doors: the control socket for operators, and metrics for monitoring.
 
 use crate::control::operated::OperatedStack;
 use crate::control::place::ControlAddress;
