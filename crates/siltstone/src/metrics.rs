@@ -1,8 +1,8 @@
 //! Metrics of a stack as text for Prometheus and others: the counts of calls, and numbers of the status.
 //!
 //! # Promises
-//! - Nothing is counted before the first request for metrics. Calls are then counted until [`LOOK_TIME`]
-//!   after the last one, as [`layers::observation`] says.
+//! - Nothing is counted before the first request for metrics, or by another reader. Calls are then counted
+//!   until [`LOOK_TIME`] after the last request, as [`layers::observation`] says.
 //! - A text is made on a thread of its own, so that it doesn't delay the calls of a shard.
 //! - Each series is in a text once, and its name and labels are those of the formats, whatever the names of
 //!   parts are.

@@ -5,9 +5,28 @@ use crate::control::place::ControlAddress;
 use crate::control::server::ControlServer;
 use crate::metrics::Endpoint;
 use crate::metrics::server::MetricsServer;
+use crate::stop::watch::Watch;
 use block::{Error, Result};
+use layers::observation::Observation;
+use stack::{Built, Plan, User};
 use std::path::Path;
 use std::rc::Rc;
+
+/// Returns the function that observes the parts of a stack while it is built: requests to leaves are watched,
+/// calls to all parts are observed.
+pub fn observing<'a>(
+    plan: &'a Plan,
+    watch: &'a Watch,
+    observation: &'a Observation,
+) -> impl Fn(User<'_>, Built) -> Built + 'a {
+    move |user, part| {
+        let part = match user {
+            User::All(user) if user.is_leaf() => watch.over(part),
+            _ => part,
+        };
+        observation.of_part(plan.stack(), user, part)
+    }
+}
 
 /// Addresses for operators and monitoring systems.
 pub struct Addresses {
@@ -17,7 +36,7 @@ pub struct Addresses {
     pub endpoint: Option<Endpoint>,
 }
 
-/// Servers, which the stack does without if it needn't have them and they can't listen.
+/// Servers that must listen: an error of such a server ends the verb; one of another is only logged.
 #[derive(Clone, Copy)]
 pub struct Needs {
     /// Whether a control socket is needed.
@@ -93,7 +112,7 @@ fn unless_needed<S>(started: Result<S>, is_needed: bool, what: &str) -> Result<O
     match started {
         Ok(server) => Ok(Some(server)),
         Err(error) if is_needed => Err(error),
-        // Another server of this stack has it: the lock of its storage tells.
+        // Another server may have this address. The lock of the storage decides which one serves the stack.
         Err(error @ Error::Busy(_)) => {
             tracing::info!("continuing without {what}: {error}");
             Ok(None)

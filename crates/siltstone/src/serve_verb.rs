@@ -239,13 +239,7 @@ async fn build_in_turn(
     observation: &Observation,
 ) -> Result<BuiltStack> {
     let (mut waiting, begun) = (false, runtime::now());
-    let over = |user: User<'_>, part: Built| {
-        let part = match user {
-            User::All(user) if user.is_leaf() => watch.over(part),
-            _ => part,
-        };
-        observation.of_part(plan.stack(), user, part)
-    };
+    let over = observing(plan, watch, observation);
     loop {
         let error = match plan.build_observed(&over).await {
             Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,

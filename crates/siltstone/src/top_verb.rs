@@ -124,7 +124,7 @@ fn print_samples(sampler: &mut Sampler, iterations: Option<u64>, as_json: bool) 
                 if let Some(before) = before.as_ref().filter(|before| sample.continues(before)) {
                     let text =
                         if as_json { json_line(before, &sample) } else { page(before, &sample, printed > 0) };
-                    if !print_open(&text)? {
+                    if !print_while_read(&text)? {
                         return Ok(());
                     }
                     printed += 1;
@@ -172,14 +172,4 @@ fn json_line(before: &Sample, sample: &Sample) -> String {
         "rows": rows.iter().filter(|row| !row.is_repeated).map(rows::Row::to_json).collect::<Vec<_>>(),
     });
     format!("{line}\n")
-}
-
-/// Prints a text, and returns false if the reader has closed the pipe.
-fn print_open(text: &str) -> Result<bool, Failure> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::World(format!("writing to standard output: {error}"))),
-    }
 }

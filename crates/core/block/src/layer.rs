@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::device::{Device, Durability, Extent, ReadOutcome, ZeroMode};
 use crate::error::{Error, Result};
 use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
-use crate::part::{DevicePart, Part, PartUse, Status, ZonesPart};
+use crate::part::{DevicePart, Fullness, Part, PartUse, Status, ZonesPart};
 use crate::zones::{ZoneReport, Zones};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -348,6 +348,10 @@ impl<P: Part + ?Sized, W: ObserveHandles> Part for ObservedPart<P, W> {
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
         self.inner.use_of(below)
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        self.inner.fullness()
     }
 }
 

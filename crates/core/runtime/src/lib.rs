@@ -94,7 +94,7 @@ pub use origin::{Origin, ProcessName, attributed, origin};
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
 pub use random::Random;
-pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
+pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on, try_blocking};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use run::run;
 pub use shard::{current_shard, fill_secret, is_on_shard, is_simulated, random_u64, shard_count, submit_now};

@@ -126,18 +126,26 @@ where
 /// Runs a blocking call (a program, a resolver) on a thread of its own, and waits for it. A panic in it is
 /// propagated. Under simulation the call runs at once, on this thread.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    try_blocking(work).await.expect("the system can start a thread")
+}
+
+/// As [`blocking`], for work that the program can do without.
+///
+/// # Errors
+/// [`Error::Os`](block::Error::Os) if the system can't start another thread.
+pub async fn try_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     if shard::with_current(|shard| shard.world().is_some()) {
         crate::task::yield_now().await;
-        return work();
+        return Ok(work());
     }
     let (answering, handle) = answer();
     let spawned = std::thread::Builder::new().name("blocking".into()).spawn(move || {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         answering.0.settle(Some(result));
     });
-    spawned.expect("the system can start a thread");
+    spawned.map_err(|error| Error::from_io(&error, "starting a thread"))?;
     match handle.await.expect("the thread always answers") {
-        Ok(value) => value,
+        Ok(value) => Ok(value),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }

@@ -23,7 +23,7 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 
 /// Returns the counts of all calls, and lets calls be counted for the next time.
 pub fn observe(observation: &Observation) -> Value {
-    observation.look_for(LOOK_TIME);
+    observation.count_for(LOOK_TIME);
     let parts: Vec<Value> = observation.parts().iter().map(|calls| part(calls)).collect();
     json!({ "nanoseconds": runtime::now().nanoseconds(), "parts": parts })
 }

@@ -102,7 +102,7 @@ impl ServerFacts {
 /// Returns the refusal of a trace of what isn't observed.
 pub fn not_traced() -> Refusal {
     Refusal::wrongly_asked(block::Error::unsupported(
-        "its calls can't be traced; expected a stack that siltstone serve serves",
+        "its calls can't be traced; expected a stack that is served: by siltstone serve, kv serve, fs mount or attach",
     ))
 }
 

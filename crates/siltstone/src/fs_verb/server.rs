@@ -11,7 +11,7 @@ use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::ControlAddress;
 use crate::failure::Failure;
 use crate::metrics::Endpoint;
-use crate::operators::{Addresses, Needs, Operators};
+use crate::operators::{Addresses, Needs, Operators, observing};
 use crate::output::{print_line, say};
 use crate::serve_verb::control_place;
 use crate::service;
@@ -24,7 +24,7 @@ use fs::sizes::default_memory;
 use fs::{FileSystem, FsDoor, Goal, KIND, MountConfig, Settings};
 use layers::observation::Observation;
 use runtime::Config;
-use stack::{Built, BuiltStack, Door, FullnessWarning, Plan, User};
+use stack::{Built, BuiltStack, Door, FullnessWarning, Plan};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -86,19 +86,12 @@ fn absolute(image: &str) -> String {
 /// Opens the file system, mounts it, waits for its end, and closes it.
 async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
     let Wanted { image, config, settings, addresses, warn_command } = wanted;
-    // Mounts did without a control socket before there was one. If another server has the default one, the
-    // lock of the image tells.
+    // A mount works without the default control socket: the lock of the image refuses a second server. A
+    // socket that --control names is required.
     let needs = Needs { control: matches!(addresses.place, Some(ControlAddress::At(_))), metrics: true };
     let operators = Operators::listen(addresses, needs).await?;
     let (watch, observation) = (Watch::default(), Observation::default());
-    let over = |user: User<'_>, part: Built| {
-        let part = match user {
-            User::All(user) if user.is_leaf() => watch.over(part),
-            _ => part,
-        };
-        observation.of_part(plan.stack(), user, part)
-    };
-    let built = match plan.build_observed(&over).await {
+    let built = match plan.build_observed(&observing(plan, &watch, &observation)).await {
         Ok(built) => built,
         Err(error) => {
             operators.stop().await;

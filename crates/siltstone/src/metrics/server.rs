@@ -199,9 +199,9 @@ impl Client {
             let is_silent = received.is_empty();
             let limit = if is_silent { SILENCE_LIMIT } else { HEAD_LIMIT };
             let left = begun + limit - runtime::now();
-            // The parser refuses a head of this length, so there is room.
-            let room = (MAX_HEAD - received.len()).min(PIECE);
-            match runtime::timeout(left, stream.receive(Buffer::new(room))).await {
+            // The parser refuses a head of this length, so there is space.
+            let space = (MAX_HEAD - received.len()).min(PIECE);
+            match runtime::timeout(left, stream.receive(Buffer::new(space))).await {
                 Ok((Ok(count), buffer)) if count > 0 => received.extend_from_slice(buffer.filled()),
                 Ok(_) => return Err(Over),
                 Err(_) if is_silent => return Err(Over),
@@ -218,10 +218,13 @@ impl Client {
         let metrics = match (format, self.shared.stack.get()) {
             (None, _) => Err(Status::NotFound),
             (Some(_), None) => Err(Status::Unavailable),
-            (Some(format), Some(stack)) => stack.metrics(format).await.map_err(|error| {
-                tracing::warn!("--metrics: {error}");
-                Status::Failed
-            }),
+            (Some(format), Some(stack)) => {
+                let made = runtime::timeout(ANSWER_LIMIT, stack.metrics(format)).await;
+                made.flatten().map_err(|error| {
+                    tracing::warn!("--metrics: {error}");
+                    Status::Failed
+                })
+            }
         };
         let (status, content_type, body) = match metrics {
             Ok(text) => (Status::Ok, format.unwrap_or(Format::Prometheus).content_type(), text),

@@ -56,10 +56,11 @@ impl Scraper {
         format: Format,
     ) -> Result<String> {
         if let Some(observation) = observation {
-            observation.look_for(LOOK_TIME);
+            observation.count_for(LOOK_TIME);
         }
         let (scraper, observation, now) = (self.clone(), observation.cloned(), runtime::now());
-        runtime::blocking(move || scraper.snapshot(observation.as_ref(), &status, now).encoded(format)).await
+        runtime::try_blocking(move || scraper.snapshot(observation.as_ref(), &status, now).encoded(format))
+            .await?
     }
 
     fn snapshot(&self, observation: Option<&Observation>, status: &Value, now: Instant) -> Snapshot {

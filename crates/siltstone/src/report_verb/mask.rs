@@ -60,21 +60,23 @@ impl Mask {
 
     /// Returns the text without secrets.
     pub fn apply(&mut self, text: &str) -> String {
+        // Remembered secrets first: a quotation of a value may end elsewhere than the value does.
+        let mut text = text.to_owned();
+        let mut learnt: Vec<&String> = self.learnt.iter().collect();
+        learnt.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        for secret in learnt {
+            self.count += text.matches(secret.as_str()).count() as u64;
+            text = text.replace(secret.as_str(), MASKED);
+        }
         let mut masked = String::with_capacity(text.len());
         let mut copied = 0;
-        for (start, end) in self.secrets(text) {
+        for (start, end) in self.secrets(&text) {
             masked.push_str(&text[copied..start]);
             masked.push_str(MASKED);
             copied = end;
             self.count += 1;
         }
         masked.push_str(&text[copied..]);
-        let mut learnt: Vec<&String> = self.learnt.iter().collect();
-        learnt.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        for secret in learnt {
-            self.count += masked.matches(secret.as_str()).count() as u64;
-            masked = masked.replace(secret.as_str(), MASKED);
-        }
         masked
     }
 
@@ -114,9 +116,11 @@ impl Mask {
 
 /// Returns the place of a user and password that begin at `start`, before an `@`.
 fn user(bytes: &[u8], start: usize) -> Option<(usize, usize)> {
-    let is_end = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'/' | b'"' | b'\'' | b'@' | b'?');
-    let end = start + bytes[start..].iter().position(is_end)?;
-    (bytes[end] == b'@' && end > start).then_some((start, end))
+    let is_end = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'/' | b'"' | b'\'' | b'?');
+    let length = bytes[start..].iter().position(is_end).unwrap_or(bytes.len() - start);
+    // A password may contain the character as well.
+    let end = start + bytes[start..start + length].iter().rposition(|byte| *byte == b'@')?;
+    (end > start).then_some((start, end))
 }
 
 /// Returns the place of the value of a key whose name ends at `at`: after `=` or `:`, in quotes or brackets,
@@ -188,13 +192,14 @@ mod tests {
             ("passphrase = \"\"\"\na\nb\"\"\"\nc", "passphrase = (masked)\nc"),
             ("passphrase = \"never closed\nb", "passphrase = (masked)"),
             ("redis://user:pass@host:6379/0", "redis://(masked)@host:6379/0"),
+            ("redis://user:p@ss@host", "redis://(masked)@host"),
             ("nbd://host/x@y", "nbd://host/x@y"),
             ("the password was wrong", "the password was wrong"),
             ("key=", "key="),
         ] {
             assert_eq!(mask.apply(text), expected, "{text}");
         }
-        assert_eq!(mask.count(), 8);
+        assert_eq!(mask.count(), 9);
     }
 
     #[test]
@@ -202,6 +207,10 @@ mod tests {
         let mut mask = Mask::new(&registry());
         mask.learn("password = \"hunter2\"\ntoken = \"hunter22\"\nkey = \"abc\"");
         assert_eq!(mask.apply("a hunter22, a hunter2 and abc"), "a (masked), a (masked) and abc");
+        // As in JSON, where the quotes of the value are escaped.
+        mask.learn("password = \"correct horse\"");
+        let quoted = mask.apply(r#"{"stack":"x(password=\"correct horse\")"}"#);
+        assert!(!quoted.contains("correct") && !quoted.contains("horse"), "{quoted}");
     }
 
     #[test]

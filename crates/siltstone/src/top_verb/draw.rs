@@ -189,7 +189,7 @@ fn message(app: &App) -> Option<(String, Style)> {
     let warned = app.rows.iter().filter_map(|row| {
         let fullness = row.fullness.as_ref()?;
         let at = fullness.warned_at.as_ref()?;
-        Some(format!("{} is {:.1} % full, over {at}", plain(&row.name), fullness.percent))
+        Some(format!("{} is {:.1} % full, warning level {at}", plain(&row.name), fullness.percent))
     });
     let warned: Vec<String> = warned.collect();
     (!warned.is_empty()).then(|| (warned.join("; "), WARNING))

@@ -59,7 +59,7 @@ pub struct Rates {
 pub struct Fullness {
     /// Used share of the limit, in percent.
     pub percent: f64,
-    /// Threshold that it has exceeded, as text.
+    /// Highest warning level that is reached, such as `80%`.
     pub warned_at: Option<String>,
 }
 
@@ -112,16 +112,8 @@ impl Rates {
 impl Fullness {
     fn of(status: &Value) -> Option<Fullness> {
         let fullness = status.get("fullness")?;
-        let number = |key: &str| fullness.get(key).and_then(Value::as_f64);
-        let percent =
-            number("percent").or_else(|| Some(100.0 * number("used_bytes")? / number("limit_bytes")?));
-        let warned_at = match fullness.get("warned_at") {
-            None | Some(Value::Null | Value::Bool(false)) => None,
-            Some(at) => Some(match at.as_f64() {
-                Some(percent) if percent <= 100.0 => format!("{percent} %"),
-                _ => "its threshold".to_owned(),
-            }),
-        };
+        let percent = fullness.get("percent").and_then(Value::as_f64);
+        let warned_at = fullness.get("warned_at").and_then(Value::as_str).map(str::to_owned);
         Some(Fullness { percent: percent.filter(|percent| percent.is_finite())?, warned_at })
     }
 }

@@ -51,7 +51,8 @@ impl WarnCommand {
             let mut warning = Some(warning);
             while let Some(now) = warning {
                 let path = program.to_path_buf();
-                if let Err(error) = runtime::blocking(move || run(&path, &now, LIMIT)).await {
+                let ran = runtime::try_blocking(move || run(&path, &now, LIMIT)).await;
+                if let Err(error) = ran.map_err(|error| error.to_string()).flatten() {
                     tracing::warn!("--warn-command {}: {error}", program.display());
                 }
                 warning = running.borrow_mut().get_mut(&part).and_then(Option::take);

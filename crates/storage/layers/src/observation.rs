@@ -7,9 +7,9 @@
 //! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`], with the
 //!   client that the door named ([`runtime::origin`]). Of each part at most [`MAX_EVENTS`] calls wait for it;
 //!   further ones are counted as lost.
-//! - Counters begin with the first reader. They stop without one, and go on from there with the next.
+//! - Counters begin with the first reader. They stop without one, and continue with the next.
 //!
-//! Sockets, files and pictures are left to the program that serves the stack.
+//! Sockets, files and output are left to the program that serves the stack.
 
 use crate::stats::counters::{CallCounts, Counting, PartCounters, Running};
 use crate::stats::{Counted, counter_of, zones_counter_of};
@@ -32,10 +32,8 @@ pub struct Observation(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether calls are counted, or traced.
-    is_on: AtomicBool,
     is_traced: AtomicBool,
-    /// Time at which counting ends unless it is held, in nanoseconds.
+    /// Time until which calls are counted at least, in nanoseconds; 0 if they aren't.
     until: AtomicU64,
     holds: AtomicUsize,
     /// Calls that took less aren't traced, in nanoseconds.
@@ -109,9 +107,9 @@ impl Filter {
 /// A call that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Begin.
+    /// Start.
     pub begun: Instant,
-    /// Time from the begin to the end.
+    /// Time from the start to the end.
     pub took: Duration,
     /// Name of the kind of call, as in the counters.
     pub call: &'static str,
@@ -131,11 +129,23 @@ impl Shared {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends counting if its time is over.
+    /// Whether calls are counted.
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.until.load(Ordering::Relaxed) != 0
+    }
+
+    /// Counts calls until this time at least.
+    fn count_until(&self, time: Instant) {
+        self.until.fetch_max(time.nanoseconds().max(1), Ordering::SeqCst);
+    }
+
+    /// Ends counting if its time is over, unless a reader has extended it meanwhile.
     #[inline]
     fn end_if_over(&self, now: u64) {
-        if now > self.until.load(Ordering::Relaxed) && self.holds.load(Ordering::Relaxed) == 0 {
-            self.is_on.store(false, Ordering::Relaxed);
+        let until = self.until.load(Ordering::SeqCst);
+        if now > until && until != 0 && self.holds.load(Ordering::SeqCst) == 0 {
+            let _extended = self.until.compare_exchange(until, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 }
@@ -208,16 +218,16 @@ impl Observation {
     }
 
     /// Counts calls for this time at least.
-    pub fn look_for(&self, time: Duration) {
-        self.0.until.fetch_max((runtime::now() + time).nanoseconds(), Ordering::Relaxed);
-        self.0.is_on.store(true, Ordering::Relaxed);
+    pub fn count_for(&self, time: Duration) {
+        self.0.count_until(runtime::now() + time);
     }
 
     /// Counts calls until the result is dropped.
-    pub fn look(&self) -> Look {
-        self.0.holds.fetch_add(1, Ordering::Relaxed);
-        self.0.is_on.store(true, Ordering::Relaxed);
-        Look(self.0.clone())
+    pub fn hold(&self) -> Hold {
+        self.0.holds.fetch_add(1, Ordering::SeqCst);
+        // Later than any time that has been over for another shard.
+        self.0.count_until(runtime::now() + Duration::from_nanos(1));
+        Hold(self.0.clone())
     }
 
     /// Keeps each call of the parts `of` that passes the filter, from now on.
@@ -236,17 +246,17 @@ impl Observation {
             *calls.events() = Events { filter: Some(filter.clone()), ..Events::default() };
             calls.is_traced.store(true, Ordering::Relaxed);
         }
-        Ok(Trace { look: self.look(), parts })
+        Ok(Trace { hold: self.hold(), parts })
     }
 }
 
-/// Somebody who looks: calls are counted until this is dropped.
+/// Counts calls until it is dropped.
 #[derive(Debug)]
-pub struct Look(Arc<Shared>);
+pub struct Hold(Arc<Shared>);
 
-impl Drop for Look {
+impl Drop for Hold {
     fn drop(&mut self) {
-        self.0.holds.fetch_sub(1, Ordering::Relaxed);
+        self.0.holds.fetch_sub(1, Ordering::SeqCst);
         self.0.end_if_over(runtime::now().nanoseconds());
     }
 }
@@ -254,7 +264,7 @@ impl Drop for Look {
 /// Calls that are kept until they are taken. Ends when it is dropped.
 #[derive(Debug)]
 pub struct Trace {
-    look: Look,
+    hold: Hold,
     parts: Vec<Arc<ObservedCalls>>,
 }
 
@@ -288,7 +298,7 @@ impl Drop for Trace {
             // A call that ends meanwhile finds no filter.
             drop(std::mem::take(&mut *calls.events()));
         }
-        self.look.0.is_traced.store(false, Ordering::Release);
+        self.hold.0.is_traced.store(false, Ordering::Release);
     }
 }
 
@@ -361,7 +371,7 @@ impl Observer<DeviceCall> for HandleObserver {
 
     #[inline]
     fn is_on(&self) -> bool {
-        self.shared.is_on.load(Ordering::Relaxed)
+        self.shared.is_on()
     }
 
     #[inline]
@@ -381,7 +391,7 @@ impl Observer<ZonesCall> for HandleObserver {
 
     #[inline]
     fn is_on(&self) -> bool {
-        self.shared.is_on.load(Ordering::Relaxed)
+        self.shared.is_on()
     }
 
     #[inline]

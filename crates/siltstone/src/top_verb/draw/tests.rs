@@ -14,7 +14,7 @@ fn recorded(text: &str) -> Sample {
 /// Screen after two samples; the disk is nearly full.
 fn app() -> App {
     let mut app = App::new(Duration::from_secs(2));
-    let fullness = json!({ "used_bytes": 87, "limit_bytes": 100, "percent": 87.0, "warned_at": 80 });
+    let fullness = json!({ "used_bytes": 87, "limit_bytes": 100, "percent": 87, "warned_at": "80%" });
     for text in [include_str!("../rows/first.json"), include_str!("../rows/second.json")] {
         let mut sample = recorded(text);
         sample.status["devices"]["disk"]["fullness"] = fullness.clone();

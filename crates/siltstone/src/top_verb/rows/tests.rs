@@ -12,7 +12,7 @@ fn counts(operations: u64, bytes: u64, latencies: Value) -> Value {
 fn sample(nanoseconds: u64, parts: Value) -> Sample {
     let status = json!({
         "doors": { "nbd": { "kind": "nbd" }, "silent": { "kind": "kv" } },
-        "devices": { "disk": { "kind": "file", "fullness": { "used_bytes": 3, "limit_bytes": 4, "percent": 75.0, "warned_at": 70 } } },
+        "devices": { "disk": { "kind": "file", "fullness": { "used_bytes": 3, "limit_bytes": 4, "percent": 75.0, "warned_at": "70%" } } },
         "zones": {},
         "server": { "process": 7 },
     });
@@ -58,7 +58,7 @@ fn rates_are_differences_over_the_servers_time() {
     assert_eq!((rates.p50, rates.p99), (Some(700), Some(800)), "two of 210 took longer");
     assert_eq!(disk.in_flight, Some(3));
     assert!((rates.queue - 210.0 * 1e-6 / 2.0).abs() < 1e-12, "{}", rates.queue);
-    assert_eq!(disk.fullness, Some(Fullness { percent: 75.0, warned_at: Some("70 %".into()) }));
+    assert_eq!(disk.fullness, Some(Fullness { percent: 75.0, warned_at: Some("70%".into()) }));
 }
 
 #[test]

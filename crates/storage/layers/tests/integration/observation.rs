@@ -2,7 +2,10 @@
 
 use crate::disk;
 use block::layer::Position;
-use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Error, Part, Result, ZoneIndex, ZonesPart};
+use block::{
+    BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Fullness, Part, Result,
+    ZoneIndex, ZonesPart,
+};
 use conformance::requests::{full, on_a_shard};
 use layers::observation::{Filter, MAX_EVENTS, Observation, Trace};
 use layers::stats::StatsDevicePart;
@@ -49,22 +52,22 @@ fn calls_are_counted_while_somebody_looks() {
         let device = part.open().await.unwrap();
         write(&device).await;
         assert_eq!(writes(&observation), 0);
-        let look = observation.look();
-        let other = observation.look();
+        let hold = observation.hold();
+        let other = observation.hold();
         write(&device).await;
-        drop(look);
+        drop(hold);
         write(&device).await;
         assert_eq!(writes(&observation), 2);
         drop(other);
         write(&device).await;
         assert_eq!(writes(&observation), 2);
         // The next look goes on from there, also after the handle is closed.
-        observation.look_for(Duration::from_secs(3600));
+        observation.count_for(Duration::from_secs(3600));
         write(&device).await;
         drop(device);
         assert_eq!(writes(&observation), 3);
         // A shorter time doesn't end a longer one.
-        observation.look_for(Duration::ZERO);
+        observation.count_for(Duration::ZERO);
         write(&part.open().await.unwrap()).await;
         write(&part.open().await.unwrap()).await;
         assert_eq!(writes(&observation), 5);
@@ -76,7 +79,7 @@ fn looking_ends_by_itself() {
     on_a_shard(|| async {
         let observation = Observation::default();
         let device = observed(&observation, disk()).open().await.unwrap();
-        observation.look_for(Duration::from_millis(1));
+        observation.count_for(Duration::from_millis(1));
         runtime::sleep(Duration::from_millis(2)).await;
         // The first call after the end still counts, and notices it.
         write(&device).await;
@@ -94,10 +97,50 @@ fn an_observed_part_is_the_part_itself() {
         assert_eq!(part.kind(), "stats");
         assert_eq!(part.geometry(), inner.geometry());
         assert_eq!(part.keeps_flushed(), inner.keeps_flushed());
+        assert_eq!(part.fullness().await, None);
         write(&part.open().await.unwrap()).await;
         assert_eq!(part.status().await["write"]["operations"], 1);
         assert_eq!(part.message("clear_stats").await.unwrap(), "cleared");
         assert!(matches!(part.version("x").await, Err(Error::Unsupported(_))));
+    });
+}
+
+/// A device that is half full.
+struct HalfFull(Arc<dyn DevicePart>);
+
+const HALF: Fullness = Fullness {
+    resource: "space",
+    used_bytes: 1,
+    limit_bytes: 2,
+    can_fill: true,
+    remedy: "discard some data",
+};
+
+impl Part for HalfFull {
+    fn kind(&self) -> &'static str {
+        "half-full"
+    }
+
+    fn fullness(&self) -> Call<'_, Option<Fullness>> {
+        Call::ready(Some(HALF))
+    }
+}
+
+impl DevicePart for HalfFull {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.0.geometry()
+    }
+
+    fn open(&self) -> Call<'_, block::Result<Rc<dyn Device>>> {
+        self.0.open()
+    }
+}
+
+#[test]
+fn an_observed_part_is_as_full_as_the_part_itself() {
+    on_a_shard(|| async {
+        let part = observed(&Observation::default(), Arc::new(HalfFull(disk())));
+        assert_eq!(part.fullness().await, Some(HALF));
     });
 }
 
