@@ -9,7 +9,7 @@ mod swap;
 mod warm;
 mod zns;
 
-pub use attach::{Attach, Detach, List};
+pub use attach::{Attach, Detach, List, Reload};
 pub use fs::{
     FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus,
     FsUnmount, FsVerb,
@@ -113,6 +113,7 @@ pub enum Verb {
     Serve(Serve),
     Attach(Attach),
     List(List),
+    Reload(Reload),
     Detach(Detach),
     Stop(StopServer),
     Status(Status),
