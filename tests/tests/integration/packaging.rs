@@ -63,6 +63,17 @@ fn units_limit_what_their_services_can_do() {
     }
 }
 
+#[test]
+fn the_unit_of_a_node_loads_the_modules_of_all_drivers() {
+    let unit = std::fs::read_to_string(root().join("packaging/systemd/siltstone-attach@.service")).unwrap();
+    for key in ["Wants=", "After="] {
+        let line = unit.lines().find(|line| line.starts_with(key)).expect("a line");
+        for module in ["ublk_drv", "nbd", "fuse", "loop"] {
+            assert!(line.contains(&format!("modprobe@{module}.service")), "{line}");
+        }
+    }
+}
+
 /// Mount point, which is unmounted if its test fails.
 struct MountPoint(String);
 
