@@ -13,7 +13,7 @@ mod trace;
 mod warm;
 mod zns;
 
-pub use attach::{Attach, Detach, List};
+pub use attach::{Attach, Detach, List, Reload};
 pub use fs::{
     FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus,
     FsUnmount, FsVerb,
@@ -124,6 +124,7 @@ pub enum Verb {
     Serve(Serve),
     Attach(Attach),
     List(List),
+    Reload(Reload),
     Detach(Detach),
     Stop(StopServer),
     Status(Status),

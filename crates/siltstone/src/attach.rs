@@ -17,10 +17,12 @@
 //!
 //! One concept per module: [`folder`] paths of an attachment, [`record`] its saved state, [`driver`]
 //! differences between the drivers, [`machine`] choice of a driver, [`node`] the node of any driver,
+//! [`announcement`] its name for udev,
 //! [`handover`] messages between holder and server, [`holder`] and [`server`] these two processes, [`launch`]
 //! start of a server, [`process`] their memory, [`requests`] messages between operators and holder,
 //! [`systemd`] units.
 
+pub mod announcement;
 pub mod driver;
 pub mod folder;
 pub mod handover;

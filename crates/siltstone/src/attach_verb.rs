@@ -1,6 +1,6 @@
-//! `siltstone attach`, `list` and `detach`: block device nodes.
+//! `siltstone attach`, `list`, `reload` and `detach`: block device nodes.
 
-use crate::arguments::{Attach, Detach, List, LogLevel};
+use crate::arguments::{Attach, Detach, List, LogLevel, Reload};
 use crate::attach::driver::Driver;
 use crate::attach::folder::{self, Folder};
 use crate::attach::holder::{self, Plan};
@@ -285,6 +285,14 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
     let objects = all.iter().filter_map(Value::as_object);
     table::rows(&mut out, 0, objects.map(|entry| (None, entry)));
     print_line(&out)
+}
+
+/// Replaces the server of a node by one of the installed program.
+///
+/// # Errors
+/// A stack whose server can't be replaced; a program that doesn't start; an unknown name.
+pub fn reload(arguments: &Reload) -> Result<(), Failure> {
+    Ok(requests::reload(&find(&arguments.name)?)?)
 }
 
 /// Detaches a node.

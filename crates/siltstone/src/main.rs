@@ -1,7 +1,7 @@
-//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `stop`, `status`, `top`, `trace`, `metrics`,
-//! `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`, `report`, `model`,
-//! `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It is the only crate
-//! that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `reload`, `detach`, `stop`, `status`, `top`, `trace`,
+//! `metrics`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`, `record`,
+//! `report`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`; helpers of mount(8). It
+//! is the only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -102,6 +102,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Attach(attach) => attach_verb::attach(&attach, log),
         Verb::List(list) => attach_verb::list(&list),
         Verb::Stop(stop) => stop_verb::stop(&stop),
+        Verb::Reload(reload) => attach_verb::reload(&reload),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
         Verb::Top(top) => top_verb::top(&top),

@@ -22,7 +22,7 @@ use crate::arguments::{Operated, Top};
 use crate::control::{place, reach};
 use crate::failure::Failure;
 use crate::kinds::registry;
-use crate::output::say;
+use crate::output::{print_while_read, say};
 use crate::table::plain;
 use bench::units;
 use choice::Candidate;
@@ -30,7 +30,6 @@ use sample::Sample;
 use sampler::{News, Sampler};
 use screen::Screen;
 use serde_json::{Value, json};
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 /// Shows a server.

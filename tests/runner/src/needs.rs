@@ -21,7 +21,7 @@ const fn need(program: &'static str, packages: &'static [&'static str], skipped:
 }
 
 /// PostgreSQL isn't among them: its package starts a server. Its tests run where /usr/lib/postgresql is.
-const NEEDS: [Need; 26] = [
+const NEEDS: [Need; 27] = [
     need("nbdinfo", &["libnbd-bin"], "NBD: hostile clients, descriptions of exports"),
     need("nbdcopy", &["libnbd-bin"], "NBD: copies"),
     need("nbdfuse", &["libnbd-bin", "nbdfuse"], "file systems on an export"),
@@ -39,6 +39,7 @@ const NEEDS: [Need; 26] = [
         "the guest machine: the kernel's own drivers, DAX, flashrom on a serial port",
     ),
     need("mke2fs", &["e2fsprogs"], "ext4 on an export"),
+    need("mmdebstrap", &["mmdebstrap"], "the package on a fresh Debian in the guest machine"),
     need("mkfs.xfs", &["xfsprogs"], "XFS on an export"),
     need("mkfs.btrfs", &["btrfs-progs"], "Btrfs on an attached stack, also on zones"),
     need("mkfs.f2fs", &["f2fs-tools"], "f2fs on zones in the guest machine"),

@@ -229,6 +229,88 @@ fn a_changed_stack_file_and_program_do_not_matter() {
     attached.detach();
 }
 
+/// A reload starts a server of the program that was installed meanwhile, under a node that is mounted. One
+/// that can't be started, or that doesn't serve, leaves a server of the former program.
+#[test]
+fn a_reload_starts_the_installed_program() {
+    need!("mkfs.ext4", "jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = with_tree(25);
+    let (program, new, mnt) = (path(&folder, "siltstone"), path(&folder, "new"), path(&folder, "mnt"));
+    std::fs::copy(binary(), &program).expect("a copy");
+    let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+    let attached = Attached::by(&program, "reload", &stack, &[]);
+    let (name, link) = (attached.name().to_owned(), attached.link.clone());
+    let own = || {
+        let exe = format!("/proc/{}/exe", attached.listed()["server"]);
+        std::fs::read_link(exe).expect("a server").display().to_string()
+    };
+    run_shell(&format!(
+        "mkfs.ext4 -q {link}; mount {link} {mnt}; cp {mnt}/../tree/large {mnt}/; sync -f {mnt}"
+    ))
+    .ok();
+    let install = |make: &str| run_shell(&format!("{make}; chmod +x {new}; mv {new} {program}")).ok();
+    install(&format!("printf '#!/bin/sh\nexit 3\n' >{new}"));
+    let before = attached.listed();
+    let said = siltstone(&["reload", &name]).refused();
+    assert!(said.contains("exit status: 3") && said.contains("the former server continues"), "{said}");
+    assert_eq!(attached.listed(), before);
+    install(&format!("printf '#!/bin/sh\n[ $1 = --version ]\n' >{new}"));
+    let said = siltstone(&["reload", &name]).refused();
+    assert!(said.contains("didn't start") && said.contains("the former program"), "{said}");
+    run_shell(&format!("cp {mnt}/../tree/file9 {mnt}/; sync -f {mnt}")).ok();
+    assert_eq!(own(), format!("{program} (deleted)"));
+    install(&format!("cp {} {new}", binary().display()));
+    siltstone(&["reload", &link]).ok();
+    assert_eq!(own(), program);
+    run_shell(&format!(
+        "echo 3 >/proc/sys/vm/drop_caches; cmp {mnt}/large {mnt}/../tree/large; cp {mnt}/../tree/file8 {mnt}/; umount {mnt}"
+    ))
+    .ok();
+    attached.detach();
+    let attached = Attached::new("reload", "ram(size=16MiB)", &[]);
+    let said = siltstone(&["reload", attached.name()]).refused();
+    assert!(said.contains("can't be reloaded") && said.contains("detach"), "{said}");
+    assert_eq!(attached.listed()["state"], "attached");
+    attached.detach();
+}
+
+/// A signal while the node is in use makes the holder of a service detach once the node is unused: systemd
+/// sends no second one, and at a shutdown it unmounts the node meanwhile.
+#[test]
+fn a_service_detaches_once_its_node_is_unused() {
+    need!("mkfs.ext4", "jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = with_tree(26);
+    let (name, mnt) = (format!("test-service-{}", std::process::id()), path(&folder, "mnt"));
+    let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+    let program = binary().display().to_string();
+    let socket = path(&folder, "notify");
+    let systemd = std::os::unix::net::UnixDatagram::bind(&socket).expect("a socket");
+    systemd.set_nonblocking(true).expect("a socket");
+    let socket = format!("NOTIFY_SOCKET={socket}");
+    let arguments = [&socket, &program, "attach", &stack, "--name", &name, "--foreground"];
+    let mut holder = Background::start("env", &arguments);
+    holder.wait_until("the node is there", |holder| holder.out().contains('\n'));
+    run_shell(&format!("mkfs.ext4 -q /dev/siltstone/{name}; mount /dev/siltstone/{name} {mnt}")).ok();
+    holder.signal(Signal::TERM);
+    holder.wait_until("it has told", |holder| holder.err().contains("it is detached once it is unused"));
+    run_shell(&format!("cp {mnt}/../tree/large {mnt}/; umount {mnt}")).ok();
+    assert!(holder.wait().success(), "{}", holder.err());
+    assert!(!Path::new("/dev/siltstone").join(&name).exists());
+    let mut told = vec![0; 100];
+    let told = std::iter::from_fn(|| {
+        let length = systemd.recv(&mut told).ok()?;
+        Some(String::from_utf8_lossy(&told[..length]).into_owned())
+    });
+    // The server isn't the service's main process, whose notifications alone systemd takes.
+    assert_eq!(told.filter(|state| state == "READY=1").count(), 1);
+}
+
 /// Only the holder is killed: its files are removed, and the server closes its stack.
 #[test]
 fn a_server_without_a_holder_ends_with_its_mount() {

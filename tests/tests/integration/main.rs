@@ -36,6 +36,7 @@ mod fs_mount_stuck;
 mod fs_sqlite;
 mod guest_crypt;
 mod guest_dax;
+mod guest_debian;
 mod guest_dm;
 mod guest_flash;
 mod guest_machine;

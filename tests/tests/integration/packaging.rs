@@ -28,6 +28,7 @@ fn the_tree_has_what_an_installation_needs() {
         "usr/share/fish/vendor_completions.d/siltstone.fish",
         "usr/lib/systemd/system/siltstone-serve@.service",
         "usr/lib/sysusers.d/siltstone.conf",
+        "usr/lib/udev/rules.d/60-siltstone.rules",
         "usr/sbin/mount.siltstone",
         "usr/sbin/umount.fuse.siltstone",
         "usr/share/doc/siltstone/examples/kv.toml",
@@ -51,6 +52,25 @@ fn units_limit_what_their_services_can_do() {
             ["security", "--no-pager", "--offline=true", "--threshold=40", unit.to_str().unwrap()];
         let rated = run("systemd-analyze", &arguments);
         assert_eq!(rated.code, Some(0), "{}: {}", unit.display(), rated.out);
+        // systemd gives the whole tree of a StateDirectory to the unit's user.
+        let text = std::fs::read_to_string(&unit).unwrap();
+        assert_eq!(
+            text.contains("\nStateDirectory="),
+            text.contains("\nUser=siltstone") && !text.contains("memory-node"),
+            "{}",
+            unit.display()
+        );
+    }
+}
+
+#[test]
+fn the_unit_of_a_node_loads_the_modules_of_all_drivers() {
+    let unit = std::fs::read_to_string(root().join("packaging/systemd/siltstone-attach@.service")).unwrap();
+    for key in ["Wants=", "After="] {
+        let line = unit.lines().find(|line| line.starts_with(key)).expect("a line");
+        for module in ["ublk_drv", "nbd", "fuse", "loop"] {
+            assert!(line.contains(&format!("modprobe@{module}.service")), "{line}");
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of `siltstone attach`, `list` and `detach`.
+//! Arguments of `siltstone attach`, `list`, `reload` and `detach`.
 
 use super::{MetricsAddress, STACK_HELP, Warnings};
 use clap::Args;
@@ -85,6 +85,18 @@ pub struct List {
 
 A node that is mounted, is a swap area, has devices on it or is open is not detached.")]
 pub struct Detach {
+    /// Name of the attachment, its link or its node
+    pub name: String,
+}
+
+/// Replace the server of an attachment by one of the installed program, while the node stays in use
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dpkg -i siltstone_0.2.0_amd64.deb && siltstone reload vol
+  systemctl reload siltstone-attach@vol
+
+Ends when the next server serves. Requests to the node wait meanwhile. If the new program doesn't start, a server of the former one continues, and this is an error. Stacks that keep acknowledged writes in the memory of their server, or serve zones, can't be reloaded.")]
+pub struct Reload {
     /// Name of the attachment, its link or its node
     pub name: String,
 }

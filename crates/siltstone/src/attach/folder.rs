@@ -4,6 +4,7 @@
 //! `attachment.json`, the mount point `volume` or the socket `volume.sock` of the NBD door, the socket
 //! `holder.sock` and the server's `log`. A folder without a listening holder is *stale*.
 
+use super::announcement;
 use block::{Error, Result};
 use runtime::net::is_listened_on;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -243,6 +244,7 @@ impl Folder {
             return Err(Error::busy(format!("{} is still mounted: unmount it", self.volume().display())));
         }
         self.remove_link();
+        announcement::withdraw(&self.name);
         match std::fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             other => {

@@ -2,6 +2,9 @@
 //! message in each direction, with the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD
 //! client. The last descriptor of the holder's message is memory that it keeps for the stack.
 //!
+//! After a reload the two have different versions, and a server that doesn't understand its holder is
+//! replaced by one of the holder's version: add fields with a default.
+//!
 //! The holder's message has the connection of the previous server, if there was one. The server answers when
 //! clients are served.
 

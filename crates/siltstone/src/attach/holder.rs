@@ -6,8 +6,11 @@
 //!   they fail. They fail at once if the server had acknowledged writes from its own memory
 //!   ([`block::DevicePart::keeps_acknowledged`]): a file system on the node would otherwise continue without
 //!   them.
-//! - The node is only detached while it is unused. A signal that arrives while it is in use is reported and
-//!   has no other effect, however often it is sent.
+//! - The node is only detached while it is unused. A signal that arrives while it is in use is reported; a
+//!   holder in the foreground, which is a service's, detaches once the node is unused, one in the background
+//!   ignores the signal, however often it is sent.
+//! - On request the server is replaced by one of the installed program; if that one doesn't start, by one of
+//!   the holder's program ([`reload`]).
 //! - Until the node exists, a signal cancels the attachment, and so does the end of the operator's process.
 //! - A failure before the node exists leaves no files, mounts or processes.
 //! - Its memory is locked, and the out-of-memory killer skips it (oom_score_adj -1000).
@@ -15,6 +18,10 @@
 //! Everything that takes time (starting a server, creating the node) is a separate task that ends with an
 //! event, so a holder always answers. The holder does no I/O on the volume.
 
+mod end;
+mod reload;
+
+use super::announcement;
 use super::driver::{Driver, NodeRequest};
 use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
 use super::handover::{Connection, Ready, Start};
@@ -22,7 +29,7 @@ use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicate
 use super::node::{self, MAX_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
-use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DETACHED_BUT, DONE, LONGEST, RECEIVED, UNKNOWN};
+use super::requests::{DETACH, DETACH_ACKNOWLEDGED, DONE, LONGEST, RECEIVED, RELOAD, UNKNOWN};
 use crate::service;
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Access, Listener, SocketFolder, Stream};
@@ -52,9 +59,8 @@ const LOG_LIMIT: u64 = 1 << 20;
 const LOG_KEPT: u64 = 256 << 10;
 /// Interval between checks that the node still belongs to the attachment.
 const NODE_CHECK: Duration = Duration::from_secs(2);
-/// Time limit for a server to close its stack.
-const STOP_LIMIT: Duration = Duration::from_secs(3600);
-/// This program, even after its file was replaced: holder and servers have the same version.
+/// This program, even after its file was replaced: holder and servers have the same version until a
+/// [`reload`].
 pub const PROGRAM: &str = "/proc/self/exe";
 /// Name of the program for `ps`.
 pub const NAME: &str = "siltstone";
@@ -165,6 +171,14 @@ struct Holder {
     record: Option<Record>,
     /// Whether the node was removed; a last user may still keep it.
     is_removed: bool,
+    /// Whether a signal is kept until the node is unused.
+    keeps_signals: bool,
+    /// Whether a signal was kept.
+    is_ending: bool,
+    /// Program of the next server.
+    program: PathBuf,
+    /// Operator who waits for a server of another program.
+    reloading: Option<Stream>,
 }
 
 /// Attaches the stack, calls `attached` with the record, and holds the node until it is detached. The folder
@@ -209,6 +223,7 @@ async fn attach_and_hold(
     let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
     protect();
+    let keeps_signals = operator.is_none();
     listen(listener, events.clone());
     watch_signals(&events)?;
     if let Some(operator) = operator {
@@ -227,6 +242,10 @@ async fn attach_and_hold(
         aborting: None,
         is_removed: false,
         record: None,
+        keeps_signals,
+        is_ending: false,
+        program: PROGRAM.into(),
+        reloading: None,
     };
     holder.start_server(Duration::ZERO);
     let outcome = holder.run(attached).await;
@@ -290,7 +309,7 @@ fn listen(listener: Listener, events: Rc<Events>) {
             let (stream, events) = (listener.accept_retrying().await, events.clone());
             runtime::spawn(async move {
                 if let Some(line) = request(&stream).await {
-                    if line == DETACH_ACKNOWLEDGED {
+                    if [DETACH_ACKNOWLEDGED, RELOAD].contains(&line.as_str()) {
                         answer(&stream, RECEIVED).await;
                     }
                     events.push(Event::Request(line, stream));
@@ -348,12 +367,9 @@ impl Holder {
                 Event::OperatorEnded => {}
                 Event::Signal => match self.detach().await {
                     Ok(ended) => return Ok(Detached { operator: None, ended }),
-                    Err(error) => {
-                        tracing::error!("{error}");
-                        // Earlier signals are dropped: a later detach needs a new one.
-                        self.events.forget_signals();
-                    }
+                    Err(error) => self.signalled_in_use(&error),
                 },
+                Event::Request(line, stream) if line == RELOAD => self.reload(stream).await,
                 Event::Request(line, stream) => match self.may_detach(&line) {
                     Ok(()) => match self.detach().await {
                         Ok(ended) => return Ok(Detached { operator: Some(stream), ended }),
@@ -370,7 +386,12 @@ impl Holder {
                         service::ready();
                     }
                 }
-                Event::LookAtNode => self.look_at_node(),
+                Event::LookAtNode => {
+                    self.look_at_node();
+                    if self.is_ending {
+                        self.events.push(Event::Signal);
+                    }
+                }
                 Event::Deadline(loss) => self.deadline(loss),
             }
         }
@@ -408,7 +429,7 @@ impl Holder {
         self.started += 1;
         let (plan, events, starting, number) =
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
-        let memory = self.memory.clone();
+        let (memory, program) = (self.memory.clone(), self.program.clone());
         let copied = |(descriptors, ready): &(Vec<OwnedFd>, Ready)| {
             // Descriptors that the kernel has are useless to another server.
             let descriptors = match self.plan.driver.node_driver().passes_descriptors_on() {
@@ -422,7 +443,7 @@ impl Holder {
         // One task per server: the event of its end always follows that of its start.
         runtime::spawn(async move {
             runtime::sleep(pause).await;
-            let spawned = left.and_then(|left| Ok((left, launch::spawn(&plan, number)?)));
+            let spawned = left.and_then(|left| Ok((left, launch::spawn(&plan, &program, number)?)));
             let (left, (mut child, process, socket)) = match spawned {
                 Ok(spawned) => spawned,
                 Err(error) => return events.push(Event::Started(Err(error))),
@@ -453,6 +474,7 @@ impl Holder {
             Err(error) => {
                 if self.state() == Some(State::Recovering) {
                     tracing::warn!("starting a server: {error}");
+                    self.return_to_own_program(&error);
                     self.start_server(BETWEEN_ATTEMPTS);
                 }
                 return Ok(());
@@ -478,6 +500,11 @@ impl Holder {
             && !before.can_be_answered_by(&ready)
         {
             process.signal(Signal::KILL);
+            if self.reloading.is_some() {
+                self.return_to_own_program(&Error::invalid("its device isn't that of the former server"));
+                self.start_server(BETWEEN_ATTEMPTS);
+                return Ok(());
+            }
             tracing::error!(
                 "the new server's device: {} bytes, blocks of {}, read_only={}; expected at least {} bytes, blocks of {}, read_only={}; \
                  requests fail from now on",
@@ -492,6 +519,7 @@ impl Holder {
             return Ok(());
         }
         tracing::warn!("process {} serves now", process.id);
+        self.answer_reload(DONE);
         if let Some(record) = &mut self.record {
             record.server = process.id;
         }
@@ -583,6 +611,7 @@ impl Holder {
 
     /// Lets requests fail from now on.
     fn fail(&mut self) {
+        self.answer_reload("no server could be started in time; requests fail from now on");
         self.abort();
         self.set_state(State::Failed);
     }
@@ -647,6 +676,10 @@ impl Holder {
         };
         self.plan.folder.make_link(&record.node)?;
         record.write(&self.plan.folder)?;
+        let announced = record
+            .diskseq
+            .map_or(Ok(()), |number| announcement::announce(&record.name, &record.node, number));
+        announced.unwrap_or_else(|error| tracing::warn!("{error}; a mount in fstab may wait for the node"));
         self.record = Some(record);
         self.phase = Phase::Held;
         let events = self.events.clone();
@@ -658,88 +691,6 @@ impl Holder {
         })
         .detach();
         Ok(())
-    }
-
-    /// Removes the node and ends the server, whose end is returned.
-    async fn detach(&mut self) -> Result<Result<()>> {
-        let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(Ok(())) };
-        let (driver, volume) = (self.plan.driver, self.plan.folder.volume());
-        if !self.has_lost_node() {
-            node::remove_unused(driver, &node, &volume).await?;
-            self.is_removed = true;
-            node::released(driver, &node, &volume).await?;
-        } else {
-            driver.node_driver().close_volume(&volume).await?;
-            self.is_removed = true;
-        }
-        self.connection = None;
-        Ok(self.stop_server().await)
-    }
-
-    /// Removes everything that exists of an attachment that failed.
-    async fn undo(&mut self) {
-        let warn = |error: Error| tracing::warn!("{error}");
-        let mut connection = self.connection.take().map(|(_, ready)| ready.connection);
-        if let Some((aborted, aborting)) = self.aborting.take() {
-            // The number of a removed node may be reused: nothing is aborted after the removal.
-            aborting.await;
-            connection = connection.or(Some(aborted));
-        }
-        let starting = self.starting.take();
-        if let Some(process) = starting {
-            process.signal(Signal::TERM);
-            connection = connection.or(self.ended(&process).await.0);
-        }
-        if let Some(server) = self.events.take_started() {
-            connection = connection.or(Some(server.ready.connection));
-            self.server = self.server.take().or(Some((server.process, server.socket)));
-        }
-        let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
-        let removed = runtime::blocking(move || driver.remove_all(connection.as_ref(), &volume));
-        removed.await.unwrap_or_else(warn);
-        driver.close_volume(&self.plan.folder.volume()).await.unwrap_or_else(warn);
-        self.stop_server().await.unwrap_or_else(warn);
-    }
-
-    /// Requests the server to end, and waits for it.
-    ///
-    /// # Errors
-    /// A server that failed to make all changes durable.
-    async fn stop_server(&mut self) -> Result<()> {
-        let Some((process, _socket)) = self.server.take() else { return Ok(()) };
-        process.signal(Signal::TERM);
-        self.ended(&process).await.1
-    }
-
-    /// Waits for the end of a process. Other events are dropped, and operators get an error. Returns the
-    /// connection of a server that became ready meanwhile, and the failure of the server.
-    async fn ended(&self, process: &Process) -> (Option<Connection>, Result<()>) {
-        let mut connection = None;
-        let ended = async {
-            loop {
-                match self.events.next().await {
-                    Event::Ended(number, status) if number == process.number => return status,
-                    Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
-                    // Shortens the server's patience with its storage.
-                    Event::Signal => process.signal(Signal::TERM),
-                    // The server became ready before it received the signal.
-                    Event::Started(Ok(server)) if server.process.number == process.number => {
-                        connection = Some(server.ready.connection);
-                    }
-                    _ => {}
-                }
-            }
-        };
-        let failure = match runtime::timeout(STOP_LIMIT, ended).await {
-            Ok(status) if status.success() => return (connection, Ok(())),
-            Ok(status) => format!("its server ended with {status}: {}", launch::said_last(&self.plan)),
-            Err(_) => format!(
-                "its server (process {}) hasn't ended; wait for it, or end it with kill -9: then changes that aren't durable are lost",
-                process.id
-            ),
-        };
-        let name = self.plan.folder.name();
-        (connection, Err(Error::io(format!("attachment \"{name}\": {DETACHED_BUT} {failure}"))))
     }
 }
 

@@ -4,14 +4,14 @@
 
 use super::driver::NodeDriver;
 use super::handover::{self, Ready, Start};
-use super::holder::{NAME, PROGRAM, Plan};
+use super::holder::{NAME, Plan};
 use block::{Error, Result};
 use runtime::shared_memory::SharedMemory;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 
@@ -78,14 +78,18 @@ pub struct LeftConnection {
     pub node: Option<PathBuf>,
 }
 
-/// Starts server `number`. Returns its process, also as a child to wait for, and the holder's end of its
-/// socket.
-pub fn spawn(plan: &Plan, number: u64) -> Result<(Child, Process, OwnedFd)> {
+/// Starts server `number` of a program. Returns its process, also as a child to wait for, and the holder's
+/// end of its socket.
+pub fn spawn(plan: &Plan, program: &Path, number: u64) -> Result<(Child, Process, OwnedFd)> {
     let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
     let (socket, other) = handover::pair()?;
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program);
     command.args(&plan.server_arguments).stdin(Stdio::from(other)).stdout(Stdio::null());
     command.arg0(NAME);
+    // The holder is the service that systemd watches.
+    for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        command.env_remove(variable);
+    }
     // Ctrl-C is for the holder only.
     command.process_group(0);
     if plan.format && number == 1 {

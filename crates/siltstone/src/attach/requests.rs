@@ -15,7 +15,10 @@ use std::time::Duration;
 pub const DETACH: &str = "detach";
 /// As [`DETACH`]; the first answer is [`RECEIVED`], or a refusal.
 pub const DETACH_ACKNOWLEDGED: &str = "detach-acknowledged";
-/// First answer to [`DETACH_ACKNOWLEDGED`], without which the holder's process is stopped or stuck.
+/// Request to replace the server by one of the installed program. The first answer is [`RECEIVED`].
+pub const RELOAD: &str = "reload";
+/// First answer to [`DETACH_ACKNOWLEDGED`] and [`RELOAD`], without which the holder's process is stopped or
+/// stuck.
 pub const RECEIVED: &str = "received";
 /// Part of the answer of a holder that has detached the node, although its server failed.
 pub const DETACHED_BUT: &str = "detached, but";
@@ -44,6 +47,26 @@ pub fn detach(folder: &Folder) -> Result<Option<()>> {
         DONE => Ok(Some(())),
         "" => Err(Error::closed(format!("the holder of {} ended before it answered", folder.name()))),
         error if error.contains(DETACHED_BUT) => Err(Error::io(error.to_owned())),
+        error => Err(Error::busy(error.to_owned())),
+    }
+}
+
+/// Requests a holder to replace its server by one of the installed program, and waits until that one serves.
+///
+/// # Errors
+/// The holder's error; those of the connection, as of [`detach`]; [`Error::Closed`] without a holder.
+pub fn reload(folder: &Folder) -> Result<()> {
+    let failed =
+        |error: std::io::Error| Error::from_io(&error, &format!("asking the holder of {}", folder.name()));
+    let connected = unix_connect::connect(&folder.socket());
+    let answer = connected.and_then(|stream| converse(&stream, RELOAD, Some(unix_connect::LIMIT)));
+    match answer.map_err(failed)?.trim_end() {
+        DONE => Ok(()),
+        "" => Err(Error::closed(format!("the holder of {} ended before it answered", folder.name()))),
+        error if error.starts_with(UNKNOWN) => Err(Error::unsupported(format!(
+            "the holder of {0} has a version without reload: unmount it, detach {0} and attach it again",
+            folder.name()
+        ))),
         error => Err(Error::busy(error.to_owned())),
     }
 }

@@ -28,6 +28,7 @@ Type=notify
 NotifyAccess=main
 WorkingDirectory={folder}
 ExecStart={program} attach {stack} --name {name} --foreground{arguments}
+ExecReload={program} reload {name}
 KillMode=mixed
 TimeoutStartSec=infinity
 TimeoutStopSec=infinity
@@ -37,9 +38,9 @@ LimitNOFILE=65536
 [Install]
 WantedBy=multi-user.target
 
-# A file system on it, in /etc/fstab:
+# A file system on it, in /etc/fstab; systemd waits for the node by 60-siltstone.rules, a file of the package for udev:
 #
-# /dev/siltstone/{name}  /srv/{name}  ext4  defaults,nofail,x-systemd.requires=siltstone-{name}.service,x-systemd.after=siltstone-{name}.service  0 0
+# /dev/siltstone/{name}  /srv/{name}  ext4  defaults,nofail,x-systemd.requires=siltstone-{name}.service,x-systemd.device-timeout=10min  0 0
 "
     )
 }

@@ -481,6 +481,7 @@ fn messages_say_things_once() {
             "--offset: size \"some\": expected whole bytes, ",
         ),
         (said(&["detach", "nothing-of-this-name"]), "nothing of this name is attached; "),
+        (said(&["reload", "nothing-of-this-name"]), "nothing of this name is attached; "),
         (said(&["status", "zeros.img"]), "to use it as a disk: 'file(zeros.img)'"),
     ] {
         assert_eq!(text.matches(expected).count(), 1, "{expected}: {text}");
