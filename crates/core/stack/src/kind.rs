@@ -5,7 +5,7 @@
 
 use crate::arguments::Arguments;
 use crate::contract::{Built, Contract};
-use crate::key::Key;
+use crate::key::{Key, WARN_AT};
 use crate::metric::Metric;
 use crate::shape::Shape;
 use block::{Call, Result};
@@ -55,9 +55,11 @@ impl Kind {
         self.keys.iter().find(|key| key.name == name)
     }
 
-    /// Returns the declarations of all metrics.
+    /// Returns the declarations of all metrics, with that of the fullness of parts that warn about it.
     pub fn all_metrics(&self) -> impl Iterator<Item = &'static Metric> + Clone + use<> {
-        self.metrics.iter().copied().flatten()
+        let warns = self.keys.iter().any(|key| key.name == WARN_AT.name);
+        let fullness = warns.then_some(&USED_RATIO);
+        self.metrics.iter().copied().flatten().chain(fullness)
     }
 
     /// Names of all keys, separated by commas.
@@ -65,6 +67,11 @@ impl Kind {
         self.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
     }
 }
+
+/// Fullness in the status of a stack ([`BuiltStack::status`](crate::BuiltStack::status)).
+static USED_RATIO: Metric =
+    Metric::gauge("fullness.percent", "used_ratio", "Used share of the limit that warnings are about")
+        .times(0.01);
 
 impl fmt::Debug for Kind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,8 +3,8 @@
 //! The histogram has few buckets, so that a store of time series can afford it: it shows the shape of a
 //! distribution, and adds up over parts and machines. Its quantiles are as coarse as its buckets. So
 //! quantiles are computed here as well, from the fine histograms of the counters, within 1.6 %. They are of
-//! the calls since a mark that is one or two [`WINDOW`]s old, or older if metrics are requested less often: quantiles
-//! over all time would hide what happens now.
+//! the calls since a mark that is one or two [`WINDOW`]s old, or older if metrics are requested less often:
+//! quantiles over all time would hide what happens now.
 
 use layers::stats::CallCounts;
 use runtime::Instant;

@@ -10,7 +10,7 @@
 
 use super::http::{self, MAX_HEAD, Request, Status};
 use super::{Endpoint, Format};
-use block::{Buffer, Call, Data, Payload, Result};
+use block::{Buffer, Call, Data, Error, Payload, Result};
 use runtime::net::{Access, Address, LOCK_LIMIT, Listener};
 use runtime::sync::{Notify, StopSource, StopToken};
 use runtime::{JoinHandle, net};
@@ -220,7 +220,8 @@ impl Client {
             (Some(_), None) => Err(Status::Unavailable),
             (Some(format), Some(stack)) => {
                 let made = runtime::timeout(ANSWER_LIMIT, stack.metrics(format)).await;
-                made.flatten().map_err(|error| {
+                let late = |_| Err(Error::timed_out("a part of the stack hasn't told its status for 10 s"));
+                made.unwrap_or_else(late).map_err(|error| {
                     tracing::warn!("--metrics: {error}");
                     Status::Failed
                 })

@@ -118,7 +118,6 @@ pub const KIND: Kind = Kind {
 const METRICS: &[Metric] = &[
     Metric::gauge("capacity_blocks", "log_capacity_blocks", "Blocks that the log holds at most"),
     Metric::gauge("live_blocks", "log_live_blocks", "Blocks with data"),
-    Metric::gauge("full", "log_used_ratio", "Share of the capacity with data"),
     Metric::gauge("zones.total", "log_zones", "Zones of the log"),
     Metric::gauge("zones.free", "log_free_zones", "Zones that can be written"),
     Metric::gauge("zones.damaged", "log_damaged_zones", "Zones that can't be read, written or reset"),

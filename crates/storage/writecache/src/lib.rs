@@ -185,8 +185,6 @@ const METRICS: &[Metric] = &[
     Metric::gauge("block_size", "writecache_block_bytes", "Size of a block of the write cache"),
     Metric::gauge("blocks", "writecache_blocks", "Blocks of the write cache"),
     Metric::gauge("free_blocks", "writecache_free_blocks", "Blocks of the write cache without data"),
-    Metric::gauge("used_percent", "writecache_used_ratio", "Share of the write cache that is used")
-        .times(0.01),
     Metric::gauge("cached_blocks", "writecache_cached_blocks", "Blocks with data in the write cache"),
     Metric::gauge(
         "only_in_cache_bytes",
