@@ -1,8 +1,8 @@
 //! Order of overlapping requests, across all handles and shards of a part.
 //!
-//! The device below may leave any mixture of the bytes of two overlapping requests. A block of ciphertext with
-//! bytes of two versions decrypts to neither. So of two requests that overlap and of which one writes only
-//! one is in flight below at a time.
+//! The device below may leave any mixture of the bytes of two overlapping requests. A cipher block with bytes
+//! of two versions decrypts to neither. So of two requests that overlap and of which one writes only one is
+//! in flight below at a time.
 //!
 //! # Algorithm and proof
 //! A write holds its range in a lock that all shards share. While it holds it, it is counted in the slots of
