@@ -105,15 +105,15 @@ async fn read_header(device: &dyn Device) -> Result<Copy> {
 /// # Errors
 /// [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`] for
 /// another version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
-/// [`Error::PermissionDenied`] if the passphrase opens no key slot.
+/// [`Error::PermissionDenied`] if the passphrase opens no key slot. If some slots can't be tried and no other
+/// opens, the error of the last one, with those of the others in its text.
 pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -> Result<CryptPart> {
     let device = below.open().await?;
     let copy = read_header(&*device).await?;
     let volume = metadata::parse(&copy.json, copy.size)?;
     let mut materials = Vec::new();
     for slot in &volume.slots {
-        let material = read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await;
-        materials.push(material.map_err(|error| error.in_context(format!("key slot {}", slot.number)))?);
+        materials.push(read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await);
     }
     drop(device);
     let (segment, discards) = (volume.segment, volume.discards);
@@ -123,30 +123,43 @@ pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -
     Ok(part.with_status("header", "luks2").with_status("uuid", copy.uuid).with_status("key_slot", number))
 }
 
-/// Returns the volume key, with the number of the slot that the passphrase opens.
+/// Returns the volume key, with the number of the slot that the passphrase opens. A slot that can't be tried
+/// doesn't keep others from being tried.
 fn try_slots(
     volume: &Volume,
-    materials: Vec<Vec<u8>>,
+    materials: Vec<Result<Vec<u8>>>,
     passphrase: &Secret,
     memory: u64,
 ) -> Result<(u8, Secret)> {
     let mut work = slot::Work::new(memory);
-    let mut failures = Vec::new();
+    let of_slot = |number: u8, error: Error| error.in_context(format_args!("key slot {number}"));
+    let refused = |(number, text): &(u8, String)| of_slot(*number, Error::corrupt(text.clone()));
+    let mut failures: Vec<Error> = volume.refused.iter().map(refused).collect();
     for (slot, material) in volume.slots.iter().zip(materials) {
-        let mut material = Zeroizing::new(material);
-        match slot::open(slot, &mut material, passphrase.get(), &volume.digest, &mut work) {
-            Ok(Some(key)) => return Ok((slot.number, key)),
+        let opened = material.and_then(|material| {
+            let mut material = Zeroizing::new(material);
+            slot::open(slot, &mut material, passphrase.get(), &volume.digest, &mut work)
+        });
+        match opened {
+            Ok(Some(key)) => {
+                failures.iter().for_each(|error| tracing::warn!("crypt: {error}; another one was opened"));
+                return Ok((slot.number, key));
+            }
             Ok(None) => {}
-            Err(error) => failures.push(error.in_context(format!("key slot {}", slot.number))),
+            Err(error) => failures.push(of_slot(slot.number, error)),
         }
     }
-    match failures.pop() {
-        Some(error) => Err(error),
-        None => Err(Error::permission_denied(format!(
+    let Some(last) = failures.last() else {
+        return Err(Error::permission_denied(format!(
             "the passphrase opens no key slot of the LUKS2 header, which has {}; expected another passphrase_file",
             volume.slots.len()
-        ))),
-    }
+        )));
+    };
+    let texts: Vec<&str> = failures.iter().map(Error::detail).collect();
+    Err(last.with_detail(format!(
+        "the passphrase opens no key slot of the LUKS2 header that can be tried; {}",
+        texts.join("; ")
+    )))
 }
 
 /// Random text of a UUID of version 4.
@@ -230,7 +243,7 @@ fn new_volume(format: Format) -> Volume {
     let slot = Slot { number: 0, key_size: 64, hash, offset: MATERIAL, area_key_size: 64, kdf };
     let digest = Digest { hash, iterations: DIGEST_ITERATIONS, salt: drawn(32), digest: vec![0; 32] };
     let segment = Segment { offset: DATA, bytes: None, tweak: 0, sector_size: format.sector_size };
-    Volume { slots: vec![slot], digest, segment, discards: format.discards }
+    Volume { slots: vec![slot], refused: Vec::new(), digest, segment, discards: format.discards }
 }
 
 /// Blocks of a device that contain these bytes.

@@ -5,6 +5,7 @@ use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Payload};
 use conformance::requests::on_a_shard;
 use crypt::luks::{self, Format};
 use crypt::secret::{self, Secret};
+use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashStates, History, ImageDisk, Search};
 use layers::record::{RecordDevicePart, Recorder, Role};
 use std::collections::BTreeSet;
@@ -211,6 +212,37 @@ fn formatting_overwrites_all_that_an_earlier_volume_had_before_its_data() {
             read.unwrap();
             let pieces: BTreeSet<&[u8]> = buffer.filled()[1 << 20..].chunks(64).collect();
             assert_eq!(pieces.len(), (expected as usize - (1 << 20)) / 64);
+        }
+    });
+}
+
+/// Slots that can't be read or have odd fields don't keep another one from being opened.
+#[test]
+fn a_slot_that_cant_be_tried_doesnt_keep_others_from_being_tried() {
+    on_a_shard(|| async {
+        let disk = formatted(4096, FORMAT).await;
+        change(&disk, |json| {
+            for (number, offset) in [("1", "1048576"), ("2", "0")] {
+                let mut slot = json["keyslots"]["0"].clone();
+                slot["priority"] = 2.into();
+                slot["area"]["offset"] = offset.into();
+                json["keyslots"][number] = slot;
+                json["digests"]["0"]["keyslots"].as_array_mut().unwrap().push(number.into());
+            }
+        })
+        .await;
+        let rules = parse_rules(&["read range=1MiB..2MiB error=EIO".to_owned()], stack::Contract::Device);
+        let disk: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(disk, rules.unwrap(), 1).unwrap());
+        let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+        let part: Arc<dyn DevicePart> = Arc::new(part);
+        assert_eq!(part.status().await["key_slot"], 0);
+        let error = refusal(&disk, "wrong").await.unwrap();
+        assert!(matches!(error, Error::Os(..) | Error::Io(_)), "{error:?}");
+        let error = error.to_string();
+        for expected in
+            ["opens no key slot", "key slot 1: reading", "key slot 2: the LUKS2 metadata", "out of range"]
+        {
+            assert!(error.contains(expected), "{error}");
         }
     });
 }
