@@ -91,7 +91,8 @@ impl<T> LockedBox<T> {
 
     /// Moves a value to pages of its own.
     ///
-    /// # Errors Errors of mmap(2), mlock(2) and madvise(2): locking needs CAP_IPC_LOCK, or a sufficient limit
+    /// # Errors
+    /// Errors of mmap(2), mlock(2) and madvise(2): locking needs CAP_IPC_LOCK, or a sufficient limit
     /// of locked memory (RLIMIT_MEMLOCK).
     pub fn new(value: T) -> Result<LockedBox<T>> {
         const { assert!(align_of::<T>() <= 4096, "a page is aligned enough") };

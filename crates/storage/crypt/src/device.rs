@@ -1,14 +1,16 @@
 //! Part and handles: requests are encrypted and decrypted on the shard that sends them.
 //!
-//! - A write is copied, and the copy is encrypted: the caller's bytes don't change. A read is decrypted where
-//!   it
-//!   was read to. A request in flight takes one buffer of its length more than the device below does.
-//! - The shard runs other tasks after each 64 KiB of a request. A longer write whose call is dropped is
-//!   carried on, as one below is; zeros end with the write in flight.
+//! - A write is copied, and the copy is encrypted: the caller's bytes don't change. A read is decrypted in
+//!   the caller's buffer. A write in flight takes one buffer of its length more than the device below does.
+//! - Of two requests that overlap and of which one writes only one is in flight below at a time: a cipher
+//!   block with bytes of both would decrypt to neither (`overlaps`).
+//! - The shard runs other tasks after each 64 KiB of a request. A write whose call is dropped is carried on,
+//!   as one below is; zeros end with the write in flight.
 //! - Zeros are written as any other data, also by `write_zeroes`, so that dm-crypt reads them as zeros.
 //! - A discard writes zeros, so that the device below doesn't show which blocks are in use. With `discard` it
 //!   is passed on, and 512 bytes of the device below that are all zeros read as zeros.
 
+use crate::overlaps::{Overlaps, Writing};
 use crate::xts::{SMALLEST_SECTOR, Xts};
 use block::layer::DeviceLayer;
 use block::{
@@ -80,7 +82,7 @@ impl Layout {
         BlockRange::new(self.first + (range.start.0 << self.shift), range.count.0 << self.shift)
     }
 
-    /// Tweak of the sector that is `bytes` after the begin of a block.
+    /// Tweak of the sector that is `bytes` after the start of a block.
     fn tweak(&self, block: BlockIndex, bytes: usize) -> u64 {
         let offset = self.geometry.block_size.offset_of(block).0 + bytes as u64;
         self.segment.tweak.wrapping_add(offset / SMALLEST_SECTOR as u64)
@@ -92,6 +94,7 @@ pub struct CryptPart {
     below: Arc<dyn DevicePart>,
     cipher: Arc<LockedBox<Xts>>,
     layout: Arc<Layout>,
+    overlaps: Arc<Overlaps>,
     status: Status,
 }
 
@@ -114,7 +117,8 @@ impl CryptPart {
         status.insert("data_offset".into(), segment.offset.into());
         status.insert("bytes".into(), layout.geometry.bytes().into());
         status.insert("discard".into(), discards.into());
-        Ok(CryptPart { below, cipher: Arc::new(cipher), layout: Arc::new(layout), status })
+        let overlaps = Arc::new(Overlaps::new(layout.geometry.block_size.shift()));
+        Ok(CryptPart { below, cipher: Arc::new(cipher), layout: Arc::new(layout), overlaps, status })
     }
 
     /// Bytes that are encrypted as one sector.
@@ -154,8 +158,8 @@ impl DeviceLayer for CryptPart {
     }
 
     fn handle(&self, below: Rc<dyn Device>) -> Rc<dyn Device> {
-        let (cipher, layout) = (self.cipher.clone(), self.layout.clone());
-        Rc::new(CryptDevice(Rc::new(Core { below, cipher, layout })))
+        let (cipher, layout, overlaps) = (self.cipher.clone(), self.layout.clone(), self.overlaps.clone());
+        Rc::new(CryptDevice(Rc::new(Core { below, cipher, layout, overlaps })))
     }
 }
 
@@ -167,10 +171,11 @@ struct Core {
     below: Rc<dyn Device>,
     cipher: Arc<LockedBox<Xts>>,
     layout: Arc<Layout>,
+    overlaps: Arc<Overlaps>,
 }
 
 impl Core {
-    /// Encrypts at most [`STEP`] bytes that are `offset` bytes after the begin of a block.
+    /// Encrypts at most [`STEP`] bytes that are `offset` bytes after the start of a block.
     fn encrypt(&self, block: BlockIndex, offset: usize, bytes: &mut [u8]) {
         self.cipher.encrypt(bytes, self.layout.segment.sector_size, self.layout.tweak(block, offset));
     }
@@ -209,22 +214,57 @@ impl Core {
         buffer
     }
 
-    /// Writes a payload, which fits the device.
-    async fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Result<()> {
-        let first = self.layout.below(BlockRange { start: at, count: BlockCount(0) }).start;
-        let buffer = self.encrypted(at, payload).await;
-        self.below.write(first, buffer.into(), durability).await
+    /// Writes a payload that isn't empty and fits the device. The range is held until the write below has
+    /// ended, so this is carried on if it is dropped.
+    fn write(
+        self: &Rc<Self>,
+        range: BlockRange,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'static, Result<()>> {
+        let core = self.clone();
+        runtime::carry(async move {
+            let buffer = core.encrypted(range.start, payload).await;
+            let _writing: Writing<'_> = core.overlaps.write(range).await;
+            core.below.write(core.layout.below(range).start, buffer.into(), durability).await
+        })
+    }
+
+    /// Discards a range that isn't empty on the device below; as [`write`](Self::write).
+    fn discard(self: &Rc<Self>, range: BlockRange) -> Call<'static, Result<()>> {
+        let core = self.clone();
+        runtime::carry(async move {
+            let _writing: Writing<'_> = core.overlaps.write(range).await;
+            core.below.discard(core.layout.below(range)).await
+        })
+    }
+
+    /// Reads the ciphertext of a range that isn't empty, while no write to it is in flight.
+    async fn read(&self, range: BlockRange, buffer: Buffer) -> ReadOutcome {
+        let first = self.layout.below(range).start;
+        let quiet = self.overlaps.quiet(range);
+        let mut buffer = buffer;
+        if quiet.is_some() {
+            let (read, filled) = self.below.read(first, buffer).await;
+            if read.is_err() || self.overlaps.quiet(range) == quiet {
+                return (read, filled);
+            }
+            buffer = filled;
+            buffer.clear();
+        }
+        let _held = self.overlaps.hold(range).await;
+        self.below.read(first, buffer).await
     }
 
     /// Writes encrypted zeros.
-    async fn write_zeros(&self, range: BlockRange, durability: Durability) -> Result<()> {
+    async fn write_zeros(self: &Rc<Self>, range: BlockRange, durability: Durability) -> Result<()> {
         let step = (ZEROS >> self.layout.geometry.block_size.shift()).max(1);
         let mut rest = range;
         while !rest.is_empty() {
             let now = BlockRange::new(rest.start.0, rest.count.0.min(step));
             rest = BlockRange { start: now.end(), count: rest.end() - now.end() };
             let bytes = self.layout.geometry.block_size.bytes_of(now.count) as usize;
-            self.write(now.start, Buffer::zeroed(bytes).into(), durability).await?;
+            self.write(now, Buffer::zeroed(bytes).into(), durability).await?;
         }
         Ok(())
     }
@@ -259,7 +299,7 @@ impl Device for CryptDevice {
             }
         };
         Call::new(async move {
-            let (read, mut buffer) = self.0.below.read(self.0.layout.below(range).start, buffer).await;
+            let (read, mut buffer) = self.0.read(range, buffer).await;
             if read.is_ok() {
                 for (number, bytes) in buffer.filled_mut().chunks_mut(STEP).enumerate() {
                     if number > 0 {
@@ -274,14 +314,9 @@ impl Device for CryptDevice {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         match self.0.layout.geometry.writable_range(at, payload.len()) {
-            Ok(range) if !range.is_empty() => {}
-            other => return Call::ready(other.map(drop)),
+            Ok(range) if !range.is_empty() => self.0.write(range, payload, durability),
+            other => Call::ready(other.map(drop)),
         }
-        if payload.len() <= STEP {
-            return Call::new(self.0.write(at, payload, durability));
-        }
-        let core = self.0.clone();
-        runtime::carry(async move { core.write(at, payload, durability).await })
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
@@ -291,7 +326,7 @@ impl Device for CryptDevice {
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         match self.0.writable(range) {
             Ok(()) if range.is_empty() => Call::ready(Ok(())),
-            Ok(()) if self.0.layout.discards => self.0.below.discard(self.0.layout.below(range)),
+            Ok(()) if self.0.layout.discards => self.0.discard(range),
             Ok(()) => Call::new(self.0.write_zeros(range, Durability::Visible)),
             Err(error) => Call::ready(Err(error)),
         }

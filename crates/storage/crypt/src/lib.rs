@@ -3,7 +3,7 @@
 //! Promises: those of the Device contract. The device below gets only ciphertext, byte for byte that of
 //! dm-crypt with `aes-xts-plain64`: `cryptsetup open` opens it, and the other way round. Two modes:
 //! - *plain*: the key is in a file, and the device has no header (`cryptsetup open --type plain`);
-//! - *LUKS2*: a passphrase opens a header at the begin of the device (`cryptsetup open`).
+//! - *LUKS2*: a passphrase opens a header at the start of the device (`cryptsetup open`).
 //!
 //! Keys come from files, are on locked pages, and are wiped when the part is dropped. They are in no error,
 //! no status and no log.
@@ -11,12 +11,14 @@
 //! No promises: the blocks have no checksums, so a change of the ciphertext isn't noticed (`zones` and the
 //! log have checksums). Equal contents of one block at two times have the same ciphertext.
 //!
-//! **Structure.** [`xts`] is the cipher, [`device`] the part and its handles, [`luks`] the header, [`secret`]
-//! the memory of keys and the files that they come from.
+//! **Structure.** [`xts`] is the cipher, [`device`] the part and its handles, `overlaps` the order of
+//! overlapping requests, [`luks`] the header, [`secret`] the memory of keys and the files that they come
+//! from.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod device;
 pub mod luks;
+mod overlaps;
 pub mod secret;
 pub mod xts;
 
@@ -127,7 +129,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         arguments.claim("key_file", &path, false, secret::lock_key);
     }
     if settings.is_luks && !arguments.format() {
-        // The header has the sector size and the begin of the data.
+        // The header has the sector size and the start of the data.
         return Ok(Shape::default());
     }
     let below = arguments.shape("on")?;

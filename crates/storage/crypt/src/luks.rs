@@ -11,9 +11,10 @@ mod slot;
 
 use crate::device::{CryptPart, Segment};
 use crate::secret::{self, Secret};
-use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Result, ZeroMode};
+use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Result};
 use header::{Copy, Place};
 use metadata::{Digest, Hash, Kdf, STRIPES, Slot, Volume};
+use std::ops::Range;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
@@ -25,6 +26,11 @@ const MATERIAL: u64 = 2 * header::NEW_SIZE as u64;
 const AREA: u64 = (STRIPES as u64 * 64).next_multiple_of(4096);
 /// Iterations of the digest of a random key; cryptsetup's are about as many.
 const DIGEST_ITERATIONS: u32 = 100_000;
+/// Most bytes of an earlier volume's header that are overwritten: two copies of 4 MiB, and 128 MiB of key
+/// slots, which is also cryptsetup's limit.
+const MOST_EARLIER: u64 = 136 << 20;
+/// Bytes that are overwritten at once, unless a block is larger.
+const ERASED: u64 = 1 << 20;
 /// Most memory of Argon2 that a header may ask for, in bytes, unless a key permits more.
 pub const MEMORY: u64 = 1 << 30;
 
@@ -96,17 +102,18 @@ async fn read_header(device: &dyn Device) -> Result<Copy> {
 
 /// Opens a volume. The header may ask for `memory` bytes for Argon2.
 ///
-/// # Errors [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`]
-/// for another version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
-/// [`Error::PermissionDenied`] if the passphrase opens no key slot.
+/// # Errors
+/// [`Error::NotFound`] without a header, [`Error::Corrupt`] for a damaged one, [`Error::Protocol`] for
+/// another version of LUKS, [`Error::Unsupported`] for a volume that this program can't open,
+/// [`Error::PermissionDenied`] if the passphrase opens no key slot. If some slots can't be tried and no other
+/// opens, the error of the last one, with those of the others in its text.
 pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -> Result<CryptPart> {
     let device = below.open().await?;
     let copy = read_header(&*device).await?;
     let volume = metadata::parse(&copy.json, copy.size)?;
     let mut materials = Vec::new();
     for slot in &volume.slots {
-        let material = read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await;
-        materials.push(material.map_err(|error| error.in_context(format!("key slot {}", slot.number)))?);
+        materials.push(read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await);
     }
     drop(device);
     let (segment, discards) = (volume.segment, volume.discards);
@@ -116,30 +123,43 @@ pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -
     Ok(part.with_status("header", "luks2").with_status("uuid", copy.uuid).with_status("key_slot", number))
 }
 
-/// Returns the volume key, with the number of the slot that the passphrase opens.
+/// Returns the volume key, with the number of the slot that the passphrase opens. A slot that can't be tried
+/// doesn't keep others from being tried.
 fn try_slots(
     volume: &Volume,
-    materials: Vec<Vec<u8>>,
+    materials: Vec<Result<Vec<u8>>>,
     passphrase: &Secret,
     memory: u64,
 ) -> Result<(u8, Secret)> {
     let mut work = slot::Work::new(memory);
-    let mut failures = Vec::new();
+    let of_slot = |number: u8, error: Error| error.in_context(format_args!("key slot {number}"));
+    let refused = |(number, text): &(u8, String)| of_slot(*number, Error::corrupt(text.clone()));
+    let mut failures: Vec<Error> = volume.refused.iter().map(refused).collect();
     for (slot, material) in volume.slots.iter().zip(materials) {
-        let mut material = Zeroizing::new(material);
-        match slot::open(slot, &mut material, passphrase.get(), &volume.digest, &mut work) {
-            Ok(Some(key)) => return Ok((slot.number, key)),
+        let opened = material.and_then(|material| {
+            let mut material = Zeroizing::new(material);
+            slot::open(slot, &mut material, passphrase.get(), &volume.digest, &mut work)
+        });
+        match opened {
+            Ok(Some(key)) => {
+                failures.iter().for_each(|error| tracing::warn!("crypt: {error}; another one was opened"));
+                return Ok((slot.number, key));
+            }
             Ok(None) => {}
-            Err(error) => failures.push(error.in_context(format!("key slot {}", slot.number))),
+            Err(error) => failures.push(of_slot(slot.number, error)),
         }
     }
-    match failures.pop() {
-        Some(error) => Err(error),
-        None => Err(Error::permission_denied(format!(
+    let Some(last) = failures.last() else {
+        return Err(Error::permission_denied(format!(
             "the passphrase opens no key slot of the LUKS2 header, which has {}; expected another passphrase_file",
             volume.slots.len()
-        ))),
-    }
+        )));
+    };
+    let texts: Vec<&str> = failures.iter().map(Error::detail).collect();
+    Err(last.with_detail(format!(
+        "the passphrase opens no key slot of the LUKS2 header that can be tried; {}",
+        texts.join("; ")
+    )))
 }
 
 /// Random text of a UUID of version 4.
@@ -162,8 +182,9 @@ fn drawn(length: usize) -> Vec<u8> {
 
 /// Creates a volume with a random key of 64 bytes on a device, whose contents are lost.
 ///
-/// The areas of the header and all key slots are overwritten first, so that an earlier volume can't be opened
-/// any more. A header is valid only after its key slot is durable.
+/// All bytes before the data, also before that of an earlier volume, are overwritten with random ones first:
+/// a device may keep the contents of blocks that only read as zeros. A copy of the header is written after
+/// its key slot is durable, the first copy last. So a power cut leaves no header, or one that opens.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a device of 16 MiB or less; errors of writing, and of deriving the key.
@@ -189,7 +210,12 @@ pub async fn format(below: &Arc<dyn DevicePart>, passphrase: Secret, format: For
         header::encode(json.as_bytes(), &uuid, salt, place)
     };
     let (first, second) = (copy(Place::First)?, copy(Place::Second)?);
-    write(&*below.open().await?, &first, &[second, material.to_vec()].concat()).await
+    let device = below.open().await?;
+    let written = async {
+        erase(&*device).await?;
+        write(&*device, [first, second, material.to_vec()]).await
+    };
+    written.await.map_err(|error| error.in_context("writing the LUKS2 header"))
 }
 
 /// Checks the size of a device for a new volume.
@@ -217,30 +243,62 @@ fn new_volume(format: Format) -> Volume {
     let slot = Slot { number: 0, key_size: 64, hash, offset: MATERIAL, area_key_size: 64, kdf };
     let digest = Digest { hash, iterations: DIGEST_ITERATIONS, salt: drawn(32), digest: vec![0; 32] };
     let segment = Segment { offset: DATA, bytes: None, tweak: 0, sector_size: format.sector_size };
-    Volume { slots: vec![slot], digest, segment, discards: format.discards }
+    Volume { slots: vec![slot], refused: Vec::new(), digest, segment, discards: format.discards }
 }
 
-/// Overwrites the space before the data, and writes first what follows the first copy, then that copy.
-async fn write(device: &dyn Device, first: &[u8], rest: &[u8]) -> Result<()> {
-    let context = |error: Error| error.in_context("writing the LUKS2 header");
-    let block = device.geometry().block_size;
-    let whole = BlockRange::new(0, DATA >> block.shift());
-    device.write_zeroes(whole, ZeroMode::KeepAllocated, Durability::Visible).await.map_err(context)?;
-    device.flush().await.map_err(context)?;
-    let image = |first: &[u8], end: usize| {
-        let mut buffer = Buffer::new(end.next_multiple_of(block.bytes() as usize));
-        buffer.append(first);
-        buffer.append_zeroes(header::NEW_SIZE - first.len());
-        buffer.append(&rest[..rest.len().min(buffer.missing())]);
-        buffer.append_zeroes(buffer.missing());
-        buffer.into()
+/// Blocks of a device that contain these bytes.
+fn blocks(device: &dyn Device, bytes: Range<u64>) -> BlockRange {
+    let (block, blocks) = (device.geometry().block_size, device.geometry().blocks.0);
+    let end = bytes.end.div_ceil(block.bytes()).min(blocks);
+    let first = (bytes.start >> block.shift()).min(end);
+    BlockRange::new(first, end - first)
+}
+
+/// Overwrites all before the data with random bytes. The header of an earlier volume is overwritten before
+/// its key slots.
+async fn erase(device: &dyn Device) -> Result<()> {
+    let (copies, end) = match read_header(device).await {
+        Ok(copy) => {
+            let data = metadata::parse(&copy.json, copy.size).map_or(0, |volume| volume.segment.offset);
+            (2 * copy.size, data.clamp(DATA, MOST_EARLIER))
+        }
+        Err(_) => (0, DATA),
     };
-    let all = image(&[], header::NEW_SIZE + rest.len());
-    device.write(BlockIndex(0), all, Durability::Visible).await.map_err(context)?;
-    device.flush().await.map_err(context)?;
-    let first = image(first, header::NEW_SIZE);
-    device.write(BlockIndex(0), first, Durability::Visible).await.map_err(context)?;
-    device.flush().await.map_err(context)
+    let block = device.geometry().block_size;
+    let step = (ERASED >> block.shift()).max(1);
+    for bytes in [0..copies, copies..end] {
+        let range = blocks(device, bytes);
+        for first in (range.start.0..range.end().0).step_by(step as usize) {
+            let count = step.min(range.end().0 - first);
+            let mut buffer = Buffer::zeroed((count << block.shift()) as usize);
+            runtime::fill_secret(buffer.filled_mut());
+            device.write(BlockIndex(first), buffer.into(), Durability::Visible).await?;
+        }
+        device.flush().await?;
+    }
+    Ok(())
+}
+
+/// Writes the two copies of the header and the material after them, the last one first, each durably before
+/// the next.
+async fn write(device: &dyn Device, [first, second, material]: [Vec<u8>; 3]) -> Result<()> {
+    let mut image = drawn(MATERIAL as usize);
+    image.extend_from_slice(&material);
+    let copy = header::NEW_SIZE;
+    for (from, bytes) in [(2 * copy, material), (copy, second), (0, first)] {
+        image[from..from + bytes.len()].copy_from_slice(&bytes);
+        let range = blocks(device, from as u64..(from + bytes.len()) as u64);
+        // A block may be larger than the piece: then the bytes beside it are written again.
+        let block = device.geometry().block_size;
+        let start = block.offset_of(range.start).0 as usize;
+        let length = block.bytes_of(range.count) as usize;
+        let mut buffer = Buffer::new(length);
+        buffer.append(&image[start..image.len().min(start + length)]);
+        buffer.append_zeroes(buffer.missing());
+        device.write(range.start, buffer.into(), Durability::Visible).await?;
+        device.flush().await?;
+    }
+    Ok(())
 }
 
 /// Decodes arbitrary bytes as a header and as metadata, for tests with random input.

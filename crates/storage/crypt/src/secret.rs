@@ -1,14 +1,16 @@
 //! Secrets in memory, and the files that they come from.
 //!
 //! A secret is on locked pages from the moment on at which it is read, and wiped when it is dropped. Its file
-//! must be accessible to its owner only. Errors name the file and never its contents.
+//! must be accessible to its owner only, who is the user of this program or root. Errors name the file and
+//! never its contents.
 
 use crate::xts::Xts;
 use block::{Call, Error, Result};
 use runtime::locked_memory::LockedBox;
+use rustix::fs::OFlags;
 use stack::LockedFile;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroize;
 
@@ -104,7 +106,7 @@ pub fn lock_key(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<Lock
         32 | 64 => Ok(Some(Box::new(key) as LockedFile)),
         _ => Err(Error::invalid(format!(
             "key_file \"{}\": its length isn't that of a key; expected 32 bytes (AES-128-XTS) or 64 (AES-256-XTS), not as text; \
-             head -c 64 /dev/urandom makes one",
+             (umask 077; head -c 64 /dev/urandom >FILE) makes one",
             path.display()
         ))),
     }))
@@ -129,21 +131,36 @@ pub fn lock_passphrase(path: PathBuf, _alone: bool) -> Call<'static, Result<Opti
 fn read(key: &str, path: &Path) -> Result<Secret> {
     let name = format!("{key} \"{}\"", path.display());
     let wrong = |error: std::io::Error| Error::from_io(&error, &name);
-    // Opening a pipe would wait for its writer.
-    let is_file = std::fs::metadata(path).map_err(wrong)?.is_file();
-    if !is_file {
+    // What is checked is what was opened: the name may get another file at any time. Without NONBLOCK opening
+    // a pipe waits for its writer.
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits() as i32;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(wrong)?;
+    let metadata = file.metadata().map_err(wrong)?;
+    if !metadata.is_file() {
         return Err(Error::invalid(format!("{name}: expected a regular file")));
     }
-    let file = std::fs::File::open(path).map_err(wrong)?;
-    let mode = file.metadata().map_err(wrong)?.mode() & 0o777;
-    if mode & 0o077 != 0 {
-        return Err(Error::invalid(format!(
-            "{name}: others may access it: mode {mode:o}; expected a file for its owner only; chmod 600 it"
-        )));
-    }
+    let user = rustix::process::geteuid().as_raw();
+    check_access(metadata.mode(), metadata.uid(), user)
+        .map_err(|problem| Error::invalid(format!("{name}: {problem}")))?;
     let mut secret = zeroed(0)?;
     secret.fill_from(file).map_err(wrong)?;
     Ok(secret)
+}
+
+/// Checks the mode and the owner of a file that this user is to trust.
+fn check_access(mode: u32, owner: u32, user: u32) -> std::result::Result<(), String> {
+    if owner != 0 && owner != user {
+        return Err(format!(
+            "its owner is user {owner}; expected user {user}, which runs this program, or root; chown it"
+        ));
+    }
+    let mode = mode & 0o777;
+    match mode & 0o077 {
+        0 => Ok(()),
+        _ => Err(format!(
+            "others may access it: mode {mode:o}; expected a file for its owner only; chmod 600 it"
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -181,7 +198,7 @@ mod tests {
         for length in [0, 16, 31, 33, 63, 65, 100_000] {
             write(&vec![7; length], 0o600);
             let error = outcome(lock_key, &path).unwrap_err().to_string();
-            assert!(error.contains("expected 32 bytes"), "{error}");
+            assert!(error.contains("expected 32 bytes") && error.contains("(umask 077; head"), "{error}");
         }
         write(&[10; 32], 0o400);
         assert_eq!(outcome(lock_key, &path).unwrap(), [10; 32]);
@@ -198,5 +215,35 @@ mod tests {
             assert_eq!(passphrase.as_deref(), expected.map(str::as_bytes), "{text}");
         }
         assert!(matches!(outcome(lock_key, folder.path()), Err(Error::Invalid(_))));
+    }
+    #[test]
+    fn what_is_no_file_is_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [&*path, folder.path(), Path::new("/dev/zero")] {
+            let error = outcome(lock_passphrase, path).unwrap_err().to_string();
+            assert!(error.contains("expected a regular file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_that_another_user_may_change_are_refused() {
+        assert_eq!(check_access(0o100_600, 1000, 1000), Ok(()));
+        assert_eq!(check_access(0o100_400, 0, 1000), Ok(()));
+        for (owner, user) in [(1001, 1000), (1000, 0)] {
+            let problem = check_access(0o100_600, owner, user).unwrap_err();
+            assert!(problem.contains(&format!("its owner is user {owner}")), "{problem}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, [7; 64]).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        // Only root can give a file away.
+        if std::os::unix::fs::chown(&path, Some(1234), None).is_ok() {
+            let error = outcome(lock_key, &path).unwrap_err().to_string();
+            assert!(error.contains("its owner is user 1234"), "{error}");
+        }
     }
 }

@@ -22,7 +22,7 @@ pub const SALT: usize = 64;
 /// Which copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The copy at the begin of the device.
+    /// The copy at the start of the device.
     First,
     /// The copy after the first one.
     Second,

@@ -105,8 +105,10 @@ pub struct Digest {
 /// Metadata of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Key slots that this program can open, those that are to be tried first first.
+    /// Key slots that this program can open, in the order in which they are tried.
     pub slots: Vec<Slot>,
+    /// Numbers of slots with fields that are out of range, which can't be tried, and what is wrong.
+    pub refused: Vec<(u8, String)>,
     /// Digest of the volume key.
     pub digest: Digest,
     /// The encrypted data.
@@ -273,21 +275,21 @@ pub fn parse(json: &[u8], header: u64) -> Result<Volume> {
     let is_of = |list: &[String], number: u8| list.iter().any(|entry| *entry == number.to_string());
     let mut digests = document.digests.0.into_values().filter(|it| is_of(&it.segments, name));
     let entry = digests.next().ok_or_else(|| corrupt("no digest belongs to the segment"))?;
-    let mut slots = Vec::new();
+    let (mut slots, mut refused) = (Vec::new(), Vec::new());
     for (number, slot) in document.keyslots.0 {
         // Priority 0 takes a slot out of use, 2 prefers it.
         let priority = slot.priority.unwrap_or(1);
-        if priority > 0
-            && is_of(&entry.keyslots, number)
-            && let Some(slot) = slot_of(number, slot, header, segment.offset)?
-        {
-            slots.push((priority, slot));
+        if priority > 0 && is_of(&entry.keyslots, number) {
+            match slot_of(number, slot, header, segment.offset) {
+                Ok(slot) => slots.extend(slot.map(|slot| (priority, slot))),
+                Err(error) => refused.push((number, error.detail().to_owned())),
+            }
         }
     }
     slots.sort_by_key(|(priority, slot)| (std::cmp::Reverse(*priority), slot.number));
     let discards = document.config.flags.iter().any(|flag| flag == "allow-discards");
     let slots = slots.into_iter().map(|(_, slot)| slot).collect();
-    Ok(Volume { slots, digest: digest_of(entry)?, segment, discards })
+    Ok(Volume { slots, refused, digest: digest_of(entry)?, segment, discards })
 }
 
 fn segment_of(entry: SegmentEntry, header: u64) -> Result<Segment> {
@@ -328,7 +330,7 @@ fn slot_of(number: u8, entry: SlotEntry, header: u64, data: u64) -> Result<Optio
         && offset.checked_add(bytes).is_some_and(|end| end <= data);
     match fits {
         true => Ok(Some(Slot { number, key_size: sizes[0], hash, offset, area_key_size: sizes[1], kdf })),
-        false => Err(corrupt(format_args!("key slot {number}: a size or offset is out of range"))),
+        false => Err(corrupt("a size or offset is out of range")),
     }
 }
 
@@ -423,6 +425,7 @@ mod tests {
         let slot = Slot { number: 0, key_size: 64, hash, offset: 32768, area_key_size: 64, kdf };
         Volume {
             slots: vec![slot],
+            refused: Vec::new(),
             digest: Digest { hash, iterations: 1000, salt: vec![2; 32], digest: vec![3; 32] },
             segment: Segment { offset: 16 << 20, bytes: None, tweak: 0, sector_size: 4096 },
             discards: true,
@@ -450,11 +453,6 @@ mod tests {
             ("\"type\":\"crypt\"", "\"type\":\"linear\"", "expected one encrypted with aes-xts-plain64"),
             ("\"sector_size\":4096", "\"sector_size\":8192", "out of range"),
             ("\"offset\":\"16777216\"", "\"offset\":\"4096\"", "out of range"),
-            ("\"offset\":\"32768\"", "\"offset\":\"16384\"", "key slot 0"),
-            ("\"offset\":\"32768\"", "\"offset\":\"18446744073709551615\"", "key slot 0"),
-            ("\"stripes\":4000", "\"stripes\":4001", "key slot 0"),
-            ("\"key_size\":64,\"af\"", "\"key_size\":63,\"af\"", "key slot 0"),
-            ("\"size\":\"258048\"", "\"size\":\"4096\"", "key slot 0"),
             ("\"segments\":[\"0\"]", "\"segments\":[\"1\"]", "no digest"),
             ("\"size\":\"dynamic\"", "\"size\":\"-1\"", "expected a number"),
             ("\"segments\":{\"0\":", "\"segments\":{\"x\":", "without a number"),
@@ -464,6 +462,18 @@ mod tests {
             let error = parse(changed.as_bytes(), 16 << 10).unwrap_err().to_string();
             assert!(error.contains(expected), "{to}: {error}");
         }
+        // Others may open the volume.
+        for (from, to) in [
+            ("\"offset\":\"32768\"", "\"offset\":\"16384\""),
+            ("\"offset\":\"32768\"", "\"offset\":\"18446744073709551615\""),
+            ("\"stripes\":4000", "\"stripes\":4001"),
+            ("\"key_size\":64,\"af\"", "\"key_size\":63,\"af\""),
+            ("\"size\":\"258048\"", "\"size\":\"4096\""),
+        ] {
+            let volume = parse(text().replace(from, to).as_bytes(), 16 << 10).unwrap();
+            assert_eq!(volume.slots, [], "{to}");
+            assert!(matches!(&volume.refused[..], [(0, text)] if text.contains("out of range")), "{to}");
+        }
         // Slots that other programs use are left out.
         for (from, to) in [
             ("\"argon2id\"", "\"scrypt\""),
@@ -472,7 +482,7 @@ mod tests {
             ("\"keyslots\":{\"0\":{", "\"keyslots\":{\"0\":{\"priority\":0,"),
         ] {
             let volume = parse(text().replace(from, to).as_bytes(), 16 << 10).unwrap();
-            assert_eq!(volume.slots, [], "{to}");
+            assert!(volume.slots.is_empty() && volume.refused.is_empty(), "{to}");
         }
     }
 

@@ -5,9 +5,16 @@ use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Payload};
 use conformance::requests::on_a_shard;
 use crypt::luks::{self, Format};
 use crypt::secret::{self, Secret};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::record::replay::{CrashStates, History, ImageDisk, Search};
+use layers::record::{RecordDevicePart, Recorder, Role};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const FORMAT: Format = Format { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
+
+/// Bytes of a copy of the header.
+const COPY: usize = 16 << 10;
 
 fn passphrase(text: &str) -> Secret {
     secret::copy_of(text.as_bytes()).unwrap()
@@ -119,23 +126,123 @@ fn what_is_no_volume_is_named() {
     });
 }
 
-/// A power cut at any write of formatting leaves no volume, or one that opens.
+/// Records what is done to a disk of 20 MiB in blocks of 4096 bytes.
+fn recorded() -> (Arc<dyn DevicePart>, impl Fn() -> Arc<History>) {
+    let recorder = Recorder::in_memory();
+    let disk = RecordDevicePart::new(disk_of(20 << 20, 4096), recorder.clone(), "disk", Role::Disk).unwrap();
+    let number = disk.number();
+    (Arc::new(disk), move || History::new(&recorder.timeline().unwrap(), number).unwrap())
+}
+
+/// A power cut at any moment of formatting leaves no header, or one that a passphrase opens: the new one, or
+/// that of the earlier volume as long as its header is there.
 #[test]
-fn formatting_that_is_cut_short_leaves_no_header_without_its_key_slot() {
+fn formatting_that_is_cut_short_leaves_no_header_that_nothing_opens() {
     on_a_shard(|| async {
-        let new = formatted(4096, FORMAT).await;
-        let bytes = {
-            let (read, buffer) = new.open().await.unwrap().read(BlockIndex(0), Buffer::new(1 << 20)).await;
+        let (disk, history) = recorded();
+        for text in ["earlier", "right"] {
+            luks::format(&disk, passphrase(text), FORMAT).await.unwrap();
+        }
+        let history = history();
+        let events = history.events() + 1;
+        let (mut opened, mut absent) = ([0; 2], 0);
+        for state in CrashStates::new(history, 0..events, Search::new(1)) {
+            let after: Arc<dyn DevicePart> = Arc::new(ImageDisk::new(state.image));
+            match refusal(&after, "right").await {
+                None => opened[1] += 1,
+                Some(Error::NotFound(_) | Error::Corrupt(_)) => absent += 1,
+                Some(error) => {
+                    let earlier = refusal(&after, "earlier").await;
+                    assert!(earlier.is_none(), "{:?} {}: {error}", state.cuts, state.choice);
+                    opened[0] += 1;
+                }
+            }
+        }
+        assert!(absent > 10 && opened[0] > 2 && opened[1] > 2, "{absent} {opened:?}");
+    });
+}
+
+/// Changes the metadata in both copies of a header.
+async fn change(disk: &Arc<dyn DevicePart>, how: impl Fn(&mut serde_json::Value)) {
+    let device = disk.open().await.unwrap();
+    let block = device.geometry().block_size.bytes();
+    for at in [0, COPY as u64] {
+        let (read, buffer) = device.read(BlockIndex(at / block), Buffer::new(COPY)).await;
+        read.unwrap();
+        let mut bytes = buffer.filled().to_vec();
+        let text = bytes[4096..].split(|byte| *byte == 0).next().unwrap();
+        let mut json = serde_json::from_slice(text).unwrap();
+        how(&mut json);
+        let text = json.to_string();
+        bytes[4096..].fill(0);
+        bytes[4096..4096 + text.len()].copy_from_slice(text.as_bytes());
+        bytes[448..512].fill(0);
+        let sum = ring::digest::digest(&ring::digest::SHA256, &bytes);
+        bytes[448..480].copy_from_slice(sum.as_ref());
+        device
+            .write(BlockIndex(at / block), Data::copy_of(&bytes).into(), Durability::Visible)
+            .await
+            .unwrap();
+    }
+}
+
+/// A device may keep what blocks had that were only made to read as zeros.
+#[test]
+fn formatting_overwrites_all_that_an_earlier_volume_had_before_its_data() {
+    on_a_shard(|| async {
+        // Bytes of the earlier header, or more than is plausible: then only its largest size counts.
+        for (data, expected) in [(luks::DATA, luks::DATA), (17 << 20, 17 << 20), (1 << 40, 20 << 20)] {
+            let (disk, history) = recorded();
+            luks::format(&disk, passphrase("earlier"), FORMAT).await.unwrap();
+            change(&disk, |json| json["segments"]["0"]["offset"] = data.to_string().into()).await;
+            let before = history().operations().len();
+            luks::format(&disk, passphrase("right"), FORMAT).await.unwrap();
+            let history = history();
+            let operations = &history.operations()[before..];
+            assert!(operations.iter().all(|operation| !operation.is_zeros()));
+            let mut covered: Vec<_> = operations.iter().map(|operation| operation.range.clone()).collect();
+            covered.sort_by_key(|range| range.start);
+            let end = covered
+                .iter()
+                .fold(0, |end, range| if range.start <= end { end.max(range.end) } else { end });
+            assert_eq!(end, expected);
+            // What isn't the header is random: no two pieces are alike, and none is zeros.
+            let device = disk.open().await.unwrap();
+            let (read, buffer) = device.read(BlockIndex(0), Buffer::new(expected as usize)).await;
             read.unwrap();
-            buffer.filled().to_vec()
-        };
-        // What was written before the first copy of the header: everything but that copy.
-        let cut = disk_of(20 << 20, 4096);
-        let rest = Data::copy_of(&[&[0; 16384], &bytes[16384..]].concat());
-        cut.open().await.unwrap().write(BlockIndex(0), rest.into(), Durability::Visible).await.unwrap();
-        assert!(
-            refusal(&cut, "right").await.is_none(),
-            "the second copy is complete, and so is its key slot"
-        );
+            let pieces: BTreeSet<&[u8]> = buffer.filled()[1 << 20..].chunks(64).collect();
+            assert_eq!(pieces.len(), (expected as usize - (1 << 20)) / 64);
+        }
+    });
+}
+
+/// Slots that can't be read or have odd fields don't keep another one from being opened.
+#[test]
+fn a_slot_that_cant_be_tried_doesnt_keep_others_from_being_tried() {
+    on_a_shard(|| async {
+        let disk = formatted(4096, FORMAT).await;
+        change(&disk, |json| {
+            for (number, offset) in [("1", "1048576"), ("2", "0")] {
+                let mut slot = json["keyslots"]["0"].clone();
+                slot["priority"] = 2.into();
+                slot["area"]["offset"] = offset.into();
+                json["keyslots"][number] = slot;
+                json["digests"]["0"]["keyslots"].as_array_mut().unwrap().push(number.into());
+            }
+        })
+        .await;
+        let rules = parse_rules(&["read range=1MiB..2MiB error=EIO".to_owned()], stack::Contract::Device);
+        let disk: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(disk, rules.unwrap(), 1).unwrap());
+        let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+        let part: Arc<dyn DevicePart> = Arc::new(part);
+        assert_eq!(part.status().await["key_slot"], 0);
+        let error = refusal(&disk, "wrong").await.unwrap();
+        assert!(matches!(error, Error::Os(..) | Error::Io(_)), "{error:?}");
+        let error = error.to_string();
+        for expected in
+            ["opens no key slot", "key slot 1: reading", "key slot 2: the LUKS2 metadata", "out of range"]
+        {
+            assert!(error.contains(expected), "{error}");
+        }
     });
 }

@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod luks;
+mod overlaps;
 mod plain;
 mod suite;

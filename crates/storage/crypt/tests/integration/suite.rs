@@ -1,23 +1,15 @@
 //! Encryption keeps the promises of its contract.
 
+use block::{BlockSize, DevicePart};
 use conformance::device::Options;
 use crypt::device::{CryptPart, Segment};
 use crypt::{luks, secret};
+use disks::ram::RamPart;
 use std::sync::Arc;
 
-use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart};
-use layers::record::replay::ImageDisk;
-
-/// Disk of `bytes`, with this block size. Requests from two shards must not mix inside a sector below a layer
-/// that is being checked, so this disk carries out each request as a whole.
+/// Memory of `bytes`, with this block size: it mixes the bytes of overlapping requests of two shards.
 pub fn disk_of(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
-    Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::new(block_size).expect("a size"),
-        blocks: BlockCount(bytes / block_size),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }))
+    Arc::new(RamPart::new(bytes, BlockSize::new(block_size).expect("a size")).expect("address space"))
 }
 
 /// The suite with `operations` random ones on two shards, of the kernel's runtime and of a simulated one.
