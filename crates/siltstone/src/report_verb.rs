@@ -348,10 +348,11 @@ fn format_of(bytes: &[u8]) -> String {
 
 /// Returns the last lines of a log.
 fn log_end(path: &Path) -> std::io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
-    if !file.metadata()?.is_file() {
+    // Opening a pipe would wait for a writer.
+    if !std::fs::metadata(path)?.is_file() {
         return Err(std::io::Error::other("not a file"));
     }
+    let mut file = std::fs::File::open(path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES)))?;
     let mut bytes = Vec::new();

@@ -165,8 +165,9 @@ impl Client {
 
     async fn converse(&self, stream: &Stream) -> Result<(), Over> {
         let mut received = Vec::new();
+        let mut silence_limit = HEAD_LIMIT;
         loop {
-            let request = match self.next_request(stream, &mut received).await? {
+            let request = match self.next_request(stream, &mut received, silence_limit).await? {
                 Ok(request) => request,
                 Err(status) => {
                     send(stream, refusal(status).as_bytes()).await?;
@@ -175,6 +176,7 @@ impl Client {
                 }
             };
             received.drain(..request.length);
+            silence_limit = SILENCE_LIMIT;
             self.answer(stream, request).await?;
             if !request.continues {
                 stream.say_goodbye().await;
@@ -188,6 +190,7 @@ impl Client {
         &self,
         stream: &Stream,
         received: &mut Vec<u8>,
+        silence_limit: Duration,
     ) -> Result<Result<Request, Status>, Over> {
         let mut begun = runtime::now();
         loop {
@@ -197,7 +200,7 @@ impl Client {
                 Err(status) => return Ok(Err(status)),
             }
             let is_silent = received.is_empty();
-            let limit = if is_silent { SILENCE_LIMIT } else { HEAD_LIMIT };
+            let limit = if is_silent { silence_limit } else { HEAD_LIMIT };
             let left = begun + limit - runtime::now();
             // The parser refuses a head of this length, so there is space.
             let space = (MAX_HEAD - received.len()).min(PIECE);

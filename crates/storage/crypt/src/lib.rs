@@ -22,7 +22,7 @@ mod overlaps;
 pub mod secret;
 pub mod xts;
 
-use block::{BlockSize, Call, DevicePart, Result};
+use block::{BlockIndex, BlockSize, Buffer, Call, DevicePart, Durability, Result};
 use device::{CryptPart, Segment};
 use secret::Secret;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
@@ -154,9 +154,32 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         arguments.locked(key).ok_or_else(|| arguments.refuse(key, format!("{key}: it wasn't read")))?;
     let part = match settings.is_luks {
         true => open_luks(arguments, &settings, on, secret).await?,
-        false => plain(&settings, on, &secret)?,
+        false => {
+            refuse_header(arguments, &on).await?;
+            plain(&settings, on, &secret)?
+        }
     };
     Ok(Built::Device(Arc::new(part)))
+}
+
+/// Refuses a device with a LUKS header, which writes would destroy: ciphertext starts like one by chance once
+/// in 2^48. Formatting overwrites its start.
+async fn refuse_header(arguments: &Arguments, on: &Arc<dyn DevicePart>) -> Result<()> {
+    let device = on.open().await?;
+    let block = device.geometry().block_size.bytes() as usize;
+    let (read, start) = device.read(BlockIndex(0), Buffer::new(block)).await;
+    read?;
+    if !luks::is_luks(start.filled()) {
+        return Ok(());
+    }
+    if !arguments.format() {
+        return Err(arguments.refuse(
+            "key_file",
+            "key_file: the device has a LUKS header; expected one without a header; open it with passphrase_file, or \
+             remove the header with siltstone format --force",
+        ));
+    }
+    device.write(BlockIndex(0), Buffer::zeroed(block).into(), Durability::Durable).await
 }
 
 fn plain(settings: &Settings, on: Arc<dyn DevicePart>, key: &Secret) -> Result<CryptPart> {

@@ -12,6 +12,7 @@ mod slot;
 use crate::device::{CryptPart, Segment};
 use crate::secret::{self, Secret};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Result};
+pub use header::is_luks;
 use header::{Copy, Place};
 use metadata::{Digest, Hash, Kdf, STRIPES, Slot, Volume};
 use std::ops::Range;

@@ -37,6 +37,11 @@ impl Place {
     }
 }
 
+/// Whether a device that starts with these bytes has a header, of any version of LUKS.
+pub fn is_luks(start: &[u8]) -> bool {
+    start.starts_with(&Place::First.magic())
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Binary {

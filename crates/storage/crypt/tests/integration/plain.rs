@@ -203,3 +203,19 @@ fn no_text_shows_a_key() {
     assert_eq!(format!("{:?}", Xts::new(&KEY).unwrap()), "aes-256-xts-plain64");
     assert_eq!(format!("{:?}", secret::copy_of(&KEY).unwrap()), "LockedBox");
 }
+
+/// Plain writes would destroy a LUKS header, and with it all data.
+#[test]
+fn a_device_with_a_luks_header_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write_secret(&folder.path().join("key"), &KEY);
+    let mut disk = vec![0; 1 << 20];
+    disk[..6].copy_from_slice(b"LUKS\xba\xbe");
+    std::fs::write(folder.path().join("disk.img"), &disk).unwrap();
+    let line = "crypt(file(disk.img), key_file=key)";
+    let error = refusal(folder.path(), line, false).unwrap_or_default();
+    assert!(error.contains("has a LUKS header; expected one without"), "{error}");
+    assert_eq!(std::fs::read(folder.path().join("disk.img")).unwrap(), disk);
+    assert_eq!(refusal(folder.path(), line, true), None);
+    assert_eq!(refusal(folder.path(), line, false), None);
+}
