@@ -131,7 +131,8 @@ pub fn kit_settings(
     let table_blocks = layout.blocks_in(settings.table_bytes);
     let cleaner_reserve = reserve::cleaner_reserve(shards);
     // Two zones are for checkpoints.
-    let buffered = cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MAX_FROZEN as u64);
+    let buffered =
+        cleaner_reserve + 2 + zones_of_buffered(layout, shards, settings.buffer_bytes * MAX_FROZEN as u64);
     let low_watermark = 0.05_f64.max(f64::from(buffered) / f64::from(layout.zones)).min(0.3);
     logkit::Settings {
         user_stream: write_stream(shard),
@@ -262,10 +263,10 @@ impl Core {
     }
 }
 
-/// Number of zones that must be free for `bytes` bytes of writes that are acknowledged before they are in the
-/// log.
-fn zones_of_buffered(layout: &logkit::Layout, bytes: u64) -> u32 {
-    LANES + 3 + (2 * bytes / zone_bytes(layout)) as u32
+/// Number of zones that must be free for `bytes` bytes of writes of all shards that are acknowledged before
+/// they are in the log. Each lane may leave a zone with little in it.
+fn zones_of_buffered(layout: &logkit::Layout, shards: u16, bytes: u64) -> u32 {
+    LANES * u32::from(shards) + 3 + (2 * bytes / zone_bytes(layout)) as u32
 }
 
 /// Size of a zone in bytes.

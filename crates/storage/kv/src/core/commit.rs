@@ -13,6 +13,7 @@ use runtime::{RequestKey, Requests};
 use smallvec::SmallVec;
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Maximum bytes of writes that are acknowledged or queued before they are in a record.
@@ -174,7 +175,8 @@ impl Core {
         // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
         // key, and replay has them in this order.
         let is_alone = self.commit.requests.is_empty() && !self.gate.has_batches();
-        let is_buffered = acknowledge == Acknowledge::Buffered && is_alone && self.has_zones();
+        let is_buffered =
+            acknowledge == Acknowledge::Buffered && is_alone && self.has_zones(batch.bytes().len());
         if is_buffered {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply_early(batch.bytes())?;
@@ -233,6 +235,7 @@ impl Core {
     /// Notes the end of an entry of writes.
     pub(crate) fn submitted_ended(&self, bytes: u64) {
         self.commit.unwritten.set(self.commit.unwritten.get().saturating_sub(bytes));
+        self.note_unwritten(0);
         add(&self.commit.ended, 1);
         self.commit.wake();
     }
@@ -291,13 +294,23 @@ impl Core {
         self.kit.failure().map_or(Ok(()), Err)
     }
 
-    /// Whether enough zones are free for all acknowledged and earlier writes that aren't in records yet: the
-    /// log can't refuse these.
-    fn has_zones(&self) -> bool {
+    /// Whether enough zones are free for all acknowledged and earlier writes of all shards that aren't in
+    /// records yet, and for a further one of `more` bytes: the log can't refuse these.
+    fn has_zones(&self, more: usize) -> bool {
+        let space = &self.peers.space;
+        self.note_unwritten(more);
+        // Compactions may fill the zones that they have claimed.
+        let claimed = space.claimed.load(Ordering::Acquire);
+        let needed = zones_of_buffered(&self.kit.layout, self.peers.shards, space.unwritten_bytes());
+        self.kit.pool.free() > self.kept_zones() + claimed + needed
+    }
+
+    /// Notes how many bytes of this shard's writes still take zones, with `more` bytes that are about to be
+    /// queued.
+    pub(crate) fn note_unwritten(&self, more: usize) {
         // Flushes take zones before they free those of the log.
-        let buffers = self.buffers.bytes() as u64;
-        let bytes = self.commit.unwritten.get() + self.commit.pending().len() as u64 + buffers;
-        self.kit.pool.free() > self.kept_zones() + zones_of_buffered(&self.kit.layout, bytes)
+        let others = (self.commit.pending().len() + self.buffers.bytes() + more) as u64;
+        self.peers.space.set_unwritten(self.peers.shard, self.commit.unwritten.get() + others);
     }
 
     /// Completes the requests and jobs that wait for an entry.

@@ -53,6 +53,7 @@ impl Core {
         self.set_levels(tables);
         if let Some(flushed) = edit.flushed {
             self.buffers.release(flushed, self.kit.clock());
+            self.note_unwritten(0);
         }
         let now = self.erasure.now();
         died().for_each(|table| self.table_zones.died(table.meta.level, table.meta.created, now));

@@ -6,11 +6,17 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// Bytes to which the writes of a shard that still take zones are rounded up: few writes change the rounded
+/// number, which all shards read.
+const UNWRITTEN_GRAIN: u64 = 16 << 10;
+
 /// Free space that all shards need, so that each keeps the same number of zones free.
 #[derive(Debug)]
 pub(crate) struct SharedSpace {
     /// Bytes of the manifest of each shard.
     manifests: Box<[AtomicU64]>,
+    /// Bytes of writes of each shard that still take zones, rounded up.
+    unwritten: Box<[AtomicU64]>,
     /// Number of blocks of the last checkpoint.
     pub directory: AtomicU64,
     /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
@@ -22,9 +28,10 @@ pub(crate) struct SharedSpace {
 impl SharedSpace {
     /// Returns the state of a store of `shards` shards without tables.
     pub fn new(shards: u16) -> Arc<Self> {
-        let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
+        let zeros = || (0..shards).map(|_| AtomicU64::new(0)).collect();
         Arc::new(SharedSpace {
-            manifests,
+            manifests: zeros(),
+            unwritten: zeros(),
             directory: AtomicU64::new(0),
             claimed: AtomicU32::new(0),
             exhausted: AtomicU32::new(0),
@@ -34,6 +41,20 @@ impl SharedSpace {
     /// Sets the size of a shard's manifest in bytes.
     pub fn set_manifest(&self, shard: u16, bytes: u64) {
         self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the bytes of a shard's writes that still take zones. A shard that then reads the sum of all, and
+    /// the number of free zones, acknowledges no write for zones that another one has counted on.
+    pub fn set_unwritten(&self, shard: u16, bytes: u64) {
+        let (own, bytes) = (&self.unwritten[usize::from(shard)], bytes.next_multiple_of(UNWRITTEN_GRAIN));
+        if own.load(Ordering::Relaxed) != bytes {
+            own.store(bytes, Ordering::SeqCst);
+        }
+    }
+
+    /// Bytes of the writes of all shards that still take zones.
+    pub fn unwritten_bytes(&self) -> u64 {
+        self.unwritten.iter().map(|bytes| bytes.load(Ordering::SeqCst)).sum()
     }
 
     /// Bytes of all manifests.

@@ -13,8 +13,8 @@ use block::{Error, Result, ZoneIndex};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time that acknowledged entries without data wait for a zone before the log fails, and time between two
-/// attempts to find one.
+/// Time that acknowledged entries wait for a zone before the log fails, and time between two attempts to find
+/// one.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -22,13 +22,13 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct LaneZones {
     pub(super) open: Vec<Option<ZoneWriter>>,
-    /// Since when no zone was free.
-    refusing: Option<runtime::Instant>,
+    /// Since when no zone was free for each class: zones of one class don't help the entries of another.
+    refusing: Vec<Option<runtime::Instant>>,
 }
 
 impl LaneZones {
     pub(super) fn new(classes: u8) -> Self {
-        LaneZones { open: (0..classes).map(|_| None).collect(), refusing: None }
+        LaneZones { open: (0..classes).map(|_| None).collect(), refusing: vec![None; usize::from(classes)] }
     }
 
     /// Whether any open zone has records.
@@ -49,7 +49,7 @@ impl LaneZones {
         }
         match open_zone(owner, class, &mut self.open).await {
             Ok(mut zone) => {
-                self.refusing = None;
+                self.refusing[usize::from(class)] = None;
                 zone.iter_mut().for_each(|zone| owner.kit().count_of_lanes(zone));
                 zone
             }
@@ -83,12 +83,13 @@ impl LaneZones {
                 None
             }
             _ => {
-                let since = *self.refusing.get_or_insert_with(runtime::now);
+                let since = *self.refusing[usize::from(class)].get_or_insert_with(runtime::now);
                 let keeps = since.elapsed() < PATIENCE;
                 refuse_queued(&**owner, class, error, &mut self.open, keeps).await
             }
         };
-        let is_refusing = self.refusing.is_some() && found.is_none() && !appender.is_empty(class);
+        let since = self.refusing[usize::from(class)];
+        let is_refusing = since.is_some() && found.is_none() && !appender.is_empty(class);
         found.into_iter().for_each(|zone| self.keep(kit, zone));
         if is_refusing {
             // Kept entries go to the zone of another lane that has one, or to one that is freed.
@@ -96,7 +97,7 @@ impl LaneZones {
             let _freed = runtime::timeout(LOOK, kit.events.freed.notified()).await;
         }
         if appender.is_empty(class) {
-            self.refusing = None;
+            self.refusing[usize::from(class)] = None;
         }
     }
 }
@@ -213,10 +214,11 @@ async fn open_in_turn<O: Owner>(
 }
 
 /// Refuses the queued entries of a class because no zone is free. If another lane of this shard has a zone,
-/// entries that free space, and acknowledged ones without data, stay queued for it: a further zone would be
-/// missing elsewhere. If none has one, entries that free space get one of the cleaner's zones; otherwise a
-/// full log could never be emptied. With `keeps`, acknowledged entries without data stay until a zone is
-/// free.
+/// entries that free space, and acknowledged ones, stay queued for it: a further zone would be missing
+/// elsewhere. That ends, because the other lane seals its zone if the first of them doesn't fit. If none has
+/// one, entries that free space get one of the cleaner's zones; otherwise a full log could never be emptied.
+/// With `keeps`, acknowledged entries stay until a zone is free; without, they get one of the cleaner's too,
+/// before the log fails.
 async fn refuse_queued<O: Owner>(
     owner: &O,
     class: u8,
@@ -226,15 +228,14 @@ async fn refuse_queued<O: Owner>(
 ) -> Option<ZoneWriter> {
     let (kit, appender) = (owner.kit(), owner.appender());
     let others_have = kit.lanes_have(class);
-    let zone = match !others_have && appender.any(class, O::Entry::frees_space) {
+    let needs_zone = |entry: &O::Entry| entry.frees_space() || !keeps && entry.is_acknowledged();
+    let zone = match !others_have && appender.any(class, needs_zone) {
         true => kit.open_zone_beside(class, owner.freeing_zones(), held).await,
         false => None,
     };
     let has_zone = others_have || zone.is_some();
-    let is_kept = |entry: &O::Entry| {
-        has_zone && entry.frees_space()
-            || (has_zone || keeps) && entry.is_acknowledged() && entry.blocks() == 0
-    };
+    let is_kept =
+        |entry: &O::Entry| has_zone && entry.frees_space() || (has_zone || keeps) && entry.is_acknowledged();
     let entries = appender.take_refused(Some(class), is_kept);
     entries.iter().for_each(|entry| owner.refuse(entry, error));
     // Acknowledged entries can't be refused. Reads find them while the log is open, and no further entry is

@@ -84,3 +84,49 @@ fn acknowledged_entries_go_to_the_zone_of_another_lane_long_after_a_lane_found_n
         Ok(())
     });
 }
+
+#[test]
+fn acknowledged_data_stays_queued_for_the_zone_of_another_lane() {
+    simulate(async || {
+        let owner = full(1).await?;
+        let _cleaner = runtime::spawn(refuse_waiting(owner.clone()));
+        // Both lanes are woken, and the one without a zone may come first.
+        for number in 0..ENTRIES {
+            owner.append_alone(Item::new(number, 1, 8).acknowledged()).await;
+        }
+        assert_eq!(owner.kit().failure(), None);
+        assert_eq!(ended(&owner), (1 + usize::from(ENTRIES), 0));
+        owner.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn acknowledged_data_waits_for_a_zone_that_is_freed_before_the_log_fails() {
+    // The zone of the lane ends, and one is left to checkpoints.
+    for is_freed in [true, false] {
+        simulate(async move || {
+            let owner = full(2).await?;
+            let kit = owner.kit().clone();
+            let taken = kit.pool.take(0, 0, false, 0).expect("a free zone").zone;
+            let _cleaner = runtime::spawn(refuse_waiting(owner.clone()));
+            let freeing = runtime::spawn(async move {
+                runtime::sleep(Duration::from_secs(5)).await;
+                if is_freed {
+                    kit.pool.put_back(taken);
+                }
+            });
+            for number in 0..8 {
+                if owner.kit().failure().is_some() {
+                    break;
+                }
+                owner.append_alone(Item::new(number, 1, 8).acknowledged()).await;
+            }
+            freeing.await;
+            assert_eq!(owner.kit().failure().is_some(), !is_freed);
+            assert_eq!(ended(&owner).1 == 0, is_freed);
+            owner.close().await;
+            Ok(())
+        });
+    }
+}
