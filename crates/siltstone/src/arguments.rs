@@ -27,7 +27,7 @@ pub use metrics::{Metrics, MetricsAddress};
 pub use report::Report;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
-pub use top::Top;
+pub use top::{Top, parse_interval};
 pub use trace::Trace;
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};

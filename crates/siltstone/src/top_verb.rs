@@ -16,8 +16,6 @@ mod sample;
 mod sampler;
 mod screen;
 
-pub use app::parse_interval;
-
 use crate::arguments::{Operated, Top};
 use crate::control::{place, reach};
 use crate::failure::Failure;

@@ -3,13 +3,10 @@
 use super::columns::{Column, layout};
 use super::rows::{Row, rows};
 use super::sample::Sample;
+use crate::arguments::parse_interval;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::time::Duration;
 
-/// Shortest interval between two samples.
-pub const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest interval.
-pub const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest text of a new interval.
 const MAX_TYPED: usize = 12;
 
@@ -234,22 +231,6 @@ impl App {
         let at = position.map_or(0, |position| position as isize + 1);
         let at = (at + step).clamp(0, visible.len() as isize);
         self.sort = usize::try_from(at - 1).ok().map(|column| visible[column]);
-    }
-}
-
-/// Parses an interval: with a unit, or a number of seconds, as top does.
-///
-/// # Errors
-/// What was expected.
-pub fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let interval = match seconds {
-        Some(seconds) => seconds,
-        None => stack::parse_duration(text).map_err(|error| error.detail().to_owned())?,
-    };
-    match (MIN_INTERVAL..=MAX_INTERVAL).contains(&interval) {
-        true => Ok(interval),
-        false => Err(format!("interval \"{text}\": expected 100ms to 1h")),
     }
 }
 

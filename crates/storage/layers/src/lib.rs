@@ -10,7 +10,7 @@
 //! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0).
 //!
 //! [`observation`] is no layer of a stack: it does what `stats` does for each part of a stack that is served,
-//! while somebody looks.
+//! on demand.
 //!
 //! Each layer passes the conformance suite of its contract. Layers with a format of their own are crates:
 //! `cache`, `writecache`, `mirror`. Leaves are in `disks` and `zones`; parsing and composing is left to
