@@ -71,6 +71,9 @@ impl Mask {
         let mut masked = String::with_capacity(text.len());
         let mut copied = 0;
         for (start, end) in self.secrets(&text) {
+            if text[start..].starts_with(MASKED) {
+                continue;
+            }
             masked.push_str(&text[copied..start]);
             masked.push_str(MASKED);
             copied = end;
