@@ -183,7 +183,7 @@ impl Executor {
         self.session.rights != Rights::None
     }
 
-    /// Remaining time for the client to log in; `None` if it is admitted. After `RESET` it begins anew.
+    /// Remaining time for the client to log in; `None` if it is admitted. After `RESET` it restarts.
     pub fn time_to_log_in(&mut self) -> Option<Duration> {
         if self.is_admitted() {
             self.login_deadline = None;

@@ -8,6 +8,7 @@
 //!   the stop returns an error that says so.
 
 use super::file::{DeviceFile, FilePart};
+use crate::served::metrics::REQUEST_METRICS;
 use block::{Call, DevicePart, Error, Part, Result, Status};
 use fuse::session::REQUESTS;
 use fuse::{Mount, MountOptions, Negotiated, Session};
@@ -262,7 +263,7 @@ pub const KIND: Kind = Kind {
             .or("false"),
     ],
     messages: &[],
-    metrics: &[METRICS],
+    metrics: &[METRICS, REQUEST_METRICS],
     shareable: false,
     example: "fuse(ram(size=64MiB), vol.img)",
     plan: |_| Ok(Shape::default()),
@@ -270,33 +271,8 @@ pub const KIND: Kind = Kind {
 };
 
 /// Numbers of the status for monitoring systems.
-const METRICS: &[Metric] = &[
-    Metric::gauge("state", "door_up", "1 while the door is in service").if_word("mounted"),
-    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
-    Metric::counter(
-        "read_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "read"),
-    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
-    Metric::counter(
-        "written_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write"),
-    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
-    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
-        .with_label("request", "write_zeroes"),
-    Metric::counter(
-        "zeroed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write_zeroes"),
-    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
-];
+const METRICS: &[Metric] =
+    &[Metric::gauge("state", "door_up", "1 while the door is in service").if_word("mounted")];
 
 fn build(arguments: &Arguments) -> Result<Built> {
     let config = FuseConfig {

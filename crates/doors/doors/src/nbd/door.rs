@@ -2,6 +2,7 @@
 
 use super::client::address_of;
 use super::server::{ExportConfig, PERMISSION, Server, ServerConfig, ServerTls};
+use crate::served::metrics::{request_bytes, requests};
 use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
@@ -120,52 +121,16 @@ const METRICS: &[Metric] = &[
     Metric::gauge("buffer_bytes", "door_buffer_bytes", "Memory of the buffers of requests"),
     Metric::gauge("max_buffer_bytes", "door_buffer_limit_bytes", "Memory that buffers of requests may take"),
     Metric::gauge("waiting_connections", "door_waiting_connections", "Clients that wait for memory"),
-    Metric::counter("exports.*.reads", "door_requests", "Requests of clients")
-        .with_label("request", "read")
-        .of_each("export", ""),
-    Metric::counter(
-        "exports.*.read_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "read")
-    .of_each("export", ""),
-    Metric::counter("exports.*.writes", "door_requests", "Requests of clients")
-        .with_label("request", "write")
-        .of_each("export", ""),
-    Metric::counter(
-        "exports.*.written_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write")
-    .of_each("export", ""),
-    Metric::counter("exports.*.flushes", "door_requests", "Requests of clients")
-        .with_label("request", "flush")
-        .of_each("export", ""),
-    Metric::counter("exports.*.trims", "door_requests", "Requests of clients")
-        .with_label("request", "trim")
-        .of_each("export", ""),
-    Metric::counter(
-        "exports.*.trimmed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "trim")
-    .of_each("export", ""),
-    Metric::counter("exports.*.write_zeroes", "door_requests", "Requests of clients")
-        .with_label("request", "write_zeroes")
-        .of_each("export", ""),
-    Metric::counter(
-        "exports.*.zeroed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write_zeroes")
-    .of_each("export", ""),
-    Metric::counter("exports.*.block_statuses", "door_requests", "Requests of clients")
-        .with_label("request", "block_status")
-        .of_each("export", ""),
+    requests("exports.*.reads", "read").of_each("export", ""),
+    request_bytes("exports.*.read_bytes", "read").of_each("export", ""),
+    requests("exports.*.writes", "write").of_each("export", ""),
+    request_bytes("exports.*.written_bytes", "write").of_each("export", ""),
+    requests("exports.*.flushes", "flush").of_each("export", ""),
+    requests("exports.*.trims", "trim").of_each("export", ""),
+    request_bytes("exports.*.trimmed_bytes", "trim").of_each("export", ""),
+    requests("exports.*.write_zeroes", "write_zeroes").of_each("export", ""),
+    request_bytes("exports.*.zeroed_bytes", "write_zeroes").of_each("export", ""),
+    requests("exports.*.block_statuses", "block_status").of_each("export", ""),
     Metric::counter("exports.*.errors", "door_errors", "Requests of clients that failed")
         .of_each("export", ""),
 ];

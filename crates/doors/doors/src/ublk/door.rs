@@ -12,6 +12,7 @@ use super::backing::{Backing, OpenBacking};
 use super::control::{self, Attached, Target};
 use super::protocol::{DEPTH, MAX_REQUEST_BYTES};
 use super::zoned::Layout;
+use crate::served::metrics::{REQUEST_METRICS, TRIM_METRICS};
 use block::{Call, Error, Part, Result, Status};
 use runtime::ShardIndex;
 use runtime::sync::{StopSource, StopToken};
@@ -310,7 +311,7 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],
     messages: &[],
-    metrics: &[METRICS],
+    metrics: &[METRICS, REQUEST_METRICS, TRIM_METRICS],
     shareable: false,
     example: "ublk(ram(size=64MiB), id=7)",
     plan,
@@ -321,37 +322,6 @@ pub const KIND: Kind = Kind {
 const METRICS: &[Metric] = &[
     Metric::gauge("state", "door_up", "1 while the door is in service").if_word("started"),
     Metric::gauge("queues", "door_queues", "Queues in service"),
-    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
-    Metric::counter(
-        "read_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "read"),
-    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
-    Metric::counter(
-        "written_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write"),
-    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
-    Metric::counter("trims", "door_requests", "Requests of clients").with_label("request", "trim"),
-    Metric::counter(
-        "trimmed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "trim"),
-    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
-        .with_label("request", "write_zeroes"),
-    Metric::counter(
-        "zeroed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write_zeroes"),
-    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
 ];
 
 fn plan(arguments: &Arguments) -> Result<Shape> {

@@ -3,6 +3,7 @@
 use super::connection::{End, serve};
 use super::request::ID_BYTES;
 use crate::served::export::{Export, Tally};
+use crate::served::metrics::{REQUEST_METRICS, TRIM_METRICS};
 use crate::served::unix_socket;
 use block::{Call, Device, DevicePart, Error, Part, Result, Status};
 use runtime::PerShard;
@@ -250,7 +251,7 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],
     messages: &[],
-    metrics: &[METRICS],
+    metrics: &[METRICS, REQUEST_METRICS, TRIM_METRICS],
     shareable: false,
     example: "vhost-user(ram(size=64MiB), socket=vm.sock)",
     plan,
@@ -266,37 +267,6 @@ const METRICS: &[Metric] = &[
         "Connections that the door ended because of their client",
     ),
     Metric::gauge("queues", "door_queues", "Queues in service"),
-    Metric::counter("reads", "door_requests", "Requests of clients").with_label("request", "read"),
-    Metric::counter(
-        "read_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "read"),
-    Metric::counter("writes", "door_requests", "Requests of clients").with_label("request", "write"),
-    Metric::counter(
-        "written_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write"),
-    Metric::counter("flushes", "door_requests", "Requests of clients").with_label("request", "flush"),
-    Metric::counter("trims", "door_requests", "Requests of clients").with_label("request", "trim"),
-    Metric::counter(
-        "trimmed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "trim"),
-    Metric::counter("write_zeroes", "door_requests", "Requests of clients")
-        .with_label("request", "write_zeroes"),
-    Metric::counter(
-        "zeroed_bytes",
-        "door_request_bytes",
-        "Bytes that requests of clients read, wrote, discarded or zeroed",
-    )
-    .with_label("request", "write_zeroes"),
-    Metric::counter("errors", "door_errors", "Requests of clients that failed"),
 ];
 
 fn socket(arguments: &Arguments) -> Result<PathBuf> {
