@@ -89,6 +89,23 @@ impl Bench {
     }
 }
 
+/// Uses every chip on a shard of its own, at the same time, since flashrom mostly waits: a second after each
+/// connection. On one shard, the files that are written for a chip delay the answers of the others, and
+/// flashrom gives up if an answer takes half a second.
+fn at_the_same_time<T, F, U>(chips: impl IntoIterator<Item = T>, use_chip: F)
+where
+    T: Send,
+    F: Fn(T) -> U + Sync,
+    U: Future<Output = ()> + 'static,
+{
+    let use_chip = &use_chip;
+    std::thread::scope(|scope| {
+        for chip in chips {
+            scope.spawn(move || run(move || use_chip(chip)));
+        }
+    });
+}
+
 /// Pseudo-random bytes, determined by the seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut random = runtime::Random::new(seed);
@@ -97,21 +114,15 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The chips are served at the same time, since flashrom mostly waits: a second after each connection.
 #[test]
 fn flashrom_identifies_erases_writes_verifies_and_reads() {
     let Some(flashrom) = flashrom() else { return };
-    run(move || async move {
-        let chips = [
-            ("W25Q64JV", "W25Q64JV-.Q"),
-            ("MX25L25645G", "MX25L25635F/MX25L25645G"),
-            ("GD25Q128C", "GD25Q127C/GD25Q128C"),
-        ];
-        let used = chips.map(|(chip, name)| runtime::spawn(use_chip(flashrom.clone(), chip, name)));
-        for chip in used {
-            chip.await;
-        }
-    });
+    let chips = [
+        ("W25Q64JV", "W25Q64JV-.Q"),
+        ("MX25L25645G", "MX25L25635F/MX25L25645G"),
+        ("GD25Q128C", "GD25Q127C/GD25Q128C"),
+    ];
+    at_the_same_time(chips, |(chip, name)| use_chip(flashrom.clone(), chip, name));
 }
 
 async fn use_chip(flashrom: PathBuf, chip: &'static str, name: &'static str) {
@@ -183,24 +194,18 @@ fn write_protection_holds_against_flashrom() {
     });
 }
 
-/// flashrom's output and results are the same on these chips and on its own emulation of them. The chips are
-/// served at the same time, since flashrom mostly waits.
+/// flashrom's output and results are the same on these chips and on its own emulation of them.
 #[test]
 fn the_dummy_programmer_answers_the_same() {
     let Some(flashrom) = flashrom() else { return };
     const MX: &str = "MX25L6436E/MX25L6445E/MX25L6465E/MX25L6473E/MX25L6473F";
-    run(move || async move {
-        let chips = [
-            ("W25Q128FV", "W25Q128FV", "W25Q128.V"),
-            ("SST25VF032B", "SST25VF032B", "SST25VF032B"),
-            ("MX25L6436E", "MX25L6436", MX),
-            ("S25FL128L", "S25FL128L", "S25FL128L"),
-        ];
-        let compared = chips.map(|names| runtime::spawn(compare(flashrom.clone(), names)));
-        for chip in compared {
-            chip.await;
-        }
-    });
+    let chips = [
+        ("W25Q128FV", "W25Q128FV", "W25Q128.V"),
+        ("SST25VF032B", "SST25VF032B", "SST25VF032B"),
+        ("MX25L6436E", "MX25L6436", MX),
+        ("S25FL128L", "S25FL128L", "S25FL128L"),
+    ];
+    at_the_same_time(chips, |names| compare(flashrom.clone(), names));
 }
 
 async fn compare(flashrom: PathBuf, (chip, dummy, name): (&'static str, &'static str, &'static str)) {
