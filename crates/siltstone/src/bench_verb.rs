@@ -77,11 +77,12 @@ fn what_is(argument: &str) -> Result<ArgumentKind, Failure> {
     if has_ending("fio") {
         return Ok(ArgumentKind::JobFile { text });
     }
-    let is_stack = text
-        .lines()
-        .map(str::trim)
-        .any(|line| ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section)));
-    Ok(if is_stack { ArgumentKind::Stack } else { ArgumentKind::Plan { text } })
+    let mut lines = text.lines().map(str::trim);
+    // A command of a plan may have the text of a stack.
+    let is_plan = lines.clone().any(|line| line == "[plan]");
+    let is_stack =
+        lines.any(|line| ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section)));
+    Ok(if is_stack && !is_plan { ArgumentKind::Stack } else { ArgumentKind::Plan { text } })
 }
 
 fn shell_quoted(text: &str) -> String {

@@ -20,7 +20,9 @@ fill = true
 line = "ram(1MiB)"
 [peer.absent]
 kind = "command"
-command = ["no-such-program-anywhere"]
+command = ["no-such-program-anywhere", """
+    [device.disk]
+"""]
 [workload.read]
 rw = "randread"
 bs = "4KiB"
