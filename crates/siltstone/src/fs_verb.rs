@@ -10,7 +10,7 @@ use crate::arguments::{FsCheck, FsFormat, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
-use crate::output::{print, print_json, print_line};
+use crate::output::{findings, print, print_json, print_line};
 use crate::table;
 use block::{
     BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
@@ -377,12 +377,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
             format_size(report.blocks * fs::format::BLOCK),
             format_size(report.verified * fs::format::BLOCK)
         );
-        report.problems.iter().for_each(|problem| out += &format!("{problem}\n"));
-        if report.further > 0 {
-            out += &format!("and {} more\n", report.further);
-        }
-        report.notes.iter().for_each(|note| out += &format!("note: {note}\n"));
-        out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
+        out += &findings(&report.problems, report.further, &report.notes, report.is_sound());
         print(&out)?;
     }
     if report.is_sound() { Ok(()) } else { Err(Failure::Said) }
