@@ -157,7 +157,7 @@ impl Model {
         }
     }
 
-    /// Notes the begin of a flush or a read. Returns the time for `flushed` or `check_read`.
+    /// Notes the start of a flush or a read. Returns the time for `flushed` or `check_read`.
     pub fn begin(&mut self) -> u64 {
         self.tick()
     }

@@ -10,7 +10,7 @@ use crate::arguments::{FsCheck, FsFormat, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
-use crate::output::{print, print_json, print_line};
+use crate::output::{findings, print, print_json, print_line};
 use crate::table;
 use block::{
     BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
 /// there.
-const LOOKED_AT: u64 = 1 << 20;
+const EXAMINED_BYTES: u64 = 1 << 20;
 
 /// Runs the verb.
 ///
@@ -248,7 +248,7 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     };
     let device = part.open().await?;
     let (size, all) = (device.geometry().block_size, device.geometry().blocks);
-    let count = (LOOKED_AT >> size.shift()).min(all.0);
+    let count = (EXAMINED_BYTES >> size.shift()).min(all.0);
     let (outcome, first) =
         device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
     outcome?;
@@ -377,12 +377,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
             format_size(report.blocks * fs::format::BLOCK),
             format_size(report.verified * fs::format::BLOCK)
         );
-        report.problems.iter().for_each(|problem| out += &format!("{problem}\n"));
-        if report.further > 0 {
-            out += &format!("and {} more\n", report.further);
-        }
-        report.notes.iter().for_each(|note| out += &format!("note: {note}\n"));
-        out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
+        out += &findings(&report.problems, report.further, &report.notes, report.is_sound());
         print(&out)?;
     }
     if report.is_sound() { Ok(()) } else { Err(Failure::Said) }

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::lifted;
 use crate::load;
-use crate::output::{counted, print, print_json, print_line};
+use crate::output::{counted, findings, print, print_json, print_line};
 use crate::overwriting;
 use crate::progress::Reading;
 use crate::serve_verb;
@@ -266,15 +266,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
             counted(report.tombstones, "tombstone", "tombstones"),
             units::bytes(report.log_bytes as f64)
         );
-        report
-            .problems
-            .iter()
-            .for_each(|problem| out += &format!("{}\n", crate::table::plain(&problem.to_string())));
-        if report.further > 0 {
-            out += &format!("and {} more\n", report.further);
-        }
-        report.notes.iter().for_each(|note| out += &format!("note: {note}\n"));
-        out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
+        out += &findings(&report.problems, report.further, &report.notes, report.is_sound());
         print(&out)?;
     }
     if report.is_sound() { Ok(()) } else { Err(Failure::Said) }

@@ -38,7 +38,7 @@ pub struct Addresses {
 
 /// Servers that must listen: an error of such a server ends the verb; one of another is only logged.
 #[derive(Clone, Copy)]
-pub struct Needs {
+pub struct Required {
     /// Whether a control socket is needed.
     pub control: bool,
     /// Whether metrics are needed.
@@ -46,19 +46,19 @@ pub struct Needs {
 }
 
 /// Listening servers.
-pub struct Operators {
+pub struct OperatorServers {
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
 }
 
-impl Operators {
+impl OperatorServers {
     /// Listens. Until [`opened`](Self::opened) is called, requests get the error that the stack is being
     /// opened.
     ///
     /// # Errors
     /// Errors of [`ControlServer::start`] and [`MetricsServer::start`] of the servers that are needed.
-    pub async fn listen(addresses: Addresses, needs: Needs) -> Result<Operators> {
-        let mut operators = Operators { control: None, metrics: None };
+    pub async fn listen(addresses: Addresses, needs: Required) -> Result<OperatorServers> {
+        let mut operators = OperatorServers { control: None, metrics: None };
         if let Some(place) = &addresses.place {
             let started = ControlServer::start(place).await;
             operators.control = unless_needed(started, needs.control, "a control socket")?;

@@ -2,6 +2,8 @@
 
 use crate::failure::Failure;
 use crate::log_target;
+use crate::table::plain;
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 /// Prints a text unchanged, at once.
@@ -44,6 +46,15 @@ pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
 /// Prints a text to the target of messages: standard error, unless `--log-to` names another one.
 pub fn say(text: &str) {
     log_target::write_line(text);
+}
+
+/// Formats the findings of a check: the first problems, the number of further ones, notes and the result.
+pub fn findings(problems: &[impl Display], further: u64, notes: &[impl Display], is_sound: bool) -> String {
+    let problems = problems.iter().map(|problem| plain(&problem.to_string()));
+    let further = (further > 0).then(|| format!("and {further} more"));
+    let notes = notes.iter().map(|note| format!("note: {note}"));
+    let result = if is_sound { "no damage" } else { "DAMAGED" };
+    problems.chain(further).chain(notes).chain([result.to_owned()]).map(|line| line + "\n").collect()
 }
 
 /// Formats a count and its noun, in the singular or the plural.

@@ -12,7 +12,7 @@ use crate::kinds::registry;
 use crate::load;
 use crate::log_target;
 use crate::metrics::Endpoint;
-use crate::operators::{Addresses, Needs, Operators, observing};
+use crate::operators::{Addresses, OperatorServers, Required, observing};
 use crate::output::{print_json, print_line};
 use crate::overwriting;
 use crate::service;
@@ -176,7 +176,8 @@ async fn open(
     // meanwhile requests get the error that the stack is being opened. The node of a holder stays in service
     // without a socket, which no other server can have: the lost one was the stack's only server.
     let is_needed = doors.holder.is_none();
-    let operators = Operators::listen(addresses, Needs { control: is_needed, metrics: is_needed }).await?;
+    let operators =
+        OperatorServers::listen(addresses, Required { control: is_needed, metrics: is_needed }).await?;
     let facts = ServerFacts::new(name, operators.metrics_address());
     let (watch, observation) = (Watch::default(), Observation::default());
     let (outcome, stop, stack) = match open_stack(plan, facts, doors, &watch, observation).await {
@@ -314,7 +315,7 @@ impl Outcome {
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
     attached: Option<&Attached>,
-    operators: &Operators,
+    operators: &OperatorServers,
     watch: &Watch,
     as_json: bool,
 ) -> Outcome {

@@ -1,5 +1,5 @@
-//! Documents that the compiler doesn't check: the table of crates in ARCHITECTURE.md, and links between
-//! Markdown files.
+//! Documents that the compiler doesn't check: the table of crates in ARCHITECTURE.md, links between Markdown
+//! files, and the functions in their numbered ways of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -111,4 +111,47 @@ fn links_between_documents_lead_to_files() {
         }
     }
     assert!(dead.is_empty(), "links to files that don't exist: {dead:#?}");
+}
+
+/// Files and functions at the beginning of numbered lines: "1. `src/file.rs` `function`, `function`: …".
+fn steps(text: &str) -> Vec<(String, String)> {
+    let mut steps = Vec::new();
+    for line in text.lines() {
+        let Some((number, rest)) = line.split_once(". `") else { continue };
+        if number.parse::<u8>().is_err() {
+            continue;
+        }
+        let way = rest.split(':').next().unwrap_or_default();
+        let mut file = "";
+        for named in way.split('`').step_by(2) {
+            match named.ends_with(".rs") {
+                true => file = named,
+                false if !file.is_empty() => steps.push((file.to_owned(), named.to_owned())),
+                false => break,
+            }
+        }
+    }
+    steps
+}
+
+#[test]
+fn the_ways_of_requests_lead_through_functions() {
+    let text = "1. `a.rs` `f`, `g`: x `h`\n2. `b.rs` `i`, `c.rs` `j`, only now: y\n3. `k`: z\nx. `d.rs` `l`:";
+    let step = |file: &str, name: &str| (file.to_owned(), name.to_owned());
+    assert_eq!(steps(text), [step("a.rs", "f"), step("a.rs", "g"), step("b.rs", "i"), step("c.rs", "j")]);
+    let mut documents = vec![root().join("ARCHITECTURE.md")];
+    documents.extend(crates().iter().map(|folder| folder.join("DESIGN.md")).filter(|path| path.exists()));
+    let (mut count, mut lost) = (0, Vec::new());
+    for document in &documents {
+        for (file, function) in steps(&read(document)) {
+            count += 1;
+            let folders = [document.parent().unwrap().to_owned(), root().join("crates")];
+            let code = folders.iter().find_map(|folder| std::fs::read_to_string(folder.join(&file)).ok());
+            if !code.is_some_and(|code| code.contains(&format!("fn {function}"))) {
+                lost.push(format!("{}: {file} {function}", document.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(lost.is_empty(), "functions that aren't where a document says: {lost:#?}");
+    assert!(count > 40, "{count} functions");
 }

@@ -91,7 +91,7 @@ fn cryptsetup_opens_and_decrypts_volumes_of_crypt() {
     cryptsetup(&folder, &["config", "--label", "vault", &disk]);
     let by_second = stack(&folder).replace(&at(&folder, "passphrase"), &second);
     assert!(copied_out(&folder, &by_second, data.len()) == data);
-    // cryptsetup decrypts all of it in place, and moves it to the begin.
+    // cryptsetup decrypts all of it in place, and moves it to the beginning.
     let header = at(&folder, "header");
     cryptsetup(&folder, &["reencrypt", "--decrypt", "--force-offline-reencrypt", "--header", &header, &disk]);
     let plain = std::fs::read(folder.path().join("disk")).expect("the disk");

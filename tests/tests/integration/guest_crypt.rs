@@ -33,7 +33,7 @@ fn random(seed: u64) -> Vec<u8> {
 async fn open(path: &Path, key_size: usize, sector_size: usize) -> CryptPart {
     let disk: Arc<dyn DevicePart> = Arc::new(disk(path).await);
     match key_size {
-        0 => luks::open(disk, secret::copy_of(PASSPHRASE).unwrap(), luks::MEMORY).await.unwrap(),
+        0 => luks::open(disk, secret::copy_of(PASSPHRASE).unwrap(), luks::MAX_MEMORY).await.unwrap(),
         _ => {
             let segment = Segment { offset: 0, bytes: None, tweak: 0, sector_size };
             CryptPart::new(disk, secret::expand(&key(key_size)).unwrap(), segment, false).unwrap()
@@ -45,7 +45,7 @@ async fn disk(path: &Path) -> FilePart {
     FilePart::open_path(path, None).await.unwrap()
 }
 
-/// Writes the data of a seed at the begin of a volume.
+/// Writes the data of a seed at the beginning of a volume.
 async fn write(path: &Path, key_size: usize, sector_size: usize, seed: u64) {
     let part = open(path, key_size, sector_size).await;
     let payload = Data::copy_of(&random(seed)).into();
@@ -78,7 +78,7 @@ fn dm_crypt_and_crypt_read_each_others_volumes() {
     }
     let (made, last) = (paths.clone(), paths[3].clone());
     on_a_shard(move || async move {
-        let format = luks::Format { sector_size: 4096, discards: false, memory: MIB, iterations: 1 };
+        let format = luks::NewVolume { sector_size: 4096, discards: false, memory: MIB, iterations: 1 };
         let luks_disk: Arc<dyn DevicePart> = Arc::new(disk(&last).await);
         luks::format(&luks_disk, secret::copy_of(PASSPHRASE).unwrap(), format).await.unwrap();
         drop(luks_disk);

@@ -110,13 +110,6 @@ impl BlockRange {
     pub fn contains(&self, block: BlockIndex) -> bool {
         self.start <= block && block < self.end()
     }
-
-    /// Blocks that are in both ranges; an empty range at the later start if they share none.
-    pub fn intersection(&self, other: &BlockRange) -> BlockRange {
-        let start = self.start.max(other.start);
-        let end = self.end().min(other.end()).max(start);
-        BlockRange { start, count: end - start }
-    }
 }
 
 impl fmt::Display for BlockRange {
@@ -183,8 +176,6 @@ mod tests {
         let a = BlockRange::new(2, 4);
         assert!(a.overlaps(&BlockRange::new(5, 1)));
         assert!(!a.overlaps(&BlockRange::new(6, 1)));
-        assert_eq!(a.intersection(&BlockRange::new(4, 9)), BlockRange::new(4, 2));
-        assert!(a.intersection(&BlockRange::new(9, 1)).is_empty());
         assert!(a.contains(BlockIndex(5)) && !a.contains(BlockIndex(6)));
     }
 }

@@ -131,7 +131,7 @@ pub trait Observer<C> {
         true
     }
 
-    /// Notes the begin of a call, when it is first polled.
+    /// Notes the start of a call, when it is first polled.
     fn begin(&self, call: C, at: Position) -> Self::InFlight<'_>;
 
     /// Notes the end of a call, with its error; `bytes` is the number of bytes read, written, discarded or

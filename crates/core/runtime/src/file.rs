@@ -478,12 +478,6 @@ pub async fn unlink(path: &Path) -> Result<()> {
     checked(result, || format!("removing {}", path.display())).map(drop)
 }
 
-/// Creates a directory.
-pub async fn create_directory(path: &Path) -> Result<()> {
-    let (result, _) = submit(Operation::CreateDirectory { path: c_path(path)? }).await;
-    checked(result, || format!("making directory {}", path.display())).map(drop)
-}
-
 /// Makes the entries of a directory durable.
 pub async fn sync_directory(path: &Path) -> Result<()> {
     let directory = File::open(path, OpenOptions::default()).await?;

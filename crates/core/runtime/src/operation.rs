@@ -44,8 +44,6 @@ pub(crate) enum Operation {
     Rename { from: CString, to: CString },
     /// unlinkat.
     Unlink { path: CString },
-    /// mkdirat.
-    CreateDirectory { path: CString },
     /// Waits for a connection.
     Accept { listener: Rc<Descriptor> },
     /// Connects; the address is in the operation's slot.
@@ -78,7 +76,6 @@ impl Operation {
             Operation::Open { .. } => "open",
             Operation::Rename { .. } => "rename",
             Operation::Unlink { .. } => "unlink",
-            Operation::CreateDirectory { .. } => "mkdir",
             Operation::Accept { .. } => "accept",
             Operation::Connect { .. } => "connect",
             Operation::Receive { .. } => "receive",

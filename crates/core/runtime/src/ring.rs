@@ -420,7 +420,6 @@ fn entry_for(
             opcode::RenameAt::new(HERE, from.as_ptr(), HERE, to.as_ptr()).build()
         }
         Operation::Unlink { path } => opcode::UnlinkAt::new(HERE, path.as_ptr()).build(),
-        Operation::CreateDirectory { path } => opcode::MkDirAt::new(HERE, path.as_ptr()).mode(0o777).build(),
         Operation::Accept { listener } => {
             with_fd!(listener, |fd| opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)

@@ -192,7 +192,6 @@ impl Inner {
             }
             Operation::Rename { from, to } => Step::Done(self.files.rename(from, to)),
             Operation::Unlink { path } => Step::Done(self.files.unlink(path)),
-            Operation::CreateDirectory { path } => Step::Done(self.files.create_directory(path)),
             Operation::Accept { listener } => self.network.accept(handle_of(listener)),
             Operation::Connect { socket, address } => {
                 self.next_handle += 1;

@@ -342,7 +342,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Protocol`] after an error of the connection.
-    pub fn refresh_keys(&self) -> Result<()> {
+    #[cfg(test)]
+    pub(crate) fn refresh_keys(&self) -> Result<()> {
         self.connection.borrow_mut().refresh_traffic_keys().map_err(|error| broken(&error))
     }
 

@@ -4,17 +4,14 @@
 use block::{
     Buffer, DeviceGeometry, EraseGuarantee, Error, Result, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
 };
-use kv::sizes::{
-    MAX_APPEND, MIN_BUFFER, MIN_TABLE, default_buffer_bytes, default_level_bytes, default_table_bytes,
-    default_zone_size,
-};
+use kv::sizes::{MIN_BUFFER, MIN_TABLE, default_buffer_bytes, default_level_bytes, default_table_bytes};
 use kv::{
     Acknowledge, Compression, DeletePersistence, Goal, MAX_SHARDS, Settings, Store, TableOptions,
     check_zones, default_policies, default_shards,
 };
 use stack::{Arguments, Contract, DurationOrCount};
 use std::sync::Arc;
-use zones::on_device;
+use zones::on_device::store;
 
 const MAX_TABLE: u64 = 1 << 30;
 
@@ -67,37 +64,33 @@ pub(crate) fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -
         goal: if arguments.salvage()? { Goal::Salvage } else { Goal::Serve },
         ..defaults
     };
-    let shown = stack::format_size;
-    if buffer_bytes < count * MIN_BUFFER {
-        let text = format!(
-            "buffer {}: expected at least {}, {} for each of {count} shards",
-            shown(buffer_bytes),
-            shown(count * MIN_BUFFER),
-            shown(MIN_BUFFER)
-        );
-        return refuse(arguments, "buffer", text);
-    }
-    if !(MIN_TABLE..=MAX_TABLE).contains(&table_bytes) {
-        let range = format!("{} to {}", shown(MIN_TABLE), shown(MAX_TABLE));
-        return refuse(
-            arguments,
-            "table_size",
-            format!("table_size {}: expected {range}", shown(table_bytes)),
-        );
-    }
-    if level_bytes < table_bytes {
-        let text = format!(
-            "level_size {}: expected at least table_size, {}",
-            shown(level_bytes),
-            shown(table_bytes)
-        );
-        return refuse(arguments, "level_size", text);
-    }
+    check_sizes(arguments, &settings, count)?;
     settings.check_compaction().map_err(|error| match delete_persistence {
         Some(_) => arguments.refuse("delete_persistence", error.detail().to_owned()),
         None => arguments.refuse("compaction", error.detail().to_owned()),
     })?;
     Ok(settings)
+}
+
+/// Checks the sizes of a store with `count` shards.
+fn check_sizes(arguments: &Arguments, settings: &Settings, count: u64) -> Result<()> {
+    let Settings { buffer_bytes, table_bytes, level_bytes, .. } = *settings;
+    let [buffer, least, each, table, level, min, max] =
+        [buffer_bytes, count * MIN_BUFFER, MIN_BUFFER, table_bytes, level_bytes, MIN_TABLE, MAX_TABLE]
+            .map(stack::format_size);
+    if buffer_bytes < count * MIN_BUFFER {
+        let text = format!("buffer {buffer}: expected at least {least}, {each} for each of {count} shards");
+        return refuse(arguments, "buffer", text);
+    }
+    if !(MIN_TABLE..=MAX_TABLE).contains(&table_bytes) {
+        let text = format!("table_size {table}: expected {min} to {max}");
+        return refuse(arguments, "table_size", text);
+    }
+    if level_bytes < table_bytes {
+        let text = format!("level_size {level}: expected at least table_size, {table}");
+        return refuse(arguments, "level_size", text);
+    }
+    Ok(())
 }
 
 /// Promise of persistent deletes, and guarantee of resets.
@@ -158,9 +151,7 @@ pub(crate) fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) ->
 
 /// Geometry of new zones on a device.
 fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeometry> {
-    let zone_size =
-        arguments.optional_size("zone_size")?.unwrap_or_else(|| default_zone_size(device.bytes()));
-    let zones = on_device::geometry(device, zone_size, MAX_APPEND);
+    let zones = store::new_zones(device, arguments.optional_size("zone_size")?, store::MIN_ZONE);
     // A device that is too small for any zones is also refused with the numbers.
     zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
@@ -171,7 +162,7 @@ async fn zones_on(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> {
     if arguments.format() {
         settings_of_new(arguments, &new_zones(arguments, device.geometry())?)?;
     }
-    kv::sizes::zones_on(device, arguments.format(), arguments.optional_size("zone_size")?).await
+    store::open(device, arguments.format(), arguments.optional_size("zone_size")?, store::MIN_ZONE).await
 }
 
 /// Opens the zones of the store read-only.
@@ -182,13 +173,12 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
     if arguments.contract("on")? == Some(Contract::Zones) {
         return arguments.zones("on");
     }
-    let options = on_device::Options { read_only: true, ..on_device::Options::default() };
-    Ok(Arc::new(zones::OnDevice::open(arguments.device("on")?, options).await?))
+    Ok(Arc::new(zones::OnDevice::open_read_only(arguments.device("on")?, None).await?))
 }
 
 /// Number of bytes at the start of a device that must be zeros for it to be empty: superblocks of other
 /// formats are there.
-const LOOKED_AT: u64 = 1 << 20;
+const EXAMINED_BYTES: u64 = 1 << 20;
 
 /// Description of existing contents of a store's storage; `None` if it is empty.
 ///
@@ -200,7 +190,7 @@ pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
         Err(Error::Protocol(_)) => {
             let device = arguments.device("on")?.open().await?;
             let size = device.geometry().block_size;
-            let count = (LOOKED_AT >> size.shift()).clamp(1, device.geometry().blocks.0);
+            let count = (EXAMINED_BYTES >> size.shift()).clamp(1, device.geometry().blocks.0);
             let (outcome, first) =
                 device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
             outcome?;

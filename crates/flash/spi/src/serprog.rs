@@ -44,8 +44,6 @@ pub mod opcode {
     pub const Q_SERBUF: u8 = 0x04;
     /// Query the supported bus types.
     pub const Q_BUSTYPE: u8 = 0x05;
-    /// Query the number of address lines; for parallel buses.
-    pub const Q_CHIPSIZE: u8 = 0x06;
     /// Query the size of the operation buffer.
     pub const Q_OPBUF: u8 = 0x07;
     /// Query the maximum length of a write.

@@ -414,11 +414,6 @@ impl Chip {
         &self.trace
     }
 
-    /// Returns the trace, for taking records from it.
-    pub fn trace_mut(&mut self) -> &mut Trace {
-        &mut self.trace
-    }
-
     /// Keeps the last `transactions` transactions in the trace; 0 keeps none.
     pub fn set_trace(&mut self, transactions: usize) {
         self.trace = Trace::new(transactions);

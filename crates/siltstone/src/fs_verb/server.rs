@@ -11,7 +11,7 @@ use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::ControlAddress;
 use crate::failure::Failure;
 use crate::metrics::Endpoint;
-use crate::operators::{Addresses, Needs, Operators, observing};
+use crate::operators::{Addresses, OperatorServers, Required, observing};
 use crate::output::{print_line, say};
 use crate::serve_verb::control_place;
 use crate::service;
@@ -88,8 +88,8 @@ async fn serve(plan: &Plan, wanted: Wanted) -> Result<(), Failure> {
     let Wanted { image, config, settings, addresses, warn_command } = wanted;
     // A mount works without the default control socket: the lock of the image refuses a second server. A
     // socket that --control names is required.
-    let needs = Needs { control: matches!(addresses.place, Some(ControlAddress::At(_))), metrics: true };
-    let operators = Operators::listen(addresses, needs).await?;
+    let needs = Required { control: matches!(addresses.place, Some(ControlAddress::At(_))), metrics: true };
+    let operators = OperatorServers::listen(addresses, needs).await?;
     let (watch, observation) = (Watch::default(), Observation::default());
     let built = match plan.build_observed(&observing(plan, &watch, &observation)).await {
         Ok(built) => built,
@@ -203,7 +203,7 @@ async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
 async fn serve_mount(
     stack: &Rc<OperatedStack>,
     door: &FsDoor,
-    operators: &Operators,
+    operators: &OperatorServers,
     image: &str,
     stop: &Stop,
 ) -> Result<(), Failure> {

@@ -114,7 +114,19 @@ pub fn page(status: &Status) -> String {
         out.push('\n');
         grid.write(0, &mut out);
     }
+    out.push_str("\nsince it was opened\n");
+    traffic(status).write(2, &mut out);
+    out.push('\n');
+    let (rows, alarm) = present_state(status);
+    rows.write(0, &mut out);
+    if let Some(alarm) = alarm {
+        let _ = writeln!(out, "\nALARM: {alarm}");
+    }
+    out
+}
 
+/// Traffic since the store was opened.
+fn traffic(status: &Status) -> Grid {
     let tables = number(status, "flushed_bytes") + number(status, "written_bytes");
     let mut rows = Grid::default();
     let mut row = |name: &str, text: String| rows.push(vec![Cell::Word(name.to_owned()), Cell::Word(text)]);
@@ -138,9 +150,11 @@ pub fn page(status: &Status) -> String {
         },
     );
     row("write stalls", number(status, "stalls").to_string());
-    out.push_str("\nsince it was opened\n");
-    rows.write(2, &mut out);
+    rows
+}
 
+/// Memory, zones and deletes, and an alarm if the promise of deletes is broken.
+fn present_state(status: &Status) -> (Grid, Option<String>) {
     let mut rows = Grid::default();
     let mut row = |name: &str, text: String| rows.push(vec![Cell::Word(name.to_owned()), Cell::Word(text)]);
     row("write buffers", size(status, "buffer_bytes"));
@@ -168,12 +182,7 @@ pub fn page(status: &Status) -> String {
             }
         },
     );
-    out.push('\n');
-    rows.write(0, &mut out);
-    if let Some(alarm) = alarm {
-        let _ = writeln!(out, "\nALARM: {alarm}");
-    }
-    out
+    (rows, alarm)
 }
 
 #[cfg(test)]

@@ -75,6 +75,12 @@ pub fn page(space: &Value) -> String {
         row("writes fail", crate::table::plain(stuck).to_string());
     }
     rows.write(2, &mut out);
+    out.push('\n');
+    write_nodes(device, &mut out);
+    out
+}
+
+fn write_nodes(device: &Value, out: &mut String) {
     let mut nodes = Grid::default();
     let head = ["node", "state", "used", "size", "read p50", "p99", "losses"];
     nodes.push(head.iter().map(|name| Cell::Word((*name).to_owned())).collect());
@@ -90,9 +96,7 @@ pub fn page(space: &Value) -> String {
             Cell::Word(number(node, "losses").to_string()),
         ]);
     }
-    out.push('\n');
-    nodes.write(2, &mut out);
-    out
+    nodes.write(2, out);
 }
 
 #[cfg(test)]

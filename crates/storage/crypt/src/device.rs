@@ -11,7 +11,7 @@
 //!   is passed on, and 512 bytes of the device below that are all zeros read as zeros.
 
 use crate::overlaps::{Overlaps, Writing};
-use crate::xts::{SMALLEST_SECTOR, Xts};
+use crate::xts::{MIN_SECTOR, Xts};
 use block::layer::DeviceLayer;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -85,7 +85,7 @@ impl Layout {
     /// Tweak of the sector that is `bytes` after the start of a block.
     fn tweak(&self, block: BlockIndex, bytes: usize) -> u64 {
         let offset = self.geometry.block_size.offset_of(block).0 + bytes as u64;
-        self.segment.tweak.wrapping_add(offset / SMALLEST_SECTOR as u64)
+        self.segment.tweak.wrapping_add(offset / MIN_SECTOR as u64)
     }
 }
 
@@ -184,7 +184,7 @@ impl Core {
     fn decrypt(&self, block: BlockIndex, offset: usize, bytes: &mut [u8]) {
         let zeros = if self.layout.discards { zero_pieces(bytes) } else { 0 };
         self.cipher.decrypt(bytes, self.layout.segment.sector_size, self.layout.tweak(block, offset));
-        for (number, piece) in bytes.chunks_mut(SMALLEST_SECTOR).enumerate().filter(|_| zeros != 0) {
+        for (number, piece) in bytes.chunks_mut(MIN_SECTOR).enumerate().filter(|_| zeros != 0) {
             if zeros >> number & 1 == 1 {
                 piece.fill(0);
             }
@@ -277,8 +277,8 @@ impl Core {
 
 /// Returns a bit for each 512 bytes of at most [`STEP`] that are all zeros, beginning with the lowest.
 fn zero_pieces(bytes: &[u8]) -> u128 {
-    const { assert!(STEP / SMALLEST_SECTOR == u128::BITS as usize) };
-    bytes.chunks(SMALLEST_SECTOR).enumerate().fold(0, |zeros, (number, piece)| {
+    const { assert!(STEP / MIN_SECTOR == u128::BITS as usize) };
+    bytes.chunks(MIN_SECTOR).enumerate().fold(0, |zeros, (number, piece)| {
         // Ciphertext isn't zero for long.
         let is_zero = piece[..16] == [0; 16] && piece.iter().all(|byte| *byte == 0);
         zeros | u128::from(is_zero) << number

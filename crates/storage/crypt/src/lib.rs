@@ -195,15 +195,15 @@ async fn open_luks(
     passphrase: Secret,
 ) -> Result<CryptPart> {
     if arguments.format() {
-        let format = luks::Format {
+        let new = luks::NewVolume {
             sector_size: settings.sector_size,
             discards: settings.discard.unwrap_or(false),
             memory: settings.memory.unwrap_or(256 << 20),
             iterations: settings.iterations,
         };
-        luks::format(&on, secret::copy_of(passphrase.get())?, format).await?;
+        luks::format(&on, secret::copy_of(passphrase.get())?, new).await?;
     }
-    let memory = settings.memory.unwrap_or(0).max(luks::MEMORY);
+    let memory = settings.memory.unwrap_or(0).max(luks::MAX_MEMORY);
     let part = luks::open(on, passphrase, memory).await?;
     let differs = |key: &'static str, given: String, has: String| match given == has {
         true => Ok(()),

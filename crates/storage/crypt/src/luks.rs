@@ -29,15 +29,15 @@ const AREA: u64 = (STRIPES as u64 * 64).next_multiple_of(4096);
 const DIGEST_ITERATIONS: u32 = 100_000;
 /// Most bytes of an earlier volume's header that are overwritten: two copies of 4 MiB, and 128 MiB of key
 /// slots, which is also cryptsetup's limit.
-const MOST_EARLIER: u64 = 136 << 20;
+const MAX_EARLIER: u64 = 136 << 20;
 /// Bytes that are overwritten at once, unless a block is larger.
 const ERASED: u64 = 1 << 20;
 /// Most memory of Argon2 that a header may ask for, in bytes, unless a key permits more.
-pub const MEMORY: u64 = 1 << 30;
+pub const MAX_MEMORY: u64 = 1 << 30;
 
 /// Parameters of a new volume.
 #[derive(Debug, Clone, Copy)]
-pub struct Format {
+pub struct NewVolume {
     /// Bytes that are encrypted as one sector: a power of two from 512 to 4096.
     pub sector_size: usize,
     /// Whether the header permits discards.
@@ -189,13 +189,13 @@ fn drawn(length: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for a device of 16 MiB or less; errors of writing, and of deriving the key.
-pub async fn format(below: &Arc<dyn DevicePart>, passphrase: Secret, format: Format) -> Result<()> {
+pub async fn format(below: &Arc<dyn DevicePart>, passphrase: Secret, new: NewVolume) -> Result<()> {
     let geometry = below.geometry();
     geometry.check_writable()?;
     check_size(geometry.bytes())?;
     let (mut key, mut material) = (secret::zeroed(64)?, Zeroizing::new(drawn(AREA as usize)));
     runtime::fill_secret(key.get_mut());
-    let volume = new_volume(format);
+    let volume = new_volume(new);
     let made = runtime::blocking(move || {
         let mut volume = volume;
         slot::digest(key.get(), &mut volume.digest);
@@ -232,19 +232,19 @@ pub fn check_size(bytes: u64) -> Result<()> {
     }
 }
 
-fn new_volume(format: Format) -> Volume {
+fn new_volume(new: NewVolume) -> Volume {
     let kdf = Kdf::Argon2 {
         is_id: true,
-        time: format.iterations,
-        memory: (format.memory >> 10) as u32,
+        time: new.iterations,
+        memory: (new.memory >> 10) as u32,
         lanes: 1,
         salt: drawn(32),
     };
     let hash = Hash::Sha256;
     let slot = Slot { number: 0, key_size: 64, hash, offset: MATERIAL, area_key_size: 64, kdf };
     let digest = Digest { hash, iterations: DIGEST_ITERATIONS, salt: drawn(32), digest: vec![0; 32] };
-    let segment = Segment { offset: DATA, bytes: None, tweak: 0, sector_size: format.sector_size };
-    Volume { slots: vec![slot], refused: Vec::new(), digest, segment, discards: format.discards }
+    let segment = Segment { offset: DATA, bytes: None, tweak: 0, sector_size: new.sector_size };
+    Volume { slots: vec![slot], refused: Vec::new(), digest, segment, discards: new.discards }
 }
 
 /// Blocks of a device that contain these bytes.
@@ -261,7 +261,7 @@ async fn erase(device: &dyn Device) -> Result<()> {
     let (copies, end) = match read_header(device).await {
         Ok(copy) => {
             let data = metadata::parse(&copy.json, copy.size).map_or(0, |volume| volume.segment.offset);
-            (2 * copy.size, data.clamp(DATA, MOST_EARLIER))
+            (2 * copy.size, data.clamp(DATA, MAX_EARLIER))
         }
         Err(_) => (0, DATA),
     };

@@ -20,11 +20,11 @@ use zerocopy::IntoBytes;
 /// Bytes of a block of the cipher.
 const BLOCK: usize = 16;
 /// Smallest sector, in bytes; sectors are counted in this unit.
-pub const SMALLEST_SECTOR: usize = 512;
+pub const MIN_SECTOR: usize = 512;
 /// Largest sector, in bytes.
-pub const LARGEST_SECTOR: usize = 4096;
+pub const MAX_SECTOR: usize = 4096;
 /// Blocks of the largest sector, which are encrypted together.
-const STRETCH: usize = LARGEST_SECTOR / BLOCK;
+const STRETCH: usize = MAX_SECTOR / BLOCK;
 /// Tweaks that are computed side by side.
 const LANES: usize = 16;
 /// Sectors whose first tweaks are encrypted together.
@@ -113,13 +113,13 @@ impl Xts {
         number: u64,
         act: impl Fn(&mut [u8], &[Block], &mut Tweaks),
     ) {
-        let is_size = size.is_power_of_two() && (SMALLEST_SECTOR..=LARGEST_SECTOR).contains(&size);
+        let is_size = size.is_power_of_two() && (MIN_SECTOR..=MAX_SECTOR).contains(&size);
         assert!(
             is_size && sectors.len().is_multiple_of(size),
             "{} bytes in sectors of {size}",
             sectors.len()
         );
-        let step = (size / SMALLEST_SECTOR) as u64;
+        let step = (size / MIN_SECTOR) as u64;
         let mut number = number;
         for batch in sectors.chunks_mut(BATCH * size) {
             let mut tweaks = [Block::default(); BATCH];
@@ -203,7 +203,7 @@ impl Stretches<'_> {
     #[inline(always)]
     fn each(self, piece: usize, mut act: impl FnMut(&mut [Block])) {
         let Stretches { sectors, size, mut first, tweaks: Tweaks(tweaks) } = self;
-        for stretch in sectors.chunks_mut(LARGEST_SECTOR) {
+        for stretch in sectors.chunks_mut(MAX_SECTOR) {
             let (blocks, _) = Block::slice_as_chunks_mut(stretch);
             for tweaks in tweaks[..blocks.len()].chunks_exact_mut(size / BLOCK) {
                 spread(&first[0], tweaks);

@@ -244,7 +244,7 @@ impl Core {
     ///
     /// # Errors
     /// [`NoSpace`](block::Error::NoSpace) if no zone has space for it; the failure of the log.
-    pub(crate) async fn append(
+    pub(crate) async fn queue_write(
         &self,
         changes: Changes,
         data: Payload,

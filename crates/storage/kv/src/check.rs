@@ -10,7 +10,7 @@ use crate::replay::{RecoveredShard, Replayed, replay_all};
 use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
 use crate::tree::extents::{Extent, ReadAhead, read_runs, runs};
 use crate::tree::manifest::{TableId, TableMeta};
-use block::{Error, Result, ZoneIndex, ZoneState, Zones};
+use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use logkit::Layout;
 use logkit::recovery::Goal;
 use std::collections::BTreeMap;
@@ -212,6 +212,9 @@ fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     }
 }
 
+/// Run of a table's blocks on the medium: zone, first block and number of blocks; with its shard and table.
+type Run = (u32, u32, u32, (u16, TableId));
+
 /// Checks that the blocks of tables are complete, in written zones and disjoint, and that each zone has at
 /// least as many written blocks as tables have in it.
 async fn check_extents(
@@ -222,60 +225,67 @@ async fn check_extents(
     report: &mut Report,
 ) -> Result<()> {
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-    let mut all: Vec<(u32, u32, u32, (u16, TableId))> = Vec::new();
+    let runs = complete_runs(layout, shards, report);
+    for run in &runs {
+        if let Some(zone) = reports.get(run.0 as usize) {
+            check_is_written(layout, zone, run, report);
+        }
+    }
+    check_disjoint(&runs, report);
+    let mut live: BTreeMap<u32, u64> = BTreeMap::new();
+    for (zone, _, blocks, _) in &runs {
+        *live.entry(*zone).or_default() += u64::from(*blocks);
+    }
+    for (zone, blocks) in live {
+        let written = pool.get(zone).written;
+        if blocks > u64::from(written) {
+            report.note(None, format!("zone {zone}: tables have {blocks} blocks; {written} were written"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs of all tables in the order of the medium. Notes tables that lack blocks.
+fn complete_runs(layout: &Layout, shards: &[RecoveredShard], report: &mut Report) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
     for (shard, found) in (0..).zip(shards) {
         for table in &found.manifest.tables {
             let own = (shard, table.id);
             let blocks = table.extents.last().map_or(0, Extent::end);
-            let expected = table.summary.length.div_ceil(layout.block_size.bytes());
+            let bytes = table.summary.length;
+            let expected = bytes.div_ceil(layout.block_size.bytes());
             if u64::from(blocks) != expected {
-                report.note(
-                    Some(own),
-                    format!(
-                        "{blocks} blocks of the log; expected {expected}, for {} bytes",
-                        table.summary.length
-                    ),
-                );
+                let detail = format!("{blocks} blocks of the log; expected {expected}, for {bytes} bytes");
+                report.note(Some(own), detail);
             }
-            for extent in &table.extents {
-                all.push((extent.place.zone.0, extent.place.block, extent.blocks, own));
-            }
+            let run = |extent: &Extent| (extent.place.zone.0, extent.place.block, extent.blocks, own);
+            runs.extend(table.extents.iter().map(run));
         }
     }
-    all.sort_unstable();
-    let mut live: BTreeMap<u32, u64> = BTreeMap::new();
-    for (zone, position, blocks, own) in &all {
-        *live.entry(*zone).or_default() += u64::from(*blocks);
-        let Some(state) = reports.get(*zone as usize) else { continue };
-        let end = u64::from(*position) + u64::from(*blocks);
-        let is_written = state.state != ZoneState::Empty && end <= layout.blocks_in(state.write_pointer);
-        if state.state == ZoneState::Offline {
-            report.note(Some(*own), format!("{blocks} blocks are in zone {zone}, which is offline"));
-        } else if !is_written {
-            let written = layout.blocks_in(state.write_pointer);
-            report.note(
-                Some(*own),
-                format!("blocks {position} to {end} of zone {zone}, of which {written} blocks are written"),
-            );
-        }
+    runs.sort_unstable();
+    runs
+}
+
+fn check_is_written(layout: &Layout, state: &ZoneReport, run: &Run, report: &mut Report) {
+    let (zone, position, blocks, own) = *run;
+    let end = u64::from(position) + u64::from(blocks);
+    let written = layout.blocks_in(state.write_pointer);
+    if state.state == ZoneState::Offline {
+        report.note(Some(own), format!("{blocks} blocks are in zone {zone}, which is offline"));
+    } else if state.state == ZoneState::Empty || end > written {
+        let detail =
+            format!("blocks {position} to {end} of zone {zone}, of which {written} blocks are written");
+        report.note(Some(own), detail);
     }
-    for pair in all.windows(2) {
+}
+
+fn check_disjoint(runs: &[Run], report: &mut Report) {
+    for pair in runs.windows(2) {
         let ((zone, position, blocks, own), (next_zone, next, _, other)) = (pair[0], pair[1]);
         if zone == next_zone && position + blocks > next {
-            report.note(
-                Some(other),
-                format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1),
-            );
+            let detail =
+                format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1);
+            report.note(Some(other), detail);
         }
     }
-    for (zone, blocks) in live {
-        let known = pool.get(zone);
-        if blocks > u64::from(known.written) {
-            report.note(
-                None,
-                format!("zone {zone}: tables have {blocks} blocks; {} were written", known.written),
-            );
-        }
-    }
-    Ok(())
 }

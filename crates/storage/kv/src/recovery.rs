@@ -141,27 +141,31 @@ async fn start(
     core.kit().budget().set(open_zones.demand());
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
-        let (peer, zones, settings, erasure) =
-            (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
-        let space = space.clone();
+        let (peer, zones, settings) = (core.kit().peer(), zones.clone(), settings.clone());
+        let (erasure, space) = (core.erasure.clone(), space.clone());
         let begin = move || async move {
             let handle = zones.open().await?;
             let kit = |policy: Box<dyn Policy>| {
-                Kit::join(
-                    peer,
-                    handle,
-                    kit_settings(&settings, &layout, (shard, shards), open_zones),
-                    policy,
-                    &own(shard),
-                )
+                let settings = kit_settings(&settings, &layout, (shard, shards), open_zones);
+                Kit::join(peer, handle, settings, policy, &own(shard))
             };
             let core = Core::new((shard, shards, open_zones), kit, &settings, found, |_| erasure, &space)?;
             Ok::<_, Error>(Home::here(core))
         };
         homes.push(runtime::spawn_on(place_of(shard), begin).await??);
     }
-    for home in &homes {
-        let homes = homes.clone();
+    start_tasks(&homes).await?;
+    if core.tables.lost().is_none() {
+        core.note_directory();
+        logkit::cleaner::start(&core);
+    }
+    Ok(homes)
+}
+
+/// Starts the lanes and tasks of all shards, unless the store is salvaged.
+async fn start_tasks(homes: &[Home<Core>]) -> Result<()> {
+    for home in homes {
+        let homes = homes.to_vec();
         let begin = |core: Rc<Core>| async move {
             core.peers.set_homes(homes);
             if core.tables.lost().is_none() {
@@ -172,9 +176,5 @@ async fn start(
         };
         home.with(begin).await?;
     }
-    if core.tables.lost().is_none() {
-        core.note_directory();
-        logkit::cleaner::start(&core);
-    }
-    Ok(homes)
+    Ok(())
 }

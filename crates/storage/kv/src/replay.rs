@@ -57,7 +57,7 @@ pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening
     let mut found: Vec<RecoveredShard> = Vec::new();
     let mut clock = opening.root.clock;
     for (shard, manifest) in (0..).zip(shards) {
-        found.push(replay(zones, &mut opening, (shard, manifest), &mut clock, goal).await?);
+        found.push(replay(zones, &opening, (shard, manifest), &mut clock, goal).await?);
     }
     if let Some(first) = found.first_mut() {
         first.lost.splice(0..0, std::mem::take(&mut opening.lost));
@@ -130,101 +130,157 @@ fn gone(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Er
 /// Replays the records of a shard over its manifest.
 async fn replay(
     zones: &dyn Zones,
-    opening: &mut Opening<Found>,
-    (shard, mut manifest): (u16, Manifest),
+    opening: &Opening<Found>,
+    (shard, manifest): (u16, Manifest),
     clock: &mut u64,
     goal: Goal,
 ) -> Result<RecoveredShard> {
-    let mut lost: Vec<String> = Vec::new();
-    let (users, tables) = (write_stream(shard), table_stream(shard));
-    let covered = &opening.root.covered;
-    let is_own = |record: &&Found| {
-        let is_after = |stream: StreamId| {
-            recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream))
-        };
-        record.header.stream == tables && is_after(tables) || is_after(users)
+    let mut records = own_records(opening, shard);
+    recovery::sort_for_replay(&mut records, write_stream(shard));
+    let mut replay = Replay {
+        zones,
+        opening,
+        shard,
+        goal,
+        manifest,
+        written: Assembly::default(),
+        edited: Assembly::default(),
+        writes: Vec::new(),
+        damaged_writes: Vec::new(),
+        lost: Vec::new(),
     };
-    let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
-    recovery::sort_for_replay(&mut records, users);
-    let mut writes: Vec<ReplayedWrites> = Vec::new();
-    let mut lost_writes: Vec<(u64, (u32, u32))> = Vec::new();
-    let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
-        let (zone, mut position) = (record.header.zone, record.header.position + 1);
-        for entry in goal.tolerate(Recorded::decode_all(record), &mut lost)?.unwrap_or_default() {
+        let mut position = record.header.position + 1;
+        let entries = goal.tolerate(Recorded::decode_all(record), &mut replay.lost)?;
+        for entry in entries.unwrap_or_default() {
             let blocks = entry.blocks();
             *clock += u64::from(blocks);
-            match entry {
-                Recorded::Piece { table, first, blocks, from } => {
-                    let run = Extent { first, blocks, place: ZoneBlock::new(zone, position) };
-                    manifest.next_table = manifest.next_table.max(table + 1);
-                    // An edit refers to pieces that were written before it.
-                    if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
-                        place(&mut known.extents, run, from, |_, _| {});
-                    }
-                }
-                Recorded::Body { is_edit, length, offset, inline, blocks } => {
-                    let part = match inline {
-                        Some(inline) => Ok(inline),
-                        None => scan::read(zones, &opening.layout, zone, position, blocks).await,
-                    };
-                    let mut damaged = damaged_in(&opening.damaged, zone, position, blocks);
-                    let part = goal.tolerate(part, &mut lost)?.unwrap_or_else(|| {
-                        damaged = damaged.or(Some((zone, position)));
-                        vec![0; length as usize]
-                    });
-                    let assembly = if is_edit { &mut edited } else { &mut written };
-                    let number = recovery::number_in(record, if is_edit { tables } else { users });
-                    let number =
-                        number.ok_or_else(|| Error::corrupt("an entry in a record of another stream"))?;
-                    match assembly.add(&part, offset, length, (zone, number), damaged) {
-                        Some(Assembly { damaged: Some(at), .. }) if is_edit => {
-                            goal.tolerate(
-                                Err::<(), _>(gone(shard, number, "the list of tables", at)),
-                                &mut lost,
-                            )?;
-                        }
-                        // Writes of the damaged record may be in tables already.
-                        Some(Assembly { damaged: Some(at), .. }) => lost_writes.push((number, at)),
-                        Some(whole) if is_edit => {
-                            if let Some(edit) = goal.tolerate(Edit::decode(&whole.bytes), &mut lost)? {
-                                manifest.apply(edit);
-                            }
-                        }
-                        Some(Assembly { bytes, zones, first, .. }) => {
-                            let decoded = decode_parts(&bytes, |part| {
-                                if part.shard == shard {
-                                    let (bytes, zones) = (part.bytes.to_vec(), zones.clone());
-                                    writes.push(ReplayedWrites { bytes, zones, first, record: number });
-                                }
-                                Ok(())
-                            });
-                            goal.tolerate(decoded, &mut lost)?;
-                        }
-                        None => {}
-                    }
-                }
-            }
+            replay.entry(record, position, entry).await?;
             position += blocks;
         }
     }
-    for (number, at) in lost_writes.iter().filter(|(number, _)| *number > manifest.flushed.record) {
-        let is_gone = gone(shard, *number, "writes, whose keys are unknown", *at);
-        goal.tolerate(Err::<(), _>(is_gone), &mut lost)?;
-    }
-    let mut accounts = opening.pool.accounts();
-    let mut tables = std::mem::take(&mut manifest.tables);
-    for table in tables.drain(..) {
-        let checked =
-            table.extents.iter().try_for_each(|extent| check_extent(shard, extent, &opening.layout));
-        if goal.tolerate(checked, &mut lost)?.is_some() {
-            table.extents.iter().for_each(|extent| accounts.add_live(extent.place.zone.0, extent.blocks));
-            manifest.tables.push(table);
+    replay.finish()
+}
+
+/// Records of a shard that aren't covered by the checkpoint.
+fn own_records(opening: &Opening<Found>, shard: u16) -> Vec<Found> {
+    let (users, tables) = (write_stream(shard), table_stream(shard));
+    let is_own = |record: &&Found| {
+        let is_after = |stream: StreamId| {
+            let covered = opening.root.covered.of(stream);
+            recovery::number_in(*record, stream).is_some_and(|number| number > covered)
+        };
+        record.header.stream == tables && is_after(tables) || is_after(users)
+    };
+    opening.records.iter().filter(is_own).cloned().collect()
+}
+
+/// Replay of one shard: the entries of its records in the order of the log.
+struct Replay<'a> {
+    zones: &'a dyn Zones,
+    opening: &'a Opening<Found>,
+    shard: u16,
+    goal: Goal,
+    manifest: Manifest,
+    /// Incomplete writes, and an incomplete edit.
+    written: Assembly,
+    edited: Assembly,
+    writes: Vec<ReplayedWrites>,
+    /// Records whose writes are damaged, each with a damaged block.
+    damaged_writes: Vec<(u64, (u32, u32))>,
+    lost: Vec<String>,
+}
+
+impl Replay<'_> {
+    /// Replays an entry whose data begins at this block of the record's zone.
+    async fn entry(&mut self, record: &Found, position: u32, entry: Recorded) -> Result<()> {
+        let zone = record.header.zone;
+        match entry {
+            Recorded::Piece { table, first, blocks, from } => {
+                let run = Extent { first, blocks, place: ZoneBlock::new(zone, position) };
+                self.manifest.next_table = self.manifest.next_table.max(table + 1);
+                // An edit refers to pieces that were written before it.
+                if let Some(known) = self.manifest.tables.iter_mut().find(|known| known.id == table) {
+                    place(&mut known.extents, run, from, |_, _| {});
+                }
+                Ok(())
+            }
+            Recorded::Body { is_edit, length, offset, inline, blocks } => {
+                let part = match inline {
+                    Some(inline) => Ok(inline),
+                    None => scan::read(self.zones, &self.opening.layout, zone, position, blocks).await,
+                };
+                let mut damaged = damaged_in(&self.opening.damaged, zone, position, blocks);
+                let part = self.goal.tolerate(part, &mut self.lost)?.unwrap_or_else(|| {
+                    damaged = damaged.or(Some((zone, position)));
+                    vec![0; length as usize]
+                });
+                let (stream, assembly) = match is_edit {
+                    true => (table_stream(self.shard), &mut self.edited),
+                    false => (write_stream(self.shard), &mut self.written),
+                };
+                let number = recovery::number_in(record, stream)
+                    .ok_or_else(|| Error::corrupt("an entry in a record of another stream"))?;
+                match assembly.add(&part, offset, length, (zone, number), damaged) {
+                    Some(whole) if is_edit => self.edit(number, &whole),
+                    Some(whole) => self.writes_of(number, whole),
+                    None => Ok(()),
+                }
+            }
         }
     }
-    drop(accounts);
-    writes.retain(|replayed| replayed.record > manifest.flushed.record);
-    Ok(RecoveredShard { manifest, writes, lost })
+
+    /// Applies a complete edit of the manifest.
+    fn edit(&mut self, number: u64, whole: &Assembly) -> Result<()> {
+        let edit = match whole.damaged {
+            Some(at) => Err(gone(self.shard, number, "the list of tables", at)),
+            None => Edit::decode(&whole.bytes),
+        };
+        if let Some(edit) = self.goal.tolerate(edit, &mut self.lost)? {
+            self.manifest.apply(edit);
+        }
+        Ok(())
+    }
+
+    /// Keeps this shard's part of complete writes.
+    fn writes_of(&mut self, number: u64, whole: Assembly) -> Result<()> {
+        if let Some(at) = whole.damaged {
+            // Writes of the damaged record may be in tables already.
+            self.damaged_writes.push((number, at));
+            return Ok(());
+        }
+        let (first, record) = (whole.first, number);
+        let decoded = decode_parts(&whole.bytes, |part| {
+            if part.shard == self.shard {
+                let (bytes, zones) = (part.bytes.to_vec(), whole.zones.clone());
+                self.writes.push(ReplayedWrites { bytes, zones, first, record });
+            }
+            Ok(())
+        });
+        self.goal.tolerate(decoded, &mut self.lost).map(drop)
+    }
+
+    /// Drops what is in tables already, and counts the blocks of all tables as live.
+    fn finish(mut self) -> Result<RecoveredShard> {
+        let Replay { shard, goal, opening, .. } = self;
+        let flushed = self.manifest.flushed.record;
+        for (number, at) in self.damaged_writes.iter().filter(|(number, _)| *number > flushed) {
+            let is_gone = gone(shard, *number, "writes, whose keys are unknown", *at);
+            goal.tolerate(Err::<(), _>(is_gone), &mut self.lost)?;
+        }
+        let mut accounts = opening.pool.accounts();
+        for table in std::mem::take(&mut self.manifest.tables) {
+            let checked =
+                table.extents.iter().try_for_each(|extent| check_extent(shard, extent, &opening.layout));
+            if goal.tolerate(checked, &mut self.lost)?.is_some() {
+                let live = |extent: &Extent| accounts.add_live(extent.place.zone.0, extent.blocks);
+                table.extents.iter().for_each(live);
+                self.manifest.tables.push(table);
+            }
+        }
+        self.writes.retain(|replayed| replayed.record > flushed);
+        Ok(RecoveredShard { manifest: self.manifest, writes: self.writes, lost: self.lost })
+    }
 }
 
 /// Refuses blocks of a table outside the zones.

@@ -44,6 +44,7 @@ use logkit::root::Root;
 use logkit::{Sequences, StreamId, ZonePool};
 use owners::Owners;
 use report::Findings;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -256,31 +257,28 @@ impl Check<'_> {
                 return (self.covered(), durable);
             }
         };
+        self.check_end(&numbers, end, durable);
+        (end, durable)
+    }
+
+    /// Compares the end of each stream with its last record that had been durable; `numbers` are those of all
+    /// records that were found.
+    fn check_end(&mut self, numbers: &[(StreamId, u64)], end: [u64; STREAMS], durable: [u64; STREAMS]) {
         for stream in [USER, CLEANER] {
-            let index = stream.index();
-            if durable[index] > end[index] {
-                let mut behind: Vec<u64> = numbers
-                    .iter()
-                    .filter(|(other, number)| *other == stream && *number > end[index])
-                    .map(|(_, number)| *number)
-                    .collect();
-                behind.sort_unstable();
-                behind.dedup();
-                self.findings.damage(Finding::at(
-                    None,
-                    0,
-                    format!(
-                        "record {} of {} is damaged or missing, and {} had been durable: the log can't be opened; {} good \
-                         records behind it don't count without it",
-                        end[index] + 1,
-                        stream_name(stream),
-                        durable[index],
-                        behind.len()
-                    ),
-                ));
+            let (end, durable) = (end[stream.index()], durable[stream.index()]);
+            if durable > end {
+                let behind = numbers.iter().filter(|(other, number)| *other == stream && *number > end);
+                let behind: BTreeSet<u64> = behind.map(|(_, number)| *number).collect();
+                let what = format!(
+                    "record {} of {} is damaged or missing, and {durable} had been durable: the log can't be opened; {} good \
+                     records behind it don't count without it",
+                    end + 1,
+                    stream_name(stream),
+                    behind.len()
+                );
+                self.findings.damage(Finding::at(None, 0, what));
             }
         }
-        (end, durable)
     }
 
     /// Checks the zones one after the other.

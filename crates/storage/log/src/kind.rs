@@ -7,14 +7,14 @@ pub use opening::{home_files, open, open_on_zones, open_with};
 pub use options::{MapPlace, Options};
 
 use crate::core::Acknowledge;
-use crate::layout::{BLOCK, Layout, MAX_APPEND};
+use crate::layout::{BLOCK, Layout};
 use crate::snapshot::Message;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, Result, ZoneGeometry};
 use runtime::file::SharedFile;
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::sync::Arc;
-use zones::on_device;
+use zones::on_device::store;
 
 /// `log(file(disk.img, size=4GiB), size=3GiB, map=radix)`.
 pub const KIND: Kind = Kind {
@@ -144,7 +144,7 @@ const METRICS: &[Metric] = &[
     Metric::gauge("map_bytes", "log_map_bytes", "Memory of the map"),
 ];
 
-const MAX_ZONE: u64 = 64 << 20;
+/// Smallest default size of a zone, in bytes.
 const MIN_ZONE: u64 = 64 << 10;
 
 impl Options {
@@ -196,11 +196,6 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
     Ok(MapPlace::Pmem(arguments.absolute(Path::new(path))?))
 }
 
-/// Returns 1/256 of the disk, rounded down to a power of two and clamped to 64 KiB..=64 MiB.
-pub fn default_zone_size(disk: u64) -> u64 {
-    zones::on_device::default_zone_size(disk, MIN_ZONE, MAX_ZONE)
-}
-
 /// Returns the shape that is known without opening any part: the volume's size, if the stack names one.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let MapPlace::Pmem(path) = map_place(arguments)? {
@@ -250,8 +245,7 @@ fn planned_zones(
         volatile_cache: true,
         read_only: false,
     };
-    let zone_size = options.zone_size.unwrap_or_else(|| default_zone_size(disk));
-    let zones = on_device::geometry(&geometry, zone_size, MAX_APPEND)
+    let zones = store::new_zones(&geometry, options.zone_size, MIN_ZONE)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     Ok(Some((zones, "zone_size")))
 }

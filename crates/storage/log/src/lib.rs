@@ -36,7 +36,7 @@ pub mod directory;
 pub mod dump;
 mod entry;
 pub mod format;
-mod fullness;
+mod full_warning;
 #[cfg(feature = "map-home")]
 pub mod home;
 pub mod kind;

@@ -25,6 +25,7 @@ use crate::victim::{Piece, Victim};
 use block::{Error, Result};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Victim in progress with its pieces; the first `next` of them have been moved.
 #[derive(Debug)]
@@ -162,12 +163,12 @@ impl<O: Owner> Cleaner<O> {
                     answers.pace = pace::admit_moves(&*owner);
                     continue;
                 }
+                // The state may have changed during the action, so the next decision observes it again.
                 Action::Choose => match self.choose().await {
                     Chosen::Nothing(choice) => {
                         answers.choice = choice;
                         continue;
                     }
-                    // The state may have changed during the action, so the next decision observes it again.
                     Chosen::Victim => continue,
                     Chosen::Unreadable => self.done().await,
                 },
@@ -202,22 +203,25 @@ impl<O: Owner> Cleaner<O> {
                     kit.set_stuck(Some(error));
                     self.wait(woken, until_commit).await;
                 }
-                Action::Retry { refuse, limit } => {
-                    let error = self.error.take().filter(|_| refuse);
-                    kit.set_stuck(
-                        error.map(|error| error.in_context("cleaning failed, so no zone can be freed")),
-                    );
-                    kit.events.freed.notify_all();
-                    let woken = kit.events.cleaner.notified();
-                    self.mover.answer(&*owner).await;
-                    runtime::sleep(decision::REST).await;
-                    if !limit.is_zero() {
-                        let _woken = runtime::timeout(limit, woken).await;
-                    }
-                }
+                Action::Retry { refuse, limit } => self.rest(refuse, limit).await,
                 Action::Stop => return false,
             }
             return true;
+        }
+    }
+
+    /// Rests after a failure, up to `limit` beyond the minimum; `refuse` is whether users get the error.
+    async fn rest(&mut self, refuse: bool, limit: Duration) {
+        let owner = self.owner.clone();
+        let kit = owner.kit();
+        let error = self.error.take().filter(|_| refuse);
+        kit.set_stuck(error.map(|error| error.in_context("cleaning failed, so no zone can be freed")));
+        kit.events.freed.notify_all();
+        let woken = kit.events.cleaner.notified();
+        self.mover.answer(&*owner).await;
+        runtime::sleep(decision::REST).await;
+        if !limit.is_zero() {
+            let _woken = runtime::timeout(limit, woken).await;
         }
     }
 

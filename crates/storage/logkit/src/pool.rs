@@ -475,7 +475,8 @@ impl ZonePool {
     }
 
     /// Number of free zones that are backed.
-    pub fn free_backed(&self) -> u32 {
+    #[cfg(test)]
+    fn free_backed(&self) -> u32 {
         self.lock().free_backed
     }
 

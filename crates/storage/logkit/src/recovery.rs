@@ -551,60 +551,59 @@ pub async fn settle(
 ) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
-        let entry = pool.get(zone);
-        if zone < ROOT_ZONES {
-            pool.restore(zone, |entry| entry.usage = Usage::Root);
-            continue;
-        }
+        let live = pool.get(zone).live;
         match report.state {
-            ZoneState::Empty if entry.live > 0 && goal == Goal::Salvage => {
-                tracing::error!("zone {zone} is empty: {} blocks in it can't be read", entry.live);
+            _ if zone < ROOT_ZONES => pool.restore(zone, |entry| entry.usage = Usage::Root),
+            ZoneState::Empty if live > 0 && goal == Goal::Salvage => {
+                tracing::error!("zone {zone} is empty: {live} blocks in it can't be read");
                 pool.restore(zone, |entry| entry.usage = Usage::Damaged);
-                continue;
             }
-            ZoneState::Empty if entry.live > 0 => {
-                return Err(Error::corrupt(format!(
-                    "{} live blocks lie in zone {zone}, which is empty",
-                    entry.live
-                )));
+            ZoneState::Empty if live > 0 => {
+                return Err(Error::corrupt(format!("{live} live blocks lie in zone {zone}, which is empty")));
             }
-            ZoneState::Empty => {
-                pool.set_free(zone, report.generation);
-                continue;
-            }
+            ZoneState::Empty => pool.set_free(zone, report.generation),
             ZoneState::Offline => {
                 // With live blocks the zone hasn't been reset since the checkpoint, which covers all its
                 // records. Without any it may have been reset and written again.
-                if !is_clean && entry.live == 0 && goal == Goal::Serve {
+                if !is_clean && live == 0 && goal == Goal::Serve {
                     scan::refuse_offline(zones, report.zone, scans::NEWEST).await?;
                 }
-                if entry.live > 0 {
-                    tracing::error!("zone {zone} is offline: {} blocks in it can't be read", entry.live);
+                if live > 0 {
+                    tracing::error!("zone {zone} is offline: {live} blocks in it can't be read");
                 }
                 pool.restore(zone, |entry| entry.usage = Usage::Damaged);
-                continue;
             }
-            _ => {}
+            _ => {
+                let written = layout.blocks_in(report.write_pointer) as u32;
+                let was_reset = reset_since.binary_search(&zone).is_ok();
+                settle_full(pool, zone, written, was_reset && goal == Goal::Serve)?;
+            }
         }
-        // The checkpoint's own zones aren't all in its directory, and are read with checksums.
-        let holds_nothing = entry.end == 0 && entry.class != CHECKPOINT_CLASS;
-        if holds_nothing && entry.live > 0 && reset_since.binary_search(&zone).is_ok() && goal == Goal::Serve
-        {
-            return Err(Error::corrupt(format!(
-                "{} live blocks lie in zone {zone}, which was reset since and holds no record of the log; another program has written to it; restore the \
-                 disk, or salvage what can be read",
-                entry.live
-            )));
-        }
-        if entry.end == 0 {
-            let end = layout.blocks_in(report.write_pointer) as u32;
-            pool.restore(zone, |entry| entry.end = end);
-        }
-        let written = layout.blocks_in(report.write_pointer) as u32;
-        pool.restore(zone, |entry| entry.space = written);
-        pool.set_full(zone);
     }
     pool.recount();
+    Ok(())
+}
+
+/// Marks a zone with `written` blocks as full. `is_refused` is whether live blocks without a record are an
+/// error.
+fn settle_full(pool: &ZonePool, zone: u32, written: u32, is_refused: bool) -> Result<()> {
+    let entry = pool.get(zone);
+    // The checkpoint's own zones aren't all in its directory, and are read with checksums.
+    let holds_nothing = entry.end == 0 && entry.class != CHECKPOINT_CLASS;
+    if holds_nothing && entry.live > 0 && is_refused {
+        return Err(Error::corrupt(format!(
+            "{} live blocks lie in zone {zone}, which was reset since and holds no record of the log; another program has written to it; restore the \
+             disk, or salvage what can be read",
+            entry.live
+        )));
+    }
+    pool.restore(zone, |entry| {
+        entry.space = written;
+        if entry.end == 0 {
+            entry.end = written;
+        }
+    });
+    pool.set_full(zone);
     Ok(())
 }
 

@@ -103,18 +103,14 @@ pub fn assemble(names: &[String], found: &[Found], permissions: &Permissions) ->
     Ok(assembly)
 }
 
-/// Chooses the leg with the authoritative superblock.
-fn choose_authority<'a>(
-    names: &[String],
-    found: &[Found],
-    members: &[(usize, &'a Superblock)],
-    permissions: &Permissions,
-) -> Result<(usize, &'a Superblock)> {
-    let left_behind = |of: &Superblock, slot: usize| {
-        of.slots.get(slot).is_some_and(|slot| matches!(slot.state, SlotState::Failed | SlotState::Removed))
-    };
-    let is_listed = |leg: usize| permissions.rebuild & 1 << leg != 0;
-    let mut candidates: Vec<(usize, &Superblock)> =
+/// Whether a superblock records the leg of this slot as failed or removed.
+fn left_behind(of: &Superblock, slot: usize) -> bool {
+    of.slots.get(slot).is_some_and(|slot| matches!(slot.state, SlotState::Failed | SlotState::Removed))
+}
+
+/// Active legs, without those that a later superblock left behind while at least one is left.
+fn candidates<'a>(members: &[(usize, &'a Superblock)]) -> Vec<(usize, &'a Superblock)> {
+    let mut active: Vec<(usize, &Superblock)> =
         members.iter().filter(|(_, it)| it.slots[it.own].state == SlotState::Active).copied().collect();
     // The superblock that records a failed leg may have been written only to a leg that is being rebuilt.
     let is_left_behind = |it: &Superblock| {
@@ -125,9 +121,21 @@ fn choose_authority<'a>(
                 && !left_behind(it, other.own)
         })
     };
-    if candidates.iter().any(|(_, it)| !is_left_behind(it)) {
-        candidates.retain(|(_, it)| !is_left_behind(it));
+    if active.iter().any(|(_, it)| !is_left_behind(it)) {
+        active.retain(|(_, it)| !is_left_behind(it));
     }
+    active
+}
+
+/// Chooses the leg with the authoritative superblock.
+fn choose_authority<'a>(
+    names: &[String],
+    found: &[Found],
+    members: &[(usize, &'a Superblock)],
+    permissions: &Permissions,
+) -> Result<(usize, &'a Superblock)> {
+    let is_listed = |leg: usize| permissions.rebuild & 1 << leg != 0;
+    let candidates = candidates(members);
     let others = candidates.iter().filter(|(leg, _)| !is_listed(*leg));
     let mut authority = others.max_by_key(|(_, superblock)| superblock.events).copied();
     if let (None, Some((leg, _))) = (authority, candidates.first()) {
@@ -138,14 +146,8 @@ fn choose_authority<'a>(
     }
     // A `rebuild` list that stays in the stack must not lead to the loss of data that was written since.
     for (leg, superblock) in candidates.iter().filter(|(leg, _)| is_listed(*leg)) {
-        let Some((best, authoritative)) =
-            authority.filter(|(_, authoritative)| authoritative.array == superblock.array)
-        else {
-            continue;
-        };
-        if superblock.events <= authoritative.events {
-            continue;
-        }
+        let is_older = |of: &Superblock| of.array == superblock.array && of.events < superblock.events;
+        let Some((best, authoritative)) = authority.filter(|(_, of)| is_older(of)) else { continue };
         match (left_behind(superblock, authoritative.own), left_behind(authoritative, superblock.own)) {
             // An interrupted update of the superblocks.
             (false, _) => authority = Some((*leg, *superblock)),
@@ -158,27 +160,28 @@ fn choose_authority<'a>(
             }
         }
     }
-    authority.ok_or_else(|| {
-        let mut whys = Vec::new();
-        let mut unreadable = None;
-        for (name, found) in names.iter().zip(found) {
-            whys.push(match found {
-                Found::Member(_) => format!("\"{name}\" was being rebuilt and lacks data"),
-                Found::Other(what) => format!("\"{name}\" holds {what}"),
-                Found::Unreadable(error) => {
-                    unreadable.get_or_insert(error);
-                    naming(name, error)
-                }
-            });
+    authority.ok_or_else(|| no_authority(names, found))
+}
+
+/// Error with the reason for each leg that it can't be the authoritative one.
+fn no_authority(names: &[String], found: &[Found]) -> Error {
+    let mut unreadable = None;
+    let whys = names.iter().zip(found).map(|(name, found)| match found {
+        Found::Member(_) => format!("\"{name}\" was being rebuilt and lacks data"),
+        Found::Other(what) => format!("\"{name}\" holds {what}"),
+        Found::Unreadable(error) => {
+            unreadable.get_or_insert(error);
+            naming(name, error)
         }
-        let whys = format!("no leg has all data of a mirror: {}", whys.join("; "));
-        match unreadable {
-            Some(error) => error.with_detail(whys),
-            None => Error::protocol(format!(
-                "{whys}; to create a new mirror and lose the contents of the legs: --format"
-            )),
-        }
-    })
+    });
+    let whys: Vec<String> = whys.collect();
+    let whys = format!("no leg has all data of a mirror: {}", whys.join("; "));
+    match unreadable {
+        Some(error) => error.with_detail(whys),
+        None => Error::protocol(format!(
+            "{whys}; to create a new mirror and lose the contents of the legs: --format"
+        )),
+    }
 }
 
 fn of_another_mirror(names: &[String], leg: usize, its: Uuid, authority: usize, ours: Uuid) -> Error {

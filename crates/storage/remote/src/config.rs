@@ -130,7 +130,7 @@ pub(crate) struct Refusal {
 }
 
 /// Most bytes of a page as it is packed: with its header, if it can't be compressed.
-pub(crate) const MOST_PAGE_BYTES: u64 = (PAGE + crate::slot::GRANULE) as u64;
+pub(crate) const MAX_PAGE_BYTES: u64 = (PAGE + crate::slot::GRANULE) as u64;
 
 /// Free zones below which zones are cleaned.
 fn low_of(zones: u64) -> u64 {
@@ -149,7 +149,7 @@ fn usable_zones(regions: &[u64], copies: u64, most: u64) -> (u64, u64) {
 pub(crate) fn capacity(regions: &[u64], copies: u64, most: u64, group: u64) -> u64 {
     let copies = copies.min(regions.len() as u64).max(1);
     // A page takes up to 65 granules; `Request::sizes` has the reason for 62.
-    usable_zones(regions, copies, most).1 * (group / PAGE as u64) * 62 / 65 * MOST_PAGE_BYTES
+    usable_zones(regions, copies, most).1 * (group / PAGE as u64) * 62 / 65 * MAX_PAGE_BYTES
 }
 
 impl Request {

@@ -236,7 +236,7 @@ fn fullness(core: &Core) -> Fullness {
         used_bytes: core.pool.live_data() * crate::slot::GRANULE as u64,
         limit_bytes: limit,
         // Each page may be incompressible. A smaller device doesn't fill all nodes, unless some are down.
-        can_fill: sizes.pages * crate::config::MOST_PAGE_BYTES > limit,
+        can_fill: sizes.pages * crate::config::MAX_PAGE_BYTES > limit,
         remedy: "add nodes or memory, start nodes that are down, or store less",
     }
 }

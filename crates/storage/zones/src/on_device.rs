@@ -19,13 +19,14 @@
 //!
 //! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
 //! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
-//! `layout` the positions on the device.
+//! `layout` the positions on the device, `store` the zones of stores on the log kit.
 
 pub mod format;
 mod kind;
 mod layout;
 mod open;
 mod slot;
+pub mod store;
 mod usage;
 mod volume;
 
@@ -60,14 +61,6 @@ pub struct Options {
     pub max_append: Option<u64>,
     /// Refuse every change and write nothing.
     pub read_only: bool,
-}
-
-/// Default size of zones on a device of `disk` bytes, in bytes: 1/256 of it, rounded down to a power of two
-/// and clamped to `min` and `max`.
-pub fn default_zone_size(disk: u64, min: u64, max: u64) -> u64 {
-    let share = disk / 256;
-    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
-    power.clamp(min, max)
 }
 
 /// Geometry of the zones that a device of this geometry would have.

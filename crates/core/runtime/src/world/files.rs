@@ -178,7 +178,6 @@ pub(super) struct Files {
     inodes: Vec<Inode>,
     names: BTreeMap<PathBuf, usize>,
     durable_names: BTreeMap<PathBuf, usize>,
-    directories: BTreeSet<PathBuf>,
     open: BTreeMap<u64, Open>,
 }
 
@@ -200,13 +199,7 @@ impl Files {
         });
         let names: BTreeMap<PathBuf, usize> =
             files.iter().enumerate().map(|(index, (path, _))| (path.clone(), index)).collect();
-        Files {
-            inodes: inodes.collect(),
-            durable_names: names.clone(),
-            names,
-            directories: BTreeSet::new(),
-            open: BTreeMap::new(),
-        }
+        Files { inodes: inodes.collect(), durable_names: names.clone(), names, open: BTreeMap::new() }
     }
 
     fn inode(&mut self, handle: u64) -> Result<&mut Inode, i32> {
@@ -377,7 +370,7 @@ impl Files {
     }
 
     fn is_directory(&self, path: &Path) -> bool {
-        self.directories.contains(path) || self.names.keys().any(|name| name.parent() == Some(path))
+        self.names.keys().any(|name| name.parent() == Some(path))
     }
 
     pub(super) fn rename(&mut self, from: &CStr, to: &CStr) -> i32 {
@@ -390,10 +383,6 @@ impl Files {
 
     pub(super) fn unlink(&mut self, path: &CStr) -> i32 {
         if self.names.remove(&path_of(path)).is_some() { 0 } else { -libc::ENOENT }
-    }
-
-    pub(super) fn create_directory(&mut self, path: &CStr) -> i32 {
-        if self.directories.insert(path_of(path)) { 0 } else { -libc::EEXIST }
     }
 
     pub(super) fn close(&mut self, handle: u64) {

@@ -69,8 +69,6 @@ pub mod transmission_flag {
     pub const SEND_DF: u16 = 1 << 7;
     /// FLUSH and FUA on one connection cover the writes of all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// The FAST_ZERO flag is supported.
-    pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
 /// Options of the handshake.
@@ -117,8 +115,6 @@ pub mod option_reply {
     pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// The server is shutting down.
-    pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
     /// The option or its reply is too large.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
 }
@@ -186,8 +182,6 @@ pub mod chunk_type {
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT | 1;
-    /// The request failed at this offset.
-    pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
 /// Flags of an extent in the context `base:allocation`.

@@ -174,6 +174,68 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Description, DescriptionEr
 }
 
 fn check(raw: File) -> Result<Description, Fault> {
+    let (name, size, unique_id) = check_identity(&raw)?;
+    let times = check_times(&name, size, raw.time)?;
+    let registers = check_registers(raw.register)?;
+    let protection = check_protection(&name, size, raw.protection, &registers)?;
+    let locks = raw.locks.map(|locks| check_locks(&name, size, locks)).transpose()?;
+    let security = raw.security.map(|security| check_security(&name, security)).transpose()?;
+    let whole = raw.command.span();
+    let has_wps = registers.iter().any(|register| register.meanings.contains(&Meaning::Wps));
+    if locks.as_ref().is_some_and(|locks| locks.by_wps) && !has_wps {
+        let message = format!("chip \"{name}\": by_wps without a bit WPS; expected a register with it");
+        return Err((whole, message));
+    }
+    let supply = raw.supply.map_or(Ok(Supply { minimum: 2700, write_inhibit: 1000 }), check_supply)?;
+    let continuous = raw.continuous.map_or(Ok(Continuous::None), check_continuous)?;
+    let hold_pin = raw.hold_pin.map_or(Ok(HoldPin::Hold), check_hold_pin)?;
+    let mut commands = Commands::default();
+    for table in raw.command.into_inner() {
+        let span = table.opcode.span();
+        let command = check_command(table, &times, &registers, security.is_some(), locks.is_some())?;
+        commands.add(command, raw.writes_in_place).map_err(|message| (span, message))?;
+    }
+    if commands.list.is_empty() {
+        return Err((whole, format!("chip \"{name}\": no commands; expected at least one")));
+    }
+    let mut description = Description {
+        name,
+        maker: raw.maker,
+        datasheet: raw.datasheet,
+        size,
+        page: raw.page.into_inner(),
+        jedec_id: raw.jedec_id.into_inner(),
+        legacy_id: raw.legacy_id,
+        unique_id,
+        sfdp: Vec::new(),
+        sfdp_source: match (&raw.sfdp, &raw.sfdp_of) {
+            (None, _) => "none".to_owned(),
+            (Some(text), _) if text.get_ref() == "derived" => "derived".to_owned(),
+            (Some(_), Some(other)) => format!("dump of {other}, adapted"),
+            (Some(_), None) => "dump".to_owned(),
+        },
+        writes_in_place: raw.writes_in_place,
+        four_byte_at_power_up: raw.four_byte_at_power_up,
+        hold_pin,
+        continuous,
+        endurance: raw.endurance.max(1),
+        times,
+        supply,
+        registers,
+        protection,
+        locks,
+        security,
+        commands: commands.list,
+        by_opcode: commands.by_opcode,
+    };
+    if let Some(text) = raw.sfdp {
+        description.sfdp = check_sfdp(&description, text)?;
+    }
+    Ok(description)
+}
+
+/// Checks a chip's name, sizes and IDs. Returns its name, its size and the length of its unique ID.
+fn check_identity(raw: &File) -> Result<(String, u32, u32), Fault> {
     let name = raw.name.get_ref().clone();
     if name.is_empty() || name.chars().any(char::is_whitespace) {
         return Err((raw.name.span(), format!("chip \"{name}\": bad name; expected one word")));
@@ -197,81 +259,69 @@ fn check(raw: File) -> Result<Description, Fault> {
             format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 32", raw.jedec_id.get_ref().len());
         return Err((raw.jedec_id.span(), message));
     }
-    let unique_id = match raw.unique_id {
-        Some(length) if *length.get_ref() > 64 => {
-            return Err((
-                length.span(),
-                format!("chip \"{name}\": unique ID of {} bytes; expected at most 64", length.get_ref()),
-            ));
+    let unique_id = raw.unique_id.as_ref().map_or(0, |length| *length.get_ref());
+    match &raw.unique_id {
+        Some(length) if unique_id > 64 => {
+            let message = format!("chip \"{name}\": unique ID of {unique_id} bytes; expected at most 64");
+            Err((length.span(), message))
         }
-        Some(length) => length.into_inner(),
-        None => 0,
-    };
-    let times = check_times(&name, size, raw.time)?;
-    let registers = check_registers(raw.register)?;
-    let find = |meaning| registers.iter().any(|r| r.meanings.contains(&meaning));
-    let protection = check_protection(&name, size, raw.protection, &registers)?;
-    let locks = raw.locks.map(|locks| check_locks(&name, size, locks)).transpose()?;
-    let security = raw.security.map(|security| check_security(&name, security)).transpose()?;
-    if let Some(locks) = &locks
-        && locks.by_wps
-        && !find(Meaning::Wps)
-    {
-        return Err((
-            raw.command.span(),
-            format!("chip \"{name}\": by_wps without a bit WPS; expected a register with it"),
-        ));
+        _ => Ok((name, size, unique_id)),
     }
-    let supply = match raw.supply {
-        Some(table) if *table.write_inhibit_mv.get_ref() > table.minimum_mv => {
-            let message = format!(
-                "supply: write inhibit voltage out of range: {} mV; expected at most minimum_mv, {} mV",
-                table.write_inhibit_mv.get_ref(),
-                table.minimum_mv
-            );
-            return Err((table.write_inhibit_mv.span(), message));
+}
+
+fn check_supply(table: SupplyTable) -> Result<Supply, Fault> {
+    let (inhibit, minimum) = (*table.write_inhibit_mv.get_ref(), table.minimum_mv);
+    if inhibit > minimum {
+        let message = format!(
+            "supply: write inhibit voltage out of range: {inhibit} mV; expected at most minimum_mv, {minimum} mV"
+        );
+        return Err((table.write_inhibit_mv.span(), message));
+    }
+    Ok(Supply { minimum, write_inhibit: inhibit })
+}
+
+fn check_continuous(text: Text) -> Result<Continuous, Fault> {
+    match text.get_ref().as_str() {
+        "bits-5-4" => Ok(Continuous::Bits54),
+        "toggle" => Ok(Continuous::Toggle),
+        "nibble-a" => Ok(Continuous::NibbleA),
+        other => Err((
+            text.span(),
+            format!("continuous: unknown rule: \"{other}\"; expected bits-5-4, toggle or nibble-a"),
+        )),
+    }
+}
+
+fn check_hold_pin(text: Text) -> Result<HoldPin, Fault> {
+    match text.get_ref().as_str() {
+        "hold" => Ok(HoldPin::Hold),
+        "reset" => Ok(HoldPin::Reset),
+        other => {
+            Err((text.span(), format!("hold_pin: unknown function: \"{other}\"; expected hold or reset")))
         }
-        Some(table) => {
-            Supply { minimum: table.minimum_mv, write_inhibit: table.write_inhibit_mv.into_inner() }
-        }
-        None => Supply { minimum: 2700, write_inhibit: 1000 },
-    };
-    let continuous = match &raw.continuous {
-        None => Continuous::None,
-        Some(text) => match text.get_ref().as_str() {
-            "bits-5-4" => Continuous::Bits54,
-            "toggle" => Continuous::Toggle,
-            "nibble-a" => Continuous::NibbleA,
-            other => {
-                let message =
-                    format!("continuous: unknown rule: \"{other}\"; expected bits-5-4, toggle or nibble-a");
-                return Err((text.span(), message));
-            }
-        },
-    };
-    let hold_pin = match raw.hold_pin.as_ref().map(|text| (text, text.get_ref().as_str())) {
-        None | Some((_, "hold")) => HoldPin::Hold,
-        Some((_, "reset")) => HoldPin::Reset,
-        Some((text, other)) => {
-            return Err((
-                text.span(),
-                format!("hold_pin: unknown function: \"{other}\"; expected hold or reset"),
-            ));
-        }
-    };
-    let whole = raw.command.span();
-    let mut commands = Vec::new();
-    let mut by_opcode = Box::new([[u16::MAX; 256]; 2]);
-    for table in raw.command.into_inner() {
-        let span = table.opcode.span();
-        let command = check_command(table, &times, &registers, security.is_some(), locks.is_some())?;
-        if raw.writes_in_place && matches!(command.action, Action::Program | Action::AaiProgram) {
-            let message = format!(
+    }
+}
+
+/// Commands of a chip, each opcode at most once for each protocol.
+struct Commands {
+    list: Vec<Command>,
+    by_opcode: Box<[[u16; 256]; 2]>,
+}
+
+impl Default for Commands {
+    fn default() -> Self {
+        Commands { list: Vec::new(), by_opcode: Box::new([[u16::MAX; 256]; 2]) }
+    }
+}
+
+impl Commands {
+    fn add(&mut self, command: Command, writes_in_place: bool) -> Result<(), String> {
+        if writes_in_place && matches!(command.action, Action::Program | Action::AaiProgram) {
+            return Err(format!(
                 "command \"{}\": {} in a chip that writes in place; expected write-memory",
                 command.name,
                 command.action.name()
-            );
-            return Err((span, message));
+            ));
         }
         let protocols: &[usize] = match command.protocol {
             Protocol::Spi => &[0],
@@ -279,57 +329,20 @@ fn check(raw: File) -> Result<Description, Fault> {
             Protocol::Both => &[0, 1],
         };
         for &protocol in protocols {
-            let slot = &mut by_opcode[protocol][usize::from(command.opcode)];
+            let slot = &mut self.by_opcode[protocol][usize::from(command.opcode)];
             if *slot != u16::MAX {
-                let message = format!(
+                return Err(format!(
                     "command \"{}\": opcode {:02X}h is taken by \"{}\"; expected each opcode once per protocol",
                     command.name,
                     command.opcode,
-                    commands.get(usize::from(*slot)).map_or("", |c: &Command| &c.name)
-                );
-                return Err((span, message));
+                    self.list.get(usize::from(*slot)).map_or("", |other| &other.name)
+                ));
             }
-            *slot = commands.len() as u16;
+            *slot = self.list.len() as u16;
         }
-        commands.push(command);
+        self.list.push(command);
+        Ok(())
     }
-    if commands.is_empty() {
-        return Err((whole, format!("chip \"{name}\": no commands; expected at least one")));
-    }
-    let mut description = Description {
-        name,
-        maker: raw.maker,
-        datasheet: raw.datasheet,
-        size,
-        page,
-        jedec_id: raw.jedec_id.into_inner(),
-        legacy_id: raw.legacy_id,
-        unique_id,
-        sfdp: Vec::new(),
-        sfdp_source: match (&raw.sfdp, &raw.sfdp_of) {
-            (None, _) => "none".to_owned(),
-            (Some(text), _) if text.get_ref() == "derived" => "derived".to_owned(),
-            (Some(_), Some(other)) => format!("dump of {other}, adapted"),
-            (Some(_), None) => "dump".to_owned(),
-        },
-        writes_in_place: raw.writes_in_place,
-        four_byte_at_power_up: raw.four_byte_at_power_up,
-        hold_pin,
-        continuous,
-        endurance: raw.endurance.max(1),
-        times,
-        supply,
-        registers,
-        protection,
-        locks,
-        security,
-        commands,
-        by_opcode,
-    };
-    if let Some(text) = raw.sfdp {
-        description.sfdp = check_sfdp(&description, text)?;
-    }
-    Ok(description)
 }
 
 fn check_sfdp(description: &Description, text: Text) -> Result<Vec<u8>, Fault> {
@@ -603,6 +616,46 @@ fn check_security(name: &str, table: SecurityTable) -> Result<Security, Fault> {
     })
 }
 
+/// Widths of addresses in a file.
+const ADDRESSES: [(&str, AddressWidth); 4] = [
+    ("\"2\"", AddressWidth::Bytes(2)),
+    ("\"3\"", AddressWidth::Bytes(3)),
+    ("\"4\"", AddressWidth::Bytes(4)),
+    ("\"mode\"", AddressWidth::Mode),
+];
+/// Lines of the opcode, the address and the data in a file.
+const LINES: [(&str, [u8; 3]); 5] = [
+    ("1-1-1", [1, 1, 1]),
+    ("1-1-2", [1, 1, 2]),
+    ("1-2-2", [1, 2, 2]),
+    ("1-1-4", [1, 1, 4]),
+    ("1-4-4", [1, 4, 4]),
+];
+const PROTOCOLS: [(&str, Protocol); 3] =
+    [("spi", Protocol::Spi), ("qpi", Protocol::Qpi), ("both", Protocol::Both)];
+
+/// Value of a word of a command among the known ones; `usual` for a command without the word. `wrong` begins
+/// the message for other words.
+fn chosen<T: Copy>(
+    name: &str,
+    wrong: &str,
+    text: Option<&Text>,
+    usual: T,
+    known: &[(&str, T)],
+) -> Result<T, Fault> {
+    let Some(text) = text else { return Ok(usual) };
+    let word = text.get_ref();
+    if let Some((_, value)) = known.iter().find(|(known, _)| known.trim_matches('"') == word) {
+        return Ok(*value);
+    }
+    let words: Vec<&str> = known.iter().map(|(known, _)| *known).collect();
+    let expected = match words.split_last() {
+        Some((last, before)) => format!("{} or {last}", before.join(", ")),
+        None => String::new(),
+    };
+    Err((text.span(), format!("command \"{name}\": {wrong}: \"{word}\"; expected {expected}")))
+}
+
 fn check_command(
     table: CommandTable,
     times: &Times,
@@ -632,42 +685,9 @@ fn check_command(
         let message = format!("command \"{name}\": {} without {missing}; add it", action.name());
         return Err((table.action.span(), message));
     }
-    let address = match table.address.as_ref().map(|text| (text, text.get_ref().as_str())) {
-        None => AddressWidth::None,
-        Some((_, "2")) => AddressWidth::Bytes(2),
-        Some((_, "3")) => AddressWidth::Bytes(3),
-        Some((_, "4")) => AddressWidth::Bytes(4),
-        Some((_, "mode")) => AddressWidth::Mode,
-        Some((text, other)) => {
-            let message = format!(
-                "command \"{name}\": bad address: \"{other}\"; expected \"2\", \"3\", \"4\" or \"mode\""
-            );
-            return Err((text.span(), message));
-        }
-    };
-    let lines = match table.lines.as_ref().map(|text| (text, text.get_ref().as_str())) {
-        None | Some((_, "1-1-1")) => [1, 1, 1],
-        Some((_, "1-1-2")) => [1, 1, 2],
-        Some((_, "1-2-2")) => [1, 2, 2],
-        Some((_, "1-1-4")) => [1, 1, 4],
-        Some((_, "1-4-4")) => [1, 4, 4],
-        Some((text, other)) => {
-            let message = format!(
-                "command \"{name}\": bad lines: \"{other}\"; expected 1-1-1, 1-1-2, 1-2-2, 1-1-4 or 1-4-4"
-            );
-            return Err((text.span(), message));
-        }
-    };
-    let protocol = match table.protocol.as_ref().map(|text| (text, text.get_ref().as_str())) {
-        None | Some((_, "spi")) => Protocol::Spi,
-        Some((_, "qpi")) => Protocol::Qpi,
-        Some((_, "both")) => Protocol::Both,
-        Some((text, other)) => {
-            let message =
-                format!("command \"{name}\": unknown protocol: \"{other}\"; expected spi, qpi or both");
-            return Err((text.span(), message));
-        }
-    };
+    let address = chosen(&name, "bad address", table.address.as_ref(), AddressWidth::None, &ADDRESSES)?;
+    let lines = chosen(&name, "bad lines", table.lines.as_ref(), [1, 1, 1], &LINES)?;
+    let protocol = chosen(&name, "unknown protocol", table.protocol.as_ref(), Protocol::Spi, &PROTOCOLS)?;
     let max_clock = match &table.max_mhz {
         Some(mhz) if !(0.001..=1000.0).contains(mhz.get_ref()) => {
             let message = format!(
@@ -704,39 +724,13 @@ fn check_command(
     let indexes: Vec<u8> =
         table.registers.map_or(Vec::new(), Spanned::into_inner).iter().map(find).collect::<Result<_, _>>()?;
     let latency = match table.latency {
-        Some(table) => {
-            let count = table.clocks.get_ref().len();
-            if !count.is_power_of_two() || table.shift > 7 || count > 256 >> table.shift {
-                let message = format!(
-                    "command \"{name}\": latency of {count} values from bit {}; expected a value for each setting of the bits",
-                    table.shift
-                );
-                return Err((table.clocks.span(), message));
-            }
-            Some(Latency {
-                register: find(&table.register)?,
-                shift: table.shift,
-                clocks: table.clocks.into_inner(),
-            })
-        }
+        Some(table) => Some(check_latency(&name, find(&table.register)?, table)?),
         None => None,
     };
-    let mut conditions = action.conditions();
-    if let Some(names) = table.accepted {
-        conditions = Conditions::default();
-        for text in names {
-            let Some((_, condition)) = CONDITIONS.iter().find(|(known, _)| known == text.get_ref()) else {
-                let known: Vec<&str> = CONDITIONS.iter().map(|(known, _)| *known).collect();
-                let message = format!(
-                    "command \"{name}\": unknown condition: \"{}\"; expected {}",
-                    text.get_ref(),
-                    known.join(", ")
-                );
-                return Err((text.span(), message));
-            };
-            conditions = conditions.with(*condition);
-        }
-    }
+    let conditions = match table.accepted {
+        Some(names) => check_conditions(&name, &names)?,
+        None => action.conditions(),
+    };
     Ok(Command {
         opcode: table.opcode.into_inner(),
         name,
@@ -756,4 +750,33 @@ fn check_command(
         size,
         registers: indexes,
     })
+}
+
+fn check_latency(name: &str, register: u8, table: LatencyTable) -> Result<Latency, Fault> {
+    let count = table.clocks.get_ref().len();
+    if !count.is_power_of_two() || table.shift > 7 || count > 256 >> table.shift {
+        let message = format!(
+            "command \"{name}\": latency of {count} values from bit {}; expected a value for each setting of the bits",
+            table.shift
+        );
+        return Err((table.clocks.span(), message));
+    }
+    Ok(Latency { register, shift: table.shift, clocks: table.clocks.into_inner() })
+}
+
+fn check_conditions(name: &str, accepted: &[Text]) -> Result<Conditions, Fault> {
+    let mut conditions = Conditions::default();
+    for text in accepted {
+        let Some((_, condition)) = CONDITIONS.iter().find(|(known, _)| known == text.get_ref()) else {
+            let known: Vec<&str> = CONDITIONS.iter().map(|(known, _)| *known).collect();
+            let message = format!(
+                "command \"{name}\": unknown condition: \"{}\"; expected {}",
+                text.get_ref(),
+                known.join(", ")
+            );
+            return Err((text.span(), message));
+        };
+        conditions = conditions.with(*condition);
+    }
+    Ok(conditions)
 }

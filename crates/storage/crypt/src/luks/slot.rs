@@ -5,7 +5,7 @@
 
 use super::metadata::{Digest, Hash, Kdf, STRIPES, Slot};
 use crate::secret::{self, Secret};
-use crate::xts::SMALLEST_SECTOR;
+use crate::xts::MIN_SECTOR;
 use argon2::{Algorithm, Argon2, Params, Version};
 use block::{Error, Result};
 use ring::{digest, pbkdf2};
@@ -174,7 +174,7 @@ pub fn open(
 ) -> Result<Option<Secret>> {
     work.take_pbkdf2(digest.hash, digest.iterations, digest.digest.len())?;
     let area_key = derive(passphrase, &slot.kdf, slot.area_key_size, work)?;
-    secret::expand(area_key.get())?.decrypt(material, SMALLEST_SECTOR, 0);
+    secret::expand(area_key.get())?.decrypt(material, MIN_SECTOR, 0);
     let mut key = secret::zeroed(slot.key_size)?;
     merge(material, key.get_mut(), slot.hash);
     let iterations =
@@ -192,7 +192,7 @@ pub fn close(slot: &Slot, material: &mut [u8], key: &[u8], passphrase: &[u8]) ->
     let area_key = derive(passphrase, &slot.kdf, slot.area_key_size, &mut Work::new(u64::MAX))?;
     let used = &mut material[..STRIPES * key.len()];
     split(key, used, slot.hash);
-    secret::expand(area_key.get())?.encrypt(used, SMALLEST_SECTOR, 0);
+    secret::expand(area_key.get())?.encrypt(used, MIN_SECTOR, 0);
     Ok(())
 }
 

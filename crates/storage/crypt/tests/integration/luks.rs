@@ -3,7 +3,7 @@
 use crate::suite::disk_of;
 use block::{BlockIndex, Buffer, Data, DevicePart, Durability, Error, Payload};
 use conformance::requests::on_a_shard;
-use crypt::luks::{self, Format};
+use crypt::luks::{self, NewVolume};
 use crypt::secret::{self, Secret};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashStates, History, ImageDisk, Search};
@@ -11,7 +11,7 @@ use layers::record::{RecordDevicePart, Recorder, Role};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const FORMAT: Format = Format { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
+const FORMAT: NewVolume = NewVolume { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
 
 /// Bytes of a copy of the header.
 const COPY: usize = 16 << 10;
@@ -20,7 +20,7 @@ fn passphrase(text: &str) -> Secret {
     secret::copy_of(text.as_bytes()).unwrap()
 }
 
-async fn formatted(block_size: u64, format: Format) -> Arc<dyn DevicePart> {
+async fn formatted(block_size: u64, format: NewVolume) -> Arc<dyn DevicePart> {
     let disk = disk_of(20 << 20, block_size);
     luks::format(&disk, passphrase("right"), format).await.unwrap();
     disk
@@ -28,7 +28,7 @@ async fn formatted(block_size: u64, format: Format) -> Arc<dyn DevicePart> {
 
 /// Error of opening; `None` if it opens.
 async fn refusal(disk: &Arc<dyn DevicePart>, text: &str) -> Option<Error> {
-    luks::open(disk.clone(), passphrase(text), luks::MEMORY).await.err()
+    luks::open(disk.clone(), passphrase(text), luks::MAX_MEMORY).await.err()
 }
 
 /// Overwrites bytes of a disk with blocks of 512 bytes.
@@ -42,10 +42,10 @@ async fn damage(disk: &Arc<dyn DevicePart>, at: u64, byte: u8) {
 fn a_volume_opens_with_its_passphrase_and_keeps_its_data() {
     on_a_shard(|| async {
         for (block_size, sector_size) in [(512, 4096), (4096, 512), (1 << 20, 4096)] {
-            let disk = formatted(block_size, Format { sector_size, ..FORMAT }).await;
+            let disk = formatted(block_size, NewVolume { sector_size, ..FORMAT }).await;
             let block = block_size.max(sector_size as u64) as usize;
             for turn in 0..2 {
-                let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+                let part = luks::open(disk.clone(), passphrase("right"), luks::MAX_MEMORY).await.unwrap();
                 assert_eq!(part.geometry().bytes(), 4 << 20);
                 assert_eq!(part.geometry().block_size.bytes(), block as u64);
                 let device = part.open().await.unwrap();
@@ -71,8 +71,8 @@ fn two_volumes_have_different_keys_and_the_flag_of_discards_is_kept() {
     on_a_shard(|| async {
         let mut ciphertexts = Vec::new();
         for discards in [false, true] {
-            let disk = formatted(4096, Format { discards, ..FORMAT }).await;
-            let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+            let disk = formatted(4096, NewVolume { discards, ..FORMAT }).await;
+            let part = luks::open(disk.clone(), passphrase("right"), luks::MAX_MEMORY).await.unwrap();
             assert_eq!(part.discards(), discards);
             let zeros = Data::copy_of(&[0; 4096]);
             part.open().await.unwrap().write(BlockIndex(0), zeros.into(), Durability::Visible).await.unwrap();
@@ -120,7 +120,7 @@ fn what_is_no_volume_is_named() {
         let error = luks::format(&small, passphrase("right"), FORMAT).await.unwrap_err();
         assert!(error.to_string().contains("expected more than 16777216"), "{error}");
         // A header that asks for more memory than is permitted.
-        let disk = formatted(4096, Format { memory: 2 << 20, ..FORMAT }).await;
+        let disk = formatted(4096, NewVolume { memory: 2 << 20, ..FORMAT }).await;
         let error = luks::open(disk.clone(), passphrase("right"), 1 << 20).await.err().unwrap();
         assert!(error.to_string().contains("2048 KiB of memory; expected at most 1024 KiB"), "{error}");
     });
@@ -233,7 +233,7 @@ fn a_slot_that_cant_be_tried_doesnt_keep_others_from_being_tried() {
         .await;
         let rules = parse_rules(&["read range=1MiB..2MiB error=EIO".to_owned()], stack::Contract::Device);
         let disk: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(disk, rules.unwrap(), 1).unwrap());
-        let part = luks::open(disk.clone(), passphrase("right"), luks::MEMORY).await.unwrap();
+        let part = luks::open(disk.clone(), passphrase("right"), luks::MAX_MEMORY).await.unwrap();
         let part: Arc<dyn DevicePart> = Arc::new(part);
         assert_eq!(part.status().await["key_slot"], 0);
         let error = refusal(&disk, "wrong").await.unwrap();

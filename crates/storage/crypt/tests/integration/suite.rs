@@ -59,8 +59,9 @@ fn luks_on_blocks_of_a_sector() {
     holds(400, async || {
         let disk = disk_of(20 << 20, 512);
         let passphrase = || secret::copy_of(b"passphrase").expect("a page");
-        let format = luks::Format { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
+        let format = luks::NewVolume { sector_size: 4096, discards: false, memory: 64 << 10, iterations: 1 };
         luks::format(&disk, passphrase(), format).await.expect("it fits");
-        Arc::new(luks::open(disk, passphrase(), luks::MEMORY).await.expect("it opens")) as Arc<dyn DevicePart>
+        Arc::new(luks::open(disk, passphrase(), luks::MAX_MEMORY).await.expect("it opens"))
+            as Arc<dyn DevicePart>
     });
 }

@@ -126,7 +126,7 @@ impl Core {
         }
         let modified = times.of_change();
         let change = Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified };
-        let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
+        let ticket = self.queue_write(Changes::from_elem(change, 1), data, permit, held).await?;
         node.note(ticket);
         Ok(true)
     }
@@ -327,7 +327,7 @@ impl Core {
                 drop(held);
                 ticket
             }
-            false => self.append(changes, data, permit, held).await?,
+            false => self.queue_write(changes, data, permit, held).await?,
         };
         if let Some(size) = size {
             // Appends that began meanwhile have read the old size.

@@ -124,7 +124,7 @@ async fn write_again(core: &Rc<Core>, node: &Rc<Node>, run: Range<u64>) -> Resul
         size: 0,
         modified: KEEP_TIMES,
     };
-    let ticket = core.append(Changes::from_elem(change, 1), data, permit, held).await?;
+    let ticket = core.queue_write(Changes::from_elem(change, 1), data, permit, held).await?;
     node.note(ticket);
     Ok(blocks)
 }

@@ -139,25 +139,11 @@ pub(crate) async fn carry_out<T>(
     let above = wanted.above.clone();
     let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
     let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
-    let mut outcome = Ok(());
-    for (index, part) in by_shard(core, wanted) {
-        let inodes = part.inodes.clone();
-        let read = core.shards().all()[index as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
-        match read.await {
-            Ok(gathered) => {
-                locked.push((index, inodes));
-                view.add(gathered);
-            }
-            Err(error) => {
-                outcome = Err(error);
-                break;
-            }
-        }
+    let mut read = lock_all(core, wanted, &mut locked, &mut view).await;
+    if read.is_ok() {
+        read = read_above(core, above, &mut view).await;
     }
-    if outcome.is_ok() {
-        outcome = read_above(core, above, &mut view).await;
-    }
-    let decided = match outcome.and_then(|()| view.has_names_of(&directories)) {
+    let decided = match read.and_then(|()| view.has_names_of(&directories)) {
         Ok(true) => decide(&view).await,
         Ok(false) => Ok(None),
         Err(error) => Err(error),
@@ -181,7 +167,33 @@ pub(crate) async fn carry_out<T>(
         }
         outcome => Some((answer, outcome)),
     };
-    // This shard unlocks last: it publishes its inodes after the other shards have applied the changes.
+    unlock_all(core, locked).await;
+    drop(inside);
+    if let Some((answer, outcome)) = answered_later {
+        answer(outcome);
+    }
+}
+
+/// Locks and reads what is wanted, shard after shard. `locked` gets the locked inodes, also after an error.
+async fn lock_all(
+    core: &Core,
+    wanted: Wanted,
+    locked: &mut Vec<(u32, Vec<InodeNumber>)>,
+    view: &mut View,
+) -> Result<()> {
+    for (index, part) in by_shard(core, wanted) {
+        let inodes = part.inodes.clone();
+        let read = core.shards().all()[index as usize].with(move |core: Rc<Core>| lock_and_read(core, part));
+        let gathered = read.await?;
+        locked.push((index, inodes));
+        view.add(gathered);
+    }
+    Ok(())
+}
+
+/// Unlocks inodes, those of this shard last: it publishes them after the other shards have applied the
+/// changes.
+async fn unlock_all(core: &Core, mut locked: Vec<(u32, Vec<InodeNumber>)>) {
     locked.sort_by_key(|(index, _)| *index == core.index());
     for (index, inodes) in locked {
         let end = move |core: Rc<Core>| async move {
@@ -190,10 +202,6 @@ pub(crate) async fn carry_out<T>(
         };
         // An ended shard has no locks.
         core.shards().all()[index as usize].with(end).await.ok();
-    }
-    drop(inside);
-    if let Some((answer, outcome)) = answered_later {
-        answer(outcome);
     }
 }
 

@@ -152,6 +152,40 @@ struct Remains {
 /// file is truncated. Returns descriptions. `has_root` is true if these inode groups include the root
 /// directory.
 pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &mut u64) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (number, Remains { inode, file_type, present }) in remains(metadata, has_root) {
+        let has: u64 = present.iter().map(|range| range.end - range.start).sum();
+        let is_whole = match &inode {
+            Some(inode) => inode.file_type() != FileType::Regular || has >= inode.blocks,
+            None => file_type != FileType::Regular,
+        };
+        let lost = inode.as_ref().map_or(0, |inode| inode.blocks.saturating_sub(has));
+        let inode = inode.unwrap_or_else(|| {
+            let what = match file_type {
+                FileType::Directory => "directory",
+                FileType::Link => "symbolic link",
+                _ => "file",
+            };
+            lines
+                .push(format!("attributes of inode {number}, a {what}: it is shown with those of a new one"));
+            let size = present.last().map_or(0, |last| last.end.saturating_mul(BLOCK));
+            let inode = Inode { mode: file_type as u32 | 0o700, size, ..Inode::root_directory(0) };
+            metadata.put(&Inode::key(number), &inode.encode());
+            inode
+        });
+        if is_whole {
+            continue;
+        }
+        lines.push(format!(
+            "blocks of inode {number}, at least {lost}: its holes may be these and can't be read"
+        ));
+        lines.extend(mark_holes(metadata, number, inode, present, marks));
+    }
+    lines
+}
+
+/// Remaining parts of each inode; the root is among them with `has_root`.
+fn remains(metadata: &Metadata, has_root: bool) -> BTreeMap<InodeNumber, Remains> {
     let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
     let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
     if has_root {
@@ -170,68 +204,42 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
             _ => {}
         }
     }
-    let mut lines = Vec::new();
-    for (number, Remains { inode, file_type, present }) in found {
-        let has: u64 = present.iter().map(|range| range.end - range.start).sum();
-        let (size, is_whole) = match &inode {
-            Some(inode) => (inode.size, inode.file_type() != FileType::Regular || has >= inode.blocks),
-            None => (
-                present.last().map_or(0, |last| last.end.saturating_mul(BLOCK)),
-                file_type != FileType::Regular,
-            ),
-        };
-        if inode.is_none() {
-            let what = match file_type {
-                FileType::Directory => "directory",
-                FileType::Link => "symbolic link",
-                _ => "file",
-            };
-            lines
-                .push(format!("attributes of inode {number}, a {what}: it is shown with those of a new one"));
-        }
-        let lost = inode.as_ref().map_or(0, |inode| inode.blocks.saturating_sub(has));
-        let is_new = inode.is_none();
-        let mut inode = inode.unwrap_or_else(|| Inode {
-            mode: file_type as u32 | 0o700,
-            size,
-            ..Inode::root_directory(0)
-        });
-        if is_new {
-            metadata.put(&Inode::key(number), &inode.encode());
-        }
-        if is_whole {
-            continue;
-        }
-        lines.push(format!(
-            "blocks of inode {number}, at least {lost}: its holes may be these and can't be read"
-        ));
-        let mut at = 0;
-        'file: for next in present.into_iter().chain(std::iter::once(size.div_ceil(BLOCK)..u64::MAX)) {
-            let hole = at;
-            while at < next.start {
-                if at > hole {
-                    match marks.checked_sub(1) {
-                        Some(left) => *marks = left,
-                        None => {
-                            inode.size = at.saturating_mul(BLOCK);
-                            metadata.put(&Inode::key(number), &inode.encode());
-                            lines.push(format!(
-                                "inode {number} from byte {} to {size}: its holes are longer than a salvage marks as lost",
-                                inode.size
-                            ));
-                            break 'file;
-                        }
-                    }
-                }
-                let blocks = (next.start - at).min(MAX_GONE) as u32;
-                let gone = Extent { block: at, blocks, place: ZoneBlock::new(GONE, 0), is_shared: false };
-                metadata.put(&Extent::key(number, at), &gone.marked(GONE));
-                at += u64::from(blocks);
+    found
+}
+
+/// Marks the holes of a file as lost, the first one of each hole for free. Where no mark is left, the file is
+/// cut, and a line about it is returned.
+fn mark_holes(
+    metadata: &mut Metadata,
+    number: InodeNumber,
+    mut inode: Inode,
+    present: Vec<Range<u64>>,
+    marks: &mut u64,
+) -> Option<String> {
+    let size = inode.size;
+    let mut at = 0;
+    for next in present.into_iter().chain(std::iter::once(size.div_ceil(BLOCK)..u64::MAX)) {
+        let hole = at;
+        while at < next.start {
+            if at > hole {
+                let Some(left) = marks.checked_sub(1) else {
+                    inode.size = at.saturating_mul(BLOCK);
+                    metadata.put(&Inode::key(number), &inode.encode());
+                    return Some(format!(
+                        "inode {number} from byte {} to {size}: its holes are longer than a salvage marks as lost",
+                        inode.size
+                    ));
+                };
+                *marks = left;
             }
-            at = at.max(next.end);
+            let blocks = (next.start - at).min(MAX_GONE) as u32;
+            let gone = Extent { block: at, blocks, place: ZoneBlock::new(GONE, 0), is_shared: false };
+            metadata.put(&Extent::key(number, at), &gone.marked(GONE));
+            at += u64::from(blocks);
         }
+        at = at.max(next.end);
     }
-    lines
+    None
 }
 
 /// Inodes of a shard, and the inodes that names in its directories refer to.

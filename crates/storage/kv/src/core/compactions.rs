@@ -8,10 +8,11 @@ use crate::core::table_writer::Output;
 use crate::core::write_controller::WriteController;
 use crate::core::{Core, add};
 use crate::cursor::merge::Merge;
-use crate::key_version::{Sequence, Timestamp};
+use crate::key_version::{RangeTombstone, Sequence, Timestamp};
 use crate::policy::shape::merge;
 use crate::policy::{Compaction, Job, TableView, Tree};
 use crate::tree::level_cursor::{AnyCursor, LevelCursor};
+use crate::tree::levels::Levels;
 use crate::tree::manifest::{Edit, TableId, TableMeta};
 use crate::tree::tables::Table;
 use block::{Error, Result};
@@ -277,77 +278,63 @@ impl Core {
     /// Carries out a compaction.
     pub(crate) async fn compact(self: &Rc<Self>, job: &Job) -> Result<()> {
         let levels = self.tables.levels().clone();
-        let find = |ids: &[TableId]| -> Vec<Rc<Table>> {
-            levels.all().filter(|table| ids.contains(&table.meta.id)).cloned().collect()
-        };
-        let ids: Vec<TableId> = job.inputs.iter().chain(&job.overlapped).copied().collect();
-        let inputs = find(&ids);
+        let is_input = |id: &TableId| job.inputs.contains(id) || job.overlapped.contains(id);
+        let inputs: Vec<Rc<Table>> = levels.all().filter(|table| is_input(&table.meta.id)).cloned().collect();
+        let removed = inputs.iter().map(|table| table.meta.id).collect();
+        let mut edit = Edit { removed, ..Edit::default() };
         if job.is_trivial_move {
-            let mut edit = Edit::default();
-            for table in &inputs {
-                edit.removed.push(table.meta.id);
-                edit.added.push(TableMeta { level: job.target as u8, ..table.present_meta() });
-            }
+            let moved = |table: &Rc<Table>| TableMeta { level: job.target as u8, ..table.present_meta() };
+            edit.added = inputs.iter().map(moved).collect();
             return self.append_edit(edit, Output::default(), job.target, crate::core::TABLE_CLASS).await;
         }
         let oldest = inputs.iter().filter_map(|table| self.erasure.oldest_delete(&table.meta.summary)).min();
         let class = self.class_of(job.target, oldest);
-        let mut cursors = Vec::new();
-        let mut tombstones = Vec::new();
-        for (number, level) in levels.0.iter().enumerate() {
-            let chosen: Vec<Rc<Table>> = level
-                .iter()
-                .filter(|table| inputs.iter().any(|input| Rc::ptr_eq(input, table)))
-                .cloned()
-                .collect();
-            match number {
-                0 => cursors.extend(
-                    chosen
-                        .iter()
-                        .map(|table| AnyCursor::WholeTable(Box::new(table.sequential(self.tables.reads())))),
-                ),
-                _ if !chosen.is_empty() => {
-                    let reads = self.tables.reads().clone();
-                    let open = move |table: &Rc<Table>| table.sequential(&reads);
-                    cursors.push(AnyCursor::WholeLevel(Box::new(LevelCursor::new(chosen.clone(), open))));
-                }
-                _ => {}
-            }
-            for table in &chosen {
-                tombstones.extend(table.reader.range_tombstones().await?.iter().cloned());
-            }
-        }
-        // Lower in the tree are the tables of deeper levels, and tables of level 0 that are older than the
-        // inputs from level 0.
-        let oldest0 = inputs.iter().filter(|input| input.meta.level == 0).map(|input| input.meta.id).min();
-        let below: Vec<Rc<Table>> = levels
-            .all()
-            .filter(|table| !inputs.iter().any(|input| Rc::ptr_eq(input, table)))
-            .filter(|table| {
-                let is_older = table.meta.level == 0 && oldest0.is_some_and(|oldest| table.meta.id < oldest);
-                usize::from(table.meta.level) > job.target || is_older
-            })
-            .cloned()
-            .collect();
+        let (cursors, tombstones) = self.contents(&levels, is_input).await?;
+        let below = below(&levels, &inputs, job.target);
         let is_bottom = |key: &[u8]| {
             if_broken!(DropsTombstones, return true);
             !below.iter().any(|table| table.may_have(key))
         };
-        let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
-        let (begun, level0) = (runtime::now(), inputs.iter().filter(|table| table.meta.level == 0));
-        let level0: u64 = level0.map(|table| table.meta.summary.length).sum();
-        let output = self
+        let begun = runtime::now();
+        let (output, written) = self
             .rewrite((Merge::new(cursors), Sequence::MAX), tombstones, job.target, class, is_bottom)
             .await?;
-        add(&self.work.compacted_bytes, read);
-        add(&self.work.written_bytes, output.1);
+        let lengths = |level0_only: bool| -> u64 {
+            let chosen = inputs.iter().filter(|table| !level0_only || table.meta.level == 0);
+            chosen.map(|table| table.meta.summary.length).sum()
+        };
+        add(&self.work.compacted_bytes, lengths(false));
+        add(&self.work.written_bytes, written);
         add(&self.work.compactions, 1);
-        let edit = Edit { removed: inputs.iter().map(|table| table.meta.id).collect(), ..Edit::default() };
-        self.append_edit(edit, output.0, job.target, class).await?;
-        if level0 > 0 {
-            self.compactions.controller.note_compaction(level0, begun, runtime::now());
+        self.append_edit(edit, output, job.target, class).await?;
+        if lengths(true) > 0 {
+            self.compactions.controller.note_compaction(lengths(true), begun, runtime::now());
         }
         Ok(())
+    }
+
+    /// Cursors over the inputs of a compaction, in the order of levels, and their range tombstones.
+    async fn contents(
+        &self,
+        levels: &Levels,
+        is_input: impl Fn(&TableId) -> bool,
+    ) -> Result<(Vec<AnyCursor>, Vec<RangeTombstone>)> {
+        let (mut cursors, mut tombstones) = (Vec::new(), Vec::new());
+        for (number, level) in levels.0.iter().enumerate() {
+            let chosen: Vec<Rc<Table>> =
+                level.iter().filter(|table| is_input(&table.meta.id)).cloned().collect();
+            for table in &chosen {
+                tombstones.extend(table.reader.range_tombstones().await?.iter().cloned());
+            }
+            let reads = self.tables.reads().clone();
+            let open = move |table: &Rc<Table>| table.sequential(&reads);
+            if number == 0 {
+                cursors.extend(chosen.iter().map(|table| AnyCursor::WholeTable(Box::new(open(table)))));
+            } else if !chosen.is_empty() {
+                cursors.push(AnyCursor::WholeLevel(Box::new(LevelCursor::new(chosen, open))));
+            }
+        }
+        Ok((cursors, tombstones))
     }
 
     /// Waits until no frozen buffer is left and no compaction is due.
@@ -366,4 +353,16 @@ impl Core {
             changed.await;
         }
     }
+}
+
+/// Tables that are lower in the tree than the inputs of a compaction: those of levels below its target, and
+/// tables of level 0 that are older than the inputs from level 0.
+fn below(levels: &Levels, inputs: &[Rc<Table>], target: usize) -> Vec<Rc<Table>> {
+    let oldest0 = inputs.iter().filter(|input| input.meta.level == 0).map(|input| input.meta.id).min();
+    let is_below = |table: &&Rc<Table>| {
+        let is_older = table.meta.level == 0 && oldest0.is_some_and(|oldest| table.meta.id < oldest);
+        (usize::from(table.meta.level) > target || is_older)
+            && !inputs.iter().any(|input| Rc::ptr_eq(input, table))
+    };
+    levels.all().filter(is_below).cloned().collect()
 }

@@ -2,13 +2,14 @@
 
 use crate::recovery::default_shards;
 use crate::settings::{Acknowledge, Settings};
-use crate::sizes::{self, zones_on};
+use crate::sizes;
 use crate::store::Store;
 use crate::table::Compression;
 use block::{DevicePart, Part, Result, ZoneGeometry};
 use disks::file::{FilePart, creation};
 use std::path::Path;
 use std::sync::Arc;
+use zones::on_device::store;
 
 /// Options of opening a store.
 #[derive(Debug, Clone)]
@@ -78,7 +79,7 @@ impl Opened {
         let new_size = options.create.then_some(options.size);
         let format = async |device| format(device, options).await;
         let open = async |device| {
-            let zones = zones_on(device, false, None).await?;
+            let zones = store::open(device, false, None, store::MIN_ZONE).await?;
             Store::open(zones.clone(), &options.settings(zones.geometry())).await
         };
         let (store, file) = creation::open_or_create(path, "key-value store", new_size, format, open).await?;
@@ -97,7 +98,7 @@ impl Opened {
 
 /// Formats a new file.
 async fn format(device: Arc<dyn DevicePart>, options: &Options) -> Result<()> {
-    let zones = zones_on(device, true, None).await?;
+    let zones = store::open(device, true, None, store::MIN_ZONE).await?;
     let settings = options.settings(zones.geometry());
     Store::format(zones, &settings).await?.close().await
 }

@@ -266,7 +266,7 @@ pub struct Running<'a> {
 
 impl Running<'_> {
     /// Ends the call: counts `bytes` and the latency if it succeeded, otherwise an error. Returns the time of
-    /// the begin, and the latency in nanoseconds.
+    /// the start, and the latency in nanoseconds.
     #[inline]
     pub fn end(self, bytes: u64, succeeded: bool) -> (Instant, u64) {
         self.shard.catch_up();

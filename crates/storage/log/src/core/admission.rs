@@ -8,7 +8,7 @@
 use super::{Acknowledge, Changes, Core};
 use crate::entry::LogEntry;
 use crate::format::Change;
-use crate::fullness::FullWarning;
+use crate::full_warning::FullWarning;
 use block::{Call, Durability, Error, Fullness, Payload, Result};
 use logkit::cleaning::Arrival;
 use logkit::lane;

@@ -1,10 +1,9 @@
 //! Opening and creating a log device.
 
-use super::{MapPlace, Options, default_zone_size};
+use super::{MIN_ZONE, MapPlace, Options};
 use crate::core::Core;
 use crate::device::LogPart;
 use crate::format::VersionId;
-use crate::layout::MAX_APPEND;
 use crate::recovery::{self, Access, FileUse, HomeFiles, HomeStorage, Recovered};
 use crate::salvage;
 use block::{DevicePart, Error, Result, ZonesPart};
@@ -13,7 +12,8 @@ use logkit::root::MAX_EPOCHS;
 use runtime::file::SharedFile;
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::{Overlay, on_device};
+use zones::Overlay;
+use zones::on_device::store;
 
 /// Functions for the files of maps' homes; `None` in a program without the feature `map-home`.
 #[cfg(feature = "map-home")]
@@ -51,17 +51,7 @@ pub(super) async fn on_device(
     if options.salvage {
         return on_zones(crate::check::open_zones(device).await?, options, home).await;
     }
-    let zone_size = match (options.format, options.zone_size) {
-        (true, None) => Some(default_zone_size(device.geometry().bytes())),
-        (_, given) => given,
-    };
-    let on_device = on_device::Options {
-        format: options.format,
-        zone_size,
-        max_append: Some(MAX_APPEND),
-        ..on_device::Options::default()
-    };
-    let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
+    let zones = store::open(device, options.format, options.zone_size, MIN_ZONE).await?;
     on_zones(zones, options, home).await
 }
 

@@ -29,7 +29,7 @@ const WORTH_A_THREAD: usize = 32;
 /// Number of batches in flight at a time.
 const BATCHES: usize = 6;
 /// Number of a page's entries that are examined for random writes.
-const LOOKED_AT: usize = 64;
+const EXAMINED_ENTRIES: usize = 64;
 /// Most blocks between two pages that are read together.
 const GAP: u32 = 8;
 
@@ -79,31 +79,14 @@ pub(crate) async fn load(
             }
             None => map::make(structure, entry.blocks)?,
         };
-        let mut pages = Vec::new();
-        for (page, place) in entry.table.iter() {
-            if page >= entry.blocks.div_ceil(PAGE_BLOCKS) {
-                let error = Error::corrupt(format!(
-                    "page {page} of a map is past the end of its version, which has {} blocks",
-                    entry.blocks
-                ));
-                match &mut lost {
-                    Some(lost) => lost.note(error.detail().to_owned()),
-                    None => return Err(error),
-                }
-                continue;
-            }
-            if parent.is_none_or(|parent| parent.table.get(page) != place) {
-                pages.push(PageAt { physical: place.physical, page, sum: place.sum });
-                counted.push(place.physical);
-            }
-        }
+        let pages = own_pages(entry, parent, &mut lost)?;
+        counted.extend(pages.iter().map(|page| page.physical));
         // Pages of the parent that the version doesn't have.
         if let Some(parent) = parent {
             let gone = parent.table.iter().filter(|(page, _)| !entry.table.get(*page).physical.is_mapped());
             let zeros = vec![0; PAGE_BLOCKS as usize];
             gone.for_each(|(page, _)| map.load_page(page, &zeros));
         }
-        pages.sort_unstable();
         recovered.pages += pages.len() as u64;
         let mut version = Version::new(entry.clone(), map.clone());
         let loader = Arc::new(Loader {
@@ -127,6 +110,31 @@ pub(crate) async fn load(
     counted.dedup();
     counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).zone.0, 1));
     Ok(versions)
+}
+
+/// Pages of a version that its parent doesn't share, in the order of their places.
+fn own_pages(
+    entry: &VersionEntry,
+    parent: Option<&VersionEntry>,
+    lost: &mut Option<&mut Lost>,
+) -> Result<Vec<PageAt>> {
+    let mut pages = Vec::new();
+    for (page, place) in entry.table.iter() {
+        if page >= entry.blocks.div_ceil(PAGE_BLOCKS) {
+            let error = Error::corrupt(format!(
+                "page {page} of a map is past the end of its version, which has {} blocks",
+                entry.blocks
+            ));
+            match lost {
+                Some(lost) => lost.note(error.detail().to_owned()),
+                None => return Err(error),
+            }
+        } else if parent.is_none_or(|parent| parent.table.get(page) != place) {
+            pages.push(PageAt { physical: place.physical, page, sum: place.sum });
+        }
+    }
+    pages.sort_unstable();
+    Ok(pages)
 }
 
 /// State shared by the threads that load one version.
@@ -276,10 +284,11 @@ impl Loader {
         for (buffer, run) in read {
             for PageAt { physical, page, .. } in run {
                 let at = ((physical.0 - run[0].physical.0) as usize) << self.layout.block_size.shift();
-                let places = buffer.filled()[at..][..4 * LOOKED_AT].as_chunks::<4>().0;
+                let places = buffer.filled()[at..][..4 * EXAMINED_ENTRIES].as_chunks::<4>().0;
                 let place = |at: usize| u32::from_le_bytes(places[at]);
-                let breaks = (1..LOOKED_AT).filter(|at| place(*at) != place(at - 1).wrapping_add(1)).count();
-                if breaks > LOOKED_AT / 4 {
+                let breaks =
+                    (1..EXAMINED_ENTRIES).filter(|at| place(*at) != place(at - 1).wrapping_add(1)).count();
+                if breaks > EXAMINED_ENTRIES / 4 {
                     pages.push(*page);
                 }
             }

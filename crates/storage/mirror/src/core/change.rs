@@ -4,9 +4,11 @@
 //! the leg has completed it.
 
 use super::Core;
+use crate::behind::Lagging;
 use crate::format::SlotState;
 use crate::leg::{Change, Mask, each, on_legs};
 use block::{Durability, Error, Result};
+use runtime::JoinHandle;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -30,6 +32,9 @@ impl Drop for Writing {
         self.core.chunks.end(&self.blocks);
     }
 }
+
+/// Tasks of a change in the lanes of legs; each returns whether its leg completed it.
+type Queued = SmallVec<[(usize, JoinHandle<Result<bool>>); 2]>;
 
 /// Outcome of a change: legs that completed it, and legs that failed it.
 struct Outcome {
@@ -56,43 +61,10 @@ impl Core {
         }
         let members = self.members.all();
         let lanes = members & self.lanes();
-        let mut lagging = None;
-        let mut queued: SmallVec<[_; 2]> = SmallVec::new();
-        if lanes != 0 {
-            let may_lag = self.lagging();
-            let waits = durability == Durability::Durable && !self.setup.settings.fast_flush;
-            if !waits && lanes & !may_lag == 0 {
-                lagging = self.behind.enter(change.bytes()).map(Rc::new);
-            }
-            for leg in each(lanes) {
-                // A write-mostly leg that doesn't lag, because no other leg is left, gets the requested
-                // durability.
-                let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
-                // The position in the lane is taken here, before the task starts.
-                let asked = self.legs[leg].lane.ask(blocks.clone());
-                let (writing, lagging, change) = (writing.another(), lagging.clone(), change.clone());
-                let lane = async move {
-                    let held = asked.await;
-                    let core = writing.core.clone();
-                    let outcome = core.clone().change_queued(leg, &change, &writing.blocks, theirs).await;
-                    if let (Err(error), Some(lagging)) = (&outcome, &lagging)
-                        && core.members.is_active(leg)
-                        && lagging.fail(error)
-                    {
-                        core.loss.note(
-                            core.setup.array,
-                            "the last leg failed a write that was outstanding (write_behind)",
-                            error,
-                        );
-                    }
-                    drop((held, lagging, writing));
-                    core.publish_behind();
-                    outcome
-                };
-                queued.push((leg, runtime::spawn(lane)));
-            }
-            self.publish_behind();
-        }
+        let (lagging, queued) = match lanes {
+            0 => (None, SmallVec::new()),
+            lanes => self.queue_in_lanes(lanes, &change, &writing, durability),
+        };
         let mut outcome = self.change_directly(members & !lanes, &change, &blocks, durability).await;
         if lagging.is_none() || outcome.done & self.members.active() == 0 {
             for (leg, lane) in queued {
@@ -105,6 +77,53 @@ impl Core {
         }
         self.handle_failures(outcome, &blocks, lagging.is_none()).await?;
         lagging.map_or(Ok(()), |lagging| lagging.acknowledge())
+    }
+
+    /// Queues a change in the lanes of these legs. Returns their tasks, and the change's share of the writes
+    /// behind if it needn't wait for them.
+    fn queue_in_lanes(
+        &self,
+        lanes: Mask,
+        change: &Change,
+        writing: &Writing,
+        durability: Durability,
+    ) -> (Option<Rc<Lagging>>, Queued) {
+        let may_lag = self.lagging();
+        let waits = durability == Durability::Durable && !self.setup.settings.fast_flush;
+        let lagging = match !waits && lanes & !may_lag == 0 {
+            true => self.behind.enter(change.bytes()).map(Rc::new),
+            false => None,
+        };
+        let queue = |leg: usize| {
+            // A write-mostly leg that doesn't lag, because no other leg is left, gets the requested
+            // durability.
+            let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
+            // The position in the lane is taken here, before the task starts.
+            let asked = self.legs[leg].lane.ask(writing.blocks.clone());
+            let (writing, lagging, change) = (writing.another(), lagging.clone(), change.clone());
+            let lane = async move {
+                let held = asked.await;
+                let core = writing.core.clone();
+                let outcome = core.clone().change_queued(leg, &change, &writing.blocks, theirs).await;
+                if let (Err(error), Some(lagging)) = (&outcome, &lagging)
+                    && core.members.is_active(leg)
+                    && lagging.fail(error)
+                {
+                    core.loss.note(
+                        core.setup.array,
+                        "the last leg failed a write that was outstanding (write_behind)",
+                        error,
+                    );
+                }
+                drop((held, lagging, writing));
+                core.publish_behind();
+                outcome
+            };
+            (leg, runtime::spawn(lane))
+        };
+        let queued = each(lanes).map(queue).collect();
+        self.publish_behind();
+        (lagging, queued)
     }
 
     /// Carries out a change on a lagging leg. Returns whether the leg completed it: a leg that became faulty

@@ -59,7 +59,7 @@ impl RangeTombstones {
     /// Adds the fragment of a tombstone that is newer than all covered ones.
     fn cover(&mut self, number: usize) {
         let RangeTombstone { from, to, .. } = &self.tombstones[number];
-        // A fragment that begins before the range is cut at the begin of the range; its part after the range
+        // A fragment that begins before the range is cut at the start of the range; its part after the range
         // becomes a fragment.
         let crossing = self
             .fragments
