@@ -136,12 +136,15 @@ impl Background {
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::STOP);
-        let state = format!("/proc/{}/stat", self.pid());
-        // The state follows the name, which is in parentheses. The process first waits for its requests to
-        // the kernel.
+        let threads = format!("/proc/{}/task", self.pid());
+        // The state follows the name, which is in parentheses. Each thread continues until it is scheduled
+        // again, and first waits for its requests to the kernel.
         let is_stopped = |_: &Background| {
-            let text = std::fs::read_to_string(&state).unwrap_or_default();
-            text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+            let mut threads = std::fs::read_dir(&threads).expect("the process is there").flatten();
+            threads.all(|thread| {
+                let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+            })
         };
         self.wait_until("stopped", is_stopped);
     }

@@ -260,7 +260,7 @@ const DOOR: &str = "[door.files]\nkind = \"fs\"\non = \"disk\"\nmount = \"mnt\"\
 fn two_signals_end_a_server(is_of_stack: bool) {
     let mount = Mount::without_image();
     let _guard = Guard(mount.beside(""));
-    let disk =
+    let mut disk =
         Server::start(&mount.beside(""), &format!("file({}, size=64MiB)", text(&mount.beside("disk"))));
     // Its own limit would end the wait.
     let client = format!(
@@ -280,7 +280,7 @@ fn two_signals_end_a_server(is_of_stack: bool) {
     let durable = File::create(mount.at("durable")).expect("a file");
     durable.write_all_at(b"data", 0).expect("written");
     durable.sync_all().expect("durable");
-    disk.process.signal(Signal::STOP);
+    disk.process.stop();
     let lost = File::create(mount.at("lost")).expect("a file");
     // So near the end of space the write isn't cached, and waits for the disk itself.
     let syncing =

@@ -10,7 +10,8 @@
 //! [`images`] searches disks for bytes; [`Whole`] is a stack as one device; [`check_messages`] checks the
 //! messages that a kind declares; [`pass_on`] writes the methods of zones that a test doesn't change.
 //!
-//! [`certificates`] makes folders of certificates for tests of TLS.
+//! [`certificates`] makes folders of certificates for tests of TLS; [`fuse_transport`] selects how the
+//! requests of a mount come.
 //!
 //! Tests of the suites break each promise on purpose, and the suite has to report it.
 //!
@@ -20,6 +21,7 @@ pub mod allocations;
 pub mod budget;
 pub mod certificates;
 pub mod device;
+pub mod fuse_transport;
 pub mod images;
 mod messages;
 mod pass_on;

@@ -42,6 +42,7 @@ pub mod event;
 pub mod extents;
 mod failure_run;
 pub mod file;
+pub mod fuse_ring;
 pub mod histogram;
 mod home;
 mod home_device;

@@ -89,6 +89,11 @@ impl MessageDevice {
         Ok(MessageDevice { descriptor: Rc::new(descriptor), name: name.into() })
     }
 
+    /// Descriptor, for other operations on the device.
+    pub(crate) fn descriptor(&self) -> Rc<Descriptor> {
+        self.descriptor.clone()
+    }
+
     /// Name in error messages.
     pub fn name(&self) -> &str {
         &self.name

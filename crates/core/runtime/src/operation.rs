@@ -2,6 +2,7 @@
 //! operation until it has ended.
 
 use crate::address::Address;
+use crate::fuse_ring::RingEntry;
 use block::{Buffer, Payload};
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -62,6 +63,8 @@ pub(crate) enum Operation {
     SendMessage { file: Rc<Descriptor>, payload: Payload },
     /// IORING_OP_URING_CMD: a command of the device's driver, without an address in it.
     Command { file: Rc<Descriptor>, operation: u32, command: [u8; 16] },
+    /// Answers the request with this commit ID, if any, and waits for the next request of the entry.
+    FuseEntry { entry: RingEntry, commit: Option<u64> },
 }
 
 impl Operation {
@@ -85,6 +88,7 @@ impl Operation {
             Operation::ReceiveMessage { .. } => "receive-message",
             Operation::SendMessage { .. } => "send-message",
             Operation::Command { .. } => "command",
+            Operation::FuseEntry { .. } => "fuse-entry",
         }
     }
 
@@ -103,10 +107,11 @@ impl Operation {
         )
     }
 
-    /// Whether the kernel uses memory of this process until the operation has ended. A command has none, and
-    /// it may be impossible to cancel: the kernel ends it when the ring closes.
+    /// Whether the kernel uses memory of this process until the operation has ended. A command has none, or
+    /// memory that the kernel uses only while the ring is open. It may be impossible to cancel: the kernel
+    /// ends it when the ring closes.
     pub(crate) fn uses_memory(&self) -> bool {
-        !matches!(self, Operation::Command { .. })
+        !matches!(self, Operation::Command { .. } | Operation::FuseEntry { .. })
     }
 
     /// Whether the result is a new descriptor, which an abandoned operation must close.

@@ -11,6 +11,7 @@
 
 use crate::address::SocketAddress;
 use crate::config::Config;
+use crate::fuse_ring::RingEntry;
 use crate::kernel_memory::KernelMemory;
 use crate::operation::{Descriptor, Operation};
 use crate::polling::Polling;
@@ -35,7 +36,8 @@ const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
 
 pub(crate) struct Ring {
-    ring: IoUring,
+    /// With long entries, which the commands of [`Operation::FuseEntry`] need.
+    ring: IoUring<squeue::Entry128>,
     unsubmitted: usize,
     /// Whether the last turn left entries for this turn to submit.
     held_back: bool,
@@ -53,7 +55,7 @@ impl Ring {
     /// Creates a ring for this thread, which polls the eventfd `wake`.
     pub(crate) fn new(config: &Config, wake: RawFd, processors: usize) -> Result<Ring> {
         let entries = config.ring_entries.clamp(8, 4096).next_power_of_two();
-        let ring = IoUring::builder()
+        let ring = IoUring::<squeue::Entry128>::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
@@ -139,6 +141,11 @@ impl Ring {
             // the read. Both have the key, so a cancellation finds the poll while it waits.
             self.push_unsubmitted(poll.user_data(key.user_data()));
         }
+        if let Operation::FuseEntry { entry, commit } = operation {
+            let submission = fuse_entry(entry, *commit, &mut slot.kernel);
+            self.push(submission.user_data(key.user_data()));
+            return None;
+        }
         match entry_for(operation, &mut slot.kernel, self.fixed_vectors) {
             Ok(entry) => {
                 self.push(entry.user_data(key.user_data()));
@@ -166,7 +173,7 @@ impl Ring {
     }
 
     #[inline]
-    fn push(&mut self, entry: squeue::Entry) {
+    fn push(&mut self, entry: impl Into<squeue::Entry128>) {
         self.push_unsubmitted(entry);
         if self.unsubmitted >= SUBMIT_EVERY {
             self.submit();
@@ -174,7 +181,8 @@ impl Ring {
     }
 
     #[inline]
-    fn push_unsubmitted(&mut self, entry: squeue::Entry) {
+    fn push_unsubmitted(&mut self, entry: impl Into<squeue::Entry128>) {
+        let entry = entry.into();
         // SAFETY: the memory that the entry points to is in its operation's slot, or in `wake_value`, until
         // its completion has been reaped.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
@@ -355,6 +363,18 @@ fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
     entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
 }
 
+/// Returns the entry for a [`Operation::FuseEntry`], the only operation that needs a long one.
+#[inline]
+fn fuse_entry(entry: &RingEntry, commit: Option<u64>, memory: &mut KernelMemory) -> squeue::Entry128 {
+    let (code, request) = entry.command(commit);
+    let mut submission =
+        with_fd!(entry.device(), |fd| opcode::UringCmd80::new(fd, code).cmd(request).build());
+    if commit.is_none() {
+        entry.point_at(memory, &mut submission);
+    }
+    submission
+}
+
 /// Returns the entry for an operation, or its result if it is executed at once. `fixed_vectors` is whether
 /// the kernel writes vectors in registered buffers.
 fn entry_for(
@@ -475,6 +495,7 @@ fn entry_for(
         Operation::Command { file, operation, command } => {
             with_fd!(file, |fd| opcode::UringCmd16::new(fd, *operation).cmd(*command).build())
         }
+        Operation::FuseEntry { .. } => unreachable!("it has a long entry"),
     })
 }
 

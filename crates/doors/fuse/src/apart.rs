@@ -9,6 +9,8 @@
 //! It is this program with [`ARGUMENT`], a socket as its standard input, and a clone of the device as its
 //! standard output. [`THREADS`] threads make the calls. When the server has ended, the process fails the
 //! requests of the kernel until its own calls have returned, and ends; then the kernel aborts the connection.
+//! It can't fail the requests in the rings of the server; such a connection it aborts itself, by the file
+//! that is then its standard error ([`ABORTS`]).
 //!
 //! If `main` doesn't call [`run_if_asked`], threads of the program itself make the calls.
 
@@ -31,8 +33,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::IntoBytes;
 
-/// Only argument of the process.
+/// First argument of the process.
 const ARGUMENT: &str = "--fuse-calls-apart";
+/// Second argument of the process, if its standard error is the file that aborts the connection.
+const ABORTS: &str = "--aborts";
 /// Number of concurrent calls.
 const THREADS: usize = 4;
 /// Most calls in progress or queued.
@@ -58,7 +62,12 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// was; the process must then end. Call it first in `main`.
 pub fn run_if_asked() -> bool {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_none_or(|first| first != ARGUMENT) || arguments.next().is_some() {
+    let (first, second) = (arguments.next(), arguments.next());
+    let aborts = second.as_ref().is_some_and(|second| second == ABORTS);
+    if first.is_none_or(|first| first != ARGUMENT)
+        || second.is_some() && !aborts
+        || arguments.next().is_some()
+    {
         IS_PREPARED.store(true, Ordering::Relaxed);
         return false;
     }
@@ -68,14 +77,15 @@ pub fn run_if_asked() -> bool {
     let _named = rustix::thread::set_name(name);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let device = std::io::stdout().as_fd().try_clone_to_owned();
+    let abort = aborts.then(|| std::io::stderr().as_fd().try_clone_to_owned().ok()).flatten();
     if let (Ok(socket), Ok(device)) = (socket, device) {
-        make_calls(&Arc::new((socket, device)));
+        make_calls(&Arc::new((socket, device)), abort);
     }
     true
 }
 
 /// Receives calls and makes them until the other end of the socket is closed and all calls have returned.
-fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>) {
+fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>, abort: Option<OwnedFd>) {
     let threads: Vec<_> = (0..THREADS)
         .filter_map(|_| {
             let ends = ends.clone();
@@ -85,6 +95,10 @@ fn make_calls(ends: &Arc<(OwnedFd, OwnedFd)>) {
     let (socket, device) = &**ends;
     let mut closed = [PollFd::new(socket, PollFlags::RDHUP)];
     while rustix::event::poll(&mut closed, None) == Err(Errno::INTR) {}
+    if let Some(abort) = abort {
+        // An error means that the connection has ended.
+        let _ended = rustix::io::write(abort, b"1");
+    }
     let mut request = vec![0; MAX_REQUEST];
     while threads.iter().any(|thread| !thread.is_finished()) {
         let mut readable = [PollFd::new(device, PollFlags::IN)];
@@ -188,11 +202,12 @@ impl Drop for Apart {
 }
 
 impl Apart {
-    /// Starts the process. `device` is a clone that no other process has.
+    /// Starts the process. `device` is a clone that no other process has, `abort` the file that aborts its
+    /// connection, if that has rings.
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn start(device: OwnedFd) -> Result<Apart> {
+    pub fn start(device: OwnedFd, abort: Option<OwnedFd>) -> Result<Apart> {
         let starting = |error: std::io::Error| Error::from_io(&error, "starting a process for FUSE calls");
         let made =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -201,14 +216,16 @@ impl Apart {
             true => {
                 let mut command = Command::new("/proc/self/exe");
                 command.arg0("siltstone").arg(ARGUMENT).process_group(0);
-                command.stdin(Stdio::from(other)).stdout(Stdio::from(device)).stderr(Stdio::null());
+                command.args(abort.as_ref().map(|_| ABORTS));
+                let error = abort.map_or_else(Stdio::null, Stdio::from);
+                command.stdin(Stdio::from(other)).stdout(Stdio::from(device)).stderr(error);
                 Some(command.spawn().map_err(starting)?)
             }
             false => {
                 let ends = Arc::new((other, device));
                 std::thread::Builder::new()
                     .name("fuse-calls".into())
-                    .spawn(move || make_calls(&ends))
+                    .spawn(move || make_calls(&ends, abort))
                     .map_err(starting)?;
                 None
             }

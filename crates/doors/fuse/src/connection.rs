@@ -3,9 +3,10 @@
 
 use crate::mount::{detach_now, own_path};
 use block::{Error, Result};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
-use std::os::fd::OwnedFd;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -122,6 +123,17 @@ pub(crate) fn number_at(path: &Path) -> Option<u32> {
 pub(crate) fn open_abort(connection: u32) -> Option<OwnedFd> {
     let file = std::fs::OpenOptions::new().write(true).open(format!("{CONNECTIONS}/{connection}/abort"));
     Some(file.ok()?.into())
+}
+
+/// As [`open_abort`] where fusectl isn't mounted, as in many containers: by a mount without a path, which
+/// needs privileges.
+pub(crate) fn open_abort_detached(connection: u32) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    let root = rustix::mount::fsmount(context.as_fd(), flags, MountAttrFlags::empty())?;
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(root, format!("{connection}/abort"), flags, Mode::empty())
 }
 
 /// Aborts a connection by its mount at a path, and removes the mount. A mount of another connection stays.

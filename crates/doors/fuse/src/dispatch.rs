@@ -49,6 +49,33 @@ impl Request {
         Ok(Request { header, head, long, data })
     }
 
+    /// Returns the request whose header, operation's structure, and names or data are apart. The parts are
+    /// copied.
+    ///
+    /// # Errors
+    /// The violation of the protocol.
+    #[inline]
+    pub fn of_parts(header: &[u8], structure: &[u8], rest: &[u8]) -> Result<Request, Malformed> {
+        let header_bytes = header;
+        let header = request::header(header_bytes, header_bytes.len() + structure.len() + rest.len())?;
+        let (mut long, mut data) = (None, None);
+        let mut head = Buffer::new(HEAD_BYTES);
+        head.append(header_bytes);
+        if header.opcode == opcode::WRITE {
+            head.append(&structure[..structure.len().min(head.missing())]);
+            data = Some(Buffer::copy_of(rest));
+        } else {
+            let length = structure.len() + rest.len();
+            let arguments = match length <= head.missing() {
+                true => &mut head,
+                false => long.insert(Buffer::new(length)),
+            };
+            arguments.append(structure);
+            arguments.append(rest);
+        }
+        Ok(Request { header, head, long, data })
+    }
+
     /// Bytes after the header; for a WRITE without the data.
     fn arguments(&self) -> &[u8] {
         match &self.long {

@@ -1,8 +1,9 @@
 //! The server's side of the FUSE kernel protocol, for whole file systems and for single files.
 //!
 //! The protocol is in sans-io modules, which never wait for the kernel: [`protocol`] (numbers and
-//! structures), [`request`] (parsing), [`operation`] (parsed operations), [`reply`], [`negotiation`] (INIT),
-//! [`dispatch`] (from a request to a reply). [`file_system`] has the trait that a file system implements,
+//! structures), [`request`] (parsing), [`operation`] (parsed operations), [`reply`], [`ring_frame`] (both in
+//! the entries of a ring), [`negotiation`] (INIT), [`dispatch`] (from a request to a reply). [`file_system`]
+//! has the trait that a file system implements,
 //! [`session`] reads requests and sends replies on the shards' rings, [`mount`] mounts and unmounts. A
 //! separate process makes calls that wait for the server ([`run_if_asked`]).
 //!
@@ -20,6 +21,7 @@ pub mod operation;
 pub mod protocol;
 pub mod reply;
 pub mod request;
+pub mod ring_frame;
 pub mod session;
 
 pub use apart::run_if_asked;

@@ -44,6 +44,9 @@ pub struct MountOptions {
     pub no_access_times: bool,
     /// Let other users than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
+    /// Let a new server [adopt](crate::Session::adopt) the connection. Its requests then come by the device,
+    /// since the kernel doesn't resend those in a ring.
+    pub adoptable: bool,
 }
 
 /// A mounted file system.
@@ -120,6 +123,13 @@ impl Mount {
     pub async fn detach(&self) -> Result<()> {
         let path = self.path.clone();
         runtime::blocking(move || unmount(&path, true)).await
+    }
+
+    /// Opens the file that aborts the connection; `None` if it isn't known or not this user's.
+    pub(crate) fn open_abort(&self) -> Option<OwnedFd> {
+        let connection = self.connection?;
+        let opened = crate::connection::open_abort(connection);
+        opened.or_else(|| crate::connection::open_abort_detached(connection).ok())
     }
 
     /// Aborts the connection and removes the mount, if it is still the topmost one at its path.

@@ -96,6 +96,8 @@ pub mod init_flag {
         DIRECT_IO_ALLOW_MMAP = 36,
         /// The kernel resends unanswered requests on request.
         HAS_RESEND = 39,
+        /// Requests and replies are passed in the entries of rings.
+        OVER_IO_URING = 41,
     }
 }
 
@@ -245,6 +247,9 @@ frames! {
         attr_valid_nsec: u32,
         attr: Attr,
     }
+    /// End of the headers in an entry of a ring: number that the reply is committed with, and length of the
+    /// payload (struct fuse_uring_ent_in_out).
+    RingEntryInOut { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64, }
     /// FORGET.
     ForgetIn { nlookup: u64, }
     /// BATCH_FORGET; [`ForgetOne`]s follow.
@@ -410,6 +415,7 @@ mod tests {
             (size_of::<FallocateIn>(), 32),
             (size_of::<CopyFileRangeIn>(), 56),
             (size_of::<Dirent>(), 24),
+            (size_of::<RingEntryInOut>(), 32),
             (HEAD_BYTES, 80),
         ];
         for (found, expected) in sizes {

@@ -11,10 +11,17 @@
 //! of that size to read the next ones. Data of a large write remains in the buffer that it was read to, which
 //! is aligned for devices.
 //!
+//! # Rings
+//! Where the kernel offers it, requests are passed in the entries of rings ([`rings`]); the devices then have
+//! only FORGET and INTERRUPT, and everything if the kernel refuses the rings.
+//!
 //! # Hand-over
 //! The mount outlives the server if another process holds all devices of the session
 //! ([`Session::descriptors`]): the kernel fails the unanswered requests of a closed device. A new server
 //! [adopts](Session::adopt) them with the result of INIT, and the kernel resends the unanswered requests.
+//! It has to be [prepared](MountOptions::adoptable).
+
+mod rings;
 
 use crate::apart::Apart;
 use crate::dispatch::{self, Request};
@@ -24,7 +31,8 @@ use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
 use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, InitIn, init_flag, notify, opcode};
 use crate::reply;
 use crate::request::{self, Message};
-use block::{Buffer, Error, Result};
+use block::{Buffer, Error, Payload, Result};
+use rings::Rings;
 use runtime::message_device::{self, MessageDevice};
 use runtime::sync::{Notify, Semaphore, StopSource};
 use runtime::{Origin, ShardIndex};
@@ -35,7 +43,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -88,6 +96,10 @@ struct Shared {
     /// Raised when all shards have ended.
     all_ended: StopSource,
     ended: OnceLock<Ended>,
+    /// File that aborts the connection, of a session with rings: their commands keep it open.
+    abort: Option<OwnedFd>,
+    /// Whether a request has come by a ring.
+    uses_rings: AtomicBool,
 }
 
 impl Shared {
@@ -98,7 +110,13 @@ impl Shared {
 
     /// Ends the session on all shards. Only the first reason is kept.
     fn end(&self, ended: Ended) {
-        let _ = self.ended.set(ended);
+        let is_left = matches!(ended, Ended::Left | Ended::Failed(_));
+        let is_first = self.ended.set(ended).is_ok();
+        if let Some(abort) = self.abort.as_ref().filter(|_| is_first && is_left)
+            && let Err(error) = rustix::io::write(abort, b"1")
+        {
+            tracing::warn!("aborting a FUSE connection: {error}");
+        }
         self.devices().clear();
         self.stop.stop();
     }
@@ -127,10 +145,15 @@ impl Session {
     /// Errors of [`Mount::mount`] and of [`FileSystemPart::open`]; [`Error::Unsupported`] for a kernel that
     /// is too old. Nothing is mounted then.
     pub async fn mount(part: Arc<dyn FileSystemPart>, options: MountOptions) -> Result<Session> {
+        let is_adoptable = options.adoptable;
         let (mount, device) = Mount::mount(options).await?;
         let started = async {
-            let negotiated = initialise(&device, part.capabilities()).await?;
-            Ok((start(part, vec![device], negotiated).await?, negotiated))
+            let rings = Rings::of(runtime::shard_count()).filter(|_| !is_adoptable);
+            let rings = rings.and_then(|rings| Some((rings, mount.open_abort()?)));
+            let wanted = if rings.is_some() { init_flag::OVER_IO_URING } else { 0 };
+            let negotiated = initialise(&device, part.capabilities() | wanted).await?;
+            let rings = rings.filter(|_| negotiated.has(init_flag::OVER_IO_URING));
+            Ok((start(part, vec![device], negotiated, rings).await?, negotiated))
         };
         match started.await {
             Ok((shared, negotiated)) => Ok(Session { shared, mount, apart: Mutex::default(), negotiated }),
@@ -161,6 +184,13 @@ impl Session {
                 mount.path().display()
             )));
         }
+        if negotiated.has(init_flag::OVER_IO_URING) {
+            return Err(Error::unsupported(format!(
+                "{}: the kernel doesn't send requests again that were in the rings of the earlier server; \
+                 expected a mount that is adoptable; unmount it",
+                mount.path().display()
+            )));
+        }
         let Some(first) = devices.first() else {
             return Err(Error::invalid(format!("{}: no descriptor of {DEVICE}", mount.path().display())));
         };
@@ -168,13 +198,18 @@ impl Session {
         let doing =
             |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
         rustix::io::write(first, reply::notification(notify::RESEND).as_bytes()).map_err(doing)?;
-        let shared = start(part, devices, negotiated).await?;
+        let shared = start(part, devices, negotiated, None).await?;
         Ok(Session { shared, mount, apart: Mutex::default(), negotiated })
     }
 
     /// Result of INIT.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
+    }
+
+    /// Whether requests come by rings.
+    pub fn uses_rings(&self) -> bool {
+        self.shared.uses_rings.load(Ordering::Relaxed)
     }
 
     /// Mount point.
@@ -212,7 +247,8 @@ impl Session {
             // of its own.
             clone_of(devices.first().ok_or_else(|| Error::closed("the FUSE session has ended"))?)?
         };
-        let started = Arc::new(Apart::start(clone)?);
+        let abort = self.shared.abort.as_ref().map(duplicate).transpose()?;
+        let started = Arc::new(Apart::start(clone, abort)?);
         *apart = Some(started.clone());
         Ok(started)
     }
@@ -370,7 +406,9 @@ async fn start(
     part: Arc<dyn FileSystemPart>,
     mut devices: Vec<OwnedFd>,
     negotiated: Negotiated,
+    rings: Option<(Rings, OwnedFd)>,
 ) -> Result<Arc<Shared>> {
+    let (rings, abort) = rings.unzip();
     let shards = runtime::shard_count();
     devices.truncate(shards);
     while devices.len() < shards {
@@ -383,11 +421,13 @@ async fn start(
         serving: AtomicUsize::new(shards),
         all_ended: StopSource::new(),
         ended: OnceLock::new(),
+        abort,
+        uses_rings: AtomicBool::new(false),
     });
     for (shard, device) in devices.into_iter().enumerate() {
         let (part, its) = (part.clone(), shared.clone());
         let started =
-            runtime::spawn_on(ShardIndex(shard), move || start_shard(part, its, device, negotiated));
+            runtime::spawn_on(ShardIndex(shard), move || start_shard(part, its, device, negotiated, rings));
         if let Err(error) = started.await.and_then(|started| started) {
             shared.end(Ended::Left);
             shared.left(shards - shard);
@@ -408,6 +448,8 @@ struct Workers {
     count: Cell<usize>,
     /// Number of requests that have left their workers.
     apart: Cell<usize>,
+    /// Number of entries of rings.
+    entries: Cell<usize>,
     /// Number of workers without a request.
     idle: Cell<usize>,
     stopping: Cell<bool>,
@@ -428,6 +470,7 @@ async fn start_shard(
     shared: Arc<Shared>,
     device: OwnedFd,
     negotiated: Negotiated,
+    rings: Option<Rings>,
 ) -> Result<()> {
     runtime::serve_write_back();
     let file_system = part.open().await?;
@@ -438,13 +481,15 @@ async fn start_shard(
         readers: Semaphore::new(READERS),
         count: Cell::new(0),
         apart: Cell::new(0),
+        entries: Cell::new(0),
         idle: Cell::new(0),
         stopping: Cell::new(false),
         stop: Notify::new(),
         ended: Notify::new(),
     });
+    let begun = rings.map_or(Ok(()), |rings| rings::start(&workers, &served, rings));
     runtime::spawn(run_shard(workers, served)).detach();
-    Ok(())
+    begun
 }
 
 async fn run_shard(workers: Rc<Workers>, served: Served) {
@@ -453,7 +498,7 @@ async fn run_shard(workers: Rc<Workers>, served: Served) {
     workers.shared.stop.token().stopped().await;
     workers.stopping.set(true);
     workers.stop.notify_all();
-    while workers.count.get() + workers.apart.get() > 0 {
+    while workers.count.get() + workers.apart.get() + workers.entries.get() > 0 {
         workers.ended.notified().await;
     }
     workers.shared.left(1);
@@ -556,12 +601,16 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
     }
 }
 
-async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
-    let unique = request.header.unique;
+/// Executes a request. Returns the reply to send, if the request takes one.
+async fn reply_to(workers: &Workers, served: &Served, request: Request) -> Result<Option<Payload>, Ended> {
     let user = Origin::of_process(request.header.pid);
     let answering = dispatch::answer(&*served.file_system, &workers.negotiated, request);
-    let answered = runtime::attributed(user, answering).await;
-    let Some(reply) = answered.map_err(violation)? else { return Ok(()) };
+    runtime::attributed(user, answering).await.map_err(violation)
+}
+
+async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
+    let unique = request.header.unique;
+    let Some(reply) = reply_to(workers, served, request).await? else { return Ok(()) };
     let Err(error) = served.device.send(reply).await else { return Ok(()) };
     match error.errno() {
         // The request has ended: its caller was interrupted, or the file system was unmounted.

@@ -108,6 +108,7 @@ impl FuseDoor {
             source: SOURCE.to_owned(),
             read_only: file.is_read_only(),
             allow_other: config.allow_other,
+            adoptable: self.is_held,
             ..MountOptions::default()
         };
         match Session::mount(Arc::new(FilePart(file.clone())), options).await {
@@ -204,6 +205,7 @@ impl Part for FuseDoor {
         status.insert("state".into(), json!(state));
         if let Some(running) = running {
             status.insert("read_only".into(), json!(running.file.is_read_only()));
+            status.insert("rings".into(), json!(running.session.uses_rings()));
             let mut counters = running.file.counters();
             for of_other_doors in ["connections", "trims", "trimmed_bytes", "block_statuses"] {
                 counters.remove(of_other_doors);

@@ -4,6 +4,7 @@ use crate::fuse_support::{Loop, Mounted, Served, Settings, is_mounted, run_progr
 use crate::need_fuse;
 use crate::support::{SlowDisk, ram};
 use block::DevicePart;
+use conformance::fuse_transport::Transport;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -63,11 +64,23 @@ fn behaves_as_bytes(served: &Served, bytes: usize, seed: u64) {
 
 #[test]
 fn a_device_is_a_file_of_bytes() {
+    is_a_file_of_bytes(Transport::Device);
+}
+
+#[test]
+fn a_device_is_a_file_of_bytes_over_rings() {
+    is_a_file_of_bytes(Transport::Rings);
+}
+
+fn is_a_file_of_bytes(transport: Transport) {
     need_fuse!();
+    if !transport.is_possible() {
+        return;
+    }
     for (block, shards) in [(512, 1), (4096, 2), (1 << 20, 2)] {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let path = folder.path().join("vol.img");
-        let settings = Settings { shards, ..Settings::default() };
+        let settings = Settings { shards, transport, ..Settings::default() };
         let device = ram(4 << 20, block);
         let served = Served::with(folder, path.clone(), settings, move || async move { device });
         let served = served.expect("it starts");
@@ -78,6 +91,7 @@ fn a_device_is_a_file_of_bytes() {
         assert_eq!(status["state"], "mounted");
         assert!(status["writes"].as_u64() > Some(50) && status["flushes"].as_u64() >= Some(2), "{status:?}");
         assert_eq!(status["errors"], 0);
+        assert_eq!(status["rings"], transport == Transport::Rings);
         served.stop().expect("it stops");
         assert!(!path.exists() && !is_mounted(&path), "the mount point is removed");
     }
@@ -232,9 +246,24 @@ fn parallel_writes_of_parts_of_a_block_lose_nothing() {
 /// larger.
 #[test]
 fn a_file_system_on_a_loop_device_is_intact() {
+    is_intact_on_a_loop_device(
+        Transport::Device,
+        &[("512", 512), ("512", 4096), ("4096", 4096), ("4096", 512)],
+    );
+}
+
+#[test]
+fn a_file_system_on_a_loop_device_over_rings_is_intact() {
+    is_intact_on_a_loop_device(Transport::Rings, &[("512", 4096)]);
+}
+
+fn is_intact_on_a_loop_device(transport: Transport, geometries: &[(&str, u64)]) {
     need_fuse!("losetup", "mkfs.ext4", "fsck.ext4", "sha256sum");
-    for (sector, block) in [("512", 512), ("512", 4096), ("4096", 4096), ("4096", 512)] {
-        let served = Served::new(ram(96 << 20, block));
+    if !transport.is_possible() {
+        return;
+    }
+    for &(sector, block) in geometries {
+        let served = Served::over(ram(96 << 20, block), transport);
         let device = Loop::new(&served.path, sector);
         let direct = run_program("losetup", &["--noheadings", "--output", "DIO,LOG-SEC", &device.0]);
         assert_eq!(direct.split_whitespace().collect::<Vec<_>>(), ["1", sector]);

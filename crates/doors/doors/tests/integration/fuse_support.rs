@@ -1,6 +1,7 @@
 //! A door on a thread of its own, and guards that remove mounts and loop devices even if a test fails.
 
 use block::{DevicePart, Result, Status};
+use conformance::fuse_transport::Transport;
 use doors::fuse::door::{FuseConfig, FuseDoor};
 use runtime::sync::StopSource;
 use stack::Door;
@@ -62,19 +63,27 @@ pub struct Settings {
     pub shards: usize,
     pub read_only: bool,
     pub stop_limit: Duration,
+    pub transport: Transport,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { shards: 2, read_only: false, stop_limit: Duration::from_secs(10) }
+        let (stop_limit, transport) = (Duration::from_secs(10), Transport::Device);
+        Settings { shards: 2, read_only: false, stop_limit, transport }
     }
 }
 
 impl Served {
     pub fn new(device: Arc<dyn DevicePart>) -> Served {
+        Served::over(device, Transport::Device)
+    }
+
+    /// Serves a device over this transport.
+    pub fn over(device: Arc<dyn DevicePart>, transport: Transport) -> Served {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let path = folder.path().join("vol.img");
-        Served::with(folder, path, Settings::default(), move || async move { device }).expect("it starts")
+        let settings = Settings { transport, ..Settings::default() };
+        Served::with(folder, path, settings, move || async move { device }).expect("it starts")
     }
 
     /// Serves the device that `make` opens in the runtime.
@@ -103,7 +112,9 @@ impl Served {
                     stop_limit: settings.stop_limit,
                 };
                 let door = FuseDoor::new(config);
+                let parameter = settings.transport.set();
                 let started = door.start().await;
+                drop(parameter);
                 let failed = started.is_err();
                 let _ = send.send(started);
                 if failed {

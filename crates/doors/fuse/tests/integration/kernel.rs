@@ -1,6 +1,8 @@
 //! Sessions with the kernel as the peer.
 
-use crate::memory::Memory;
+use crate::memory::{Controls, Memory};
+use conformance::fuse_transport::Transport;
+use fuse::protocol::init_flag;
 use fuse::{Ended, Mount, MountOptions, Negotiated, Session};
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -20,12 +22,15 @@ struct Point {
 
 impl Point {
     /// `None` where FUSE can't be used.
-    fn new() -> Option<Point> {
+    fn new(transport: Transport) -> Option<Point> {
         let is_root = std::fs::metadata("/proc/self").is_ok_and(|it| it.uid() == 0);
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
         if !is_root || device.is_err() {
             let name = std::thread::current().name().unwrap_or_default().to_owned();
             println!("SKIPPED: {name}: needs root and /dev/fuse");
+            return None;
+        }
+        if !transport.is_possible() {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");
@@ -50,6 +55,36 @@ impl Drop for Point {
             let _ = Command::new("umount").arg("-l").arg(&self.path).output();
         }
     }
+}
+
+/// Mounts on this transport.
+async fn mount(transport: Transport, memory: Memory, options: MountOptions) -> Session {
+    let parameter = transport.set();
+    let session = Session::mount(Arc::new(memory), options).await.expect("mounted");
+    drop(parameter);
+    let takes_rings = session.negotiated().has(init_flag::OVER_IO_URING);
+    assert_eq!(takes_rings, transport == Transport::Rings);
+    session
+}
+
+/// The tests that run over both transports.
+macro_rules! over_both {
+    ($($test:ident,)*) => {
+        mod by_the_device {
+            $(#[test] fn $test() { super::$test(conformance::fuse_transport::Transport::Device) })*
+        }
+        mod by_rings {
+            $(#[test] fn $test() { super::$test(conformance::fuse_transport::Transport::Rings) })*
+        }
+    };
+}
+
+over_both! {
+    a_whole_file_system_is_served,
+    an_interrupted_read_is_passed_on,
+    requests_of_a_server_that_was_killed_fail,
+    a_dead_mount_is_replaced_and_a_session_in_use_is_busy,
+    an_abort_spares_the_mount_of_another_server,
 }
 
 /// Runs calls that wait for the file system on a thread of their own.
@@ -120,17 +155,17 @@ fn uses_every_operation(root: &Path) {
     assert_eq!(rustix::fs::ioctl_blksszget(&to), Err(rustix::io::Errno::NOTTY));
 }
 
-#[test]
-fn a_whole_file_system_is_served() {
-    let Some(point) = Point::new() else { return };
+fn a_whole_file_system_is_served(transport: Transport) {
+    let Some(point) = Point::new(transport) else { return };
     for shards in [1, 2] {
         let (options, path) = (point.options(), point.path.clone());
         let memory = Memory::new();
         let controls = memory.controls.clone();
         run(shards, move || async move {
-            let session = Session::mount(Arc::new(memory), options).await.expect("mounted");
+            let session = mount(transport, memory, options).await;
             assert!(session.negotiated().minor >= 36 && session.negotiated().max_write == 1 << 20);
             aside(move || uses_every_operation(&path)).await;
+            assert_eq!(session.uses_rings(), transport == Transport::Rings);
             session.stop(Duration::from_secs(5)).await.expect("unmounted");
             assert_eq!(session.outcome(), Some(&Ended::Unmounted));
             assert!(session.descriptors().expect("none").is_empty());
@@ -141,12 +176,83 @@ fn a_whole_file_system_is_served() {
     }
 }
 
+/// Waits until the server has this number of reads.
+async fn reads_have_begun(controls: &Controls, count: u64) {
+    while controls.reads_begun.load(Ordering::SeqCst) < count {
+        runtime::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn an_interrupted_read_is_passed_on(transport: Transport) {
+    let Some(point) = Point::new(transport) else { return };
+    let (options, path, memory) = (point.options(), point.path.clone(), Memory::new());
+    run(2, move || async move {
+        let controls = memory.controls.clone();
+        let session = mount(transport, memory, options).await;
+        let file = path.join("file");
+        let written = file.clone();
+        aside(move || std::fs::write(written, [5; 1000]).expect("written")).await;
+        controls.paused.store(true, Ordering::SeqCst);
+        let mut reader =
+            Command::new("cat").arg(file).stdout(std::process::Stdio::null()).spawn().expect("it runs");
+        reads_have_begun(&controls, 1).await;
+        reader.kill().expect("killed");
+        while controls.interrupted.load(Ordering::SeqCst) == 0 {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        // The kernel waits for the answer of a request that the server has.
+        controls.paused.store(false, Ordering::SeqCst);
+        aside(move || reader.wait().expect("ended")).await;
+        session.stop(Duration::from_secs(5)).await.expect("unmounted");
+    });
+}
+
+fn requests_of_a_server_that_was_killed_fail(transport: Transport) {
+    let Some(point) = Point::new(transport) else { return };
+    let (options, path, memory) = (point.options(), point.path.clone(), Memory::new());
+    // The runtime ends with the session, and closes its devices and rings, which looks to the kernel as if
+    // the process had been killed.
+    let reading = run(2, move || async move {
+        let controls = memory.controls.clone();
+        let _session = mount(transport, memory, options).await;
+        let file = path.join("file");
+        let written = file.clone();
+        aside(move || std::fs::write(written, [5; 1000]).expect("written")).await;
+        controls.paused.store(true, Ordering::SeqCst);
+        let read = move || std::fs::read(file).map(drop);
+        let reading = std::thread::Builder::new().spawn(read).expect("a thread");
+        reads_have_begun(&controls, 1).await;
+        reading
+    });
+    let error = reading.join().expect("it ends").expect_err("no server").raw_os_error();
+    assert!(matches!(error, Some(libc::ENOTCONN | libc::ECONNABORTED)), "{error:?}");
+    let gone = std::fs::read_dir(&point.path).map(drop).expect_err("no server");
+    assert!(matches!(gone.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)), "{gone}");
+}
+
+/// The kernel wouldn't resend the requests in its rings.
+#[test]
+fn a_connection_with_rings_is_not_adopted() {
+    let Some(point) = Point::new(Transport::Rings) else { return };
+    let (options, path) = (point.options(), point.path.clone());
+    run(1, move || async move {
+        let session = mount(Transport::Rings, Memory::new(), options).await;
+        let (devices, negotiated) = (session.descriptors().expect("duplicates"), *session.negotiated());
+        let existing = Mount::existing(path);
+        let adopted = Session::adopt(Arc::new(Memory::new()), devices, negotiated, existing).await;
+        let error = adopted.err().expect("refused");
+        assert!(matches!(error, block::Error::Unsupported(_)), "{error}");
+        session.stop(Duration::from_secs(5)).await.expect("unmounted");
+    });
+}
+
 #[test]
 fn a_new_server_answers_what_a_killed_one_did_not() {
-    let Some(point) = Point::new() else { return };
+    let Some(point) = Point::new(Transport::Device) else { return };
     let memory = Memory::new();
     let controls = memory.controls.clone();
-    let (options, path, first) = (point.options(), point.path.clone(), memory.clone());
+    let options = MountOptions { adoptable: true, ..point.options() };
+    let (path, first) = (point.path.clone(), memory.clone());
     let (send, receive) = std::sync::mpsc::channel::<Vec<u8>>();
     // The runtime ends with the session, and closes its devices, which looks to the kernel as if the process
     // had been killed.
@@ -159,9 +265,7 @@ fn a_new_server_answers_what_a_killed_one_did_not() {
         let reader = std::thread::Builder::new();
         let reading = reader.spawn(move || send.send(std::fs::read(file).expect("read")));
         drop(reading.expect("a thread"));
-        while first.controls.reads_begun.load(Ordering::SeqCst) == 0 {
-            runtime::sleep(Duration::from_millis(1)).await;
-        }
+        reads_have_begun(&first.controls, 1).await;
         let text = serde_json::to_string(session.negotiated()).expect("text");
         (session.descriptors().expect("duplicates"), text)
     });
@@ -185,18 +289,17 @@ fn a_new_server_answers_what_a_killed_one_did_not() {
     assert!(!point.is_mounted());
 }
 
-#[test]
-fn a_dead_mount_is_replaced_and_a_session_in_use_is_busy() {
-    let Some(point) = Point::new() else { return };
+fn a_dead_mount_is_replaced_and_a_session_in_use_is_busy(transport: Transport) {
+    let Some(point) = Point::new(transport) else { return };
     let (options, path) = (point.options(), point.path.clone());
     run(1, move || async move {
-        let first = Session::mount(Arc::new(Memory::new()), options.clone()).await.expect("mounted");
+        let first = mount(transport, Memory::new(), options.clone()).await;
         first.leave().await;
         assert_eq!(first.outcome(), Some(&Ended::Left));
         let its = path.clone();
         let gone = aside(move || std::fs::read_dir(its).map(drop)).await.expect_err("no server");
         assert_eq!(gone.raw_os_error(), Some(libc::ENOTCONN));
-        let second = Session::mount(Arc::new(Memory::new()), options).await.expect("replaced");
+        let second = mount(transport, Memory::new(), options).await;
         let file = aside(move || File::create(path.join("file")).expect("created")).await;
         let error = second.stop(Duration::from_millis(100)).await.expect_err("a file is open");
         assert_eq!(error.errno(), libc::EBUSY, "{error}");
@@ -205,12 +308,11 @@ fn a_dead_mount_is_replaced_and_a_session_in_use_is_busy() {
     assert!(!point.is_mounted());
 }
 
-#[test]
-fn an_abort_spares_the_mount_of_another_server() {
-    let Some(point) = Point::new() else { return };
+fn an_abort_spares_the_mount_of_another_server(transport: Transport) {
+    let Some(point) = Point::new(transport) else { return };
     let (options, path) = (point.options(), point.path.clone());
     run(1, move || async move {
-        let first = Session::mount(Arc::new(Memory::new()), options.clone()).await.expect("mounted");
+        let first = mount(transport, Memory::new(), options.clone()).await;
         let removed = path.clone();
         // The open file keeps the connection of the first session.
         let file = aside(move || {
@@ -220,7 +322,7 @@ fn an_abort_spares_the_mount_of_another_server() {
             file
         });
         let file = file.await;
-        let second = Session::mount(Arc::new(Memory::new()), options.clone()).await.expect("mounted");
+        let second = mount(transport, Memory::new(), options.clone()).await;
         assert_eq!(first.outcome(), None);
         first.abort().await.expect("nothing to abort");
         aside(move || drop(file)).await;
@@ -240,7 +342,7 @@ fn an_abort_spares_the_mount_of_another_server() {
 
 #[test]
 fn mount_points_that_are_none() {
-    let Some(point) = Point::new() else { return };
+    let Some(point) = Point::new(Transport::Device) else { return };
     run(1, move || async move {
         for (path, errno) in [("/nowhere/at/all", libc::ENOENT), ("/dev/null", libc::EINVAL)] {
             let options = MountOptions { path: path.into(), ..point.options() };

@@ -204,10 +204,12 @@ impl Part for FsDoor {
 
     fn status(&self) -> Call<'_, Status> {
         Call::new(async move {
-            let state = self.mounted().as_ref().map_or_else(|| "not mounted".to_owned(), |it| it.state());
+            let mounted = self.mounted().clone();
+            let state = mounted.as_ref().map_or_else(|| "not mounted".to_owned(), |it| it.state());
             let mut all = Status::new();
             all.insert("mount".into(), json!(self.path()));
             all.insert("state".into(), json!(state));
+            all.insert("rings".into(), json!(mounted.is_some_and(|mounted| mounted.uses_rings())));
             match self.files.status().await {
                 Ok(status) => all.extend(status),
                 Err(error) => {

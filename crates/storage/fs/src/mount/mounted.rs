@@ -99,6 +99,7 @@ impl Mounted {
             no_exec: config.no_exec,
             no_access_times: config.no_access_times,
             allow_other: config.allow_other,
+            adoptable: false,
         };
         let files = file_system.clone();
         // References and open files left by a mount that was dropped without an unmount.
@@ -128,6 +129,11 @@ impl Mounted {
     /// State of the session: `mounted`, or the reason for its end.
     pub fn state(&self) -> String {
         self.session.outcome().map_or_else(|| "mounted".to_owned(), ToString::to_string)
+    }
+
+    /// Whether requests come by rings of the kernel, instead of `/dev/fuse`.
+    pub fn uses_rings(&self) -> bool {
+        self.session.uses_rings()
     }
 
     /// Waits until the mount has ended, by an unmount or by a failure of its connection.
