@@ -17,7 +17,7 @@ mod swap;
 pub use attached::{Attached, can_attach};
 pub use fuse::{Fuse, can_mount_loop, has_fuse};
 pub use mount::Mount;
-pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
+pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell, run_within};
 pub use promised::Promised;
 pub use raw_client::{Command, RawClient, option, request};
 pub use server::{Background, Server, binary};

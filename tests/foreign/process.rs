@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Time in seconds after which a program is killed and the test fails.
+/// Time in seconds after which a program is usually killed and the test fails.
 const DEADLINE: u32 = 120;
 /// Unit of [`random_file`], in bytes.
 pub const PATTERN_CHUNK: usize = 64 << 10;
@@ -68,10 +68,19 @@ fn search_path() -> String {
 /// If it can't be started, or takes longer than the deadline.
 #[track_caller]
 pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
+    run_within(DEADLINE, program, arguments)
+}
+
+/// Runs a program to its end, with empty input and a deadline in seconds.
+///
+/// # Panics
+/// As [`run`].
+#[track_caller]
+pub fn run_within<A: AsRef<str>>(deadline: u32, program: &str, arguments: &[A]) -> Finished {
     // `timeout` makes a process group of its own and ends all of it, so that no process outlives a test by
     // long.
     let mut command = Command::new("timeout");
-    command.arg("--kill-after=5").arg(DEADLINE.to_string()).arg(program).env("PATH", search_path());
+    command.arg("--kill-after=5").arg(deadline.to_string()).arg(program).env("PATH", search_path());
     let arguments = arguments.iter().map(AsRef::as_ref).collect::<Vec<_>>();
     command.args(&arguments).stdin(Stdio::null());
     let output = command.output().expect("`timeout` of coreutils is there");
@@ -81,7 +90,7 @@ pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     };
-    assert!(!matches!(finished.code, Some(124 | 137)), "took longer than {DEADLINE} s: {finished:#?}");
+    assert!(!matches!(finished.code, Some(124 | 137)), "took longer than {deadline} s: {finished:#?}");
     assert!(finished.code != Some(127), "not found: {finished:#?}");
     finished
 }

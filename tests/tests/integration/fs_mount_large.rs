@@ -13,10 +13,11 @@ use std::thread;
 use std::time::Duration;
 
 /// More names than a directory has before it is striped. The limit is 16384 by an estimate from a sample of
-/// the hashes; one that is high enough occurs at about 12000 names.
-const NAMES: u64 = 16_000;
-/// Number of names at which listings begin, well before the directory is striped.
-const LISTED_FROM: u64 = 8_000;
+/// the hashes. If `n0`, `n1`, … are created in this order, the first high enough estimate is at `n10231`,
+/// and others follow from `n11700` on.
+const NAMES: u64 = 12_500;
+/// Number of names at which listings begin, before the directory is striped.
+const LISTED_FROM: u64 = 9_000;
 const THREADS: u64 = 4;
 
 /// Lists a directory, and checks that each name is listed once.
@@ -53,17 +54,15 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
             }
             listings
         });
-        let makers: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let (big, created) = (&big, &created);
-                scope.spawn(move || {
-                    for number in (thread..NAMES).step_by(THREADS as usize) {
-                        File::create(big.join(format!("f{number}"))).unwrap();
-                        created.fetch_add(1, Ordering::Relaxed);
-                    }
-                })
-            })
-            .collect();
+        // The next number is that of any thread, so the order is about that of the numbers.
+        let make = || {
+            while let number = created.fetch_add(1, Ordering::Relaxed)
+                && number < NAMES
+            {
+                File::create(big.join(format!("n{number}"))).unwrap();
+            }
+        };
+        let makers: Vec<_> = (0..THREADS).map(|_| scope.spawn(make)).collect();
         makers.into_iter().for_each(|maker| maker.join().unwrap());
         ended.store(true, Ordering::Relaxed);
         assert!(lister.join().unwrap() > 0);
@@ -113,12 +112,12 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
     let mount = mount.mounted_with(&["--shards", "2"]);
     let found = list(&big);
     assert!((0..noted).all(|number| found.contains(&format!("kill0n{number}"))), "{noted} were synced");
-    assert!((0..NAMES).all(|number| found.contains(&format!("f{number}"))));
+    assert!((0..NAMES).all(|number| found.contains(&format!("n{number}"))));
     let mount = mount.unmounted();
     mount.is_sound();
     let mount = mount.mounted_with(&["--shards", "3"]);
     mount.shell(
-        "rm -r big; mkdir big; touch big/f1; test $(ls big) = f1; rm -r big; test $(stat -c %h .) = 2",
+        "rm -r big; mkdir big; touch big/n1; test $(ls big) = n1; rm -r big; test $(stat -c %h .) = 2",
     );
     let mount = mount.unmounted();
     mount.is_sound();

@@ -4,9 +4,11 @@
 //! `guest/debian` makes and boots the machine, `guest/debian-steps` has the steps. A finding that isn't so
 //! begins with `FAULT`.
 
-use siltstone_tests::foreign::{binary, run, skip};
+use siltstone_tests::foreign::{binary, run, run_within, skip};
 use siltstone_tests::{need, need_guest};
 
+/// Time in seconds after which the script is killed: that of all boots that it permits.
+const DEADLINE: u32 = 6 * 900;
 /// Exit status of the script without the machine.
 const NO_MACHINE: i32 = 125;
 
@@ -24,7 +26,7 @@ fn a_new_user_keeps_everything_over_reboots_and_an_upgrade() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     run("strip", &["-o", &at("siltstone"), &binary().display().to_string()]).ok();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/debian");
-    let finished = run(script, &[&at("siltstone"), &at("run")]);
+    let finished = run_within(DEADLINE, script, &[&at("siltstone"), &at("run")]);
     print!("{}{}", finished.out, finished.err);
     assert_ne!(finished.code, Some(NO_MACHINE), "the machine couldn't be made: {}", finished.err);
     let faults: Vec<_> = finished.out.lines().filter(|line| line.starts_with("FAULT")).collect();

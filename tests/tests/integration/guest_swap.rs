@@ -13,7 +13,7 @@ const PAGES: &str = env!("CARGO_BIN_EXE_siltstone-guest-pages");
 
 /// A memory node on a loopback address, and its port.
 fn node() -> (Background, String) {
-    let listen = ["memory-node", "--capacity", "160MiB", "--reserve", "64MiB", "--listen", "127.0.0.1:0"];
+    let listen = ["memory-node", "--capacity", "112MiB", "--reserve", "64MiB", "--listen", "127.0.0.1:0"];
     // Other programs of this machine may wait for memory.
     let arguments = [&listen[..], &["--pressure-limit", "100"]].concat();
     let mut node = Background::start(&binary().display().to_string(), &arguments);

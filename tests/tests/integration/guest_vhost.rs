@@ -8,10 +8,10 @@ use layers::record::format::Submission;
 use layers::record::timeline::EventKind;
 use rustix::process::Signal;
 use siltstone_tests::foreign::{Server, binary, run};
-use siltstone_tests::guest::Options;
+use siltstone_tests::guest::{Options, Running};
 use siltstone_tests::need_guest;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
 /// Bytes that each of the four writers of a round writes.
@@ -32,8 +32,58 @@ fn writes_and_flushes(timeline: &Path) -> Vec<char> {
     events.collect()
 }
 
+/// A disk that grows by an operator's message while a guest uses it.
+struct Growing {
+    disk: PathBuf,
+    socket: PathBuf,
+    /// Line of the stack.
+    line: String,
+    server: Server,
+}
+
+impl Growing {
+    const SMALL: u64 = 16 * MIB;
+    const LARGE: u64 = 24 * MIB;
+
+    fn served(folder: &Path) -> Growing {
+        let (disk, socket) = (folder.join("growing"), folder.join("growing.sock"));
+        std::fs::File::create(&disk).expect("a file").set_len(Self::SMALL).expect("a sparse file");
+        let line = format!("vhost-user(file({}), socket={})", disk.display(), socket.display());
+        let server = Server::start_with(&["serve", &line], socket.clone());
+        Growing { disk, socket, line, server }
+    }
+
+    /// Lines of a guest that waits until the disk is larger, and writes its last block.
+    fn lines(name: &str) -> String {
+        format!(
+            "[ $(cat /sys/block/{name}/size) = {} ]
+             echo small
+             while [ $(cat /sys/block/{name}/size) != {} ]; do sleep 0.1; done
+             printf grown | dd of=/dev/{name} bs=4096 seek={} conv=fsync,sync status=none",
+            Self::SMALL / 512,
+            Self::LARGE / 512,
+            Self::LARGE / 4096 - 1
+        )
+    }
+
+    fn grow(&self, running: &mut Running) {
+        running.wait_until("its size", |out| out.contains("small"));
+        let program = binary().to_str().expect("a path in UTF-8");
+        println!("{}", run(program, &["resize", &self.line, "24MiB", "--part", "file"]).ok());
+    }
+
+    /// Stops the server, and checks what the guest has written.
+    fn has_grown(self) {
+        self.server.stop();
+        let bytes = std::fs::read(&self.disk).expect("the disk");
+        assert_eq!(bytes.len() as u64, Self::LARGE);
+        assert!(bytes[Self::LARGE as usize - 4096..].starts_with(b"grown"));
+    }
+}
+
+/// Also with a disk that grows, in one guest, as its start is expensive.
 #[test]
-fn a_guest_flushes_and_survives_its_servers() {
+fn a_guest_flushes_survives_its_servers_and_sees_a_larger_disk() {
     let guest = need_guest!();
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -44,9 +94,12 @@ fn a_guest_flushes_and_survives_its_servers() {
         |below: &str| format!("vhost-user({below}, socket={}, serial=silt) shards=2", socket.display());
     let recorded = line(&format!("record(file({}), {})", path("disk"), path("run.timeline")));
     let server = Server::start_with(&["serve", &recorded], socket.clone());
-    let options = Options { vhost_user_disks: vec![socket.clone()], limit: 200, ..Options::default() };
+    let growing = Growing::served(folder.path());
+    let vhost_user_disks = vec![socket.clone(), growing.socket.clone()];
+    let options = Options { vhost_user_disks, limit: 200, ..Options::default() };
     let lines = format!(
-        "[ $(cat /sys/block/vda/serial) = silt ]
+        "{}
+         [ $(cat /sys/block/vda/serial) = silt ]
          printf first | dd of=/dev/vda bs=4096 seek=1 conv=fsync,sync status=none
          printf second | dd of=/dev/vda bs=4096 seek=2 conv=fsync,sync status=none
          echo flushed
@@ -65,9 +118,11 @@ fn a_guest_flushes_and_survives_its_servers() {
                 status=none | cmp - /run/round$round-$writer
          done; done
          cat /run/round* | sha256sum
-         if dmesg | grep 'I/O error'; then exit 1; fi"
+         if dmesg | grep 'I/O error'; then exit 1; fi",
+        Growing::lines("vdb"),
     );
     let mut running = guest.start(&lines, &options);
+    growing.grow(&mut running);
     running.wait_until("its first flushes", |out| out.contains("flushed"));
     // One clean stop, and then kills, each in the middle of a round.
     server.stop();
@@ -91,6 +146,7 @@ fn a_guest_flushes_and_survives_its_servers() {
     }
     println!("{}{}", running.wait().ok(), server.process.err());
     server.stop();
+    growing.has_grown();
     let order = writes_and_flushes(&folder.path().join("run.timeline"));
     let position =
         |what| order.iter().position(|event| *event == what).unwrap_or_else(|| panic!("{what}: {order:?}"));
@@ -98,36 +154,4 @@ fn a_guest_flushes_and_survives_its_servers() {
     assert!(order[first..second].contains(&'f') && order[second..].contains(&'f'), "{order:?}");
     let bytes = std::fs::read(&disk).expect("the disk");
     assert!(bytes[4096..].starts_with(b"first") && bytes[8192..].starts_with(b"second"));
-}
-
-/// A file that grows by an operator's message is a larger disk in the guest that uses it.
-#[test]
-fn a_guest_sees_that_its_disk_has_grown() {
-    let guest = need_guest!();
-    let folder = tempfile::tempdir().expect("a folder");
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk).expect("a file").set_len(16 * MIB).expect("a sparse file");
-    let socket = folder.path().join("vm.sock");
-    let line = format!("vhost-user(file({}), socket={})", disk.display(), socket.display());
-    let server = Server::start_with(&["serve", &line], socket.clone());
-    let options = Options { vhost_user_disks: vec![socket.clone()], limit: 120, ..Options::default() };
-    let lines = format!(
-        "[ $(cat /sys/block/vda/size) = {} ]
-         echo small
-         while [ $(cat /sys/block/vda/size) != {} ]; do sleep 0.1; done
-         printf grown | dd of=/dev/vda bs=4096 seek={} conv=fsync,sync status=none
-         if dmesg | grep 'I/O error'; then exit 1; fi",
-        16 * MIB / 512,
-        24 * MIB / 512,
-        24 * MIB / 4096 - 1
-    );
-    let mut running = guest.start(&lines, &options);
-    running.wait_until("its size", |out| out.contains("small"));
-    let program = binary().to_str().expect("a path in UTF-8");
-    println!("{}", run(program, &["resize", &line, "24MiB", "--part", "file"]).ok());
-    println!("{}", running.wait().ok());
-    server.stop();
-    let bytes = std::fs::read(&disk).expect("the disk");
-    assert_eq!(bytes.len() as u64, 24 * MIB);
-    assert!(bytes[24 * MIB as usize - 4096..].starts_with(b"grown"));
 }

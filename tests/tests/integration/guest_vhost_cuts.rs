@@ -131,21 +131,20 @@ fn what_a_guest_flushed_is_in_every_cut() {
     );
     let server = Server::start_with(&["serve", &recorded], socket.clone());
     let options = Options { vhost_user_disks: vec![socket.clone()], ..Options::default() };
-    // Only fsync writes back a page this soon. The concurrent writer never flushes.
+    // Only fsync writes back a page this soon. Beside each numbered write is one whose writer never flushes.
     let lines = format!(
-        "mark() {{ dd if=/dev/zero of=/dev/vda bs={BLOCK} seek=$(({MARKS_AT} / {BLOCK} + $1)) count=1 oflag=direct conv=notrunc status=none; }}
+        "write() {{ dd of=/dev/vda bs={BLOCK} status=none $@; }}
+         mark() {{ write if=/dev/zero seek=$(({MARKS_AT} / {BLOCK} + $1)) count=1 oflag=direct conv=notrunc; }}
          stamp() {{ yes $(printf '%08d' $1) | head -n $2; }}
-         (while [ ! -e /run/enough ]; do
-              dd if=/dev/urandom of=/dev/vda bs={BLOCK} seek=$((52 * 256)) count=16 oflag=direct conv=notrunc status=none
-          done) &
+         head -c 64K /dev/urandom >/run/noise
          number=1
          while [ $number -le {WRITES} ]; do
-             stamp $number 456 | head -c {BLOCK} >/run/block
-             dd if=/run/block of=/dev/vda bs={BLOCK} seek=$(({BLOCKS_AT} / {BLOCK} + number % {BLOCKS})) conv=fsync,notrunc status=none
+             write if=/run/noise seek=$((52 * 256)) oflag=direct conv=notrunc &
+             printf %08d $number | write seek=$(({BLOCKS_AT} / {BLOCK} + number % {BLOCKS})) conv=fsync,notrunc,sync
              mark $number
+             wait
              number=$((number + 1))
          done
-         touch /run/enough; wait
          mkfs.ext4 -q -F -b 4096 /dev/vda {}k
          mkdir -p /run/mounted; mount /dev/vda /run/mounted
          mark {FILE_MARKS}

@@ -1,5 +1,5 @@
 //! Throughput of AES-XTS on one processor, beside that of the crate `aes` alone (its `encrypt_blocks` over
-//! the same bytes, without tweaks): `cargo run --profile dist -p siltstone-crypt --example throughput`.
+//! the same bytes, without tweaks): `cargo run --release -p siltstone-crypt --example throughput`.
 //!
 //! The two run in turn, and each line has the median of their ratios, of processor time.
 

@@ -2,8 +2,8 @@
 //!
 //! The tweak of a sector is a number of 64 bits, little-endian, as dm-crypt's `plain64`; without ciphertext
 //! stealing, since all sectors are whole blocks of the cipher. The tweaks of consecutive blocks are computed
-//! side by side, sixteen at a time, inside the code that `aes` compiles for the processor at hand: as vectors
-//! where it has them.
+//! side by side, thirty-two at a time, inside the code that `aes` compiles for the processor at hand: as
+//! vectors where it has them.
 
 use aes::cipher::consts::U16;
 use aes::cipher::typenum::Unsigned;
@@ -25,8 +25,8 @@ pub const MIN_SECTOR: usize = 512;
 pub const MAX_SECTOR: usize = 4096;
 /// Blocks of the largest sector, which are encrypted together.
 const STRETCH: usize = MAX_SECTOR / BLOCK;
-/// Tweaks that are computed side by side.
-const LANES: usize = 16;
+/// Tweaks that are computed side by side: those of the smallest sector.
+const LANES: usize = MIN_SECTOR / BLOCK;
 /// Sectors whose first tweaks are encrypted together.
 const BATCH: usize = 64;
 
