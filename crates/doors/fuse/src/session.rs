@@ -27,7 +27,7 @@ use crate::request::{self, Message};
 use block::{Buffer, Error, Result};
 use runtime::message_device::{self, MessageDevice};
 use runtime::sync::{Notify, Semaphore, StopSource};
-use runtime::{Origin, ShardIndex};
+use runtime::{Requester, ShardIndex};
 use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
@@ -558,7 +558,7 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
 
 async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
     let unique = request.header.unique;
-    let user = Origin::of_process(request.header.pid);
+    let user = Requester::of_process(request.header.pid);
     let answering = dispatch::answer(&*served.file_system, &workers.negotiated, request);
     let answered = runtime::attributed(user, answering).await;
     let Some(reply) = answered.map_err(violation)? else { return Ok(()) };
