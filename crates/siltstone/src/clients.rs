@@ -4,8 +4,8 @@
 //! - Each client has its own task: a slow, silent or hostile one doesn't delay others, nor the doors.
 //! - At most [`MAX_CLIENTS`] are connected. A further one is disconnected after a refusal, which it has
 //!   [`REFUSAL_LIMIT`] to receive.
-//! - [`Clients::stop`] accepts no new clients, and ends when all have disconnected. Their tasks end soon after
-//!   the stop signal that they are given.
+//! - [`Clients::stop`] accepts no new clients, and ends when all have disconnected. Their tasks end soon
+//!   after the stop signal that they are given.
 
 use block::{Data, Payload};
 use runtime::net::{self, Listener};
@@ -65,7 +65,7 @@ impl Clients {
                     tracing::warn!(
                         "a client of {name} was refused: the limit of {MAX_CLIENTS} clients is reached"
                     );
-                    // It fits into the empty socket buffer. The connection is closed even if it isn't received.
+                    // It fits into the empty socket buffer. The connection is closed in any case.
                     let sending = socket.send(Data::copy_of(&refusal).into());
                     let _ = token.unless_stopped(timeout(REFUSAL_LIMIT, sending)).await;
                     continue;

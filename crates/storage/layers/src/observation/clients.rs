@@ -3,10 +3,10 @@
 //! each.
 //!
 //! # Promises
-//! - At most [`MAX_CLIENTS`] are counted, those with the latest calls, so that memory is bounded, whoever
-//!   connects. One that several shards serve is as many of them.
-//! - A call costs a comparison of its requester with recent ones, and a few stores. The first one of a process
-//!   without a name reads a file of procfs, and may take a lock.
+//! - At most [`MAX_CLIENTS`] are counted, those with the latest calls: memory is bounded. One that several
+//!   shards serve is as many of them.
+//! - A call costs a comparison of its requester with recent ones, and a few stores. The first one of a
+//!   process without a name reads a file of procfs, and may take a lock.
 //! - Names have no control characters.
 
 use super::ObservedCalls;
