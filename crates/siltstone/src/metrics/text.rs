@@ -24,6 +24,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Text format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,28 +254,24 @@ fn with(text: &str, own: [Option<(&'static str, Cow<'static, str>)>; 2]) -> Labe
 struct Process {
     up_seconds: u64,
     shards: u64,
-    /// Resident memory in bytes, and processor time in seconds; `None` without `/proc`.
+    /// Resident memory in bytes; `None` without `/proc`.
     resident: Option<u64>,
-    processor: Option<f64>,
+    /// Processor time.
+    processor: Duration,
 }
 
 impl Process {
     fn of(server: &Value) -> Process {
         let number = |key: &str| server.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let memory = std::fs::read_to_string("/proc/self/statm").ok();
-        let pages = memory.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
-        // proc(5): the name of the program, in parentheses, may have blanks. User and system time are the
-        // twelfth and thirteenth fields after it, in ticks.
-        let times = std::fs::read_to_string("/proc/self/stat").ok();
-        let ticks = times.and_then(|text| {
-            let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
-            Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-        });
+        // proc(5): the line is "VmRSS:", a number, and "kB".
+        let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         Process {
             up_seconds: number("up_seconds"),
             shards: number("shards"),
-            resident: pages.map(|pages| pages * rustix::param::page_size() as u64),
-            processor: ticks.map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64),
+            resident: kibibytes.map(|kibibytes| kibibytes << 10),
+            processor: runtime::process_cpu_time(),
         }
     }
 }
@@ -306,16 +303,10 @@ impl Snapshot {
         if let Some(resident) = process.resident {
             gauge(encoder, "resident_memory_bytes", "Resident memory of the server", resident)?;
         }
-        if let Some(seconds) = process.processor {
-            describe(
-                encoder,
-                "cpu_seconds",
-                "Processor time of the server",
-                MetricType::Counter,
-                |mut metric| metric.encode_counter::<NoLabelSet, _, f64>(&seconds, None),
-            )?;
-        }
-        Ok(())
+        let (seconds, help) = (process.processor.as_secs_f64(), "Processor time of the server");
+        describe(encoder, "cpu_seconds", help, MetricType::Counter, |mut metric| {
+            metric.encode_counter::<NoLabelSet, _, f64>(&seconds, None)
+        })
     }
 
     fn encode_parts(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

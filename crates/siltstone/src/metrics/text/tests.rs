@@ -1,7 +1,6 @@
 use super::*;
 use serde_json::json;
 use stack::Stack;
-use std::time::Duration;
 
 /// Encodes the metrics of a stack with this status, without calls.
 fn encoded(status: &Value, format: Format) -> String {
@@ -59,6 +58,11 @@ fn a_status_becomes_text() {
     ] {
         assert!(plain.contains(expected), "{expected} in {plain}");
     }
+    let of_process = |name: &str| series(&plain)[name];
+    assert!(
+        of_process("siltstone_resident_memory_bytes") > 1e6
+            && of_process("siltstone_cpu_seconds_total") > 0.0
+    );
     let open = encoded(&status, Format::OpenMetrics);
     assert!(open.ends_with("# EOF\n"), "{open}");
     assert!(
