@@ -10,6 +10,7 @@ mod attach_verb;
 mod background;
 mod bench_verb;
 mod check_verb;
+mod clients;
 mod control;
 mod dump_verb;
 mod failure;

@@ -9,6 +9,7 @@
 //! [`snapshot`](SharedHistogram::snapshot) of it. Recording is a shift, an addition and an increment without
 //! a mispredictable branch; it doesn't allocate.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of bits of the largest value that buckets distinguish. In nanoseconds, 42 bits are 73 minutes.
@@ -36,6 +37,15 @@ pub fn values_of<const PRECISION: u32>(bucket: usize) -> (u64, u64) {
     (((bucket - (shift << PRECISION)) as u64) << shift, 1 << shift)
 }
 
+/// Buckets from a smallest value to a largest; none if there is no value, and so the smallest is larger.
+fn filled<const PRECISION: u32>(smallest: u64, largest: u64) -> Range<usize> {
+    if smallest > largest {
+        0..0
+    } else {
+        bucket_of::<PRECISION>(smallest)..bucket_of::<PRECISION>(largest) + 1
+    }
+}
+
 /// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank): the middle of its bucket;
 /// `None` if the counters are 0.
 pub fn quantile<const PRECISION: u32>(counts: impl Iterator<Item = u64> + Clone, share: f64) -> Option<u64> {
@@ -47,8 +57,13 @@ pub fn quantile<const PRECISION: u32>(counts: impl Iterator<Item = u64> + Clone,
         seen += count;
         seen >= rank
     })?;
+    Some(middle_of::<PRECISION>(bucket))
+}
+
+/// Value that is reported for all values of a bucket.
+fn middle_of<const PRECISION: u32>(bucket: usize) -> u64 {
     let (first, width) = values_of::<PRECISION>(bucket);
-    Some(first + (width - 1) / 2)
+    first + (width - 1) / 2
 }
 
 /// A histogram with one owner.
@@ -86,13 +101,19 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
 
     /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+        let filled = other.filled();
+        for (mine, theirs) in self.counts[filled.clone()].iter_mut().zip(&other.counts[filled]) {
             *mine += theirs;
         }
         self.count += other.count;
         self.sum += other.sum;
         self.smallest = self.smallest.min(other.smallest);
         self.largest = self.largest.max(other.largest);
+    }
+
+    /// Buckets from the smallest value to the largest; all others are empty.
+    fn filled(&self) -> Range<usize> {
+        filled::<PRECISION>(self.smallest, self.largest)
     }
 
     /// Number of values.
@@ -105,14 +126,11 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
         self.sum
     }
 
-    /// Buckets with values, in ascending order: the smallest value of the bucket, its number of values, and
-    /// how many were counted.
-    pub fn filled(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        filled.map(|(bucket, count)| {
-            let (first, width) = values_of::<PRECISION>(bucket);
-            (first, width, *count)
-        })
+    /// Buckets with values, in ascending order: the middle of the bucket, and how many were counted.
+    pub fn middles(&self) -> impl Iterator<Item = (u64, u64)> {
+        let counted = self.filled().map(|bucket| (bucket, self.counts[bucket]));
+        let filled = counted.filter(|(_, count)| *count > 0);
+        filled.map(|(bucket, count)| (middle_of::<PRECISION>(bucket), count))
     }
 
     /// Smallest value; 0 if there is none.
@@ -189,12 +207,24 @@ impl<const PRECISION: u32> SharedHistogram<PRECISION> {
 
     /// Copy of the counters.
     pub fn snapshot(&self) -> Histogram<PRECISION> {
-        let counts: Box<[u64]> = self.counts.iter().map(|count| count.load(Relaxed)).collect();
-        let count = counts.iter().sum();
-        let sum = u128::from(self.sum.load(Relaxed));
+        let mut copy = Histogram::new();
+        self.add_to(&mut copy);
+        copy
+    }
+
+    /// Adds the counters to a histogram.
+    pub fn add_to(&self, sum: &mut Histogram<PRECISION>) {
         let (smallest, largest) = (self.smallest.load(Relaxed), self.largest.load(Relaxed));
-        // The writer counts a value in its bucket before it compares it with the smallest.
-        Histogram { counts, count, sum, smallest: smallest.min(largest), largest }
+        // A value that is being recorded may be outside this range: it is in the next copy.
+        let filled = filled::<PRECISION>(smallest, largest);
+        for (all, count) in sum.counts[filled.clone()].iter_mut().zip(&self.counts[filled]) {
+            let count = count.load(Relaxed);
+            *all += count;
+            sum.count += count;
+        }
+        sum.sum += u128::from(self.sum.load(Relaxed));
+        sum.smallest = sum.smallest.min(smallest);
+        sum.largest = sum.largest.max(largest);
     }
 }
 
@@ -229,7 +259,10 @@ mod tests {
         let mut histogram = Histogram::<5>::new();
         [3, 3, 1000].into_iter().for_each(|value| histogram.record(value));
         assert_eq!(histogram.sum(), 1006);
-        assert_eq!(histogram.filled().collect::<Vec<_>>(), [(3, 1, 2), (992, 16, 1)]);
+        assert_eq!(histogram.middles().collect::<Vec<_>>(), [(3, 2), (999, 1)]);
+        assert_eq!(Histogram::<5>::new().middles().count(), 0);
+        histogram.record(u64::MAX);
+        assert_eq!(histogram.middles().last(), Some((LARGEST - (1 << 35), 1)));
     }
 
     #[test]
@@ -261,7 +294,7 @@ mod tests {
         }
         assert_eq!((first.smallest(), first.largest()), (values[0], values[values.len() - 1]));
         shared.clear();
-        assert_eq!(shared.snapshot(), Histogram { smallest: 0, ..Histogram::new() });
+        assert_eq!(shared.snapshot(), Histogram::new());
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use crate::address::SocketAddress;
 use crate::file::os_error;
 use crate::in_flight::submit;
 use crate::operation::{Descriptor, Operation};
-use crate::origin::Origin;
+use crate::requester::Requester;
 use crate::shard;
 use crate::slots::Key;
 use crate::sync::StopToken;
@@ -363,15 +363,15 @@ impl Stream {
         }
     }
 
-    /// Returns the peer as origin of its requests: the process that connected to a unix socket, or the
-    /// address of a TCP connection; [`Origin::Nobody`] under simulation.
-    pub fn origin(&self) -> Origin {
-        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Origin::Nobody };
+    /// Returns the peer, whose requests arrive here: the process that connected to a unix socket, or the
+    /// address of a TCP connection; [`Requester::Nobody`] under simulation.
+    pub fn requester(&self) -> Requester {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Requester::Nobody };
         match rustix::net::getpeername(fd).ok().flatten().map(SocketAddr::try_from) {
-            Some(Ok(peer)) => Origin::of_peer(peer),
+            Some(Ok(peer)) => Requester::of_peer(peer),
             // Another family: a unix socket.
-            Some(Err(_)) => Origin::of_process(crate::peer_process(fd.as_fd()).unwrap_or(0)).named(),
-            None => Origin::Nobody,
+            Some(Err(_)) => Requester::of_process(crate::peer_process(fd.as_fd()).unwrap_or(0)).named(),
+            None => Requester::Nobody,
         }
     }
 

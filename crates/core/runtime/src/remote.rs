@@ -2,7 +2,7 @@
 
 use crate::config::ShardIndex;
 use crate::mailbox::{Letter, lock};
-use crate::origin::Origin;
+use crate::requester::Requester;
 use crate::shard;
 use block::{Error, Result};
 use std::future::Future;
@@ -85,7 +85,7 @@ impl<T> Future for RemoteHandle<T> {
 }
 
 /// Starts a task on any shard: `make` is sent there and creates the future. The task has the
-/// [origin](crate::origin) of the caller.
+/// [requester](crate::requester()) of the caller.
 ///
 /// # Panics
 /// If the shard doesn't exist.
@@ -94,12 +94,12 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
-    spawn_on_for(crate::origin(), shard, make)
+    spawn_on_for(crate::requester(), shard, make)
 }
 
 /// As [`spawn_on`], for a client.
 pub(crate) fn spawn_on_for<T, Fut>(
-    origin: Origin,
+    requester: Requester,
     shard: ShardIndex,
     make: impl FnOnce() -> Fut + Send + 'static,
 ) -> RemoteHandle<T>
@@ -110,7 +110,7 @@ where
     let (answering, handle) = answer();
     let work = move || {
         crate::task::spawn(async move {
-            let value = crate::attributed(origin, make()).await;
+            let value = crate::attributed(requester, make()).await;
             answering.0.settle(Some(value));
         })
         .detach();

@@ -5,7 +5,9 @@ use crate::model::Part;
 use crate::problem::nearest;
 use crate::warning;
 use block::{Call, DevicePart, Error, PartUse, Result, Status, ZonesPart};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 /// Result of [`Plan::build`](crate::Plan::build). It can be shared by all shards.
 #[derive(Debug)]
@@ -189,16 +191,8 @@ impl BuiltStack {
     }
 
     async fn status_of(&self, contract: Contract) -> Status {
-        let mut all = Status::new();
-        for part in self.parts().filter(|part| part.built.contract() == contract) {
-            let mut status = Status::new();
-            status.insert("kind".to_owned(), part.kind.into());
-            status.extend(part.built.part().status().await);
-            if let Some(fullness) = part.built.part().fullness().await {
-                status.insert("fullness".to_owned(), warning::status(&fullness, part.warning.as_deref()));
-            }
-            all.insert(part.name.clone(), status.into());
-        }
+        let of_contract = self.parts().filter(|part| part.built.contract() == contract);
+        let mut all: Status = join_all(of_contract.map(|part| Call::new(status_of_part(part)))).await;
         for (_, part) in self.missing.iter().filter(|(_, part)| part.contract == contract) {
             let status = serde_json::json!({"kind": part.kind, "missing": part.error.to_string()});
             all.insert(part.name.clone(), status);
@@ -277,4 +271,33 @@ impl BuiltStack {
             _ => None,
         })
     }
+}
+
+/// Returns the name of a part and its status.
+async fn status_of_part(part: &BuiltPart) -> (String, serde_json::Value) {
+    let mut status = Status::new();
+    status.insert("kind".to_owned(), part.kind.into());
+    status.extend(part.built.part().status().await);
+    if let Some(fullness) = part.built.part().fullness().await {
+        status.insert("fullness".to_owned(), warning::status(&fullness, part.warning.as_deref()));
+    }
+    (part.name.clone(), status.into())
+}
+
+/// Waits for all calls at the same time, so that messages to one shard are sent together, and collects
+/// what they return in their order.
+async fn join_all<'a, T, C: FromIterator<T>>(calls: impl Iterator<Item = Call<'a, T>>) -> C {
+    let mut waiting: Vec<_> = calls.map(|call| (Some(call), None)).collect();
+    std::future::poll_fn(|context| {
+        for (call, output) in waiting.iter_mut() {
+            if let Some(running) = call
+                && let Poll::Ready(value) = Pin::new(running).poll(context)
+            {
+                (*call, *output) = (None, Some(value));
+            }
+        }
+        if waiting.iter().all(|(call, _)| call.is_none()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, output)| output).collect()
 }

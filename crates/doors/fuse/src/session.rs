@@ -35,7 +35,7 @@ use block::{Buffer, Error, Payload, Result};
 use rings::Rings;
 use runtime::message_device::{self, MessageDevice};
 use runtime::sync::{Notify, Semaphore, StopSource};
-use runtime::{Origin, ShardIndex};
+use runtime::{Requester, ShardIndex};
 use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
@@ -603,7 +603,7 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
 
 /// Executes a request. Returns the reply to send, if the request takes one.
 async fn reply_to(workers: &Workers, served: &Served, request: Request) -> Result<Option<Payload>, Ended> {
-    let user = Origin::of_process(request.header.pid);
+    let user = Requester::of_process(request.header.pid);
     let answering = dispatch::answer(&*served.file_system, &workers.negotiated, request);
     runtime::attributed(user, answering).await.map_err(violation)
 }

@@ -42,13 +42,12 @@ fn part(calls: &ObservedCalls) -> Value {
 }
 
 fn call(counts: &CallCounts) -> Value {
-    let middle = |(first, width, count): (u64, u64, u64)| json!([first + (width - 1) / 2, count]);
     json!({
         "operations": counts.latency.count(),
         "bytes": counts.bytes,
         "errors": counts.errors,
         "in_flight": counts.in_flight,
         "latency_sum_ns": u64::try_from(counts.latency.sum()).unwrap_or(u64::MAX),
-        "latency_ns": counts.latency.filled().map(middle).collect::<Vec<_>>(),
+        "latency_ns": counts.latency.middles().collect::<Vec<_>>(),
     })
 }

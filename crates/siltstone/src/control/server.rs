@@ -1,11 +1,10 @@
 //! Control socket of a server: accepts operators' requests on shard 0.
 //!
 //! # Promises
-//! - Each client has its own task: a slow, silent or hostile one doesn't delay others. The requests of one
-//!   client are executed in order.
-//! - At most [`MAX_CLIENTS`] are connected; further ones get an error. A line that is incomplete after
-//!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`]
-//!   end a connection.
+//! - Those of [`Clients`] about tasks and numbers; a client beyond the limit gets an error. The requests of
+//!   one client are executed in order.
+//! - A line that is incomplete after [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`],
+//!   and silence of [`SILENCE_LIMIT`] end a connection.
 //! - A client that disconnects ends the wait for its request, not the request.
 //! - One client at a time traces. The trace ends when the client disconnects, at the latest with its next
 //!   answer, or asks for nothing for [`TRACE_SILENCE_LIMIT`].
@@ -17,18 +16,18 @@ use super::place::ControlAddress;
 use super::protocol::{self, Answer, Lines, Refusal, Request, TraceRequest};
 use super::socket;
 use super::traced::Tracing;
-use block::{Buffer, Data, Error, Payload, Result};
-use runtime::net::{Listener, Stream};
-use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{Instant, JoinHandle};
-use std::cell::{Cell, OnceCell, RefCell};
+use crate::clients::{self, Clients, MAX_CLIENTS, Over, PIECE};
+use block::{Buffer, Error, Result};
+use runtime::Instant;
+use runtime::net::Listener;
+use runtime::sync::StopToken;
+use std::cell::{OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
+use tls::Stream;
 
-/// Limit of connected clients.
-pub const MAX_CLIENTS: usize = 16;
 /// Time limit of a request from its first byte to the end of its line.
 pub const LINE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for a client to receive an answer.
@@ -39,27 +38,16 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 pub const TRACE_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for clients to receive their last answers when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Time limit for a refused client to receive the reason.
-const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
-/// Bytes per receive and send.
-const PIECE: usize = 16 << 10;
 
 /// Listening control socket.
 pub struct ControlServer {
     path: Option<PathBuf>,
-    shared: Rc<Shared>,
-    stop: StopSource,
-    accepting: JoinHandle<()>,
+    operated: Opened,
+    clients: Clients,
 }
 
-struct Shared {
-    /// Stack or chip; empty while it is being opened.
-    operated: OnceCell<Rc<dyn Operated>>,
-    clients: Cell<usize>,
-    /// Notified when a client has disconnected.
-    gone: Notify,
-    stop: StopToken,
-}
+/// Stack or chip; empty while it is being opened.
+type Opened = Rc<OnceCell<Rc<dyn Operated>>>;
 
 impl ControlServer {
     /// Listens. Until [`opened`](Self::opened) is called, requests get the error that the stack is being
@@ -74,21 +62,24 @@ impl ControlServer {
     }
 
     fn listening(path: Option<PathBuf>, listener: Listener) -> ControlServer {
-        let stop = StopSource::new();
-        let shared = Rc::new(Shared {
-            operated: OnceCell::new(),
-            clients: Cell::new(0),
-            gone: Notify::new(),
-            stop: stop.token(),
+        let error =
+            Error::busy(format!("the control socket has {MAX_CLIENTS} clients, its limit: try again later"));
+        let refusal = protocol::encode(&Err(error.into()));
+        let operated = Opened::default();
+        let shared = operated.clone();
+        let clients = Clients::accept(("the control socket", listener), refusal, move |socket, stop| {
+            let client =
+                Client { operated: shared.clone(), stop, stream: socket.into(), tracing: RefCell::default() };
+            // The connection ends by the client's action or by the server's stop: neither is an error here.
+            async move { drop(client.converse().await) }
         });
-        let accepting = runtime::spawn(accept(shared.clone(), listener));
-        ControlServer { path, shared, stop, accepting }
+        ControlServer { path, operated, clients }
     }
 
     /// Sets the open stack or chip, to which requests go afterwards.
     pub fn opened(&self, operated: Rc<dyn Operated>) {
         // Called once, so it isn't set yet.
-        let _ = self.shared.operated.set(operated);
+        let _ = self.operated.set(operated);
     }
 
     /// Returns the path of the socket's file; `None` without one.
@@ -98,66 +89,20 @@ impl ControlServer {
 
     /// Stops the server, and releases the stack or chip.
     pub async fn stop(self) {
-        self.stop.stop();
-        self.accepting.await;
-        while self.shared.clients.get() > 0 {
-            self.shared.gone.notified().await;
-        }
+        self.clients.stop().await;
     }
 }
 
-async fn accept(shared: Rc<Shared>, listener: Listener) {
-    while let Some(stream) = listener.accept_until(&shared.stop).await {
-        if shared.clients.get() < MAX_CLIENTS {
-            let client = Client::new(shared.clone(), stream);
-            runtime::spawn(client.serve()).detach();
-            continue;
-        }
-        tracing::warn!(
-            "a client of the control socket was refused: the limit of {MAX_CLIENTS} clients is reached"
-        );
-        let error =
-            Error::busy(format!("the control socket has {MAX_CLIENTS} clients, its limit: try again later"));
-        let line = protocol::encode(&Err(error.into()));
-        // The line fits into the empty socket buffer. The connection is closed even if the client doesn't
-        // receive it.
-        let sending = stream.send(Data::copy_of(&line).into());
-        let _ = shared.stop.unless_stopped(runtime::timeout(REFUSAL_LIMIT, sending)).await;
-    }
-    if let Err(error) = listener.close().await {
-        tracing::warn!("the control socket: {error}");
-    }
-}
-
-/// Client, counted until it is dropped.
+/// Connected client.
 struct Client {
-    shared: Rc<Shared>,
+    operated: Opened,
+    stop: StopToken,
     stream: Stream,
     /// Trace of this client; `None` without one, and while it waits for calls.
     tracing: RefCell<Option<Tracing>>,
 }
 
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.shared.clients.set(self.shared.clients.get() - 1);
-        self.shared.gone.notify_all();
-    }
-}
-
-/// The connection has ended.
-struct Over;
-
 impl Client {
-    fn new(shared: Rc<Shared>, stream: Stream) -> Client {
-        shared.clients.set(shared.clients.get() + 1);
-        Client { shared, stream, tracing: RefCell::default() }
-    }
-
-    async fn serve(self) {
-        // The connection ends by the client's action or by the server's stop: neither is an error here.
-        let _ = self.converse().await;
-    }
-
     async fn converse(&self) -> Result<(), Over> {
         let mut lines = Lines::default();
         let mut buffer = Buffer::new(PIECE);
@@ -205,7 +150,7 @@ impl Client {
             };
             any = true;
             self.send(&answer).await?;
-            if self.shared.stop.is_stopped() {
+            if self.stop.is_stopped() {
                 return Err(Over);
             }
         }
@@ -220,18 +165,18 @@ impl Client {
                         "trace_next without a trace; expected {\"verb\":\"trace\"} before it",
                     )));
                 };
-                let calls = tracing.next(&self.shared.stop).await;
+                let calls = tracing.next(&self.stop).await;
                 self.tracing.replace(Some(tracing));
                 Ok(calls)
             }
-            request => self.shared.answer(&request).await,
+            request => self.carry_out(&request).await,
         }
     }
 
     /// Begins a trace, after the end of an earlier one of this client.
     async fn begin_trace(&self, asked: &TraceRequest) -> Answer {
         drop(self.tracing.take());
-        let operated = self.shared.operated.get().ok_or_else(still_opening)?;
+        let operated = self.operated.get().ok_or_else(still_opening)?;
         let observation = operated.observation().ok_or_else(not_traced)?;
         self.tracing.replace(Some(Tracing::begin(observation, asked).await?));
         Ok(serde_json::Value::Null)
@@ -241,7 +186,7 @@ impl Client {
     async fn receive(&self, buffer: Buffer, deadline: Instant) -> Result<Option<(usize, Buffer)>, Over> {
         let left = deadline - runtime::now();
         let receiving = runtime::timeout(left, self.stream.receive(buffer));
-        match self.shared.stop.unless_stopped(receiving).await {
+        match self.stop.unless_stopped(receiving).await {
             Some(Ok((Ok(count), buffer))) => Ok(Some((count, buffer))),
             Some(Err(_)) => Ok(None),
             Some(Ok((Err(_), _))) | None => Err(Over),
@@ -251,25 +196,14 @@ impl Client {
     /// Sends an answer in pieces, which bounds the memory in flight.
     async fn send(&self, answer: &Answer) -> Result<(), Over> {
         let line = protocol::encode(answer);
-        let mut sending = pin!(runtime::timeout(ANSWER_LIMIT, async {
-            for piece in line.chunks(PIECE) {
-                let (sent, _) = self.stream.send(Payload::from(Data::copy_of(piece))).await;
-                if sent.is_err() {
-                    return Err(Over);
-                }
-            }
-            Ok(())
-        }));
-        let sent = match self.shared.stop.unless_stopped(sending.as_mut()).await {
+        let mut sending = pin!(clients::send(&self.stream, &line, ANSWER_LIMIT));
+        match self.stop.unless_stopped(sending.as_mut()).await {
             Some(sent) => sent,
-            None => runtime::timeout(STOP_LIMIT, sending).await.and_then(|sent| sent),
-        };
-        sent.unwrap_or(Err(Over))
+            None => runtime::timeout(STOP_LIMIT, sending).await.unwrap_or(Err(Over)),
+        }
     }
-}
 
-impl Shared {
-    async fn answer(&self, request: &Request) -> Answer {
+    async fn carry_out(&self, request: &Request) -> Answer {
         match self.operated.get() {
             Some(operated) => operated.carry_out(request).await,
             None if *request == Request::Hello => {

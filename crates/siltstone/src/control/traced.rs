@@ -21,7 +21,7 @@ use block::layer::Position;
 use block::{DevicePart, Error, ZonesPart};
 use layers::observation::{Event, Filter, Observation, ObservedCalls, Trace};
 use layers::stats::Counted;
-use runtime::Origin;
+use runtime::Requester;
 use runtime::sync::StopToken;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -45,7 +45,7 @@ pub struct Tracing {
     pending: VecDeque<(Arc<ObservedCalls>, Event)>,
     lost: u64,
     /// Processes of requests that came without a name, by their numbers.
-    named: BTreeMap<u32, Origin>,
+    named: BTreeMap<u32, Requester>,
 }
 
 impl Tracing {
@@ -104,7 +104,7 @@ impl Tracing {
             if let Some(door) = &calls.door {
                 object.insert("door".into(), door.as_str().into());
             }
-            if let Some(client) = self.client(event.origin) {
+            if let Some(client) = self.client(event.requester) {
                 object.insert("client".into(), client.into());
             }
             object.insert("part".into(), calls.part.as_str().into());
@@ -121,16 +121,16 @@ impl Tracing {
     }
 
     /// Returns the name of a client.
-    fn client(&mut self, origin: Origin) -> Option<String> {
-        let number = match origin {
-            Origin::Nobody => return None,
-            Origin::Process(number, name) if name.is_empty() => number,
-            Origin::Peer(..) | Origin::Process(..) => return Some(origin.to_string()),
+    fn client(&mut self, requester: Requester) -> Option<String> {
+        let number = match requester {
+            Requester::Nobody => return None,
+            Requester::Process(number, name) if name.is_empty() => number,
+            Requester::Peer(..) | Requester::Process(..) => return Some(requester.to_string()),
         };
         if self.named.len() >= MAX_NAMES {
             self.named.clear();
         }
-        Some(self.named.entry(number).or_insert_with(|| origin.named()).to_string())
+        Some(self.named.entry(number).or_insert_with(|| requester.named()).to_string())
     }
 }
 

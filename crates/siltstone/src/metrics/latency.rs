@@ -30,11 +30,11 @@ const BOUNDS: [u64; 13] = {
 };
 
 /// Returns the buckets of a histogram: upper bounds in seconds, the last one infinite, and the calls in each.
-pub fn buckets(counts: &CallCounts) -> Vec<(f64, u64)> {
+pub fn buckets(filled: &[(u64, u64)]) -> Vec<(f64, u64)> {
     let mut buckets: Vec<(f64, u64)> = BOUNDS.iter().map(|bound| (*bound as f64 / 1e9, 0)).collect();
     buckets.push((f64::INFINITY, 0));
-    for (first, _, count) in counts.latency.filled() {
-        buckets[BOUNDS.partition_point(|bound| *bound <= first)].1 += count;
+    for (middle, count) in filled {
+        buckets[BOUNDS.partition_point(|bound| bound <= middle)].1 += count;
     }
     buckets
 }
@@ -44,7 +44,7 @@ pub type Filled = Vec<(u64, u64)>;
 
 /// Returns the filled buckets of a histogram.
 pub fn filled(counts: &CallCounts) -> Filled {
-    counts.latency.filled().map(|(first, width, count)| (first + (width - 1) / 2, count)).collect()
+    counts.latency.middles().collect()
 }
 
 /// Returns the latencies in seconds of [`SHARES`] of the calls since `before` (nearest rank); `None` without
@@ -71,8 +71,8 @@ pub fn quantiles(now: &[(u64, u64)], before: &[(u64, u64)]) -> Option<[f64; SHAR
     (all > 0).then(|| SHARES.map(quantile))
 }
 
-/// Identity of a series: the part, the door if it is one's calls, and the call.
-pub type Series = (String, Option<String>, &'static str);
+/// Identity of a series: the number of the part and the door among the observed ones, and the call.
+pub type Series = (usize, &'static str);
 
 /// Filled buckets of all series at one time.
 #[derive(Debug, Default)]
@@ -90,16 +90,16 @@ pub struct Marks {
 
 impl Marks {
     /// Filled buckets of a series at the mark since which calls are recent; empty before the first one.
-    pub fn before(&self, series: &Series) -> &[(u64, u64)] {
-        self.older.series.get(series).map_or(&[], Vec::as_slice)
+    pub fn before(&self, series: Series) -> &[(u64, u64)] {
+        self.older.series.get(&series).map_or(&[], Vec::as_slice)
     }
 
     /// Sets a mark if the newer one is old enough.
-    pub fn set(&mut self, now: Instant, series: impl Iterator<Item = (Series, Filled)>) {
+    pub fn set(&mut self, now: Instant, series: impl FnOnce() -> BTreeMap<Series, Filled>) {
         if self.newer.at.is_some_and(|at| now - at < WINDOW) {
             return;
         }
-        let newer = Mark { at: Some(now), series: series.collect() };
+        let newer = Mark { at: Some(now), series: series() };
         self.older = std::mem::replace(&mut self.newer, newer);
     }
 }
@@ -118,9 +118,9 @@ mod tests {
 
     #[test]
     fn each_call_is_in_the_bucket_of_its_latency() {
-        let bounds = buckets(&CallCounts::default());
+        let bounds = buckets(&[]);
         assert_eq!((bounds[0].0, bounds[12].0, bounds.len()), (1.024e-6, 17.179869184, 14));
-        let buckets = buckets(&counts(&[0, 1000, 1024, 4095, 4096, 20_000_000_000, u64::MAX]));
+        let buckets = buckets(&filled(&counts(&[0, 1000, 1024, 4095, 4096, 20_000_000_000, u64::MAX])));
         let filled: Vec<_> = buckets.iter().map(|(_, count)| *count).collect();
         assert_eq!(filled, [2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
     }
@@ -167,12 +167,12 @@ mod tests {
 
     #[test]
     fn calls_are_recent_for_one_window_at_least() {
-        let series = || ("vol".to_owned(), None, "read");
+        let series = (0, "read");
         let at = |seconds| Instant::from_nanoseconds(seconds * 1_000_000_000);
         let mut marks = Marks::default();
         let mut set = |seconds: u64| {
-            marks.set(at(seconds), [(series(), vec![(1, seconds)])].into_iter());
-            marks.before(&series()).first().map(|(_, seconds)| *seconds)
+            marks.set(at(seconds), || BTreeMap::from([(series, vec![(1, seconds)])]));
+            marks.before(series).first().map(|(_, seconds)| *seconds)
         };
         let older = [100, 130, 161, 190, 222, 1000].map(&mut set);
         assert_eq!(older, [None, None, Some(100), Some(100), Some(161), Some(222)]);

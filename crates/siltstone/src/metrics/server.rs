@@ -1,36 +1,29 @@
 //! Server of metrics: HTTP on a unix or TCP socket, in plain text or in TLS, on shard 0.
 //!
 //! # Promises
-//! - Each client has its own task: a slow, silent or hostile one doesn't delay others, nor the doors.
-//! - At most [`MAX_CLIENTS`] are connected; further ones are refused. A head that is incomplete after
-//!   [`HEAD_LIMIT`], a response that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`]
-//!   end a connection. So at most one text for each client is in memory.
+//! - Those of [`Clients`] about tasks and numbers. So at most one text for each client is in memory.
+//! - A head that is incomplete after [`HEAD_LIMIT`], a response that isn't received after [`ANSWER_LIMIT`],
+//!   and silence of [`SILENCE_LIMIT`] end a connection.
 //! - The file that a killed server left at the path of a unix socket is replaced.
 //! - [`MetricsServer::stop`] accepts no new clients, and ends those that are connected.
 
 use super::http::{self, MAX_HEAD, Request, Status};
 use super::{Endpoint, Format};
-use block::{Buffer, Call, Data, Error, Payload, Result};
-use runtime::net::{Access, Address, LOCK_LIMIT, Listener};
-use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{JoinHandle, net};
-use std::cell::{Cell, OnceCell};
+use crate::clients::{Clients, Over, PIECE, send};
+use block::{Buffer, Call, Error, Result};
+use runtime::net::{self, Access, Address, LOCK_LIMIT, Listener};
+use runtime::sync::StopToken;
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::time::Duration;
 use tls::Stream;
 
-/// Limit of connected clients.
-const MAX_CLIENTS: usize = 16;
 /// Time limit of a request from its first byte to the end of its head.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for a client to receive a response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of silence between requests: longer than the usual interval of scrapes.
 const SILENCE_LIMIT: Duration = Duration::from_secs(330);
-/// Time limit for a refused client to receive the reason.
-const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
-/// Bytes per receive and send.
-const PIECE: usize = 16 << 10;
 
 /// An open stack as a source of metrics.
 pub trait Measured {
@@ -45,18 +38,13 @@ pub trait Measured {
 pub struct MetricsServer {
     address: String,
     shared: Rc<Shared>,
-    stop: StopSource,
-    accepting: JoinHandle<()>,
+    clients: Clients,
 }
 
 struct Shared {
     tls: Option<tls::ServerConfig>,
     /// Empty while the stack is being opened.
     stack: OnceCell<Rc<dyn Measured>>,
-    clients: Cell<usize>,
-    /// Notified when a client has disconnected.
-    gone: Notify,
-    stop: StopToken,
 }
 
 impl MetricsServer {
@@ -75,12 +63,15 @@ impl MetricsServer {
             Address::Tcp(tcp) => format!("{scheme}://{tcp}/metrics"),
             unix => unix.to_string(),
         };
-        let stop = StopSource::new();
-        let (stack, clients, gone) = (OnceCell::new(), Cell::new(0), Notify::new());
-        let shared = Rc::new(Shared { tls, stack, clients, gone, stop: stop.token() });
-        let accepting = runtime::spawn(accept(shared.clone(), listener));
+        // A client in TLS can't read a refusal without a handshake.
+        let refusal = if tls.is_some() { String::new() } else { refusal(Status::Unavailable) };
+        let shared = Rc::new(Shared { tls, stack: OnceCell::new() });
+        let served = shared.clone();
+        let clients = Clients::accept(("--metrics", listener), refusal.into(), move |socket, stop| {
+            Client { shared: served.clone(), stop }.serve(socket)
+        });
         tracing::info!("metrics at {address}");
-        Ok(MetricsServer { address, shared, stop, accepting })
+        Ok(MetricsServer { address, shared, clients })
     }
 
     /// Sets the open stack, whose metrics are served afterwards.
@@ -96,31 +87,7 @@ impl MetricsServer {
 
     /// Stops the server, and releases the stack.
     pub async fn stop(self) {
-        self.stop.stop();
-        self.accepting.await;
-        while self.shared.clients.get() > 0 {
-            self.shared.gone.notified().await;
-        }
-    }
-}
-
-async fn accept(shared: Rc<Shared>, listener: Listener) {
-    while let Some(socket) = listener.accept_until(&shared.stop).await {
-        if shared.clients.get() < MAX_CLIENTS {
-            let client = Client::new(shared.clone());
-            runtime::spawn(client.serve(socket)).detach();
-            continue;
-        }
-        tracing::warn!("a client of --metrics was refused: the limit of {MAX_CLIENTS} clients is reached");
-        if shared.tls.is_none() {
-            let response = refusal(Status::Unavailable);
-            // It fits into the empty socket buffer. The connection is closed even if it isn't received.
-            let sending = socket.send(Data::copy_of(response.as_bytes()).into());
-            let _ = shared.stop.unless_stopped(runtime::timeout(REFUSAL_LIMIT, sending)).await;
-        }
-    }
-    if let Err(error) = listener.close().await {
-        tracing::warn!("--metrics: {error}");
+        self.clients.stop().await;
     }
 }
 
@@ -130,33 +97,19 @@ fn refusal(status: Status) -> String {
     http::head(status, "text/plain; charset=utf-8", text.len(), false) + &text
 }
 
-/// Client, counted until it is dropped.
+/// Connected client.
 struct Client {
     shared: Rc<Shared>,
+    stop: StopToken,
 }
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.shared.clients.set(self.shared.clients.get() - 1);
-        self.shared.gone.notify_all();
-    }
-}
-
-/// The connection has ended.
-struct Over;
 
 impl Client {
-    fn new(shared: Rc<Shared>) -> Client {
-        shared.clients.set(shared.clients.get() + 1);
-        Client { shared }
-    }
-
     async fn serve(self, socket: net::Stream) {
         let accepting = Stream::accept(socket, self.shared.tls.as_ref(), tls::HANDSHAKE_LIMIT);
-        match self.shared.stop.unless_stopped(accepting).await {
+        match self.stop.unless_stopped(accepting).await {
             Some(Ok(stream)) => {
                 // The connection ends by the client's action or by the server's stop: neither is an error.
-                let _ = self.shared.stop.unless_stopped(self.converse(&stream)).await;
+                let _ = self.stop.unless_stopped(self.converse(&stream)).await;
             }
             Some(Err(error)) => tracing::info!("a client of --metrics: {error}"),
             None => {}
@@ -170,7 +123,7 @@ impl Client {
             let request = match self.next_request(stream, &mut received, silence_limit).await? {
                 Ok(request) => request,
                 Err(status) => {
-                    send(stream, refusal(status).as_bytes()).await?;
+                    send(stream, refusal(status).as_bytes(), ANSWER_LIMIT).await?;
                     stream.say_goodbye().await;
                     return Err(Over);
                 }
@@ -238,20 +191,6 @@ impl Client {
         if wants_body {
             response += &body;
         }
-        send(stream, response.as_bytes()).await
+        send(stream, response.as_bytes(), ANSWER_LIMIT).await
     }
-}
-
-/// Sends a response in pieces, which bounds the memory in flight.
-async fn send(stream: &Stream, bytes: &[u8]) -> Result<(), Over> {
-    let sending = runtime::timeout(ANSWER_LIMIT, async {
-        for piece in bytes.chunks(PIECE) {
-            let (sent, _) = stream.send(Payload::from(Data::copy_of(piece))).await;
-            if sent.is_err() {
-                return Err(Over);
-            }
-        }
-        Ok(())
-    });
-    sending.await.unwrap_or(Err(Over))
 }

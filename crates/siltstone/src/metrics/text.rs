@@ -1,25 +1,30 @@
 //! The text of all metrics, by the encoder of `prometheus-client`.
 //!
 //! Names begin with `siltstone_` and end with their unit. Labels: `part` and `kind`; `door` for the calls of
-//! one door to a part, without which they are those of all users; `call`; and those that kinds declare. The
-//! metrics of kinds are read from the status by their declarations.
+//! one door to a part, without which they are those of all users; `client` for those of one client of a door,
+//! under names of their own; `call`; and those that kinds declare. The metrics of kinds are read from the
+//! status by their declarations.
 
 use super::LOOK_TIME;
-use super::latency::{self, Marks, SHARES};
+use super::latency::{self, Filled, Marks, SHARES, Series};
 use crate::kinds::registry;
 use block::{Error, Result};
 use layers::observation::{Observation, ObservedCalls};
 use layers::stats::CallCounts;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{self, DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    self, DescriptorEncoder, EncodeLabel, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use runtime::Instant;
 use serde_json::Value;
 use stack::{Metric, Number};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Text format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,32 +72,75 @@ impl Scraper {
         let parts = observation.map(Observation::parts).unwrap_or_default();
         // Nothing panics while the lock is held.
         let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut filled = Vec::new();
         let mut calls = Vec::new();
-        for part in &parts {
+        for (number, part) in parts.iter().enumerate() {
+            let of_part = of_calls(part, None);
             for (call, counts) in part.counts() {
-                let series = (part.part.clone(), part.door.clone(), call);
-                let now = latency::filled(&counts);
-                let quantiles = latency::quantiles(&now, marks.before(&series));
-                filled.push((series, now));
-                calls.push(Calls { labels: labels_of(part, call), counts, quantiles });
+                let mut calls_of_kind = Calls::new((&of_part, call), &counts);
+                calls_of_kind.quantiles =
+                    latency::quantiles(&calls_of_kind.filled, marks.before((number, call)));
+                calls_of_kind.series = (number, call);
+                calls.push(calls_of_kind);
             }
         }
-        marks.set(now, filled.into_iter());
+        marks.set(now, || calls.iter().map(|calls| (calls.series, calls.filled.clone())).collect());
         drop(marks);
+        let mut clients = Vec::new();
+        for client in observation.map(|it| it.clients(LOOK_TIME)).unwrap_or_default() {
+            let of_client = of_calls(&client.calls, Some(&client.client));
+            clients.extend(client.counts.iter().map(|(call, counts)| Calls::new((&of_client, call), counts)));
+        }
         let (up, families) = families(status);
-        Snapshot { process: status.get("server").map(Process::of), up, families, calls }
+        Snapshot { process: status.get("server").map(Process::of), up, families, calls, clients }
     }
 }
 
-/// Names and values of labels.
-type Labels = Vec<(&'static str, String)>;
+/// Labels of a series. All but the value of the last one are a text, which is escaped once for a part.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Labels {
+    before: Arc<str>,
+    last: Cow<'static, str>,
+}
 
-fn labels_of(part: &ObservedCalls, call: &'static str) -> Labels {
-    let mut labels = vec![("part", part.part.clone()), ("kind", part.kind.to_owned())];
-    labels.extend(part.door.iter().map(|door| ("door", door.clone())));
-    labels.push(("call", call.to_owned()));
-    labels
+impl EncodeLabelSet for Labels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        // The encoder writes keys as they are.
+        (&*self.before, &*self.last).encode(encoder.encode_label())
+    }
+}
+
+/// Appends a label to the text of labels: the key after a comma, and the value if there is one.
+fn append(labels: &mut String, key: &str, value: Option<&str>) {
+    if !labels.is_empty() {
+        labels.push(',');
+    }
+    labels.push_str(key);
+    let Some(value) = value else { return };
+    labels.push_str("=\"");
+    for letter in value.chars() {
+        match letter {
+            '\\' => labels.push_str("\\\\"),
+            '"' => labels.push_str("\\\""),
+            '\n' => labels.push_str("\\n"),
+            letter => labels.push(letter),
+        }
+    }
+    labels.push('"');
+}
+
+/// Labels of calls up to the key `call`.
+fn of_calls(part: &ObservedCalls, client: Option<&str>) -> Arc<str> {
+    let mut labels = String::new();
+    append(&mut labels, "part", Some(&part.part));
+    append(&mut labels, "kind", Some(part.kind));
+    if let Some(door) = &part.door {
+        append(&mut labels, "door", Some(door));
+    }
+    if let Some(client) = client {
+        append(&mut labels, "client", Some(client));
+    }
+    append(&mut labels, "call", None);
+    labels.into()
 }
 
 /// All values at one time.
@@ -105,6 +153,8 @@ struct Snapshot {
     /// Metrics of kinds, by name.
     families: BTreeMap<&'static str, Family>,
     calls: Vec<Calls>,
+    /// Calls of clients.
+    clients: Vec<Calls>,
 }
 
 /// Series of one metric of kinds.
@@ -120,9 +170,35 @@ struct Family {
 #[derive(Debug)]
 struct Calls {
     labels: Labels,
-    counts: CallCounts,
+    series: Series,
+    ended: u64,
+    errors: u64,
+    bytes: u64,
+    in_flight: u64,
+    /// Successful calls.
+    successful: u64,
+    /// Sum of their latencies in seconds.
+    seconds: f64,
+    filled: Filled,
     /// Latencies of recent calls in seconds; `None` without a recent call.
     quantiles: Option<[f64; SHARES.len()]>,
+}
+
+impl Calls {
+    fn new((before, call): (&Arc<str>, &'static str), counts: &CallCounts) -> Calls {
+        Calls {
+            labels: Labels { before: before.clone(), last: call.into() },
+            series: Series::default(),
+            ended: counts.latency.count() + counts.errors,
+            errors: counts.errors,
+            bytes: counts.bytes,
+            in_flight: counts.in_flight,
+            successful: counts.latency.count(),
+            seconds: counts.latency.sum() as f64 / 1e9,
+            filled: latency::filled(counts),
+            quantiles: None,
+        }
+    }
 }
 
 /// Reads the metrics that the kinds declare from a status.
@@ -133,17 +209,23 @@ fn families(status: &Value) -> (Vec<(Labels, bool)>, BTreeMap<&'static str, Fami
         for (name, part) in status.get(section).and_then(Value::as_object).into_iter().flatten() {
             let Some(part) = part.as_object() else { continue };
             let kind = part.get("kind").and_then(Value::as_str).unwrap_or_default();
-            let labels = || vec![("part", name.clone()), ("kind", kind.to_owned())];
-            up.push((labels(), !part.contains_key("missing")));
-            for metric in registry.kind(kind).into_iter().flat_map(|kind| kind.all_metrics()) {
+            let known = registry.kind(kind);
+            let mut text = String::new();
+            append(&mut text, "part", Some(name));
+            let last = known.map_or_else(|| Cow::Owned(kind.to_owned()), |kind| kind.name.into());
+            let labels = Labels { before: format!("{text},kind").into(), last };
+            append(&mut text, "kind", Some(kind));
+            up.push((labels.clone(), !part.contains_key("missing")));
+            for metric in known.into_iter().flat_map(|kind| kind.all_metrics()) {
                 let new = || Family { metric, seen: BTreeSet::new(), series: Vec::new() };
                 let family = families.entry(metric.name).or_insert_with(new);
                 for (element, number) in metric.read(part) {
-                    let mut labels = labels();
-                    labels.extend(metric.label.map(|(label, value)| (label, value.to_owned())));
-                    labels.extend(metric.of_each.zip(element).map(|((label, _), value)| (label, value)));
+                    let constant = metric.label.map(|(key, value)| (key, Cow::Borrowed(value)));
+                    let of_element = metric.of_each.zip(element).map(|((key, _), value)| (key, value.into()));
+                    let own = [constant, of_element];
+                    let labels = if own == [None, None] { labels.clone() } else { with(&text, own) };
                     // Two legs may have the same name.
-                    if family.seen.insert(labels.clone()) {
+                    if metric.of_each.is_none() || family.seen.insert(labels.clone()) {
                         family.series.push((labels, number));
                     }
                 }
@@ -153,33 +235,43 @@ fn families(status: &Value) -> (Vec<(Labels, bool)>, BTreeMap<&'static str, Fami
     (up, families)
 }
 
+/// Labels after those of a text.
+fn with(text: &str, own: [Option<(&'static str, Cow<'static, str>)>; 2]) -> Labels {
+    let mut labels = Labels { before: text.into(), last: Cow::Borrowed("") };
+    let mut text = text.to_owned();
+    for (key, value) in own.into_iter().flatten() {
+        append(&mut text, key, None);
+        labels.before = text.as_str().into();
+        text.truncate(text.len() - key.len() - 1);
+        append(&mut text, key, Some(&value));
+        labels.last = value;
+    }
+    labels
+}
+
 /// Numbers of the server's process.
 #[derive(Debug)]
 struct Process {
     up_seconds: u64,
     shards: u64,
-    /// Resident memory in bytes, and processor time in seconds; `None` without `/proc`.
+    /// Resident memory in bytes; `None` without `/proc`.
     resident: Option<u64>,
-    processor: Option<f64>,
+    /// Processor time.
+    processor: Duration,
 }
 
 impl Process {
     fn of(server: &Value) -> Process {
         let number = |key: &str| server.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let memory = std::fs::read_to_string("/proc/self/statm").ok();
-        let pages = memory.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
-        // proc(5): the name of the program, in parentheses, may have blanks. User and system time are the
-        // twelfth and thirteenth fields after it, in ticks.
-        let times = std::fs::read_to_string("/proc/self/stat").ok();
-        let ticks = times.and_then(|text| {
-            let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
-            Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-        });
+        // proc(5): the line is "VmRSS:", a number, and "kB".
+        let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         Process {
             up_seconds: number("up_seconds"),
             shards: number("shards"),
-            resident: pages.map(|pages| pages * rustix::param::page_size() as u64),
-            processor: ticks.map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64),
+            resident: kibibytes.map(|kibibytes| kibibytes << 10),
+            processor: runtime::process_cpu_time(),
         }
     }
 }
@@ -211,16 +303,10 @@ impl Snapshot {
         if let Some(resident) = process.resident {
             gauge(encoder, "resident_memory_bytes", "Resident memory of the server", resident)?;
         }
-        if let Some(seconds) = process.processor {
-            describe(
-                encoder,
-                "cpu_seconds",
-                "Processor time of the server",
-                MetricType::Counter,
-                |mut metric| metric.encode_counter::<NoLabelSet, _, f64>(&seconds, None),
-            )?;
-        }
-        Ok(())
+        let (seconds, help) = (process.processor.as_secs_f64(), "Processor time of the server");
+        describe(encoder, "cpu_seconds", help, MetricType::Counter, |mut metric| {
+            metric.encode_counter::<NoLabelSet, _, f64>(&seconds, None)
+        })
     }
 
     fn encode_parts(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -255,32 +341,16 @@ impl Snapshot {
     }
 
     fn encode_calls(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        encode_counts(encoder, "", &self.calls)?;
+        encode_counts(encoder, "client_", &self.clients)?;
         if self.calls.is_empty() {
             return Ok(());
         }
-        let counter = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&CallCounts) -> u64| {
-            describe(encoder, name, help, MetricType::Counter, |mut metric| {
-                self.calls.iter().try_for_each(|Calls { labels, counts, .. }| {
-                    metric.encode_family(labels)?.encode_counter::<NoLabelSet, _, f64>(&of(counts), None)
-                })
-            })
-        };
-        counter(encoder, "calls", "Calls that ended", |counts| counts.latency.count() + counts.errors)?;
-        counter(encoder, "call_errors", "Calls that failed", |counts| counts.errors)?;
-        counter(encoder, "call_bytes", "Bytes of successful calls", |counts| counts.bytes)?;
         let help = "Calls that haven't ended";
         describe(encoder, "calls_in_flight", help, MetricType::Gauge, |mut metric| {
-            self.calls.iter().try_for_each(|Calls { labels, counts, .. }| {
-                metric.encode_family(labels)?.encode_gauge(&counts.in_flight)
-            })
-        })?;
-        let help = "Latency of successful calls";
-        describe(encoder, "call_seconds", help, MetricType::Histogram, |mut metric| {
-            self.calls.iter().try_for_each(|Calls { labels, counts, .. }| {
-                let sum = counts.latency.sum() as f64 / 1e9;
-                let (count, buckets) = (counts.latency.count(), latency::buckets(counts));
-                metric.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
-            })
+            self.calls
+                .iter()
+                .try_for_each(|calls| metric.encode_family(&calls.labels)?.encode_gauge(&calls.in_flight))
         })?;
         let help = "Latency that a share of the recent calls doesn't exceed, within 1.6 %";
         describe(encoder, "recent_call_seconds", help, MetricType::Gauge, |mut metric| {
@@ -292,6 +362,38 @@ impl Snapshot {
             })
         })
     }
+}
+
+/// Encodes counters and histograms of calls, whose names have a prefix.
+fn encode_counts(encoder: &mut DescriptorEncoder<'_>, prefix: &str, all: &[Calls]) -> fmt::Result {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let of = if prefix.is_empty() { "" } else { " of one client" };
+    let mut counter = |name: &str, help: &str, of_calls: fn(&Calls) -> u64| {
+        let (name, help) = (format!("{prefix}{name}"), format!("{help}{of}"));
+        describe(encoder, &name, &help, MetricType::Counter, |mut metric| {
+            all.iter().try_for_each(|calls| {
+                let number = of_calls(calls);
+                metric.encode_family(&calls.labels)?.encode_counter::<NoLabelSet, _, f64>(&number, None)
+            })
+        })
+    };
+    counter("calls", "Calls that ended", |calls| calls.ended)?;
+    counter("call_errors", "Calls that failed", |calls| calls.errors)?;
+    counter("call_bytes", "Bytes of successful calls", |calls| calls.bytes)?;
+    let (name, help) = (format!("{prefix}call_seconds"), format!("Latency of successful calls{of}"));
+    describe(encoder, &name, &help, MetricType::Histogram, |mut metric| {
+        all.iter().try_for_each(|Calls { labels, successful, seconds, filled, .. }| {
+            let buckets = latency::buckets(filled);
+            metric.encode_family(labels)?.encode_histogram::<NoLabelSet>(
+                *seconds,
+                *successful,
+                &buckets,
+                None,
+            )
+        })
+    })
 }
 
 impl Collector for Snapshot {

@@ -13,7 +13,7 @@ fn watched<F>(line: &'static str, test: impl Fn(Rc<BuiltStack>, Told) -> F + Cop
 where
     F: Future<Output = ()> + 'static,
 {
-    for (seed, shards) in [(1, 1), (2, 4)] {
+    for (seed, shards) in [(1, 1), (2, 4), (3, 7), (4, 32)] {
         let main = move || async move {
             let stack = Stack::from_line("test", line, &crate::kinds::registry()).unwrap();
             let plan = stack.check(stack::Format::Everything).unwrap();
@@ -63,6 +63,8 @@ fn a_log_that_fills_up_warns_once_at_each_level() {
         for (percent, levels) in [(79, 0), (80, 1), (85, 1), (90, 2), (95, 3), (98, 3)] {
             fill(&*device, &stack, &mut next, percent).await;
             asked().await;
+            // An operator steps the system clock.
+            runtime::step_simulated_wall_clock(if percent % 2 == 0 { 3600 } else { -3600 });
             asked().await;
             assert_eq!(told.borrow().len(), levels, "at {percent}%: {:?}", told.borrow());
         }

@@ -2,20 +2,25 @@
 //!
 //! # Promises
 //! - Each device and each set of zones is observed for all of its users together, and once more for each door
-//!   above it. Calls pass through unchanged.
+//!   above it, also for each client of the door ([`clients`]). Calls pass through unchanged.
 //! - While there is no reader, a call costs one load and a branch for each part that it passes.
 //! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`], with the
-//!   client that the door named ([`runtime::origin`]). Of each part at most [`MAX_EVENTS`] calls wait for it;
-//!   further ones are counted as lost.
+//!   client that the door named ([`runtime::requester()`]). Of each part at most [`MAX_EVENTS`] calls wait
+//!   for it; further ones are counted as lost.
 //! - Counters begin with the first reader. They stop without one, and continue with the next.
 //!
 //! Sockets, files and output are left to the program that serves the stack.
 
-use crate::stats::counters::{CallCounts, Counting, PartCounters, Running};
+mod clients;
+
+pub use clients::{ClientCalls, MAX_CLIENTS};
+
+use crate::stats::counters::{CallsMade, Counting, PartCounters, Running};
 use crate::stats::{Counted, counter_of, zones_counter_of};
 use block::layer::{DeviceCall, ObserveHandles, ObservedPart, Observer, Position, ZonesCall};
 use block::{DevicePart, Error, Result, ZonesPart};
-use runtime::{Instant, Origin};
+use clients::{Clients, HandleClients};
+use runtime::{Instant, Requester};
 use stack::{Built, Contract, Stack, User};
 use std::collections::VecDeque;
 use std::fmt;
@@ -40,6 +45,7 @@ struct Shared {
     least: AtomicU64,
     /// In the order of building.
     parts: Mutex<Vec<Arc<ObservedCalls>>>,
+    clients: Clients,
 }
 
 /// Calls to a part, from all users or from one door.
@@ -68,8 +74,12 @@ impl fmt::Debug for ObservedCalls {
 
 impl ObservedCalls {
     /// Counts of each kind of call, without those that have never been made.
-    pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
+    pub fn counts(&self) -> CallsMade {
         self.counters.counts_of_made()
+    }
+
+    fn names(&self) -> &'static [&'static str] {
+        self.counters.names()
     }
 
     fn events(&self) -> MutexGuard<'_, Events> {
@@ -120,7 +130,7 @@ pub struct Event {
     /// Error number; 0 for a call that succeeded.
     pub errno: i32,
     /// Client for which the call was made.
-    pub origin: Origin,
+    pub requester: Requester,
 }
 
 impl Shared {
@@ -215,6 +225,11 @@ impl Observation {
     /// Calls to all parts, from the bottom up, each followed by those of doors.
     pub fn parts(&self) -> Vec<Arc<ObservedCalls>> {
         self.0.parts().clone()
+    }
+
+    /// Counts of each client of each door, of those that have made a call within this time.
+    pub fn clients(&self, within: Duration) -> Vec<ClientCalls> {
+        self.0.clients.counts(runtime::now().nanoseconds(), within)
     }
 
     /// Counts calls for this time at least.
@@ -313,7 +328,8 @@ impl ObserveHandles for Handles {
 
     fn observer(&self) -> HandleObserver {
         let counting = self.calls.counters.open();
-        HandleObserver { shared: self.shared.clone(), calls: self.calls.clone(), counting }
+        let clients = self.calls.door.is_some().then(HandleClients::default);
+        HandleObserver { shared: self.shared.clone(), calls: self.calls.clone(), counting, clients }
     }
 }
 
@@ -323,32 +339,41 @@ pub struct HandleObserver {
     shared: Arc<Shared>,
     calls: Arc<ObservedCalls>,
     counting: Counting,
+    /// Clients of this handle, if it is that of a door.
+    clients: Option<HandleClients>,
 }
 
 /// An observed call in flight.
 pub struct InFlight<'a> {
     running: Running<'a>,
+    counter: usize,
     call: &'static str,
     at: Position,
-    origin: Origin,
+    requester: Requester,
 }
 
 impl HandleObserver {
     #[inline]
     fn begin(&self, counter: usize, names: &[&'static str], at: Position) -> InFlight<'_> {
-        let is_traced = self.calls.is_traced.load(Ordering::Relaxed);
-        let origin = if is_traced { runtime::origin() } else { Origin::Nobody };
-        InFlight { running: self.counting.begin(counter), call: names[counter], at, origin }
+        let wants_client = self.clients.is_some() || self.calls.is_traced.load(Ordering::Relaxed);
+        let requester = if wants_client { runtime::requester() } else { Requester::Nobody };
+        InFlight { running: self.counting.begin(counter), counter, call: names[counter], at, requester }
     }
 
     #[inline]
     fn end(&self, call: InFlight<'_>, bytes: u64, error: Option<&Error>) {
-        let InFlight { running, call, at, origin } = call;
+        let InFlight { running, counter, call, at, requester } = call;
         let (begun, took) = running.end(bytes, error.is_none());
         self.shared.end_if_over(begun.nanoseconds());
+        if let Some(clients) = &self.clients
+            && requester != Requester::Nobody
+        {
+            let ended = (begun.nanoseconds() + took, (took, bytes, error.is_none()));
+            clients.count(requester, (&self.calls, &self.shared.clients), counter, ended);
+        }
         if self.calls.is_traced.load(Ordering::Relaxed) && took >= self.shared.least.load(Ordering::Relaxed) {
             let (took, errno) = (Duration::from_nanos(took), error.map_or(0, Error::errno));
-            self.trace(Event { begun, took, call, at, bytes, errno, origin });
+            self.trace(Event { begun, took, call, at, bytes, errno, requester });
         }
     }
 

@@ -54,7 +54,8 @@ impl Drop for ClientPermit {
 
 /// Accepts connections until the stop signal; the n-th one is served on shard n mod the number of shards.
 /// Connections beyond the limit are closed after `refuse`, with a warning that names the server and its
-/// configured address. The requests of a connection are attributed to its peer ([`origin`](crate::origin)).
+/// configured address. The requests of a connection are attributed to its peer
+/// ([`requester`](crate::requester())).
 /// All callers for one limit are on the same shard.
 pub async fn accept<F: Future<Output = ()> + 'static>(
     (server, address): (&str, &Address),
@@ -75,7 +76,7 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
             );
             continue;
         }
-        let origin = stream.origin();
+        let requester = stream.requester();
         let remote = match stream.into_remote() {
             Ok(remote) => remote,
             Err(error) => {
@@ -85,7 +86,7 @@ pub async fn accept<F: Future<Output = ()> + 'static>(
         };
         let (serve, permit) = (serve.clone(), clients.add());
         let shard = ShardIndex(count % crate::shard_count());
-        crate::remote::spawn_on_for(origin, shard, move || serve(remote, permit)).detach();
+        crate::remote::spawn_on_for(requester, shard, move || serve(remote, permit)).detach();
         count += 1;
     }
 }

@@ -177,7 +177,7 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: &StopToken) {
     while let Some(stream) = listener.accept_until(stop).await {
         shared.is_connected.store(true, Ordering::Relaxed);
         shared.export().counters.add(&mut Tally { connections: 1, ..Tally::default() });
-        let end = runtime::attributed(stream.origin(), serve(stream, shared, stop)).await;
+        let end = runtime::attributed(stream.requester(), serve(stream, shared, stop)).await;
         shared.is_connected.store(false, Ordering::Relaxed);
         match end {
             End::Stopped => tracing::debug!("{}: {end}", shared.address),

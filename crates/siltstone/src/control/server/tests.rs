@@ -5,8 +5,9 @@ use crate::control::operated::OperatedStack;
 use crate::control::protocol::{MAX_REQUEST, decode};
 use crate::control::test_log::registry;
 use crate::control::traced::WAIT as TRACE_WAIT;
+use block::Data;
 use layers::observation::Observation;
-use runtime::net::{Address, Shutdown};
+use runtime::net::{Address, Shutdown, Stream};
 use runtime::{Random, Simulation, simulate};
 use serde_json::{Value, json};
 use stack::{Built, Stack, User};
@@ -33,9 +34,9 @@ async fn serving() -> (ControlServer, Rc<OperatedStack>) {
 }
 
 fn in_a_world<Fut: Future<Output = ()> + 'static>(main: impl Fn() -> Fut) {
-    for seed in [1, 2, 3] {
+    for (seed, shards) in [(1, 1), (2, 7), (3, 32)] {
         println!("seed {seed}");
-        simulate(Simulation::new(seed), &main).expect("it ends");
+        simulate(Simulation { shards, ..Simulation::new(seed) }, &main).expect("it ends");
     }
 }
 
@@ -57,7 +58,12 @@ fn calls_are_counted_from_the_first_request_on() {
         assert_eq!(first["status"]["devices"]["top"]["kind"], "log");
         let device = stack.built.device("stats1").unwrap().open().await.unwrap();
         device.flush().await.unwrap();
+        // The interval, by which `top` divides, isn't that of a system clock that is stepped.
+        runtime::step_simulated_wall_clock(-3600);
+        runtime::sleep(Duration::from_secs(2)).await;
         let second = ask().await;
+        let passed = second["nanoseconds"].as_u64().unwrap() - first["nanoseconds"].as_u64().unwrap();
+        assert!((2_000_000_000..2_100_000_000).contains(&passed), "{passed}");
         for part in [0, 1] {
             let flush = &second["parts"][part]["calls"]["flush"];
             assert_eq!((&flush["operations"], &flush["in_flight"]), (&json!(1), &json!(0)), "{second}");
@@ -102,7 +108,7 @@ fn a_trace_has_every_call_until_its_client_disconnects() {
         let waited = begun.elapsed();
         assert!((TRACE_WAIT..TRACE_WAIT + Duration::from_secs(1)).contains(&waited), "{waited:?}");
         send(&client, TRACE_NEXT).await;
-        runtime::attributed(runtime::Origin::of_process(u32::MAX), device.flush()).await.unwrap();
+        runtime::attributed(runtime::Requester::of_process(u32::MAX), device.flush()).await.unwrap();
         let answer = answer(&client).await.unwrap();
         let calls: Vec<_> = answer["events"].as_array().unwrap().iter().collect();
         assert_eq!(calls.len(), 2, "{answer}");

@@ -58,6 +58,11 @@ fn a_status_becomes_text() {
     ] {
         assert!(plain.contains(expected), "{expected} in {plain}");
     }
+    let of_process = |name: &str| series(&plain)[name];
+    assert!(
+        of_process("siltstone_resident_memory_bytes") > 1e6
+            && of_process("siltstone_cpu_seconds_total") > 0.0
+    );
     let open = encoded(&status, Format::OpenMetrics);
     assert!(open.ends_with("# EOF\n"), "{open}");
     assert!(
@@ -130,4 +135,106 @@ fn calls_are_counted_from_the_first_text_on() {
     let (median, last) =
         (of("recent_call_seconds", ",share=\"0.5\""), of("recent_call_seconds", ",share=\"0.999\""));
     assert!(median > 0.0 && median <= last && last <= of("call_seconds_sum", ""), "{text}");
+}
+
+/// Values of the series of calls that begin with this name and these labels, without a label of the door.
+fn of_reads(text: &str, name: &str) -> f64 {
+    let start = format!("siltstone_{name}{{part=\"top\",kind=\"stats\",call=\"read\"}}");
+    *series(text).get(&start).unwrap_or_else(|| panic!("{start} in {text}"))
+}
+
+/// On one and many shards, over a day without requests and calls, while an operator steps the system clock.
+#[test]
+fn an_idle_day_and_a_stepped_clock_change_no_count() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    for shards in [1, 7, 32] {
+        let main = move || async move {
+            let stack = Stack::from_line("test", "stats(ram(64MiB))", &registry()).unwrap();
+            let observation = Observation::default();
+            let plan = stack.check(stack::Format::Everything).unwrap();
+            let over = |user: stack::User<'_>, part| observation.of_part(plan.stack(), user, part);
+            let built = std::rc::Rc::new(plan.build_observed(&over).await.unwrap());
+            let scraper = Scraper::default();
+            let text = async || {
+                scraper.text(Some(&observation), built.status().await, Format::OpenMetrics).await.unwrap()
+            };
+            let top = built.top().unwrap();
+            let read = async || {
+                for shard in 0..shards {
+                    let top = top.clone();
+                    let reading = runtime::spawn_on(runtime::ShardIndex(shard), move || async move {
+                        let device = top.open().await.unwrap();
+                        device.read(block::BlockIndex(0), block::Buffer::new(4096)).await.0.unwrap();
+                    });
+                    reading.await.unwrap();
+                }
+            };
+            text().await;
+            read().await;
+            let first = text().await;
+            assert_eq!(of_reads(&first, "calls_total"), shards as f64);
+            for step in [3600, -3600] {
+                runtime::step_simulated_wall_clock(step);
+                let stepped = text().await;
+                for name in ["calls_total", "call_bytes_total", "call_errors_total", "calls_in_flight"] {
+                    assert_eq!(of_reads(&stepped, name), of_reads(&first, name), "{step}: {name}");
+                }
+                assert!(stepped.contains("siltstone_recent_call_seconds{"), "{step}: {stepped}");
+            }
+            runtime::sleep(DAY).await;
+            // The first call after a day without a reader notices that there is none.
+            read().await;
+            let idle = of_reads(&text().await, "calls_total");
+            assert!((shards as f64..shards as f64 + 2.0).contains(&idle), "{idle}");
+            runtime::sleep(super::super::latency::WINDOW).await;
+            text().await;
+            runtime::sleep(super::super::latency::WINDOW).await;
+            let quiet = text().await;
+            assert!(!quiet.contains("siltstone_recent_call_seconds{"), "no call was recent: {quiet}");
+            assert_eq!(of_reads(&quiet, "calls_total"), idle);
+            read().await;
+            let last = text().await;
+            assert_eq!(of_reads(&last, "calls_total"), idle + shards as f64);
+            assert!(last.contains("siltstone_recent_call_seconds{"), "{last}");
+            drop(top);
+            built.close().await.unwrap();
+        };
+        let simulation = runtime::Simulation { shards, ..runtime::Simulation::new(shards as u64) };
+        runtime::simulate(simulation, main).unwrap();
+    }
+}
+
+/// Programs choose their names.
+#[test]
+fn clients_are_labels_of_series_of_their_own() {
+    let main = || async {
+        let observation = Observation::default();
+        let stack = Stack::from_line("test", "ram(64MiB)", &registry()).unwrap();
+        let built = stack.check(stack::Format::Everything).unwrap().build().await.unwrap();
+        let part = stack::Built::Device(built.top().unwrap());
+        let stack::Built::Device(part) = observation.of_door("a\"\\", "nbd", "top", part) else { panic!() };
+        observation.count_for(LOOK_TIME);
+        let device = part.open().await.unwrap();
+        for port in [1, 2] {
+            let peer = runtime::Requester::of_peer(([10, 0, 0, 7], port).into());
+            let reading = device.read(block::BlockIndex(0), block::Buffer::new(4096));
+            runtime::attributed(peer, reading).await.0.unwrap();
+        }
+        let text =
+            Scraper::default().text(Some(&observation), Value::Null, Format::Prometheus).await.unwrap();
+        drop((device, part));
+        built.close().await.unwrap();
+        text
+    };
+    let text = runtime::run(runtime::Config::default(), main).unwrap();
+    let series = series(&text);
+    let door = "part=\"top\",kind=\"nbd\",door=\"a\\\"\\\\\"";
+    for (name, client) in [("calls_total", ""), ("client_calls_total", ",client=\"10.0.0.7\"")] {
+        let name = format!("siltstone_{name}{{{door}{client},call=\"read\"}}");
+        assert_eq!(series.get(&name), Some(&2.0), "{name} in {text}");
+    }
+    let last = format!(
+        "siltstone_client_call_seconds_bucket{{{door},client=\"10.0.0.7\",call=\"read\",le=\"+Inf\"}}"
+    );
+    assert_eq!(series.get(&last), Some(&2.0), "{last} in {text}");
 }

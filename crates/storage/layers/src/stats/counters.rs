@@ -18,7 +18,7 @@ pub const PRECISION: u32 = 5;
 
 /// Counters of one kind of call.
 #[derive(Debug, Default)]
-struct KindCounters {
+pub(crate) struct KindCounters {
     /// Successful calls and their latency in nanoseconds.
     latency: OnceLock<SharedHistogram<PRECISION>>,
     bytes: AtomicU64,
@@ -27,8 +27,19 @@ struct KindCounters {
 }
 
 impl KindCounters {
+    /// Counts a call that has ended. Called by one thread only.
+    #[inline]
+    pub(crate) fn count(&self, took: u64, bytes: u64, succeeded: bool) {
+        if succeeded {
+            self.latency.get_or_init(SharedHistogram::default).record(took);
+            add(&self.bytes, bytes);
+        } else {
+            add(&self.errors, 1);
+        }
+    }
+
     /// Whether no call has ended or is in flight.
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.latency.get().is_none()
             && self.errors.load(Ordering::Relaxed) == 0
             && self.in_flight.load(Ordering::Relaxed) == 0
@@ -50,9 +61,9 @@ pub struct CallCounts {
 
 impl CallCounts {
     /// Adds the counts of a handle.
-    fn add(&mut self, counters: &KindCounters) {
+    pub(crate) fn add(&mut self, counters: &KindCounters) {
         if let Some(latency) = counters.latency.get() {
-            self.latency.merge(&latency.snapshot());
+            latency.add_to(&mut self.latency);
         }
         self.bytes += counters.bytes.load(Ordering::Relaxed);
         self.errors += counters.errors.load(Ordering::Relaxed);
@@ -139,10 +150,18 @@ impl Handles {
     }
 }
 
+/// Counts of the kinds of call that have been made, in the order of the names.
+pub type CallsMade = Vec<(&'static str, CallCounts)>;
+
 impl PartCounters {
     /// Creates counters for these kinds of call.
     pub fn new(names: &'static [&'static str]) -> Arc<Self> {
         Arc::new(PartCounters { names, clearings: AtomicU64::new(0), handles: Mutex::default() })
+    }
+
+    /// Names of the kinds of call.
+    pub fn names(&self) -> &'static [&'static str] {
+        self.names
     }
 
     fn handles(&self) -> MutexGuard<'_, Handles> {
@@ -171,19 +190,9 @@ impl PartCounters {
         self.clearings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the counts of each kind of call, in the order of the names.
-    pub fn counts(&self) -> Vec<(&'static str, CallCounts)> {
-        let handles = self.handles();
-        let clearings = self.clearings.load(Ordering::Acquire);
-        let of = |(kind, name): (usize, &&'static str)| {
-            (*name, handles.counts_of(kind, clearings).unwrap_or_default())
-        };
-        self.names.iter().enumerate().map(of).collect()
-    }
-
     /// Returns the counts of the kinds of call that have been made, in the order of the names. Others take
     /// neither time nor memory.
-    pub fn counts_of_made(&self) -> Vec<(&'static str, CallCounts)> {
+    pub fn counts_of_made(&self) -> CallsMade {
         let handles = self.handles();
         let clearings = self.clearings.load(Ordering::Acquire);
         let of = |(kind, name): (usize, &&'static str)| {
@@ -196,18 +205,21 @@ impl PartCounters {
     /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`,
     /// `in_flight`.
     pub fn status(&self) -> Status {
-        let entry = |(name, counts): (&str, CallCounts)| {
+        let mut made = self.counts_of_made().into_iter().peekable();
+        let entry = |name: &&'static str| {
+            let counts = made.next_if(|(other, _)| other == name).map(|(_, counts)| counts);
+            let number = |of: fn(&CallCounts) -> u64| counts.as_ref().map_or(0, of).into();
             let mut entry = Status::new();
-            entry.insert("operations".into(), counts.latency.count().into());
-            entry.insert("bytes".into(), counts.bytes.into());
-            entry.insert("errors".into(), counts.errors.into());
-            entry.insert("in_flight".into(), counts.in_flight.into());
-            if counts.latency.count() > 0 {
+            entry.insert("operations".into(), number(|counts| counts.latency.count()));
+            entry.insert("bytes".into(), number(|counts| counts.bytes));
+            entry.insert("errors".into(), number(|counts| counts.errors));
+            entry.insert("in_flight".into(), number(|counts| counts.in_flight));
+            if let Some(counts) = counts.filter(|counts| counts.latency.count() > 0) {
                 entry.insert("latency_ns".into(), summary(&counts.latency));
             }
-            (name.to_owned(), entry.into())
+            ((*name).to_owned(), entry.into())
         };
-        self.counts().into_iter().map(entry).collect()
+        self.names.iter().map(entry).collect()
     }
 }
 
@@ -271,12 +283,7 @@ impl Running<'_> {
     pub fn end(self, bytes: u64, succeeded: bool) -> (Instant, u64) {
         self.shard.catch_up();
         let took = runtime::now().nanoseconds().saturating_sub(self.started.nanoseconds());
-        if succeeded {
-            self.counters.latency.get_or_init(SharedHistogram::default).record(took);
-            add(&self.counters.bytes, bytes);
-        } else {
-            add(&self.counters.errors, 1);
-        }
+        self.counters.count(took, bytes, succeeded);
         (self.started, took)
     }
 }

@@ -7,9 +7,9 @@ use block::{
     ZoneIndex, ZonesPart,
 };
 use conformance::requests::{full, on_a_shard};
-use layers::observation::{Filter, MAX_EVENTS, Observation, Trace};
+use layers::observation::{Filter, MAX_CLIENTS, MAX_EVENTS, Observation, Trace};
 use layers::stats::StatsDevicePart;
-use runtime::Origin;
+use runtime::Requester;
 use stack::Built;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -247,11 +247,84 @@ fn calls_name_their_client() {
         let observation = Observation::default();
         let device = observed(&observation, disk()).open().await.unwrap();
         let trace = traced(&observation, Duration::ZERO).unwrap();
-        runtime::attributed(Origin::of_process(7), write(&device)).await;
+        runtime::attributed(Requester::of_process(7), write(&device)).await;
         write(&device).await;
         let taken = trace.take();
-        let origins: Vec<_> = taken[0].events.iter().map(|event| event.origin).collect();
-        assert_eq!(origins, [Origin::of_process(7), Origin::Nobody]);
+        let requesters: Vec<_> = taken[0].events.iter().map(|event| event.requester).collect();
+        assert_eq!(requesters, [Requester::of_process(7), Requester::Nobody]);
+    });
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Writes once for a peer with an address of its own.
+async fn write_for(device: &Rc<dyn Device>, peer: u32, port: u16) {
+    let peer = Requester::of_peer((std::net::Ipv4Addr::from_bits(peer), port).into());
+    runtime::attributed(peer, write(device)).await;
+}
+
+/// Clients of the door, each with the number of its writes.
+fn clients(observation: &Observation, within: Duration) -> Vec<(String, u64)> {
+    let of = |client: layers::observation::ClientCalls| {
+        assert_eq!((client.calls.door.as_deref(), client.counts.len()), (Some("door"), 1));
+        (client.client, client.counts[0].1.latency.count())
+    };
+    observation.clients(within).into_iter().map(of).collect()
+}
+
+#[test]
+fn clients_of_a_door_are_programs_and_machines() {
+    on_a_shard(|| async {
+        let observation = Observation::default();
+        let part = observed(&observation, disk());
+        let device = part.open().await.unwrap();
+        write_for(&device, 1, 1).await;
+        assert_eq!(clients(&observation, HOUR), [], "nobody looks");
+        observation.count_for(HOUR);
+        // Two connections of one machine, a process, one that has ended, and the stack itself.
+        write_for(&device, 1, 1).await;
+        write_for(&device, 1, 2).await;
+        let own = Requester::of_process(std::process::id());
+        runtime::attributed(own, write(&device)).await;
+        runtime::attributed(own.named(), write(&device)).await;
+        runtime::attributed(Requester::of_process(u32::MAX), write(&device)).await;
+        write(&device).await;
+        let Requester::Process(_, name) = own.named() else { panic!("{own}") };
+        let expected = [("0.0.0.1", 2), (&name.to_string(), 2), ("unknown", 1)];
+        let expected = expected.map(|(client, writes)| (client.to_owned(), writes));
+        assert_eq!(clients(&observation, HOUR), expected);
+        // Counts of a closed handle remain, and another handle adds to them.
+        drop(device);
+        write_for(&part.open().await.unwrap(), 1, 3).await;
+        assert_eq!(clients(&observation, HOUR)[0], ("0.0.0.1".to_owned(), 3));
+        assert_eq!(writes(&observation), 7, "the door's counts have all of them");
+    });
+}
+
+/// The memory doesn't grow with the clients that connect.
+#[test]
+fn clients_without_calls_are_forgotten() {
+    on_a_shard(|| async {
+        let observation = Observation::default();
+        let device = observed(&observation, disk()).open().await.unwrap();
+        observation.count_for(HOUR);
+        let all = MAX_CLIENTS as u32 + 50;
+        for peer in 0..all {
+            write_for(&device, peer, 1).await;
+            write_for(&device, 7, 1).await;
+        }
+        let found = clients(&observation, HOUR);
+        assert_eq!(found.len(), MAX_CLIENTS);
+        assert!(found.contains(&("0.0.0.7".to_owned(), u64::from(all) + 1)), "it was never the oldest");
+        assert!(!found.contains(&("0.0.0.1".to_owned(), 1)), "it was");
+        write_for(&device, 1, 1).await;
+        assert_eq!(clients(&observation, HOUR).iter().filter(|(client, _)| client == "0.0.0.1").count(), 1);
+        runtime::sleep(Duration::from_millis(20)).await;
+        write_for(&device, 7, 1).await;
+        assert_eq!(clients(&observation, Duration::from_millis(10)).len(), 1);
+        assert_eq!(clients(&observation, HOUR).len(), 1, "the others are forgotten");
+        write_for(&device, 1, 1).await;
+        assert!(clients(&observation, HOUR).contains(&("0.0.0.1".to_owned(), 1)), "it begins at 0");
     });
 }
 

@@ -1,9 +1,9 @@
 //! Clients whose requests the current task carries out, for observers of calls.
 //!
 //! A door wraps the futures of a client by [`attributed`]; parts that are called below it on the same task
-//! learn the client by [`origin`]. Calls to other shards keep it. A task that is spawned has none, since it
-//! may serve several clients.
-#![allow(unsafe_code)] // A pointer to the origin of the future that is being polled.
+//! learn the client by [`requester`]. Calls to other shards keep it. A task that is spawned has none, since
+//! it may serve several clients.
+#![allow(unsafe_code)] // A pointer to the requester of the future that is being polled.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 /// Client of a door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Origin {
+pub enum Requester {
     /// No client, or an unknown one.
     #[default]
     Nobody,
@@ -52,40 +52,40 @@ impl fmt::Display for ProcessName {
     }
 }
 
-impl Origin {
-    /// Returns the origin of the requests of a process; 0 is an unknown one. The name isn't looked up.
-    pub fn of_process(number: u32) -> Origin {
-        if number == 0 { Origin::Nobody } else { Origin::Process(number, ProcessName::default()) }
+impl Requester {
+    /// Returns a process as the requester; 0 is an unknown one. The name isn't looked up.
+    pub fn of_process(number: u32) -> Requester {
+        if number == 0 { Requester::Nobody } else { Requester::Process(number, ProcessName::default()) }
     }
 
-    /// Returns the origin with the name of its process, if it has one and isn't named yet.
+    /// Returns the requester with the name of its process, if it has one and isn't named yet.
     #[must_use]
-    pub fn named(self) -> Origin {
+    pub fn named(self) -> Requester {
         match self {
-            Origin::Process(number, name) if name.is_empty() => {
-                Origin::Process(number, ProcessName::of(number))
+            Requester::Process(number, name) if name.is_empty() => {
+                Requester::Process(number, ProcessName::of(number))
             }
-            origin => origin,
+            requester => requester,
         }
     }
 
-    /// Returns the origin of the requests of a peer.
-    pub fn of_peer(peer: SocketAddr) -> Origin {
+    /// Returns a peer as the requester.
+    pub fn of_peer(peer: SocketAddr) -> Requester {
         let address = match peer.ip() {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
             IpAddr::V6(address) => address,
         };
-        Origin::Peer(address.octets(), peer.port())
+        Requester::Peer(address.octets(), peer.port())
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for Requester {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Nobody => formatter.write_str("-"),
-            Origin::Process(number, name) if name.is_empty() => write!(formatter, "process {number}"),
-            Origin::Process(number, name) => write!(formatter, "process {number} ({name})"),
-            Origin::Peer(octets, port) => {
+            Requester::Nobody => formatter.write_str("-"),
+            Requester::Process(number, name) if name.is_empty() => write!(formatter, "process {number}"),
+            Requester::Process(number, name) => write!(formatter, "process {number} ({name})"),
+            Requester::Peer(octets, port) => {
                 let address = Ipv6Addr::from(*octets).to_canonical();
                 SocketAddr::new(address, *port).fmt(formatter)
             }
@@ -94,38 +94,38 @@ impl fmt::Display for Origin {
 }
 
 thread_local! {
-    /// Origin of the innermost [`attributed`] future that is being polled; null without one. A pointer,
+    /// Requester of the innermost [`attributed`] future that is being polled; null without one. A pointer,
     /// because every poll of a connection sets it.
-    static ORIGIN: Cell<*const Origin> = const { Cell::new(std::ptr::null()) };
+    static REQUESTER: Cell<*const Requester> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Resets the origin when a poll ends, also with a panic.
-struct Outer(*const Origin);
+/// Resets the requester when a poll ends, also with a panic.
+struct Outer(*const Requester);
 
 impl Drop for Outer {
     #[inline]
     fn drop(&mut self) {
-        ORIGIN.set(self.0);
+        REQUESTER.set(self.0);
     }
 }
 
 /// Returns the client whose requests the current task carries out.
 #[inline]
-pub fn origin() -> Origin {
-    let origin = ORIGIN.get();
+pub fn requester() -> Requester {
+    let requester = REQUESTER.get();
     // SAFETY: it is null, or points into a future that is being polled: `Outer` resets it when the poll ends.
-    unsafe { origin.as_ref() }.copied().unwrap_or_default()
+    unsafe { requester.as_ref() }.copied().unwrap_or_default()
 }
 
 /// Attributes the calls that a future makes to a client.
-pub fn attributed<F: Future>(origin: Origin, future: F) -> Attributed<F> {
-    Attributed { origin, future }
+pub fn attributed<F: Future>(requester: Requester, future: F) -> Attributed<F> {
+    Attributed { requester, future }
 }
 
-/// Future of [`attributed`]. Not an `async` block, whose state would cost as much as the origin.
+/// Future of [`attributed`]. Not an `async` block, whose state would cost as much as the requester.
 #[must_use = "a future does nothing until it is awaited"]
 pub struct Attributed<F> {
-    origin: Origin,
+    requester: Requester,
     future: F,
 }
 
@@ -136,7 +136,7 @@ impl<F: Future> Future for Attributed<F> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         // SAFETY: the future is pinned as a field of this, and never moved out; nothing here has a `Drop`.
         let this = unsafe { self.get_unchecked_mut() };
-        let _outer = Outer(ORIGIN.replace(&raw const this.origin));
+        let _outer = Outer(REQUESTER.replace(&raw const this.requester));
         // SAFETY: as above.
         unsafe { Pin::new_unchecked(&mut this.future) }.poll(context)
     }
@@ -148,37 +148,37 @@ mod tests {
     use crate::{Simulation, simulate, spawn, spawn_on, yield_now};
 
     #[test]
-    fn an_origin_is_that_of_its_calls_only() {
+    fn a_requester_is_that_of_its_calls_only() {
         let main = || async {
-            let client = Origin::of_process(7);
+            let client = Requester::of_process(7);
             let task = spawn(attributed(client, async {
-                let before = origin();
+                let before = requester();
                 yield_now().await;
-                let inner = attributed(Origin::of_process(8), async { origin() }).await;
+                let inner = attributed(Requester::of_process(8), async { requester() }).await;
                 let distant = spawn_on(crate::ShardIndex(1), || async {
                     yield_now().await;
-                    origin()
+                    requester()
                 });
-                let spawned = spawn(async { origin() }).await;
-                (before, inner, distant.await.unwrap(), spawned, origin())
+                let spawned = spawn(async { requester() }).await;
+                (before, inner, distant.await.unwrap(), spawned, requester())
             }));
             yield_now().await;
-            assert_eq!(origin(), Origin::Nobody, "that of another task");
-            assert_eq!(task.await, (client, Origin::of_process(8), client, Origin::Nobody, client));
+            assert_eq!(requester(), Requester::Nobody, "that of another task");
+            assert_eq!(task.await, (client, Requester::of_process(8), client, Requester::Nobody, client));
         };
         simulate(Simulation { shards: 2, ..Simulation::new(1) }, main).unwrap();
     }
 
     #[test]
-    fn origins_are_shown() {
+    fn requesters_are_shown() {
         for (address, expected) in
             [("10.0.0.1:80", "10.0.0.1:80"), ("[::1]:5", "[::1]:5"), ("[fe80::1]:9", "[fe80::1]:9")]
         {
-            assert_eq!(Origin::of_peer(address.parse().unwrap()).to_string(), expected);
+            assert_eq!(Requester::of_peer(address.parse().unwrap()).to_string(), expected);
         }
-        assert_eq!(Origin::of_process(0).to_string(), "-");
-        let own = Origin::of_process(std::process::id()).named();
+        assert_eq!(Requester::of_process(0).to_string(), "-");
+        let own = Requester::of_process(std::process::id()).named();
         assert!(own.to_string().starts_with(&format!("process {} (", std::process::id())), "{own}");
-        assert_eq!(Origin::of_process(u32::MAX).named().to_string(), format!("process {}", u32::MAX));
+        assert_eq!(Requester::of_process(u32::MAX).named().to_string(), format!("process {}", u32::MAX));
     }
 }
