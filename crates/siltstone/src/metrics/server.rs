@@ -13,7 +13,7 @@ use super::{Endpoint, Format};
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use runtime::net::{Access, Address, LOCK_LIMIT, Listener};
 use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{JoinHandle, net};
+use runtime::{JoinHandle, WarningLimit, net};
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,6 +29,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const SILENCE_LIMIT: Duration = Duration::from_secs(330);
 /// Time limit for a refused client to receive the reason.
 const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
+/// Interval between two warnings about refused clients.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// Bytes per receive and send.
 const PIECE: usize = 16 << 10;
 
@@ -105,13 +107,16 @@ impl MetricsServer {
 }
 
 async fn accept(shared: Rc<Shared>, listener: Listener) {
+    let warnings = WarningLimit::new(WARNING_INTERVAL);
     while let Some(socket) = listener.accept_until(&shared.stop).await {
         if shared.clients.get() < MAX_CLIENTS {
             let client = Client::new(shared.clone());
             runtime::spawn(client.serve(socket)).detach();
             continue;
         }
-        tracing::warn!("a client of --metrics was refused: the limit of {MAX_CLIENTS} clients is reached");
+        warnings.warn(format_args!(
+            "a client of --metrics was refused: the limit of {MAX_CLIENTS} clients is reached"
+        ));
         if shared.tls.is_none() {
             let response = refusal(Status::Unavailable);
             // It fits into the empty socket buffer. The connection is closed even if it isn't received.
