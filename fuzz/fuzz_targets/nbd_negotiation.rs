@@ -11,6 +11,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         description: "fuzzed".into(),
         size: 1 << 30,
         read_only: name == "rom",
+        several_connections: true,
         preferred_block: 4096,
     });
     let mut negotiation = Negotiation::new(&exports);

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use std::io::{Error, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Example of a stack in one line.
@@ -50,6 +51,12 @@ pub fn read_stack(argument: &str) -> Result<Option<String>, Failure> {
 /// # Errors
 /// [`Failure::Usage`].
 pub fn check_line(argument: &str) -> Result<(), Failure> {
+    if std::fs::metadata(argument).is_ok_and(|found| found.file_type().is_socket()) {
+        return Err(Failure::Usage(format!(
+            "stack \"{argument}\": a socket; expected {STACK}; siltstone stop takes unix:{argument}, other verbs a stack and \
+             --control {argument}"
+        )));
+    }
     if argument.contains('(') || !argument.contains('/') {
         return Ok(());
     }

@@ -55,7 +55,7 @@ mod warnings;
 mod zns_verb;
 
 use arguments::{CommandLine, LogLevel, Verb};
-use clap::{CommandFactory, Parser};
+use clap::{Arg, Command, CommandFactory, FromArgMatches};
 use failure::Failure;
 use log_target::LogTarget;
 use std::process::ExitCode;
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     if let Some(exit_code) = mount_helper::run_if_called() {
         return exit_code;
     }
-    let command_line = CommandLine::parse();
+    let command_line = command_line();
     if command_line.own_session {
         background::start_session();
     } else if std::env::var_os("NOTIFY_SOCKET").is_some() {
@@ -94,6 +94,21 @@ fn main() -> ExitCode {
     };
     log_target::flush();
     exit_code
+}
+
+/// Parses the command line, or ends the process with a message.
+fn command_line() -> CommandLine {
+    let matches = with_negative_numbers(CommandLine::command()).get_matches();
+    CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// Takes `-1` as a value that is out of range, rather than as an unknown option.
+fn with_negative_numbers(command: Command) -> Command {
+    let permitted = |arg: Arg| {
+        let takes_values = arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes_values)
+    };
+    command.mut_args(permitted).mut_subcommands(with_negative_numbers)
 }
 
 fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {

@@ -47,8 +47,10 @@ impl Endpoint {
         // Clients need certificates in TLS.
         let is_permitted = allow_remote || options.metrics_tls.is_some();
         let address = address_with("--metrics", text, (is_permitted, PERMISSION))?;
-        let tls = options.metrics_tls.as_ref().map(|folder| tls::Folder::new(folder).server(true));
-        Ok(Some(Endpoint { address, tls: tls.transpose()? }))
+        let tls =
+            options.metrics_tls.as_ref().map(|folder| tls::Folder::new(folder).server(true)).transpose();
+        let tls = tls.map_err(|error| Failure::Usage(format!("--metrics-tls: {}", error.detail())))?;
+        Ok(Some(Endpoint { address, tls }))
     }
 
     /// Returns the address.

@@ -2,8 +2,8 @@
 //! and without data.
 //!
 //! # Promises
-//! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The
-//!   stack isn't opened.
+//! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The new
+//!   one gets its name when it is complete ([`output`]). The stack isn't opened.
 //! - Of images ([`EXAMINED`]) the first [`LOOKED_AT`] bytes are read, to name their format; none of these
 //!   bytes is in the report. Of other files, such as password and key files, it has the owner and the mode
 //!   only.
@@ -12,6 +12,7 @@
 
 mod machine;
 mod mask;
+mod output;
 
 use crate::arguments::Report;
 use crate::control::client::Client;
@@ -24,11 +25,12 @@ use crate::load;
 use crate::output::{counted, print_line};
 use bench::units;
 use mask::Mask;
+use output::Output;
 use stack::{Stack, Value};
 use std::fmt::Write as _;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes at the start of a file that are examined for known formats.
@@ -49,26 +51,20 @@ const FOLDER: &str = "siltstone-report";
 /// be written.
 pub fn report(arguments: &Report) -> Result<(), Failure> {
     let now = runtime::wall_clock().as_secs();
-    let path = arguments.output.clone().unwrap_or_else(|| default_name(now));
-    let mut contents = Contents::new(Mask::new(&registry()));
+    let mut contents = Contents::new(Mask::default());
     // Created first: nothing is gathered for a name that is taken.
-    let file = create(&path)?;
-    let gathered = gather(arguments, &mut contents);
+    let output = Output::new(arguments.output.clone(), now)?;
+    gather(arguments, &mut contents)?;
     contents.add_read_me(now);
-    let written = gathered.and_then(|()| {
-        let written = write(&contents, &file, now);
-        written.map_err(|error| Failure::World(format!("report {}: {error}", path.display())))
-    });
-    if written.is_err() {
-        // It was created above, and is incomplete.
-        let _ = std::fs::remove_file(&path);
-    }
-    written?;
+    let path = output.write(|file| write(&contents, file, now))?;
     let bytes: usize = contents.files.iter().map(|(_, _, text)| text.len()).sum();
     let count = counted(contents.files.len() as u64, "file", "files");
     let mut text = format!("{}: {count}, {}\n", path.display(), units::bytes(bytes as f64));
     for (name, what, _) in &contents.files {
         let _ = writeln!(text, "  {name:14}{what}");
+    }
+    for missing in &contents.missing {
+        let _ = writeln!(text, "Not available: {}", contents.mask.apply(missing).replace('\n', "\n  "));
     }
     let _ = write!(
         text,
@@ -77,26 +73,6 @@ pub fn report(arguments: &Report) -> Result<(), Failure> {
         path.display()
     );
     print_line(&text)
-}
-
-fn default_name(now: u64) -> PathBuf {
-    let date = units::date(now).replace(' ', "-").replace(':', "");
-    format!("siltstone-report-{date}{:02}.tar", now % 60).into()
-}
-
-fn create(path: &Path) -> Result<std::fs::File, Failure> {
-    let created = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    created.map_err(|error| {
-        let shown = path.display();
-        match error.kind() {
-            std::io::ErrorKind::AlreadyExists => Failure::World(format!(
-                "report {shown}: the file exists; expected a new name; remove it, or give another one with -o"
-            )),
-            _ => Failure::World(format!(
-                "report {shown}: {error}; expected a folder that can be written; give one with -o"
-            )),
-        }
-    })
 }
 
 /// Files of the report.
@@ -142,7 +118,7 @@ impl Contents {
             text,
             "  values of keys such as password, secret, token and key, and passwords in addresses: {} replaced by {}",
             counted(self.mask.count(), "value", "values"),
-            mask::MASKED
+            stack::secrets::MASKED
         );
         if !self.missing.is_empty() {
             text.push_str("\nNot available:\n");
@@ -263,20 +239,20 @@ fn gather_server(arguments: &Report, stack: Option<&Stack>, contents: &mut Conte
 
 /// Connects to the server of the stack; the first one, if it has several.
 fn server(arguments: &Report, stack: Option<&Stack>) -> Result<Option<Client>, Failure> {
-    let found = match (&arguments.control, &arguments.stack) {
-        (Some(path), _) => place::connect(path)?.map(|stream| (path.clone(), stream)),
+    let client = match (&arguments.control, &arguments.stack) {
+        (Some(path), _) => Some(Client::at(path)?),
         (None, Some(argument)) => {
             let identity = match (Identity::of_file(argument), stack) {
                 (Some(identity), _) => identity,
                 (None, Some(stack)) => Identity::of_text(stack)?,
                 (None, None) => return Ok(None),
             };
-            place::servers(&identity)?.into_iter().next()
+            let first = place::servers(&identity)?.into_iter().next();
+            first.map(|(path, stream)| Client::new(path, stream)).transpose()?.flatten()
         }
         (None, None) => None,
     };
-    let Some((path, stream)) = found else { return Ok(None) };
-    let Some(client) = Client::new(path, stream)? else { return Ok(None) };
+    let Some(client) = client else { return Ok(None) };
     client.limit_answers()?;
     Ok(Some(client))
 }

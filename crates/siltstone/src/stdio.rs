@@ -83,6 +83,8 @@ fn word(found: FileType) -> &'static str {
         FileType::RegularFile => "a file",
         FileType::Directory => "a directory",
         FileType::Fifo => "a pipe, and standard output isn't one",
+        // The runtime of Rust opens /dev/null for a closed one.
+        FileType::CharacterDevice => "closed, or a device such as /dev/null",
         _ => "a device",
     }
 }

@@ -17,7 +17,8 @@ mod sampler;
 mod screen;
 
 use crate::arguments::{Operated, Top};
-use crate::control::{place, reach};
+use crate::control::client::Client;
+use crate::control::reach;
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::output::{print_while_read, say};
@@ -67,14 +68,7 @@ pub fn top(arguments: &Top) -> Result<(), Failure> {
 fn find(arguments: &Top) -> Result<Vec<Candidate>, Failure> {
     let candidate = |path: PathBuf| vec![Candidate { path, text: String::new() }];
     if let Some(path) = &arguments.control {
-        return match place::connect(path)? {
-            Some(_) => Ok(candidate(path.clone())),
-            None => Err(Failure::World(format!(
-                "control socket {}: no server listens there; expected that of siltstone serve; check the path, or leave \
-                 --control out to choose among the servers of this user",
-                path.display()
-            ))),
-        };
+        return Client::at(path).map(|_| candidate(path.clone()));
     }
     if let Some(stack) = &arguments.stack {
         let operated = Operated { stack: stack.clone(), control: None };

@@ -7,6 +7,7 @@ use serde_json::Value;
 use siltstone_tests::foreign::{Finished, Server, binary, run};
 use siltstone_tests::need;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -316,9 +317,13 @@ impl Protected {
             std::fs::create_dir(folder).unwrap();
             authority.fill(folder);
         }
-        std::fs::write(store.path("admin"), "very secret\nthe second line\n").unwrap();
-        std::fs::write(store.path("reader"), "for-readers").unwrap();
-        std::fs::write(store.path("users"), "user reader on >for-readers ~* +@read\n").unwrap();
+        let secret = |name: &str, text: &str| {
+            std::fs::write(store.path(name), text).unwrap();
+            std::fs::set_permissions(store.path(name), PermissionsExt::from_mode(0o640)).unwrap();
+        };
+        secret("admin", "very secret\nthe second line\n");
+        secret("reader", "for-readers");
+        secret("users", "user reader on >for-readers ~* +@read\n");
         let text = std::fs::read_to_string(&store.stack).unwrap();
         let keys = "tls = \"pki\"\npassword_file = \"admin\"\n";
         std::fs::write(&store.stack, text + keys).unwrap();
@@ -359,19 +364,34 @@ fn verbs_reach_a_server_in_tls_with_a_password() {
     assert!(refused.contains("refuses the login: invalid username-password pair"), "{refused}");
     assert!(refused.contains("--password-file FILE") && !refused.contains("for-readers"), "{refused}");
     let refused = protected.verb("get", &["name", "--tls-hostname=example.org"]).refused();
-    assert!(refused.contains("no server answers") && refused.contains("certificate"), "{refused}");
+    assert!(refused.contains("fails: TLS: ") && refused.contains("certificate"), "{refused}");
+    assert!(refused.contains("--tls-hostname NAME for another name than localhost"), "{refused}");
+    // A client that doesn't know of TLS.
+    let other = protected.store.path("other.toml").display().to_string();
+    let text = std::fs::read_to_string(&protected.store.stack).unwrap().replace("tls = \"pki\"\n", "");
+    std::fs::write(&other, text).unwrap();
+    let refused = siltstone(&["kv", "get", &other, "name"]).refused();
+    assert!(
+        refused.contains("isn't understood") && refused.contains("if it uses TLS, give --tls"),
+        "{refused}"
+    );
+    // A password that all users may read.
+    std::fs::set_permissions(protected.store.path("admin"), PermissionsExt::from_mode(0o644)).unwrap();
+    let warned = protected.verb("get", &["name", &admin]);
+    assert!(warned.err.contains("all users may access it: mode 644; expected 600 or 640"), "{warned:#?}");
+    assert_eq!(warned.ok(), "value\n");
     // A client without a certificate.
     std::fs::remove_file(protected.pki.join("client-cert.pem")).unwrap();
     std::fs::remove_file(protected.pki.join("client-key.pem")).unwrap();
     let refused = protected.verb("get", &["name"]).refused();
-    assert!(refused.contains("no server answers"), "{refused}");
+    assert!(refused.contains("fails: ") && refused.contains("expected certificates"), "{refused}");
     assert_eq!(protected.verb("get", &["name", &own]).ok(), "value\n");
     // A foreign authority.
     let foreign = protected.store.path("foreign");
     std::fs::create_dir(&foreign).unwrap();
     Authority::new("other").fill(&foreign);
     let refused = protected.verb("get", &["name", &protected.option("tls", "foreign")]).refused();
-    assert!(refused.contains("no server answers") && refused.contains("certificate"), "{refused}");
+    assert!(refused.contains("fails: TLS: ") && refused.contains("expected certificates"), "{refused}");
     for (options, text) in [
         (["--user=reader", &own], "--password-file"),
         ([&protected.option("password-file", "none"), &own], "No such file"),

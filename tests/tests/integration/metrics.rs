@@ -155,7 +155,10 @@ fn addresses_that_others_reach_need_certificates_or_permission() {
     assert!(error.contains("give --metrics-tls, or --allow-remote"), "{error}");
     assert!(refused(2, &["--metrics", "nonsense"]).contains("expected unix:PATH or IP:PORT"));
     assert!(refused(2, &["--metrics-tls", "x"]).contains("--metrics"));
-    assert!(refused(1, &["--metrics", "0.0.0.0:0", "--metrics-tls", "/nowhere"]).contains("/nowhere"));
+    assert!(
+        refused(2, &["--metrics", "0.0.0.0:0", "--metrics-tls", "/nowhere"])
+            .contains("--metrics-tls: TLS: file \"/nowhere")
+    );
 }
 
 /// Starts a server whose metrics are at a free TCP port. Returns the URL.

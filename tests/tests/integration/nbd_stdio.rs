@@ -68,6 +68,8 @@ fn nbdinfo_starts_servers_of_the_same_stack() {
     assert_eq!(run("nbdinfo", &[&["--size"][..], &command].concat()).ok(), "67108864\n");
     let first = piped("ram(64MiB)");
     assert!(run("nbdinfo", &[&["--can", "trim"][..], &command].concat()).ok().is_empty());
+    // Another connection would be another server.
+    assert_eq!(run("nbdinfo", &[&["--can", "multi-conn"][..], &command].concat()).code, Some(2));
     let list = run("nbdinfo", &[&["--list"][..], &command].concat()).ok();
     assert!(list.contains("export-size: 67108864"), "{list}");
     drop(first);
@@ -103,7 +105,10 @@ fn what_is_no_connection_is_refused() {
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{ran:#?}");
         assert!(ran.err.contains(text), "{}", ran.err);
     };
-    refused(&["ram(1MiB)"], "-s: standard input is a device; expected a connection to an NBD client");
+    refused(
+        &["ram(1MiB)"],
+        "-s: standard input is closed, or a device such as /dev/null; expected a connection to an NBD client",
+    );
     refused(&["nbd(ram(1MiB), socket=s)"], "the stack has doors");
     refused(&["ram(1MiB)", "--nbd=unix:s"], "cannot be used with");
     refused(&["-"], "standard input is the connection");

@@ -32,6 +32,7 @@ fn the_tree_has_what_an_installation_needs() {
         "usr/sbin/mount.siltstone",
         "usr/sbin/umount.fuse.siltstone",
         "usr/share/doc/siltstone/examples/kv.toml",
+        "usr/share/doc/siltstone/grafana.json",
     ] {
         assert!(tree.join(file).is_file(), "{file}");
     }

@@ -1,5 +1,6 @@
 //! Commands of README.md and of the first pages of the book, pasted as they are printed into a shell in an
-//! empty folder.
+//! empty folder. Not run, and counted by `every_block_has_a_test`: the blocks that build the project or run
+//! its tests. Those of the package and its units are carried out on a fresh Debian by `guest_debian`.
 
 use crate::documents::{read, root};
 use siltstone_tests::foreign::{binary, has_fuse, run};
@@ -7,12 +8,39 @@ use siltstone_tests::guest::Options;
 use siltstone_tests::{need, need_guest};
 use std::path::Path;
 
-/// First block of commands below a heading.
-fn tour(heading: &str) -> String {
+/// First block of commands below a heading of README.md.
+fn below(heading: &str) -> String {
     let text = read(&root().join("README.md"));
-    let section = text.split(&format!("\n### {heading}\n")).nth(1).expect("README.md has this tour");
-    let block = section.split("```sh\n").nth(1).expect("the tour has commands");
+    let section = text.split(&format!("\n{heading}\n")).nth(1).expect("README.md has this heading");
+    let block = section.split("```sh\n").nth(1).expect("it has commands");
     block.split("```").next().unwrap().to_owned()
+}
+
+fn tour(heading: &str) -> String {
+    below(&format!("### {heading}"))
+}
+
+/// A block that is added needs a test as well.
+#[test]
+fn every_block_has_a_test() {
+    for (page, run, others) in
+        [("../../README.md", 6, 2), ("introduction.md", 0, 0), ("getting-started.md", 3, 2)]
+    {
+        assert_eq!(blocks(page, "sh").len(), run + others, "{page}");
+    }
+}
+
+/// As printed the commands measure for 17 s; otherwise the job file runs for a shorter time.
+#[test]
+fn measuring() {
+    let commands = below("## Measuring");
+    let (usual, job_file) = commands.split_once('\n').expect("two commands");
+    let copy = format!("cp -r {} examples\n", root().join("examples").display());
+    let printed = match conformance::budget::is_left_out() {
+        true => paste(&format!("{copy}sed -i s/runtime=3s/runtime=100ms/ examples/randread.fio\n{job_file}")),
+        false => paste(&format!("{copy}{usual}\n{job_file}")),
+    };
+    assert!(printed.contains("thirty-two") && printed.contains("report.html"), "{printed}");
 }
 
 /// Blocks of a page of the book in one language.

@@ -1,9 +1,10 @@
 //! Problems of a text: file, line, column, the found and the expected text, the nearest known word, and the
 //! line itself with a mark below.
 
+use crate::secrets::{MASKED, secrets};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Most problems in a report; further ones are only counted.
 pub const MAX_PROBLEMS: usize = 50;
@@ -17,13 +18,15 @@ const MAX_COMPARED: usize = 64;
 pub struct Source {
     name: Arc<str>,
     text: Arc<str>,
+    /// Places of secrets, once there is a problem.
+    secrets: Arc<OnceLock<Vec<Range<usize>>>>,
 }
 
 impl Source {
     /// Creates a source. The name precedes line and column: the path of the text's file, or another name that
     /// identifies the text to the user.
     pub fn new(name: &str, text: &str) -> Self {
-        Source { name: name.into(), text: text.into() }
+        Source { name: name.into(), text: text.into(), secrets: Arc::default() }
     }
 
     /// Name of the text.
@@ -63,15 +66,36 @@ impl Source {
         let (line_start, line, column) = self.position(start);
         let line_end = self.text[start..].find('\n').map_or(self.text.len(), |length| start + length);
         let end = self.boundary(span.end).clamp(start, line_end);
-        let first = (column - 1).saturating_sub(SHOWN / 2);
-        let offset = column - 1 - first;
+        let (text, [start, end]) = self.without_secrets(line_start..line_end, [start, end]);
+        let before = text[..start].chars().count();
+        let first = before.saturating_sub(SHOWN / 2);
+        let offset = before - first;
         let shown = |letter: char| if letter.is_control() { ' ' } else { letter };
-        let text = self.text[line_start..line_end].trim_end_matches('\r');
-        let text = text.chars().skip(first).take(SHOWN).map(shown).collect::<String>();
-        let marks = self.text[start..end].chars().count().clamp(1, SHOWN - offset);
+        let marks = text[start..end].chars().count().clamp(1, SHOWN - offset);
+        let text = text.trim_end_matches('\r').chars().skip(first).take(SHOWN).map(shown).collect();
         let mut problem = Problem::at(&self.name, line, column, message);
         problem.excerpt = Some(Box::new(Excerpt { text, offset, marks }));
         problem
+    }
+
+    /// Line without its secrets, which logs would keep, and the positions `of` bytes of the text in it.
+    fn without_secrets(&self, line: Range<usize>, of: [usize; 2]) -> (String, [usize; 2]) {
+        let (mut shown, mut copied, mut moved) =
+            (String::new(), line.start, of.map(|byte| byte - line.start));
+        let inside = |range: &Range<usize>| range.end > line.start && range.start < line.end;
+        let all = self.secrets.get_or_init(|| secrets(&self.text));
+        for range in all.iter().filter(|range| inside(range)) {
+            let (start, end) = (range.start.max(line.start), range.end.min(line.end));
+            shown.push_str(&self.text[copied..start]);
+            let before = shown.len();
+            shown.push_str(MASKED);
+            copied = end;
+            for (byte, moved) in of.into_iter().zip(&mut moved).filter(|(byte, _)| *byte > start) {
+                *moved = if byte < end { before } else { shown.len() + byte - end };
+            }
+        }
+        shown.push_str(&self.text[copied..line.end]);
+        (shown, moved)
     }
 }
 

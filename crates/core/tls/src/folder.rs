@@ -169,7 +169,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 fn unreadable(path: &Path, expected: &str, error: &pem::Error) -> Error {
     let file = format!("TLS: file \"{}\"", path.display());
     match error {
-        pem::Error::Io(error) => Error::from_io(error, &file),
+        pem::Error::Io(error) => {
+            let error = Error::from_io(error, &file);
+            error.with_detail(format!("{}; expected {expected} in PEM form", error.detail()))
+        }
         pem::Error::NoItemsFound => {
             Error::invalid(format!("{file}: expected {expected} in PEM form; it has none"))
         }

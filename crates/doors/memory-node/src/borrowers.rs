@@ -92,6 +92,7 @@ impl Borrowers {
             description: DESCRIPTION.to_owned(),
             size: self.quota,
             read_only: false,
+            several_connections: true,
             preferred_block: BLOCK as u32,
         }
     }

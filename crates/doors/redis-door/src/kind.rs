@@ -10,6 +10,7 @@ use block::{Call, Fullness, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
 use runtime::net::Address;
 use serde_json::json;
+use stack::secrets::warn_of_access;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -245,6 +246,11 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
 }
 
 async fn build(arguments: &Arguments) -> Result<Built> {
+    for key in ["password_file", "users_file"] {
+        if let Some(path) = arguments.optional_path(key)? {
+            warn_of_access(&path);
+        }
+    }
     let server = server_config(arguments)?.map(Server::new).transpose()?;
     Ok(Built::Door(Arc::new(KvDoor { store: open(arguments).await?, server })))
 }

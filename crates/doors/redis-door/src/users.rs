@@ -14,6 +14,7 @@
 
 use crate::password_hash::PasswordHash;
 use block::{Error, Result};
+use stack::secrets::{password_in, read_file};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -22,8 +23,6 @@ use std::time::Duration;
 /// Time limit for clients to log in, from their connection on, if the user `default` needs a password.
 pub const LOGIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest file of users or of a password, in bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Name of the user of connections without `AUTH`.
 const DEFAULT: &str = "default";
 
@@ -71,19 +70,12 @@ impl Users {
     /// password, and for a user `default` in both.
     pub fn read(password: Option<&Path>, users: Option<&Path>) -> Result<Users> {
         let mut all = match users {
-            Some(path) => Self::parse(&text_of(path)?)
+            Some(path) => Self::parse(&read_file(path)?)
                 .map_err(|error| error.in_context(format_args!("users file \"{}\"", path.display())))?,
             None => Users::default(),
         };
         if let Some(path) = password {
-            let text = text_of(path)?;
-            let password = text.lines().next().unwrap_or_default();
-            if password.is_empty() {
-                let path = path.display();
-                return Err(Error::invalid(format!(
-                    "password file \"{path}\": expected a password in its first line"
-                )));
-            }
+            let password = password_in(path)?;
             let user = User {
                 is_on: true,
                 needs_no_password: false,
@@ -206,16 +198,6 @@ impl User {
 }
 
 /// Text of a small file.
-fn text_of(path: &Path) -> Result<String> {
-    let doing = format!("reading \"{}\"", path.display());
-    let failed = |error: std::io::Error| Error::from_io(&error, &doing);
-    let length = std::fs::metadata(path).map_err(failed)?.len();
-    if length > MAX_FILE_BYTES {
-        return Err(Error::invalid(format!("{doing}: {length} bytes; expected at most {MAX_FILE_BYTES}")));
-    }
-    std::fs::read_to_string(path).map_err(failed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

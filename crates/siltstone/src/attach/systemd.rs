@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+/// Modules with the drivers of a node, of which a kernel has some, and the network that stacks may need.
+const NEEDED: &str = "modprobe@ublk_drv.service modprobe@nbd.service modprobe@fuse.service modprobe@loop.service network-online.target";
+
 /// Quotes an argument of a command line in a unit (systemd.service(5), "Command lines").
 fn quoted(argument: &str) -> String {
     let escaped = argument.replace('\\', "\\\\").replace('"', "\\\"").replace('$', "$$").replace('%', "%%");
@@ -19,6 +22,8 @@ pub fn units(program: &Path, folder: &Path, stack: &str, name: &str, arguments: 
 [Unit]
 Description=Siltstone volume {name}
 DefaultDependencies=no
+Wants={NEEDED}
+After={NEEDED}
 After=systemd-tmpfiles-setup-dev.service local-fs-pre.target
 Conflicts=umount.target
 Before=umount.target
@@ -33,6 +38,7 @@ KillMode=mixed
 TimeoutStartSec=infinity
 TimeoutStopSec=infinity
 LimitMEMLOCK=infinity
+LimitCORE=0
 LimitNOFILE=65536
 
 [Install]
@@ -63,6 +69,11 @@ mod tests {
             line,
             r#"ExecStart="/usr/bin/siltstone" attach "ram(size=1GiB) 100%% \"$$a\"" --name vol --foreground "--x=1""#
         );
+        // The unit of the package has the same modules.
+        let packaged = include_str!("../../../../packaging/systemd/siltstone-attach@.service");
+        for line in ["Wants=", "After="].map(|word| format!("{word}{NEEDED}\n")) {
+            assert!(text.contains(&line) && packaged.contains(&line), "{line}");
+        }
         assert!(text.contains("Type=notify") && text.contains("WorkingDirectory=/srv/50%%\n"));
     }
 }

@@ -1,9 +1,11 @@
 //! Client of a control socket.
 
+use super::place;
 use super::protocol::{self, Answer, MAX_ANSWER, Request, VERSION};
 use crate::failure::Failure;
 use crate::unix_connect;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +26,27 @@ enum Lost {
 }
 
 impl Client {
+    /// Connects to the control socket that an operator names.
+    ///
+    /// # Errors
+    /// [`Failure::World`] if no server listens there, and as [`new`](Self::new).
+    pub fn at(path: &Path) -> Result<Client, Failure> {
+        let found = match place::connect(path)? {
+            Some(stream) => Client::new(path.to_owned(), stream)?
+                .ok_or("no server answers there: the connection was closed"),
+            None => Err(match std::fs::metadata(path) {
+                Ok(found) if !found.file_type().is_socket() => "it isn't a socket",
+                _ => "no server listens there",
+            }),
+        };
+        found.map_err(|what| {
+            Failure::World(format!(
+                "control socket {}: {what}; expected that of a running server of siltstone; start it, or check the path",
+                path.display()
+            ))
+        })
+    }
+
     /// Checks that a server answers; `None` if none does, because it was killed or has just ended.
     ///
     /// # Errors
@@ -115,7 +138,16 @@ impl Client {
         let sent = self.stream.get_mut().write_all(request.to_line().as_bytes());
         let mut line = Vec::new();
         let most = MAX_ANSWER as u64 + 1;
-        let read = self.stream.by_ref().take(most).read_until(b'\n', &mut line);
+        let read = match self.stream.fill_buf() {
+            // Other servers may begin to talk, and then wait for an answer.
+            Ok([first, ..]) if *first != b'{' => {
+                return Err(Lost::Otherwise(
+                    "what listens there isn't a control socket; expected that of a server of siltstone; check the path".into(),
+                ));
+            }
+            Err(error) if error.kind() != ErrorKind::Interrupted => Err(error),
+            _ => self.stream.by_ref().take(most).read_until(b'\n', &mut line),
+        };
         if line.last() == Some(&b'\n') {
             return protocol::decode(&line).map_err(|error| Lost::Otherwise(error.to_string()));
         }

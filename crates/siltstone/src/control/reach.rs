@@ -13,7 +13,6 @@ use crate::output::say;
 use runtime::{Config, Instant};
 use serde_json::Value;
 use stack::{Registry, Stack};
-use std::path::Path;
 use std::time::Duration;
 
 /// Answer of a stack.
@@ -100,7 +99,7 @@ impl Session {
             End::Server { client, asked } => {
                 // No other task runs here, so blocking on the socket delays none.
                 if asked.elapsed() > SILENCE {
-                    *client = again(client.path())?;
+                    *client = Client::at(client.path())?;
                 }
                 let answer = client.ask(request)?;
                 *asked = runtime::now();
@@ -112,14 +111,6 @@ impl Session {
             false => refusal.error.into(),
         })
     }
-}
-
-fn again(path: &Path) -> Result<Client, Failure> {
-    let client = match place::connect(path)? {
-        Some(stream) => Client::new(path.to_owned(), stream)?,
-        None => None,
-    };
-    client.ok_or_else(|| Failure::World(format!("control socket {}: its server has ended", path.display())))
 }
 
 /// Runs several requests to a stack in its own runtime, and prints the way, server or opening, to standard
@@ -166,16 +157,7 @@ enum Found {
 fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
     let argument = &operated.stack;
     if let Some(path) = &operated.control {
-        let client = match place::connect(path)? {
-            Some(stream) => Client::new(path.clone(), stream)?,
-            None => None,
-        };
-        return client.map(Found::Server).ok_or_else(|| {
-            Failure::World(format!(
-                "control socket {}: no server listens there; leave --control out to open the stack itself",
-                path.display()
-            ))
-        });
+        return Client::at(path).map(Found::Server);
     }
     await_server(argument, registry)?;
     // The server is asked even if its file has changed and is now wrong.

@@ -9,7 +9,8 @@
 //!
 //! # Promises
 //! - An answer has at most [`MAX_EVENTS`] calls, in the order of their ends, and is given after [`WAIT`] at
-//!   the latest, without calls if there were none.
+//!   the latest, without calls if there were none. Making it takes time for these calls only, however many
+//!   wait.
 //! - Calls that the client doesn't fetch in time are lost, and counted. At most the calls that the
 //!   observation keeps, and as many again, wait for the client.
 //!
@@ -21,10 +22,11 @@ use block::layer::Position;
 use block::{DevicePart, Error, ZonesPart};
 use layers::observation::{Event, Filter, Observation, ObservedCalls, Trace};
 use layers::stats::Counted;
-use runtime::Requester;
 use runtime::sync::StopToken;
+use runtime::{Instant, Requester};
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +44,10 @@ const MAX_NAMES: usize = 1024;
 /// Trace of one client. Ends when it is dropped.
 pub struct Tracing {
     trace: Trace,
-    pending: VecDeque<(Arc<ObservedCalls>, Event)>,
+    /// Calls that wait for the client, of each part in the order of their ends.
+    pending: Vec<(Arc<ObservedCalls>, VecDeque<Event>)>,
+    /// End of the first call of each part that has any, and the part's position, with the earliest on top.
+    heads: BinaryHeap<Reverse<(Instant, usize)>>,
     lost: u64,
     /// Processes of requests that came without a name, by their numbers.
     named: BTreeMap<u32, Requester>,
@@ -66,17 +71,17 @@ impl Tracing {
         let filter = Filter { least: asked.slow, errors: asked.errors, calls: asked.calls.clone() };
         let begin = async || observation.trace(filter.clone(), |calls| is_wanted(asked, calls));
         let trace = runtime::retry_while_busy(END_LIMIT, begin).await?;
-        Ok(Tracing { trace, pending: VecDeque::new(), lost: 0, named: BTreeMap::new() })
+        Ok(Tracing { trace, pending: Vec::new(), heads: BinaryHeap::new(), lost: 0, named: BTreeMap::new() })
     }
 
     /// Waits for calls, and returns those that have ended.
     pub async fn next(&mut self, stop: &StopToken) -> Value {
         let deadline = runtime::now() + WAIT;
         loop {
-            if self.pending.is_empty() {
+            if self.heads.is_empty() {
                 self.take();
             }
-            if !self.pending.is_empty() || self.lost > 0 || stop.is_stopped() || runtime::now() >= deadline {
+            if !self.heads.is_empty() || self.lost > 0 || stop.is_stopped() || runtime::now() >= deadline {
                 return self.answer();
             }
             stop.unless_stopped(runtime::sleep(PAUSE)).await;
@@ -84,19 +89,28 @@ impl Tracing {
     }
 
     fn take(&mut self) {
-        let mut taken = Vec::new();
+        self.pending.clear();
         for part in self.trace.take() {
             self.lost += part.lost;
-            taken.extend(part.events.into_iter().map(|event| (part.calls.clone(), event)));
+            self.pending.push((part.calls, part.events));
         }
-        taken.sort_by_key(|(_, event)| event.begun + event.took);
-        self.pending.extend(taken);
+        let end = |events: &VecDeque<Event>| events.front().map(|event| event.begun + event.took);
+        let ends = self.pending.iter().map(|(_, events)| end(events)).enumerate();
+        self.heads.extend(ends.filter_map(|(part, end)| Some(Reverse((end?, part)))));
+    }
+
+    /// Removes the call that ended first.
+    fn pop(&mut self) -> Option<(Arc<ObservedCalls>, Event)> {
+        let Reverse((_, part)) = self.heads.pop()?;
+        let (calls, events) = &mut self.pending[part];
+        let event = events.pop_front()?;
+        self.heads.extend(events.front().map(|next| Reverse((next.begun + next.took, part))));
+        Some((calls.clone(), event))
     }
 
     fn answer(&mut self) -> Value {
         let (now, wall_clock) = (runtime::now(), runtime::wall_clock());
-        let count = self.pending.len().min(MAX_EVENTS);
-        let answered: Vec<_> = self.pending.drain(..count).collect();
+        let answered: Vec<_> = std::iter::from_fn(|| self.pop()).take(MAX_EVENTS).collect();
         let events = answered.iter().map(|(calls, event)| {
             let mut object = Map::new();
             let time = wall_clock.saturating_sub(now - event.begun);

@@ -11,8 +11,9 @@ use kv::{Batch, Pair, Pairs, Scan, Snapshot, Store, Stored, Update, Write};
 use redis_door::client::{Client, Login};
 use runtime::Config;
 use runtime::net::Address;
+use stack::secrets::{password_in, warn_of_access};
 use stack::{Part, Plan, Stack, Value};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Bytes per batch of writes.
@@ -179,20 +180,35 @@ fn login_of(options: &KvLogin, stack: &Stack, part: &Part, address: &Address) ->
         tls::Folder::new(folder).client(&name).map_err(usage)
     });
     let file = options.password_file.clone().map_or_else(|| key("password_file"), |file| Ok(Some(file)))?;
-    let password = file.map(|file| password_in(&file)).transpose()?;
-    Ok(Login { tls: tls.transpose()?, user: options.user.clone(), password })
+    options.password_file.as_deref().inspect(|file| warn_of_access(file));
+    let password = file.map(|file| password_in(&file).map_err(usage)).transpose()?;
+    Ok(Login {
+        tls: tls.transpose()?,
+        user: options.user.clone(),
+        password: password.map(String::into_bytes),
+    })
 }
 
-/// Returns the first line of a file with a password.
-fn password_in(file: &PathBuf) -> Result<Vec<u8>, Failure> {
-    let refuse = |what: &dyn std::fmt::Display| {
-        Failure::Usage(format!("password file \"{}\": {what}", file.display()))
-    };
-    let text = std::fs::read_to_string(file).map_err(|error| refuse(&error))?;
-    match text.lines().next().unwrap_or_default() {
-        "" => Err(refuse(&"expected a password in its first line")),
-        password => Ok(password.as_bytes().to_vec()),
-    }
+/// Describes why the server of a store that is in use can't be asked, and what to do.
+fn unreachable(stack: &str, address: &Address, login: &Login, used: &str, error: &Error) -> Failure {
+    let detail = error.detail().trim_end_matches('.');
+    let is_tls = detail.starts_with("TLS: ");
+    let has_answered = matches!(error, Error::Protocol(_) | Error::Disconnected(_));
+    Failure::World(match error {
+        Error::PermissionDenied(_) if !is_tls => format!(
+            "{stack}: its server at {address} refuses the login: {detail}; expected a user who may read the store: \
+             --password-file FILE, and --user NAME for another one than default"
+        ),
+        _ if is_tls || has_answered && login.tls.is_some() => format!(
+            "{stack}: TLS with its server at {address} fails: {error}; expected certificates that fit the server's: --tls \
+             FOLDER, and --tls-hostname NAME for another name than {} in its certificate",
+            tls::keys::usual_hostname(address)
+        ),
+        _ if has_answered => format!(
+            "{stack}: the answer of its server at {address} isn't understood: {error}; if it uses TLS, give --tls FOLDER"
+        ),
+        _ => format!("{stack}: it is in use ({used}), and no server answers at {address}: {error}"),
+    })
 }
 
 /// Stack with a store, read and checked.
@@ -290,16 +306,8 @@ impl Planned {
                 "{stack}: it is in use ({detail}), and has no key listen, by which its server could be asked; stop the server first, or give it an address"
             )));
         };
-        let client = Client::connect(address, login).await.map_err(|error| match error {
-            Error::PermissionDenied(detail) if !detail.starts_with("TLS: ") => Failure::World(format!(
-                "{stack}: its server at {address} refuses the login: {}; expected a user who may read the store: \
-                 --password-file FILE, and --user NAME for another one than default",
-                detail.trim_end_matches('.')
-            )),
-            error => Failure::World(format!(
-                "{stack}: it is in use ({detail}), and no server answers at {address}: {error}"
-            )),
-        })?;
+        let client = Client::connect(address, login).await;
+        let client = client.map_err(|error| unreachable(stack, address, login, detail, &error))?;
         say(&format!("live: answered by its server, at {address}"));
         Ok(Reached::Served(Box::new(client)))
     }

@@ -23,7 +23,7 @@ pub(super) const CHIP: &str = "chip";
 /// Finds the server of a chip.
 fn find(chip: &ServerChoice) -> Result<Client, Failure> {
     let found = match (&chip.control, &chip.image) {
-        (Some(path), _) => place::connect(path)?.map(|stream| (path.clone(), stream)).into_iter().collect(),
+        (Some(path), _) => return Client::at(path),
         (None, Some(image)) => place::servers(&Identity::of_chip(Some(image))?)?,
         (None, None) => place::chip_servers()?,
     };

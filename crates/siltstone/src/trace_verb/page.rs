@@ -16,8 +16,8 @@ const HEADING: [&str; 9] =
     ["TIME", "DOOR", "CLIENT", "PART", "CALL", "POSITION", "BYTES", "LATENCY", "ERROR"];
 /// Columns that are aligned to the right.
 const FIGURES: [bool; 9] = [false, false, false, false, false, false, true, true, false];
-/// Widths of the columns before the first line; `write_zeroes` is the longest call.
-const WIDTHS: [usize; 9] = [15, 8, 20, 8, 12, 14, 8, 7, 5];
+/// Widths of the columns before the first line; `write_zeroes` is the longest call. The last one has none.
+const WIDTHS: [usize; 9] = [15, 8, 25, 8, 12, 14, 8, 7, 0];
 /// Width above which a column isn't widened.
 const MAX_WIDTH: usize = 60;
 
@@ -45,13 +45,13 @@ impl Default for Page {
 
 impl Page {
     /// Returns the heading of the lines.
-    pub fn heading(&mut self) -> String {
+    pub fn heading(&self) -> String {
         let mut text = String::new();
         self.put(&HEADING.map(str::to_owned), &mut text);
         text
     }
 
-    /// Adds the line of a call.
+    /// Adds the line of a call, after another heading if it needs wider columns.
     pub fn line(&mut self, event: &Value, text: &mut String) {
         let name = |key: &str| event[key].as_str().map_or_else(|| "-".to_owned(), plain);
         let number = |key: &str| event[key].as_u64();
@@ -80,13 +80,24 @@ impl Page {
             figure("took_ns", units::nanoseconds),
             error,
         ];
+        if self.widen(&cells) {
+            text.push_str(&self.heading());
+        }
         self.put(&cells, text);
     }
 
-    fn put(&mut self, cells: &[String; 9], text: &mut String) {
-        let mut line = String::new();
-        for ((cell, width), is_figure) in cells.iter().zip(&mut self.widths).zip(FIGURES) {
+    /// Makes the columns wide enough for these cells; returns whether any became wider.
+    fn widen(&mut self, cells: &[String; 9]) -> bool {
+        let before = self.widths;
+        for (cell, width) in cells[..8].iter().zip(&mut self.widths) {
             *width = (*width).max(cell.chars().count().min(MAX_WIDTH));
+        }
+        self.widths != before
+    }
+
+    fn put(&self, cells: &[String; 9], text: &mut String) {
+        let mut line = String::new();
+        for ((cell, width), is_figure) in cells.iter().zip(self.widths).zip(FIGURES) {
             let gap = if line.is_empty() { "" } else { "  " };
             let _ = match is_figure {
                 true => write!(line, "{gap}{cell:>width$}"),
@@ -174,12 +185,20 @@ mod tests {
             page.line(event, &mut text);
         }
         let expected = "\
-TIME             DOOR      CLIENT                PART      CALL          POSITION           BYTES  LATENCY  ERROR
-04:15:46.123456  vol       process 4711 (qemu)   disk      read          block 12           4 KiB  81.0 µs  -
-00:00:00.000000  -         -                     z?[2J     append        3:8192             512 B  1.50 ms  Input/output error (os error 5)
-00:00:00.000000  -         -                     z         flush         -                      -    10 ns  -
+TIME             DOOR      CLIENT                     PART      CALL          POSITION           BYTES  LATENCY  ERROR
+04:15:46.123456  vol       process 4711 (qemu)        disk      read          block 12           4 KiB  81.0 µs  -
+00:00:00.000000  -         -                          z?[2J     append        3:8192             512 B  1.50 ms  Input/output error (os error 5)
+00:00:00.000000  -         -                          z         flush         -                      -    10 ns  -
 ";
         assert_eq!(text, expected);
+        // A wider cell comes with another heading, above which and below which columns are aligned.
+        let long = json!({ "client": "process 4194304 (qemu-system-x86)", "part": "z", "call": "read" });
+        let mut text = String::new();
+        (0..2).for_each(|_| page.line(&long, &mut text));
+        let lines: Vec<&str> = text.lines().collect();
+        let columns = |line: &str| ["PART", "z "].iter().find_map(|cell| line.find(cell));
+        assert!(lines.len() == 3 && lines[0].starts_with("TIME "), "{text}");
+        assert!(lines.iter().all(|line| columns(line) == Some(62)), "{text}");
         page.lost = 7;
         let summary = page.summary();
         assert!(summary.starts_with("3 calls, and 7 lost\n"), "{summary}");
@@ -202,7 +221,7 @@ TIME             DOOR      CLIENT                PART      CALL          POSITIO
             page.line(&event, &mut text);
         }
         page.line(&json!({ "part": "y", "call": 7 }), &mut text);
-        assert_eq!(text.lines().count(), 2 * MAX_ROWS + 1);
+        assert_eq!(text.lines().count(), 2 * MAX_ROWS + 2, "one more heading");
         assert!(text.lines().last().unwrap().len() < 250);
         assert_eq!(page.summary().lines().count(), MAX_ROWS + 2);
     }

@@ -411,7 +411,7 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
     let own = user.serve(&["s.toml", "--control", "own.sock"]).kill();
     assert_eq!(own, user.path("own.sock"));
     let nobody = user.run(&["status", "s.toml", "--control", "own.sock"]);
-    assert!(nobody.code == Some(1) && nobody.stderr.contains("no server listens there"), "{nobody:?}");
+    assert!(nobody.code == Some(1) && nobody.stderr.contains("no server "), "{nobody:?}");
     user.serve(&["s.toml", "--control", "own.sock"]).stop();
 }
 
@@ -515,10 +515,13 @@ fn strangers_hold_nobody_up() {
 fn who_answers_must_be_a_server() {
     let user = User::new();
     let listener = std::os::unix::net::UnixListener::bind(user.path("other.sock")).unwrap();
+    let ran = user.run(&["stop", "other.sock"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("siltstone stop takes unix:other.sock"), "{ran:?}");
     for (said, expected) in [
-        ("NBDMAGIC\n", "isn't JSON"),
+        ("{NBDMAGIC\n", "isn't JSON"),
+        ("NBDMAGICIHAVEOPT", "what listens there isn't a control socket"),
         ("{}\n", "neither"),
-        ("", "no server listens there"),
+        ("", "no server answers there: the connection was closed"),
         ("{\"answer\":{\"protocol\":2,\"process\":7}}\n", "(process 7) speaks version 2"),
         ("{\"error\":{\"errno\":16,\"text\":\"too many\"}}\n", "too many (busy)"),
     ] {

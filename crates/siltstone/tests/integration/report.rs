@@ -154,4 +154,35 @@ fn what_is_broken_is_reported() {
     // Without a stack it has the facts of the machine.
     let (ran, files) = report(&[]);
     assert_eq!((ran.code, files.len()), (Some(0), 2), "{ran:?}");
+    let (ran, files) = report(&["ram(1MiB)", "--control", "none.sock"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(files["README.txt"].contains("no server listens there"), "{}", files["README.txt"]);
+    assert!(ran.stdout.contains("Not available: status: control socket none.sock: no server"), "{ran:?}");
+}
+
+/// Reports that are made at the same time have names of their own.
+#[test]
+fn a_report_has_a_name_once_it_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let names = || {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.map(|name| name.into_string().unwrap()).collect::<Vec<_>>()
+    };
+    // The server that is asked doesn't answer for 10 s.
+    let listener = UnixListener::bind(folder.join("c.sock")).unwrap();
+    let mut waiting = command(folder, &["report", "--control", "c.sock", "-o", "r.tar"]).spawn().unwrap();
+    let (_stream, _) = listener.accept().unwrap();
+    assert_eq!(names(), ["c.sock"]);
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    assert_eq!(names(), ["c.sock"]);
+
+    let reports: Vec<_> = (0..4).map(|_| command(folder, &["report"]).spawn().unwrap()).collect();
+    for report in reports {
+        let ran = report.wait_with_output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
+    let reports = names().into_iter().filter(|name| name.starts_with("siltstone-report-")).count();
+    assert_eq!(reports, 4, "{:?}", names());
 }

@@ -163,8 +163,11 @@ fn without_a_server_or_a_terminal_it_says_what_to_do() {
     assert_eq!(code_and(&[], "--batch, --once or --json"), Some(2));
     assert_eq!(code_and(&["ram(1MiB)", "--once"], "not served"), Some(1));
     assert_eq!(code_and(&["--control", "none.control", "--once"], "no server listens there"), Some(1));
+    assert_eq!(code_and(&["--control", "/dev/null", "--once"], "/dev/null: it isn't a socket"), Some(1));
     assert_eq!(code_and(&["--once", "-d", "50ms"], "expected 100ms to 1h"), Some(2));
     let (one, path) = user.serve("ram(1MiB)", "one");
+    // An NBD server greets its client, and waits for an answer.
+    assert_eq!(code_and(&["--control", "one.sock", "--once"], "isn't a control socket"), Some(1));
     let (_two, _) = user.serve("ram(2MiB)", "two");
     let ran = user.top(&["--once"]);
     assert!(ran.code == Some(2) && ran.stderr.contains(path.to_str().unwrap()), "{ran:?}");

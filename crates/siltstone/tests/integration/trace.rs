@@ -139,10 +139,11 @@ fn a_peer_of_tcp_is_an_address() {
     );
     let said = wait_for(server.0.stdout.as_mut().unwrap(), "addresses");
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let arguments = ["trace", "s.toml", "--control", "c.sock", "--json", "--count", "1"];
+    let arguments =
+        ["trace", "s.toml", "--control", "c.sock", "--json", "--parts", "--call", "read", "--count", "9"];
     let mut tracing = Running(command(folder, &arguments).spawn().unwrap());
     let uri = said["addresses"][0].as_str().unwrap();
-    // Reads until one of them was traced.
+    // Reads until enough of them were traced.
     loop {
         let read = Command::new("qemu-io").args(["-f", "raw", "-c", "read 0 4k", uri]).output();
         if read.is_err() {
@@ -153,9 +154,18 @@ fn a_peer_of_tcp_is_an_address() {
         }
     }
     let ended = tracing.end();
-    let line: serde_json::Value = serde_json::from_str(ended.stdout.trim()).unwrap();
-    assert!(line["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{line}");
-    assert_eq!((&line["part"], &line["call"]), (&"disk".into(), &"read".into()));
+    let lines = ended.stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let lines: Vec<_> = lines.collect();
+    assert_eq!(lines.len(), 9, "{ended:?}");
+    for line in &lines {
+        assert!(line["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{line}");
+        assert_eq!((&line["part"], &line["call"]), (&"disk".into(), &"read".into()));
+    }
+    // Those of the door and of the part, in the order of their ends; each answer reads two clocks.
+    let number = |line: &serde_json::Value, key: &str| line[key].as_u64().unwrap();
+    let milliseconds = |line| (number(line, "time_ns") + number(line, "took_ns")) >> 20;
+    assert!(lines.is_sorted_by(|one, next| milliseconds(one) <= milliseconds(next) + 1), "{ended:?}");
+    assert!([true, false].map(|is| lines.iter().any(|line| line["door"].is_null() == is)) == [true; 2]);
 }
 
 /// Records of the log have no client, since they may have commands of several.

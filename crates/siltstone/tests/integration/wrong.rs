@@ -1,6 +1,7 @@
 //! Usage errors: refused with exit code 2, before anything is opened, and with messages that help.
 
 use crate::common::run;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Runs the program in a folder with `files`, and compares its whole message.
@@ -146,6 +147,59 @@ t.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes on
  10 | on = "disk"
     |      ^^^^^^"#,
     );
+}
+
+/// Messages, which logs keep, don't quote secrets.
+#[test]
+fn secrets_on_the_command_line() {
+    refused(
+        &[],
+        &["stack", "check", "crypt(file(disk.img), passphrase=hunter2, sise=1)"],
+        r#"
+stack:1:23: unknown key "passphrase" for kind "crypt": did you mean "passphrase_file"? It takes on, passphrase_file, key_file, sector_size, discard, pbkdf_memory, pbkdf_iterations
+ 1 | crypt(file(disk.img), passphrase=(masked), sise=1)
+   |                       ^^^^^^^^^^
+
+stack:1:43: unknown key "sise" for kind "crypt". It takes on, passphrase_file, key_file, sector_size, discard, pbkdf_memory, pbkdf_iterations
+ 1 | crypt(file(disk.img), passphrase=(masked), sise=1)
+   |                                            ^^^^"#,
+    );
+    for text in ["crypt(ram(64MiB), passphrase=hunter2", "crypt(ram(64MiB), key=\"hunter2\", on=no())"] {
+        let ran = run(Path::new("/"), &["stack", "check", text]);
+        assert!(ran.code == Some(2) && ran.stderr.contains("(masked)"), "{ran:?}");
+        assert!(!ran.stderr.contains("hunter2"), "{ran:?}");
+    }
+}
+
+/// The message names the file, and what often makes its contents another passphrase.
+#[test]
+fn a_passphrase_that_opens_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p");
+    let write = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    let stack = |size| format!("crypt(file(disk.img{size}), passphrase_file=p, pbkdf_memory=32KiB)");
+    write("right\nanother line");
+    let formatted = run(folder.path(), &["format", &stack(", size=18MiB")]);
+    assert_eq!(formatted.code, Some(0), "{formatted:?}");
+    let said = || run(folder.path(), &["status", &stack("")]);
+    assert_eq!(said().code, Some(0));
+    for (text, hint) in [
+        ("wrong", "; expected another one (permission denied)"),
+        (
+            "wrong\n",
+            "; the passphrase is the first line without its end; with cryptsetup --key-file it is the whole file",
+        ),
+        ("right\r\n", "; the first line of the file ends with CRLF"),
+    ] {
+        write(text);
+        let ran = said();
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        let named = format!("passphrase_file \"{}\": the passphrase opens no key slot", path.display());
+        assert!(ran.stderr.contains(&named) && ran.stderr.contains(hint), "{hint}: {}", ran.stderr);
+    }
 }
 
 #[test]
@@ -425,6 +479,8 @@ fn options() {
         (&["serve", "ram(1MiB)", "--log", "loud"], "invalid value 'loud'"),
         (&["stack", "show", "ram(1MiB)", "--line", "--toml"], "cannot be used with"),
         (&["record", "replay", "x", "--image", "y", "--choice", "some"], "expected nothing, everything"),
+        (&["trace", "ram(1MiB)", "--count", "-1"], "invalid value '-1' for '--count <N>'"),
+        (&["serve", "-s", "ram(1MiB)"], "-s: standard input is closed, or a device such as /dev/null"),
     ] {
         let ran = run(Path::new("/"), arguments);
         assert_eq!(ran.code, Some(2), "{arguments:?}");

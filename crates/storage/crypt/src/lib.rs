@@ -22,7 +22,7 @@ mod overlaps;
 pub mod secret;
 pub mod xts;
 
-use block::{BlockIndex, BlockSize, Buffer, Call, DevicePart, Durability, Result};
+use block::{BlockIndex, BlockSize, Buffer, Call, DevicePart, Durability, Error, Result};
 use device::{CryptPart, Segment};
 use secret::Secret;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
@@ -204,7 +204,17 @@ async fn open_luks(
         luks::format(&on, secret::copy_of(passphrase.get())?, new).await?;
     }
     let memory = settings.memory.unwrap_or(0).max(luks::MAX_MEMORY);
-    let part = luks::open(on, passphrase, memory).await?;
+    let (length, is_crlf) = (passphrase.get().len() as u64, passphrase.get().ends_with(b"\r"));
+    let path = arguments.path("passphrase_file")?;
+    let part = luks::open(on, passphrase, memory).await.map_err(|error| match error {
+        Error::PermissionDenied(detail) => {
+            let (path, hint) = (path.display(), secret::hint(&path, length, is_crlf));
+            Error::permission_denied(format!(
+                "passphrase_file \"{path}\": {detail}; expected another one{hint}"
+            ))
+        }
+        other => other,
+    })?;
     let differs = |key: &'static str, given: String, has: String| match given == has {
         true => Ok(()),
         false => Err(arguments.refuse(

@@ -61,16 +61,23 @@ async fn read(device: &dyn Device, offset: u64, length: u64) -> Result<Vec<u8>> 
 
 /// Reads one copy of the header.
 async fn read_copy(device: &dyn Device, place: Place, at: u64) -> Result<Copy> {
-    let cut_off = || Error::not_found(format!("no LUKS header at byte {at}: the device is too small"));
     let end = device.geometry().bytes();
     if at + header::BINARY as u64 > end {
-        return Err(cut_off());
+        return Err(Error::not_found(format!("no LUKS header at byte {at}: the device has {end} bytes")));
     }
     let size = header::size(&read(device, at, header::BINARY as u64).await?, place, at)?;
-    if at + size > end {
-        return Err(cut_off());
-    }
+    check_end("header", at + size, end)?;
     header::decode(&read(device, at, size).await?, place, at)
+}
+
+/// Checks that a device of `end` bytes has all that its header tells of.
+fn check_end(what: &str, needed: u64, end: u64) -> Result<()> {
+    match needed <= end {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "the LUKS2 {what} is cut off: the device has {end} bytes; expected at least {needed}; look for the whole image"
+        ))),
+    }
 }
 
 /// Reads the authoritative copy of the header.
@@ -112,6 +119,9 @@ pub async fn open(below: Arc<dyn DevicePart>, passphrase: Secret, memory: u64) -
     let device = below.open().await?;
     let copy = read_header(&*device).await?;
     let volume = metadata::parse(&copy.json, copy.size)?;
+    let Segment { offset, bytes, sector_size, .. } = volume.segment;
+    let needed = offset.saturating_add(bytes.unwrap_or(sector_size as u64));
+    check_end("volume", needed, device.geometry().bytes())?;
     let mut materials = Vec::new();
     for slot in &volume.slots {
         materials.push(read(&*device, slot.offset, (STRIPES * slot.key_size) as u64).await);
@@ -134,7 +144,7 @@ fn try_slots(
 ) -> Result<(u8, Secret)> {
     let mut work = slot::Work::new(memory);
     let of_slot = |number: u8, error: Error| error.in_context(format_args!("key slot {number}"));
-    let refused = |(number, text): &(u8, String)| of_slot(*number, Error::corrupt(text.clone()));
+    let refused = |(number, error): &(u8, Error)| of_slot(*number, error.clone());
     let mut failures: Vec<Error> = volume.refused.iter().map(refused).collect();
     for (slot, material) in volume.slots.iter().zip(materials) {
         let opened = material.and_then(|material| {
@@ -151,10 +161,14 @@ fn try_slots(
         }
     }
     let Some(last) = failures.last() else {
-        return Err(Error::permission_denied(format!(
-            "the passphrase opens no key slot of the LUKS2 header, which has {}; expected another passphrase_file",
-            volume.slots.len()
-        )));
+        return Err(match volume.slots.len() {
+            0 => Error::not_found(
+                "the LUKS2 header has no key slot in use for a passphrase; expected one; cryptsetup luksAddKey adds one",
+            ),
+            count => Error::permission_denied(format!(
+                "the passphrase opens no key slot of the LUKS2 header, which has {count}"
+            )),
+        });
     };
     let texts: Vec<&str> = failures.iter().map(Error::detail).collect();
     Err(last.with_detail(format!(

@@ -127,6 +127,20 @@ pub fn lock_passphrase(path: PathBuf, _alone: bool) -> Call<'static, Result<Opti
     }))
 }
 
+/// Possible reason for a wrong passphrase of `length` bytes, which is the first line of a file.
+pub fn hint(path: &Path, length: u64, is_crlf: bool) -> &'static str {
+    let is_longer = || std::fs::metadata(path).is_ok_and(|found| found.len() > length);
+    match is_crlf {
+        true => {
+            "; the first line of the file ends with CRLF, and the CR is taken as a part of the passphrase; remove it, as with dos2unix"
+        }
+        false if is_longer() => {
+            "; the passphrase is the first line without its end; with cryptsetup --key-file it is the whole file"
+        }
+        false => "",
+    }
+}
+
 /// Reads at most 513 bytes of a file that only its owner can access.
 fn read(key: &str, path: &Path) -> Result<Secret> {
     let name = format!("{key} \"{}\"", path.display());

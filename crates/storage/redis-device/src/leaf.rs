@@ -7,6 +7,7 @@ use crate::slots::SlotTable;
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use runtime::net::Address;
 use serde_json::json;
+use stack::secrets::{password_in, warn_of_access};
 use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::rc::Rc;
@@ -129,18 +130,10 @@ fn addresses_of(arguments: &Arguments) -> Result<Vec<Address>> {
 
 fn credentials_of(arguments: &Arguments) -> Result<Option<Credentials>> {
     let Some(path) = arguments.optional_path("password_file")? else { return Ok(None) };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| arguments.refuse("password_file", format!("{}: {error}", path.display())))?;
-    match text.lines().next().filter(|line| !line.is_empty()) {
-        Some(password) => {
-            let username = arguments.optional_text("username")?;
-            Ok(Some(Credentials { username, password: password.to_owned() }))
-        }
-        None => {
-            let text = format!("{}: its first line is empty; expected a password", path.display());
-            Err(arguments.refuse("password_file", text))
-        }
-    }
+    let password = password_in(&path);
+    let password = password.map_err(|error| arguments.refuse("password_file", error.detail().to_owned()))?;
+    warn_of_access(&path);
+    Ok(Some(Credentials { username: arguments.optional_text("username")?, password }))
 }
 
 fn check_name(name: &str) -> Result<()> {

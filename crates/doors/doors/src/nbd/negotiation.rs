@@ -36,16 +36,19 @@ pub struct ExportDescription {
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether a client may spread its requests over several connections.
+    pub several_connections: bool,
     /// Smallest size of efficient requests, in bytes: a power of two, at least 512.
     pub preferred_block: u32,
 }
 
 impl ExportDescription {
     fn flags(&self, structured: bool) -> u16 {
-        let mut flags = transmission_flag::HAS_FLAGS
-            | transmission_flag::SEND_FLUSH
-            | transmission_flag::SEND_FUA
-            | transmission_flag::CAN_MULTI_CONN;
+        let mut flags =
+            transmission_flag::HAS_FLAGS | transmission_flag::SEND_FLUSH | transmission_flag::SEND_FUA;
+        if self.several_connections {
+            flags |= transmission_flag::CAN_MULTI_CONN;
+        }
         flags |= match self.read_only {
             true => transmission_flag::READ_ONLY,
             false => transmission_flag::SEND_TRIM | transmission_flag::SEND_WRITE_ZEROES,

@@ -8,6 +8,7 @@ fn exports() -> Vec<ExportDescription> {
         description: format!("the {name}"),
         size,
         read_only,
+        several_connections: true,
         preferred_block: 4096,
     };
     vec![export("disk", 1 << 30, false), export("rom", 4096, true)]
@@ -93,6 +94,9 @@ fn go_with_everything() {
         assert_eq!(list[3].2, [0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0x01, 0xed]);
         assert_eq!(list[4].2, [0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 2, 0, 0, 0]);
     }
+    // A server for one connection doesn't invite to a second one.
+    let single = ExportDescription { several_connections: false, ..exports()[0].clone() };
+    assert_eq!(exports()[0].flags(true) ^ single.flags(true), transmission_flag::CAN_MULTI_CONN);
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl ExportConfig {
             description: self.description.clone(),
             size: geometry.bytes(),
             read_only: self.read_only || geometry.read_only,
+            several_connections: true,
             preferred_block: (geometry.block_size.bytes() as u32).max(4096),
         }
     }
@@ -189,7 +190,8 @@ impl Server {
                     )));
                 }
             }
-            descriptions.push(export.describe());
+            let several_connections = config.max_connections > 1;
+            descriptions.push(ExportDescription { several_connections, ..export.describe() });
         }
         let shared = Shared {
             address: config.address,

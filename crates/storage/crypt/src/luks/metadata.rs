@@ -1,9 +1,10 @@
 //! Metadata of LUKS2: the JSON text of key slots, segments and digests.
 //!
 //! What this program can't open is refused with a reason: volumes during a reencryption, with integrity tags,
-//! of several segments, with another cipher than AES-XTS. A key slot of an unknown type or cipher is left
-//! out. Numbers are checked against limits before they are used, and lists are bounded by [`MAX_ENTRIES`]; an
-//! unknown field takes no memory.
+//! of several segments, with another cipher than AES-XTS. A key slot of another type, which no passphrase
+//! opens, is left out; one with an unknown cipher or derivation is kept with the reason. Numbers are checked
+//! against limits before they are used, and lists are bounded by [`MAX_ENTRIES`]; an unknown field takes no
+//! memory.
 
 use crate::device::Segment;
 use base64ct::{Base64, Encoding};
@@ -34,6 +35,8 @@ pub enum Hash {
 }
 
 impl Hash {
+    const NAMES: [&str; 4] = ["sha1", "sha256", "sha384", "sha512"];
+
     fn named(name: &str) -> Option<Hash> {
         Some(match name {
             "sha1" => Hash::Sha1,
@@ -107,8 +110,8 @@ pub struct Digest {
 pub struct Volume {
     /// Key slots that this program can open, in the order in which they are tried.
     pub slots: Vec<Slot>,
-    /// Numbers of slots with fields that are out of range, which can't be tried, and what is wrong.
-    pub refused: Vec<(u8, String)>,
+    /// Numbers of slots that can't be tried, and what is wrong.
+    pub refused: Vec<(u8, Error)>,
     /// Digest of the volume key.
     pub digest: Digest,
     /// The encrypted data.
@@ -282,7 +285,7 @@ pub fn parse(json: &[u8], header: u64) -> Result<Volume> {
         if priority > 0 && is_of(&entry.keyslots, number) {
             match slot_of(number, slot, header, segment.offset) {
                 Ok(slot) => slots.extend(slot.map(|slot| (priority, slot))),
-                Err(error) => refused.push((number, error.detail().to_owned())),
+                Err(error) => refused.push((number, error)),
             }
         }
     }
@@ -312,12 +315,18 @@ fn segment_of(entry: SegmentEntry, header: u64) -> Result<Segment> {
     Ok(Segment { offset, bytes, tweak, sector_size })
 }
 
-/// Returns a slot, or `None` for one of an unknown type or cipher.
+/// Returns a slot, or `None` for one of another type, which isn't for passphrases.
 fn slot_of(number: u8, entry: SlotEntry, header: u64, data: u64) -> Result<Option<Slot>> {
-    let (Some(splitter), Some(area), Some(kdf)) = (entry.af, entry.area, entry.kdf) else { return Ok(None) };
-    let is_known = entry.kind == "luks2" && splitter.kind == "luks1" && area.kind == "raw";
-    let hash = Hash::named(&splitter.hash).filter(|_| area.encryption.as_deref() == Some(CIPHER));
-    let (Some(hash), Some(kdf), true) = (hash, kdf_of(kdf), is_known) else { return Ok(None) };
+    if entry.kind != "luks2" {
+        return Ok(None);
+    }
+    let (Some(splitter), Some(area), Some(kdf)) = (entry.af, entry.area, entry.kdf) else {
+        return Err(corrupt("a field is missing"));
+    };
+    check_word("type of the splitter", &splitter.kind, &["luks1"])?;
+    check_word("type of the area", &area.kind, &["raw"])?;
+    check_word("cipher", area.encryption.as_deref().unwrap_or_default(), &[CIPHER])?;
+    let (hash, kdf) = (hash_of(&splitter.hash)?, kdf_of(kdf)?);
     let sizes = [entry.key_size, area.key_size].map(Option::unwrap_or_default);
     let (offset, bytes) = (
         self::number(&area.offset, "offset of a key slot")?,
@@ -334,21 +343,35 @@ fn slot_of(number: u8, entry: SlotEntry, header: u64, data: u64) -> Result<Optio
     }
 }
 
-fn kdf_of(entry: KdfEntry) -> Option<Kdf> {
-    let salt = bytes_of(&entry.salt)?;
-    match &*entry.kind {
-        "argon2id" | "argon2i" => Some(Kdf::Argon2 {
-            is_id: entry.kind == "argon2id",
-            time: entry.time?,
-            memory: entry.memory?,
-            lanes: entry.cpus?,
-            salt,
-        }),
-        "pbkdf2" => {
-            Some(Kdf::Pbkdf2 { hash: Hash::named(&entry.hash?)?, iterations: entry.iterations?, salt })
+/// Refuses a word that this program doesn't know.
+fn check_word(what: &str, word: &str, known: &[&str]) -> Result<()> {
+    match known.contains(&word) {
+        true => Ok(()),
+        false => {
+            let word: String = word.chars().take(40).collect();
+            let (word, known) = (word.escape_debug(), known.join(", "));
+            Err(unsupported(format_args!("{what} \"{word}\"; expected {known}")))
         }
-        _ => None,
     }
+}
+
+fn hash_of(name: &str) -> Result<Hash> {
+    check_word("hash function", name, &Hash::NAMES)?;
+    Hash::named(name).ok_or_else(|| corrupt("a hash function"))
+}
+
+fn kdf_of(entry: KdfEntry) -> Result<Kdf> {
+    check_word("key derivation", &entry.kind, &["argon2id", "argon2i", "pbkdf2"])?;
+    let incomplete = || corrupt("a number or the salt of the key derivation is missing or out of range");
+    let salt = bytes_of(&entry.salt).ok_or_else(incomplete)?;
+    if entry.kind == "pbkdf2" {
+        let hash = hash_of(entry.hash.as_deref().unwrap_or_default())?;
+        let iterations = entry.iterations.ok_or_else(incomplete)?;
+        return Ok(Kdf::Pbkdf2 { hash, iterations, salt });
+    }
+    let numbers = entry.time.zip(entry.memory).zip(entry.cpus);
+    let ((time, memory), lanes) = numbers.ok_or_else(incomplete)?;
+    Ok(Kdf::Argon2 { is_id: entry.kind == "argon2id", time, memory, lanes, salt })
 }
 
 fn digest_of(entry: DigestEntry) -> Result<Digest> {
@@ -472,11 +495,41 @@ mod tests {
         ] {
             let volume = parse(text().replace(from, to).as_bytes(), 16 << 10).unwrap();
             assert_eq!(volume.slots, [], "{to}");
-            assert!(matches!(&volume.refused[..], [(0, text)] if text.contains("out of range")), "{to}");
+            assert!(
+                matches!(&volume.refused[..], [(0, Error::Corrupt(text))] if text.contains("out of range")),
+                "{to}"
+            );
         }
-        // Slots that other programs use are left out.
+        for (from, to, expected) in [
+            (
+                "\"argon2id\"",
+                "\"scrypt\"",
+                "key derivation \"scrypt\"; expected argon2id, argon2i, pbkdf2; open it",
+            ),
+            (
+                "\"encryption\":\"aes-xts-plain64\",\"key_size\"",
+                "\"encryption\":\"serpent-xts-plain64\",\"key_size\"",
+                "cipher \"serpent-",
+            ),
+            (
+                "\"stripes\":4000,\"hash\":\"sha256\"",
+                "\"stripes\":4000,\"hash\":\"whirlpool\"",
+                "hash function \"whirlpool\"",
+            ),
+            ("\"type\":\"raw\"", "\"type\":\"checksum\"", "type of the area \"checksum\""),
+        ] {
+            let changed = text().replace(from, to);
+            assert_ne!(changed, text(), "{from}");
+            let volume = parse(changed.as_bytes(), 16 << 10).unwrap();
+            assert_eq!(volume.slots, [], "{to}");
+            assert!(
+                matches!(&volume.refused[..], [(0, Error::Unsupported(text))] if text.contains(expected)),
+                "{:?}",
+                volume.refused
+            );
+        }
+        // Slots that no passphrase opens, or that aren't in use, are left out.
         for (from, to) in [
-            ("\"argon2id\"", "\"scrypt\""),
             ("\"type\":\"luks2\"", "\"type\":\"reencrypt\""),
             ("\"keyslots\":[\"0\"]", "\"keyslots\":[]"),
             ("\"keyslots\":{\"0\":{", "\"keyslots\":{\"0\":{\"priority\":0,"),

@@ -119,6 +119,22 @@ fn what_is_no_volume_is_named() {
         let small = disk_of(luks::DATA, 512);
         let error = luks::format(&small, passphrase("right"), FORMAT).await.unwrap_err();
         assert!(error.to_string().contains("expected more than 16777216"), "{error}");
+        // An image that was copied in part.
+        let disk = formatted(4096, FORMAT).await.open().await.unwrap();
+        for (bytes, expected) in [
+            (8 << 10, "header is cut off: the device has 8192 bytes; expected at least 16384"),
+            (1 << 20, "volume is cut off: the device has 1048576 bytes; expected at least 16781312"),
+            (16 << 20, "volume is cut off: the device has 16777216 bytes"),
+        ] {
+            let (read, start) = disk.read(BlockIndex(0), Buffer::new(bytes)).await;
+            read.unwrap();
+            let part = disk_of(bytes as u64, 512);
+            let device = part.open().await.unwrap();
+            let start = Data::copy_of(start.filled());
+            device.write(BlockIndex(0), start.into(), Durability::Visible).await.unwrap();
+            let error = refusal(&part, "right").await.unwrap();
+            assert!(matches!(&error, Error::Corrupt(text) if text.contains(expected)), "{error}");
+        }
         // A header that asks for more memory than is permitted.
         let disk = formatted(4096, NewVolume { memory: 2 << 20, ..FORMAT }).await;
         let error = luks::open(disk.clone(), passphrase("right"), 1 << 20).await.err().unwrap();
@@ -213,6 +229,22 @@ fn formatting_overwrites_all_that_an_earlier_volume_had_before_its_data() {
             let pieces: BTreeSet<&[u8]> = buffer.filled()[1 << 20..].chunks(64).collect();
             assert_eq!(pieces.len(), (expected as usize - (1 << 20)) / 64);
         }
+    });
+}
+
+/// A passphrase that may be right isn't called wrong.
+#[test]
+fn a_slot_of_an_unknown_kind_is_named() {
+    on_a_shard(|| async {
+        let disk = formatted(4096, FORMAT).await;
+        change(&disk, |json| json["keyslots"]["0"]["kdf"]["type"] = "scrypt".into()).await;
+        let error = refusal(&disk, "right").await.unwrap();
+        let expected =
+            "key slot 0: the LUKS2 volume: key derivation \"scrypt\"; expected argon2id, argon2i, pbkdf2";
+        assert!(matches!(&error, Error::Unsupported(text) if text.contains(expected)), "{error}");
+        change(&disk, |json| json["keyslots"]["0"]["priority"] = 0.into()).await;
+        let error = refusal(&disk, "right").await.unwrap();
+        assert!(matches!(&error, Error::NotFound(text) if text.contains("no key slot in use")), "{error}");
     });
 }
 
