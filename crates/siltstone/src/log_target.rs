@@ -73,6 +73,13 @@ pub fn serving() {
     IS_SERVING.store(true, Ordering::Relaxed);
 }
 
+/// Ends the process at once, without an orderly end of the runtime, after its last messages are written.
+#[expect(clippy::disallowed_methods, reason = "the messages are written")]
+pub fn exit(status: i32) -> ! {
+    flush();
+    std::process::exit(status);
+}
+
 /// Writes all messages, for at most [`FLUSH_LIMIT`]. Call it before the process ends.
 pub fn flush() {
     if let Some(target) = TARGET.get() {

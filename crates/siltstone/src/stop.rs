@@ -287,9 +287,8 @@ impl Stop {
             )),
         }
         say(&format!("{}: {reason}; the server ends without it: {}", self.name, self.loss));
-        log_target::flush();
         // An orderly end would wait for requests in flight.
-        std::process::exit(1);
+        log_target::exit(1);
     }
 }
 

@@ -56,6 +56,7 @@ const NEEDS: [Need; 27] = [
         "redis clients of the key-value store, redis itself to compare with, devices on it",
     ),
     need("prometheus", &["prometheus"], "metrics: what Prometheus scrapes"),
+    need("ss", &["iproute2"], "the state of sockets, in a test of attached stacks"),
     need("jq", &["jq"], "scripts that read results; attached stacks"),
 ];
 

@@ -410,22 +410,34 @@ assert sum(int(line[3]) for line in used) > 64 << 10, used
     attached.detach();
 }
 
-/// The holder learns both at once: a server is ready, and has ended.
+/// The holder learns both at once: a server is ready, and has ended. The holder is stopped while the new
+/// server opens the stack, until the server's message waits in its socket.
 #[test]
 fn a_server_that_dies_as_soon_as_it_is_ready_is_replaced() {
-    need!("jq", "losetup", "pgrep");
+    need!("jq", "losetup", "pgrep", "ss");
     if !can_attach() {
         return;
     }
     let folder = tempdir().expect("a folder");
-    let attached = Attached::new("soon", &format!("file({}, size=16MiB)", path(&folder, "disk")), &[]);
+    let disk = path(&folder, "disk");
+    // Opening takes some reads.
+    let stack = format!("log(fault(file({disk}, size=16MiB), \"read delay=100ms\"))");
+    let attached = Attached::new("soon", &stack, &["--format"]);
     let listed = attached.listed();
     run_shell(&format!(
         "holder={holder}
          kill -9 {server}
-         for try in $(seq 200); do next=$(pgrep -P $holder | grep -vx {server} | head -n 1) && [ -n \"$next\" ] && break; sleep 0.01; done
+         until next=$(pgrep -P $holder | grep -vx {server}); do sleep 0.001; done
          kill -STOP $holder
-         sleep 1.5
+         trap 'kill -CONT $holder' EXIT
+         socket=$(readlink /proc/$next/fd/0 | tr -dc 0-9)
+         is_ready() {{ ss -xH | awk -v socket=$socket '$6 == socket && $4 > 0 {{ found = 1 }} END {{ exit !found }}'; }}
+         is_adopted() {{ [ \"$(jq .server /run/siltstone/{name}/attachment.json)\" = $next ]; }}
+         until is_ready || is_adopted; do
+             # The server opens the disk once it has the holder's message: without, the holder runs for a moment.
+             ls -l /proc/$next/fd | grep -q {disk} || {{ kill -CONT $holder; sleep 0.001; kill -STOP $holder; }}
+             sleep 0.01
+         done
          kill -9 $next
          kill -CONT $holder
          for try in $(seq 300); do

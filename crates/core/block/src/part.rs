@@ -50,6 +50,9 @@ pub trait Part: Send + Sync {
     /// ends the waiting only. A program that must end gives up after a limit of its own (`runtime::timeout`),
     /// and ends its process: changes that weren't durable are lost then.
     ///
+    /// Dropping a part isn't a close: its tasks may write to the parts below until the runtime ends. Those
+    /// must not be opened for another part before this has returned or the runtime has ended.
+    ///
     /// # Errors
     /// The changes that may not be durable, with the reason. The only remedy is to open the part again.
     fn close(&self) -> Call<'_, Result<()>> {

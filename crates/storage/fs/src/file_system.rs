@@ -225,6 +225,9 @@ impl FileSystem {
     /// There is no time limit: storage that never answers is waited for without end. After a limit of the
     /// caller (`runtime::timeout`), only the process can end; what wasn't durable is lost.
     ///
+    /// Dropping all handles isn't a close: tasks may write to the zones until the runtime ends. They must not
+    /// be opened again before.
+    ///
     /// # Errors
     /// The failure of the log; errors of writing.
     pub async fn close(&self) -> Result<()> {

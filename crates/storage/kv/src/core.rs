@@ -200,6 +200,7 @@ impl Core {
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
+        core.note_unwritten(0);
         // Replayed writes were already counted before the crash.
         core.work.client_bytes.set(0);
         Ok(core)
@@ -225,6 +226,8 @@ impl Core {
                 if let Err(error) = core.kit.space.check() {
                     core.refuse_pending(&error);
                 }
+                // Puts of other shards may wait.
+                core.freeze_for_puts();
                 drop(core);
                 runtime::sleep(FAILURE_LOOK).await;
             }

@@ -284,9 +284,16 @@ pub trait Owner: Sized + 'static {
         self.kit().events.notify_all();
     }
 
-    /// Number of free zones that users leave to the cleaner and to checkpoints.
+    /// Number of free zones that users leave to the cleaner and to checkpoints: while fewer are free, the
+    /// cleaner works without a pause.
     fn kept_zones(&self) -> u32 {
         self.kit().settings.cleaner_reserve + self.checkpoint_zones()
+    }
+
+    /// Number of free zones that records of users leave, at most [`kept_zones`](Self::kept_zones): fewer for
+    /// an owner that admits entries only while more zones are free.
+    fn kept_by_records(&self) -> u32 {
+        self.kept_zones()
     }
 
     /// Number of free zones that users' entries leave that free space, while no zone can be freed for others.

@@ -5,6 +5,7 @@ use super::super::folder::OWNER_ONLY;
 use super::super::handover::{Connection, Ready};
 use super::super::node::claim;
 use super::{AttachedDoor, DoorConfig, Driver, NodeDriver, NodeRequest, OpenConnection, no_zones};
+use crate::log_target;
 use block::{Call, Error, Result};
 use doors::nbd::client::connect_for_kernel;
 use doors::nbd::door::NbdDoor;
@@ -146,7 +147,7 @@ pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
             // The kernel resends the connection's requests, also to this server over another connection. One
             // that is still in progress must not execute after that.
             tracing::error!("a connection of the kernel's NBD client has ended: {error}");
-            std::process::exit(1);
+            log_target::exit(1);
         }
         disconnected.stop();
     });

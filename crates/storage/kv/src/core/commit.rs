@@ -170,6 +170,9 @@ impl Core {
         while self.commit.pending.borrow().bytes.len() >= MAX_PENDING {
             self.check_open()?;
             self.commit.progress.notified().await;
+            if !frees {
+                self.admit_puts(batch.bytes().len()).await?;
+            }
         }
         self.check_open()?;
         // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
@@ -302,15 +305,16 @@ impl Core {
         // Compactions may fill the zones that they have claimed.
         let claimed = space.claimed.load(Ordering::Acquire);
         let needed = zones_of_buffered(&self.kit.layout, self.peers.shards, space.unwritten_bytes());
-        self.kit.pool.free() > self.kept_zones() + claimed + needed
+        self.kit.pool.free() > self.kept_by_records() + claimed + needed
     }
 
     /// Notes how many bytes of this shard's writes still take zones, with `more` bytes that are about to be
-    /// queued.
+    /// queued: each takes the log and then a table.
     pub(crate) fn note_unwritten(&self, more: usize) {
+        let unlogged = self.commit.unwritten.get() + (self.commit.pending().len() + more) as u64;
         // Flushes take zones before they free those of the log.
-        let others = (self.commit.pending().len() + self.buffers.bytes() + more) as u64;
-        self.peers.space.set_unwritten(self.peers.shard, self.commit.unwritten.get() + others);
+        let bytes = 2 * unlogged + self.buffers.bytes() as u64;
+        self.peers.space.set_unwritten(self.peers.shard, bytes);
     }
 
     /// Completes the requests and jobs that wait for an entry.

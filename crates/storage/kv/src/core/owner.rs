@@ -167,8 +167,10 @@ impl Owner for Core {
             .iter()
             .any(|log_entry| matches!(log_entry.origin, Origin::Writes { .. } | Origin::Shared))
         {
+            self.note_unwritten(0);
             self.freeze_if_full();
             self.freeze_if_wasteful();
+            self.freeze_for_puts();
             if self.buffers.take_new_zone() {
                 // With fewer free zones, another compaction may be due.
                 self.events.changed.notify_all();
@@ -256,6 +258,14 @@ impl Owner for Core {
     fn checkpoint_zones(&self) -> u32 {
         let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
         (self.checkpoint_cost() * 5 / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    fn kept_zones(&self) -> u32 {
+        self.kept_by_records() + self.zones_of_jobs()
+    }
+
+    fn kept_by_records(&self) -> u32 {
+        self.kit.settings.cleaner_reserve + self.checkpoint_zones()
     }
 
     fn freeing_zones(&self) -> u32 {

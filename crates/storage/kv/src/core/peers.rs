@@ -17,6 +17,8 @@ pub(crate) struct SharedSpace {
     manifests: Box<[AtomicU64]>,
     /// Bytes of writes of each shard that still take zones, rounded up.
     unwritten: Box<[AtomicU64]>,
+    /// Bytes of the largest table of each shard.
+    largest: Box<[AtomicU64]>,
     /// Number of blocks of the last checkpoint.
     pub directory: AtomicU64,
     /// Number of zones that running jobs may still fill; space for checkpoints must exist beyond these.
@@ -32,15 +34,17 @@ impl SharedSpace {
         Arc::new(SharedSpace {
             manifests: zeros(),
             unwritten: zeros(),
+            largest: zeros(),
             directory: AtomicU64::new(0),
             claimed: AtomicU32::new(0),
             exhausted: AtomicU32::new(0),
         })
     }
 
-    /// Sets the size of a shard's manifest in bytes.
-    pub fn set_manifest(&self, shard: u16, bytes: u64) {
-        self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
+    /// Sets the size of a shard's manifest and of its largest table, in bytes.
+    pub fn set_tables(&self, shard: u16, manifest: u64, largest: u64) {
+        self.manifests[usize::from(shard)].store(manifest, Ordering::Relaxed);
+        self.largest[usize::from(shard)].store(largest, Ordering::Relaxed);
     }
 
     /// Sets the bytes of a shard's writes that still take zones. A shard that then reads the sum of all, and
@@ -55,6 +59,11 @@ impl SharedSpace {
     /// Bytes of the writes of all shards that still take zones.
     pub fn unwritten_bytes(&self) -> u64 {
         self.unwritten.iter().map(|bytes| bytes.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Bytes of the largest table of any shard.
+    pub fn largest_table(&self) -> u64 {
+        self.largest.iter().map(|bytes| bytes.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
 
     /// Bytes of all manifests.

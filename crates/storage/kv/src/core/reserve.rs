@@ -3,7 +3,8 @@
 //! In this order, each of these leaves more free zones than the one before: edits of the manifest, flushes
 //! and the purge of a table (`reclaim`), deletes, compactions, and all other writes. So a store that refuses
 //! puts still accepts deletes, can write them as tables, and can drop the deleted data.
-//! Each step has zones for all shards.
+//! Each step has zones for all shards. Puts also leave what flushes of all writes in memory take, or the
+//! purge of the largest table: a flush that has no space would keep the zones of the log for ever.
 //!
 //! A compaction claims the zones that it may fill before it begins, so that concurrent compactions of several
 //! shards don't exhaust the zones together.
@@ -60,9 +61,32 @@ impl Core {
         self.kept(3)
     }
 
+    /// Number of zones that puts leave in addition: flushes of all writes in memory take them, and records of
+    /// those that aren't in the log yet; or else the purge of the largest table. A flush frees zones of the
+    /// log, so one after the other fits.
+    pub(crate) fn zones_of_jobs(&self) -> u32 {
+        let space = &self.peers.space;
+        (space.unwritten_bytes().max(space.largest_table()) / self.table_bytes_of_zone()) as u32
+    }
+
+    /// Bytes of tables that fit a zone.
+    fn table_bytes_of_zone(&self) -> u64 {
+        let layout = &self.kit.layout;
+        (u64::from(layout.data_blocks(crate::log_entry::MAX_META)) * layout.block_size.bytes()).max(1)
+    }
+
     /// Whether so few zones are free that puts wait, or will wait soon.
     pub(crate) fn is_low(&self) -> bool {
         self.kit.pool.free() <= self.kept_zones() + u32::from(self.peers.shards)
+    }
+
+    /// Freezes the active buffer if puts of any shard wait because of the writes in memory, and this shard
+    /// has a share of these.
+    pub(crate) fn freeze_for_puts(&self) {
+        let bytes = self.buffers.active().memtable.bytes() as u64 * u64::from(self.peers.shards);
+        if bytes >= self.table_bytes_of_zone() && self.kit.pool.free() <= self.kept_zones() {
+            self.freeze_for_space();
+        }
     }
 
     /// Live data of tables and of the log, in the zones that puts may fill. Deleted and overwritten values
@@ -74,7 +98,7 @@ impl Core {
     pub(crate) fn fullness(&self) -> Fullness {
         let (pool, layout) = (&self.kit.pool, &self.kit.layout);
         let block = layout.block_size.bytes();
-        let zone = u64::from(layout.data_blocks(crate::log_entry::MAX_META)) * block;
+        let zone = self.table_bytes_of_zone();
         let good = pool.count(|_| true).saturating_sub(pool.damaged());
         let usable = u64::from(good.saturating_sub(self.kept_zones()).max(1));
         let filled = u64::from(good.saturating_sub(pool.free()).max(1));
@@ -92,9 +116,7 @@ impl Core {
 
     /// Claims the zones of a job that writes up to `bytes` bytes; `None` if they aren't free.
     pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
-        let zone = u64::from(self.kit.layout.data_blocks(crate::log_entry::MAX_META))
-            * self.kit.layout.block_size.bytes();
-        let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
+        let zones = bytes.div_ceil(self.table_bytes_of_zone()) as u32 + 1;
         let claimed = &self.peers.space.claimed;
         let before = claimed.fetch_add(zones, Ordering::AcqRel);
         let claim = Claim { core: self.clone(), zones };
@@ -123,14 +145,19 @@ impl Core {
         u64::from(self.peers.space.exhausted.load(Ordering::Acquire)) & all == all
     }
 
-    /// Waits until more zones are free than puts must leave.
+    /// Waits until more zones are free than puts of `bytes` bytes must leave.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if none can be freed.
-    pub(crate) async fn admit_puts(&self) -> Result<()> {
+    pub(crate) async fn admit_puts(&self, bytes: usize) -> Result<()> {
         let begin = runtime::now();
-        while self.kit.pool.free() <= self.kept_zones() {
+        let must_wait = || {
+            self.note_unwritten(bytes);
+            self.kit.pool.free() <= self.kept_zones()
+        };
+        while must_wait() {
             self.check_open()?;
+            self.freeze_for_puts();
             let is_over = begin.elapsed() >= PUT_PATIENCE;
             match self.kit.stuck() {
                 Some(error) if is_over || self.is_exhausted() => return Err(error),

@@ -126,7 +126,9 @@ impl Core {
                 + table.meta.summary.smallest.len()
                 + table.meta.summary.largest.len()
         };
-        self.peers.space.set_manifest(self.peers.shard, tables.iter().map(bytes).sum::<usize>() as u64);
+        let manifest = tables.iter().map(bytes).sum::<usize>() as u64;
+        let largest = tables.iter().map(|table| table.meta.summary.length).max().unwrap_or(0);
+        self.peers.space.set_tables(self.peers.shard, manifest, largest);
         self.tables.levels.replace(Rc::new(Levels::of(tables)));
     }
 }

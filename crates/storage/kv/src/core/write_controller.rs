@@ -118,7 +118,7 @@ impl Core {
     /// there is one.
     pub(crate) async fn stall(&self, frees: bool, bytes: usize) -> Result<()> {
         if !frees {
-            self.admit_puts().await?;
+            self.admit_puts(bytes).await?;
         }
         let tables = self.tables.level0() + self.buffers.frozen().len();
         if self.compactions.controller.slows(tables) && !(frees && self.is_low()) {

@@ -31,6 +31,8 @@ struct Line {
     /// Whether the store is closed and opened between the steps.
     reopens: bool,
     acknowledge: Acknowledge,
+    /// Write buffers of all shards; `None` is the default of the kind.
+    buffer_bytes: Option<u64>,
 }
 
 impl Line {
@@ -47,7 +49,7 @@ impl Line {
         Settings {
             shards: Some(self.shards),
             acknowledge: self.acknowledge,
-            buffer_bytes: (capacity / 32).max(u64::from(self.shards) << 16),
+            buffer_bytes: self.buffer_bytes.unwrap_or((capacity / 32).max(u64::from(self.shards) << 16)),
             cache_bytes: 4 << 20,
             table_bytes,
             level_bytes: (capacity / 16).max(table_bytes),
@@ -209,6 +211,7 @@ fn a_full_store_takes_deletes_and_then_puts_again() {
         promises: false,
         reopens: true,
         acknowledge: Acknowledge::Written,
+        buffer_bytes: None,
     };
     run(line, Fill::Puts);
 }
@@ -223,6 +226,7 @@ fn a_full_store_of_two_shards_with_a_promise_takes_deletes_and_then_puts_again()
         promises: true,
         reopens: false,
         acknowledge: Acknowledge::Written,
+        buffer_bytes: None,
     };
     run(line, Fill::Puts);
 }
@@ -254,34 +258,98 @@ async fn fill_at_once(run: &Run, clients: u32) -> Vec<u32> {
     accepted
 }
 
+/// Write buffers of each shard that are large in relation to the zones, in bytes.
+const LARGE: Option<u64> = Some(4 << 20);
+
+/// A store on zones of 256 KiB, with write buffers of this size for each shard.
+fn small_zones(shards: u16, value: usize, acknowledge: Acknowledge, buffer: Option<u64>) -> Line {
+    Line {
+        shards,
+        zones: 32 + 30 * u32::from(shards),
+        zone_size: 256 << 10,
+        value,
+        promises: false,
+        reopens: true,
+        acknowledge,
+        buffer_bytes: buffer.map(|bytes| bytes * u64::from(shards)),
+    }
+}
+
+/// A store that several clients have filled at once, and the number of keys that they tried.
+async fn full_at_once(line: Line) -> (Run, u32) {
+    let zones = limited_drive(line.zones, line.zone_size, 0);
+    let store = Store::format(zones.clone(), &line.settings()).await.unwrap().on_lent_zones();
+    let mut run = Run { line, zones, store, model: BTreeMap::new(), round: 1 };
+    let accepted = fill_at_once(&run, 64 * u32::from(line.shards)).await;
+    run.model.extend(accepted.iter().map(|number| (*number, 1)));
+    let keys = accepted.iter().max().expect("puts that were accepted") + 1;
+    (run, keys)
+}
+
+/// From a store that was filled at once, the deletion of everything leads out, and so does that of half of
+/// the keys.
+fn empty_what_was_filled_at_once(shards: u16, value: usize, buffer: Option<u64>) {
+    for acknowledge in [Acknowledge::Written, Acknowledge::Buffered] {
+        let line = small_zones(shards, value, acknowledge, buffer);
+        println!("{line:?}");
+        simulate(9, usize::from(shards), move || async move {
+            let (mut run, keys) = full_at_once(line).await;
+            let count = run.model.len() as u32;
+            run.clear().await;
+            run.put_soon(0..count / 2).await;
+            run.check(keys).await;
+            run.reopen().await;
+            run.check(keys).await;
+            run.store.close().await.unwrap_or_else(|error| panic!("{line:?}: closing: {error}"));
+
+            let (mut run, keys) = full_at_once(line).await;
+            println!("{count} keys, and {}", run.model.len());
+            let deleted: Vec<u32> = run.model.keys().copied().step_by(2).collect();
+            run.delete(deleted.iter().copied()).await;
+            run.put_soon(deleted.iter().copied().step_by(4)).await;
+            run.check(keys).await;
+            run.reopen().await;
+            run.clear().await;
+            run.put_soon(0..count / 2).await;
+            run.check(keys).await;
+            run.store.close().await.unwrap_or_else(|error| panic!("{line:?}: closing: {error}"));
+        });
+    }
+}
+
+#[test]
+fn a_full_store_with_large_buffers_is_emptied() {
+    empty_what_was_filled_at_once(1, 60_000, LARGE);
+}
+
+#[test]
+fn a_full_store_of_two_shards_with_large_buffers_is_emptied() {
+    empty_what_was_filled_at_once(2, 60_000, LARGE);
+}
+
+#[test]
+fn a_full_store_of_four_shards_with_large_buffers_is_emptied() {
+    empty_what_was_filled_at_once(4, 60_000, LARGE);
+}
+
+#[test]
+fn a_full_store_of_two_shards_with_large_values_is_emptied() {
+    empty_what_was_filled_at_once(2, 60_000, None);
+}
+
 /// Puts that several shards acknowledge before they are written, with buffers that are large in relation to
 /// the free zones: each is written, or was refused before it was acknowledged.
 fn fill_with_acknowledged_puts(shards: u16, value: usize) {
     for seed in 0..3 {
         simulate(seed, usize::from(shards), move || async move {
-            let acknowledge = Acknowledge::Buffered;
-            let zones = 32 + 30 * u32::from(shards);
-            let line = Line {
-                shards,
-                zones,
-                zone_size: 256 << 10,
-                value,
-                promises: false,
-                reopens: true,
-                acknowledge,
-            };
-            let zones = limited_drive(zones, line.zone_size, 0);
-            let settings = Settings { buffer_bytes: u64::from(shards) << 22, ..line.settings() };
-            let store = Store::format(zones.clone(), &settings).await.unwrap().on_lent_zones();
-            let mut run = Run { line, zones, store, model: BTreeMap::new(), round: 1 };
-            let accepted = fill_at_once(&run, 64 * u32::from(shards)).await;
-            let last = *accepted.iter().max().expect("puts that were accepted");
-            run.model.extend(accepted.iter().map(|number| (*number, 1)));
+            let (mut run, keys) =
+                full_at_once(small_zones(shards, value, Acknowledge::Buffered, LARGE)).await;
+            let line = run.line;
             let flushed = run.store.flush().await;
             flushed.unwrap_or_else(|error| panic!("{line:?}, seed {seed}: flush: {error}"));
-            run.check(last + 1).await;
+            run.check(keys).await;
             run.reopen().await;
-            run.check(last + 1).await;
+            run.check(keys).await;
             run.store.close().await.unwrap_or_else(|error| panic!("{line:?}, seed {seed}: closing: {error}"));
         });
     }
@@ -324,6 +392,7 @@ fn the_fullness_of_a_store_reaches_its_limit_when_puts_are_refused() {
             promises: false,
             reopens: false,
             acknowledge: Acknowledge::Written,
+            buffer_bytes: None,
         };
         simulate(9, usize::from(shards), move || async move {
             let mut run = Run::new(line).await;
@@ -355,6 +424,7 @@ fn a_full_store_of_two_shards_with_a_promise_and_small_values_takes_deletes_and_
         promises: true,
         reopens: false,
         acknowledge: Acknowledge::Written,
+        buffer_bytes: None,
     };
     run(line, Fill::Puts);
 }
@@ -370,6 +440,7 @@ fn a_full_store_of_tables_that_are_larger_than_zones_takes_deletes_and_then_puts
         promises: false,
         reopens: true,
         acknowledge: Acknowledge::Written,
+        buffer_bytes: None,
     };
     run(line, Fill::Puts);
 }
@@ -384,6 +455,7 @@ fn a_store_that_is_overwritten_does_not_fill() {
         promises: false,
         reopens: false,
         acknowledge: Acknowledge::Written,
+        buffer_bytes: None,
     };
     run(line, Fill::Overwrites);
 }
@@ -403,7 +475,8 @@ fn check_grid(
         return;
     }
     for (value, promises, reopens, fill) in cells {
-        let line = Line { shards, zones, zone_size, value, promises, reopens, acknowledge };
+        let buffer_bytes = None;
+        let line = Line { shards, zones, zone_size, value, promises, reopens, acknowledge, buffer_bytes };
         println!("{line:?}, {fill:?}");
         run(line, fill);
     }

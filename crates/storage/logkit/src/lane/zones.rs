@@ -127,7 +127,7 @@ async fn open_zone<O: Owner>(
         // A zone that is open on the drive takes no turn.
         let takes_turn = kit.budget().drive().is_scarce(runtime::now()) && kit.pool.prepared() == 0;
         let opened = match takes_turn {
-            false => kit.open_with(permit, class, owner.kept_zones()),
+            false => kit.open_with(permit, class, owner.kept_by_records()),
             true => open_in_turn(owner, permit, class, held).await?,
         };
         if let Some(zone) = opened {
@@ -169,7 +169,7 @@ async fn open_in_turn<O: Owner>(
         return Ok(None);
     }
     // Taken only now, so that lanes that wait take no free zones from others.
-    let Some(mut zone) = kit.open_with(permit, class, owner.kept_zones()) else { return Ok(None) };
+    let Some(mut zone) = kit.open_with(permit, class, owner.kept_by_records()) else { return Ok(None) };
     if zone.is_open() {
         return Ok(Some(zone));
     }
@@ -202,7 +202,7 @@ async fn open_in_turn<O: Owner>(
                 kit.note_no_space(&error);
                 // Its first append opens the next one, with as many attempts as a record has.
                 let permit = zone.take_permit();
-                return Ok(permit.and_then(|permit| kit.open_with(permit, class, owner.kept_zones())));
+                return Ok(permit.and_then(|permit| kit.open_with(permit, class, owner.kept_by_records())));
             }
         }
         kit.wait_after_refusal(&mut attempts, held, appender.drained(class)).await;
