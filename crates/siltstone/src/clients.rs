@@ -10,7 +10,7 @@
 use block::{Data, Payload};
 use runtime::net::{self, Listener};
 use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{JoinHandle, spawn, timeout};
+use runtime::{JoinHandle, WarningLimit, spawn, timeout};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,6 +21,9 @@ pub const MAX_CLIENTS: usize = 16;
 pub const PIECE: usize = 16 << 10;
 /// Time limit for a refused client to receive the reason.
 const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
+
+/// Interval between two warnings about refused clients.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The connection has ended.
 pub struct Over;
@@ -60,11 +63,12 @@ impl Clients {
         let (count, stop) = (Rc::new(Count::default()), StopSource::new());
         let (counted, token) = (count.clone(), stop.token());
         let accepting = spawn(async move {
+            let warnings = WarningLimit::new(WARNING_INTERVAL);
             while let Some(socket) = listener.accept_until(&token).await {
                 if counted.connected.get() >= MAX_CLIENTS {
-                    tracing::warn!(
+                    warnings.warn(format_args!(
                         "a client of {name} was refused: the limit of {MAX_CLIENTS} clients is reached"
-                    );
+                    ));
                     // It fits into the empty socket buffer. The connection is closed in any case.
                     let sending = socket.send(Data::copy_of(&refusal).into());
                     let _ = token.unless_stopped(timeout(REFUSAL_LIMIT, sending)).await;
