@@ -21,7 +21,7 @@ const fn need(program: &'static str, packages: &'static [&'static str], skipped:
 }
 
 /// PostgreSQL isn't among them: its package starts a server. Its tests run where /usr/lib/postgresql is.
-const NEEDS: [Need; 27] = [
+const NEEDS: [Need; 28] = [
     need("nbdinfo", &["libnbd-bin"], "NBD: hostile clients, descriptions of exports"),
     need("nbdcopy", &["libnbd-bin"], "NBD: copies"),
     need("nbdfuse", &["libnbd-bin", "nbdfuse"], "file systems on an export"),
