@@ -1,4 +1,4 @@
-//! Ways on which the requests of a FUSE mount come: `/dev/fuse`, or rings where the kernel has them.
+//! Transports of the requests of a FUSE mount, for tests: `/dev/fuse`, or rings where the kernel has them.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 /// The kernel's parameter. A mount has rings if it is on at its start.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// A way for requests.
+/// Transport of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// `/dev/fuse`.
@@ -16,7 +16,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Whether this machine has it. If not, prints that the test is skipped.
+    /// Whether this machine has the transport. If not, prints that the test is skipped.
     pub fn is_possible(self) -> bool {
         let parameter = OpenOptions::new().read(true).write(true).open(PARAMETER);
         if self == Transport::Device || parameter.is_ok() {

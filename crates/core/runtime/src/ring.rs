@@ -363,7 +363,7 @@ fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
     entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
 }
 
-/// Returns the entry for a [`Operation::FuseEntry`], the only operation that needs a long one.
+/// Returns the entry for an [`Operation::FuseEntry`], the only operation that needs a long one.
 #[inline]
 fn fuse_entry(entry: &RingEntry, commit: Option<u64>, memory: &mut KernelMemory) -> squeue::Entry128 {
     let (code, request) = entry.command(commit);

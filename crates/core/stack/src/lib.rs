@@ -17,7 +17,7 @@
 //! parsed stack, `read` its reading, `toml_form` and `line_form` its two texts, `resolve` from text to
 //! meaning, `graph` the order of building, [`plan`] sizes and building, `claims` the files that
 //! parts open, [`built`] the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors,
-//! [`secrets`] what they don't quote, //! [`units`] sizes and durations, [`warning`] levels of fullness.
+//! [`secrets`] texts that these don't quote, [`units`] sizes and durations, [`warning`] levels of fullness.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;

@@ -1,8 +1,13 @@
-//! Places of secrets in texts: values of keys for passwords and the like, passwords in addresses, and the
-//! bodies of keys and certificates in PEM form; and files with passwords.
+//! Secrets in texts: values of keys for passwords and the like, passwords in addresses, and the bodies of
+//! keys and certificates in PEM form; and files with passwords.
 //!
-//! A key is one for secrets if its name says so; a name that ends with `_file` is one for a path. Texts of
-//! any form are taken, since errors and reports quote them.
+//! A key is one for secrets if its name says so; a name that ends with `_file` is one for a path.
+//!
+//! # Promises
+//! - [`secrets`] takes any text, as errors and reports quote it: stacks, JSON, HTTP headers, logs.
+//! - Its time grows with the length of the text, whatever it is.
+//!
+//! The callers replace the secrets that are found, by [`MASKED`].
 
 use block::{Error, Result};
 use std::fs::File;
@@ -34,10 +39,13 @@ pub fn read_file(path: &Path) -> Result<String> {
     let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
     match read {
         Ok(length) if length as u64 <= MAX_FILE_BYTES => Ok(text),
-        Ok(_) => Err(Error::invalid(format!("{doing}: expected at most {MAX_FILE_BYTES} bytes"))),
+        Ok(_) => {
+            Err(Error::invalid(format!("{doing}: it is too long; expected at most {MAX_FILE_BYTES} bytes")))
+        }
         Err(error) => {
             let error = Error::from_io(&error, &doing);
-            Err(error.with_detail(format!("{}; expected a file that this user may read", error.detail())))
+            Err(error
+                .with_detail(format!("{}; expected a text file that this user may read", error.detail())))
         }
     }
 }
@@ -62,7 +70,7 @@ pub fn warn_of_access(path: &Path) {
         std::fs::metadata(path).map_or(0, |found| if found.is_file() { found.mode() & 0o777 } else { 0 });
     if mode & 0o007 != 0 {
         tracing::warn!(
-            "\"{}\" has passwords, and all users may access it: mode {mode:o}; expected 600 or 640; chmod o= it",
+            "\"{}\" has passwords, and all users may access it: mode {mode:o}; expected 600 or 640; run chmod o= on it",
             path.display()
         );
     }
@@ -77,8 +85,7 @@ fn is_secret(name: &str) -> bool {
     is_named && !name.ends_with("_file")
 }
 
-/// Returns the places of secrets in bytes of the text, in order and apart from each other. The time grows
-/// with the length of the text, whatever it is.
+/// Returns the places of secrets in bytes of the text, in order and apart from each other.
 pub fn secrets(text: &str) -> Vec<Range<usize>> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     let bytes = text.as_bytes();

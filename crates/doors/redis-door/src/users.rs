@@ -197,7 +197,6 @@ impl User {
     }
 }
 
-/// Text of a small file.
 #[cfg(test)]
 mod tests {
     use super::*;

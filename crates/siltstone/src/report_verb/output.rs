@@ -1,6 +1,6 @@
 //! File of a report: without a name until it is complete, so that an interrupted report leaves nothing.
 //!
-//! On file systems without such files (`O_TMPFILE`) it is created when everything is gathered, and removed
+//! On file systems without such files (`O_TMPFILE`) it is created when everything is collected, and removed
 //! again if it can't be written. An existing file is never replaced.
 
 use crate::failure::Failure;
@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Most reports of one second.
+/// Most names that are tried for reports of one second.
 const MAX_ALIKE: usize = 100;
 
 /// File of a report that isn't complete.

@@ -284,7 +284,7 @@ fn check_disjoint(runs: &[Run], report: &mut Report) {
         let ((zone, position, blocks, own), (next_zone, next, _, other)) = (pair[0], pair[1]);
         if zone == next_zone && position + blocks > next {
             let detail =
-                format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1);
+                format!("block {next} of zone {zone} is also one of shard {}, table {}", own.0, own.1);
             report.note(Some(other), detail);
         }
     }

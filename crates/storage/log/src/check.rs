@@ -271,7 +271,7 @@ impl Check<'_> {
                 let behind: BTreeSet<u64> = behind.map(|(_, number)| *number).collect();
                 let what = format!(
                     "record {} of {} is damaged or missing, and {durable} had been durable: the log can't be opened; {} good \
-                     records behind it don't count without it",
+                     records after it aren't valid without it",
                     end + 1,
                     stream_name(stream),
                     behind.len()

@@ -1,12 +1,13 @@
 //! Counts of the calls of each client of a door. A client is a program of this machine, by its name, or
-//! another machine, by its address: processes and connections come and go, and would be another time series
-//! each.
+//! another machine, by its address: each process or connection would be a time series of its own, and they
+//! come and go.
 //!
 //! # Promises
-//! - At most [`MAX_CLIENTS`] are counted, those with the latest calls: memory is bounded. One that several
-//!   shards serve is as many of them.
-//! - A call costs a comparison of its requester with recent ones, and a few stores. The first one of a
-//!   process without a name reads a file of procfs, and may take a lock.
+//! - At most [`MAX_CLIENTS`] are counted, those with the latest calls: memory is bounded. A client counts
+//!   once for each shard that serves it.
+//! - A call costs comparisons of its requester with at most [`MAX_RECENT`] others, and a few stores. The
+//!   first call of a requester takes a lock; if it is a process without a name, it also reads a file of
+//!   procfs.
 //! - Names have no control characters.
 
 use super::ObservedCalls;
@@ -42,7 +43,7 @@ pub(super) struct ClientCounters {
     kinds: Box<[KindCounters]>,
     /// End of the latest call in nanoseconds.
     latest: AtomicU64,
-    /// Whether [`Clients`] has it still.
+    /// Whether [`Clients`] still lists it.
     is_listed: AtomicBool,
 }
 
