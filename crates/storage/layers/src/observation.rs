@@ -2,7 +2,7 @@
 //!
 //! # Promises
 //! - Each device and each set of zones is observed for all of its users together, and once more for each door
-//!   above it, also for each client of the door ([`clients`]). Calls pass through unchanged.
+//!   above it, also for each client of the door (`clients.rs`). Calls pass through unchanged.
 //! - While there is no reader, a call costs one load and a branch for each part that it passes.
 //! - While there is one, it costs what `stats` costs; single calls are kept only for a [`Trace`], with the
 //!   client that the door named ([`runtime::requester()`]). Of each part at most [`MAX_EVENTS`] calls wait
