@@ -12,8 +12,8 @@
 //! is aligned for devices.
 //!
 //! # Rings
-//! Where the kernel offers it, requests are passed in the entries of rings ([`rings`]); the devices then have
-//! only FORGET and INTERRUPT, and everything if the kernel refuses the rings.
+//! Where the kernel offers it, requests are passed in the entries of rings (`session/rings.rs`); the devices
+//! then have only FORGET and INTERRUPT, and everything if the kernel refuses the rings.
 //!
 //! # Hand-over
 //! The mount outlives the server if another process holds all devices of the session
