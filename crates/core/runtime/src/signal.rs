@@ -6,11 +6,8 @@ use block::{Buffer, Error, Result};
 use rustix::event::EventfdFlags;
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
-
-/// Signals that ask a process for its end.
-const STOP_SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
 
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
 /// Signals that the handler has received.
@@ -141,11 +138,7 @@ enum Repeated {
     IsCaught,
 }
 
-/// Number of [`StopSignals`]; locked while the signals' actions are changed.
-static CAUGHT: Mutex<u32> = Mutex::new(0);
-
-/// SIGINT and SIGTERM, caught. They have their default effect again once the last `StopSignals` is dropped:
-/// a process that hangs after its orderly end is ended by a signal.
+/// SIGINT and SIGTERM, caught.
 #[derive(Debug)]
 pub struct StopSignals {
     /// `None` under the simulated runtime, which has no signals.
@@ -157,17 +150,6 @@ impl Drop for StopSignals {
     fn drop(&mut self) {
         if self.limits_hangs.get() && LIMITED.fetch_sub(1, Ordering::Relaxed) == 1 {
             set_alarm();
-        }
-        if self.event.is_none() {
-            return;
-        }
-        let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
-        *caught -= 1;
-        if *caught == 0 {
-            for signal in STOP_SIGNALS {
-                // Can't fail: the same call with a handler succeeded.
-                let _restored = set_action(signal, libc::SIG_DFL, 0);
-            }
         }
     }
 }
@@ -245,11 +227,9 @@ fn install(repeated: Repeated) -> Result<OwnedFd> {
         Repeated::EndsProcess => libc::SA_RESETHAND,
         Repeated::IsCaught => 0,
     };
-    let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
-    for signal in STOP_SIGNALS {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
         handle(signal, on_signal, once)?;
     }
-    *caught += 1;
     Ok(duplicate)
 }
 
@@ -270,15 +250,10 @@ pub fn catch_hangup() -> Result<&'static AtomicBool> {
 
 /// Installs a signal handler, which may call only async-signal-safe functions.
 fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc::c_int) -> Result<()> {
-    set_action(signal, handler as *const () as libc::sighandler_t, flags)
-}
-
-/// Sets the action of a signal: a handler of [`handle`], or `SIG_DFL`.
-fn set_action(signal: libc::c_int, action_of: libc::sighandler_t, flags: libc::c_int) -> Result<()> {
     // SAFETY: a sigaction of zeros is valid; the handlers call only async-signal-safe functions.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = action_of;
+        action.sa_sigaction = handler as *const () as libc::sighandler_t;
         action.sa_flags = libc::SA_RESTART | flags;
         libc::sigaction(signal, &action, std::ptr::null_mut())
     };

@@ -3,7 +3,6 @@
 use runtime::{AbortOnHang, Config, HangLimits, StopSignals};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 const CHILD: &str = "SILTSTONE_TEST_HANGING_CHILD";
@@ -31,37 +30,16 @@ fn hanging_child() {
     let _: () = runtime::run(Config::default(), main).unwrap();
 }
 
-/// Program that hangs after its orderly end.
-#[test]
-#[ignore = "runs as a child of the other tests"]
-#[expect(clippy::disallowed_methods, reason = "a shard that hangs is what is tested")]
-fn child_that_hangs_after_its_end() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
-    }
-    let main = || async {
-        let (signals, others) = (StopSignals::catch().unwrap(), StopSignals::catch().unwrap());
-        drop(signals);
-        // SIGTERM is still caught.
-        assert!(Command::new("kill").arg(std::process::id().to_string()).status().unwrap().success());
-        others.next().await.unwrap();
-        drop(others);
-        eprintln!("ready");
-        std::thread::sleep(std::time::Duration::from_secs(20));
-    };
-    let _: () = runtime::run(Config::default(), main).unwrap();
-}
-
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
     assert!(sent.success(), "the process lives");
 }
 
 /// Status, messages and log of a child that gets these signals once its shard hangs.
-fn ended_by(child: &str, names: &[&str]) -> (ExitStatus, Vec<String>, String) {
+fn ended_by(names: &[&str]) -> (ExitStatus, Vec<String>, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("signals::{child}"), "--ignored", "--nocapture"])
+        .args(["--exact", "signals::hanging_child", "--ignored", "--nocapture"])
         .env(CHILD, log.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -78,14 +56,8 @@ fn ended_by(child: &str, names: &[&str]) -> (ExitStatus, Vec<String>, String) {
 
 #[test]
 fn further_signals_end_a_process_whose_shard_hangs() {
-    let (status, lines, log) = ended_by("hanging_child", &["TERM", "INT", "TERM"]);
+    let (status, lines, log) = ended_by(&["TERM", "INT", "TERM"]);
     assert_eq!(status.code(), Some(1), "{lines:?}");
     assert_eq!(lines, ["shard 0 hangs"]);
     assert_eq!(log, "1logged\n", "connections are aborted first");
-}
-
-#[test]
-fn a_signal_ends_a_process_that_hangs_after_its_orderly_end() {
-    let (status, lines, _) = ended_by("child_that_hangs_after_its_end", &["TERM"]);
-    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}, {lines:?}");
 }
