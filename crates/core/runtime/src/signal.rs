@@ -289,16 +289,48 @@ pub fn peer_process(socket: BorrowedFd<'_>) -> std::io::Result<u32> {
 
 /// Processors that this process may use.
 pub(crate) fn allowed_processors() -> Vec<usize> {
-    // SAFETY: a set of zeros is valid, and the kernel writes at most its size.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
-        set
-    };
+    let set = allowed_set();
     // SAFETY: every index is below the size of the set.
     let allowed: Vec<usize> =
         (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect();
     if allowed.is_empty() { vec![0] } else { allowed }
+}
+
+/// Processors that this thread may use.
+fn allowed_set() -> libc::cpu_set_t {
+    // SAFETY: a set of zeros is valid, and the kernel writes at most its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+        set
+    }
+}
+
+/// Processor that runs this thread; it may change at any time.
+pub(crate) fn current_processor() -> usize {
+    // SAFETY: no memory is passed.
+    let processor = unsafe { libc::sched_getcpu() };
+    usize::try_from(processor).unwrap_or(0)
+}
+
+/// Moves this thread to another processor if it runs on this one and may use others. Returns whether it has
+/// moved. The set of its processors is unchanged afterwards, unless another thread changes it meanwhile.
+pub(crate) fn leave_processor(processor: usize) -> bool {
+    let set = allowed_set();
+    if current_processor() != processor || processor >= libc::CPU_SETSIZE as usize {
+        return false;
+    }
+    // SAFETY: the sets are local variables, and the index is below their size.
+    unsafe {
+        let mut others = set;
+        libc::CPU_CLR(processor, &mut others);
+        let has_others = libc::CPU_COUNT(&others) > 0;
+        let moved = has_others && libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &others) == 0;
+        if moved {
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        }
+        moved
+    }
 }
 
 /// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it to

@@ -3,7 +3,7 @@
 use crate::mailbox::lock;
 use block::Error;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -62,6 +62,8 @@ pub(super) struct Gate {
     state: Mutex<State>,
     /// Number of consecutive spins that ended without an answer.
     vain_spins: AtomicU32,
+    /// Processor of the caller that spun in vain last, plus 1; 0 once the shard has seen it.
+    vain_processor: AtomicUsize,
 }
 
 impl Gate {
@@ -153,11 +155,24 @@ impl Gate {
         vain.is_multiple_of(RETRY_INTERVAL)
     }
 
-    /// Records whether a spin ended with the answer.
-    pub(super) fn spun(&self, is_answered: bool) {
+    /// Records whether a spin ended with the answer; `processor` is the caller's.
+    pub(super) fn spun(&self, is_answered: bool, processor: impl FnOnce() -> usize) {
         let vain = self.vain_spins.load(Ordering::Relaxed);
         let next = if is_answered { 0 } else { vain.wrapping_add(1).max(1) };
         self.vain_spins.store(next, Ordering::Relaxed);
+        if !is_answered {
+            self.vain_processor.store(processor() + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the processor on which a caller has spun in vain. A shard on the same one can't answer while the
+    /// caller spins, and the kernel doesn't part two threads that run in turn.
+    #[inline]
+    pub(super) fn take_vain_processor(&self) -> Option<usize> {
+        if self.vain_processor.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.vain_processor.swap(0, Ordering::Relaxed).checked_sub(1)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::clock::now;
 use crate::config::ShardIndex;
 use crate::embedded::gate::{Counted, Entry, Ticket, Work};
 use crate::mailbox::{Letter, lock};
+use crate::signal::{current_processor, leave_processor};
 use block::{Error, Result};
 use std::future::Future;
 use std::pin::Pin;
@@ -130,7 +131,16 @@ impl<T: Send + 'static> Pending<T> {
             has_entered: AtomicBool::new(false),
         });
         let running = Running { answer: answer.clone(), link: owner.link.clone(), shard, value: None };
-        let work = move || crate::task::spawn(async move { running.finish(make().await) }).detach();
+        let work = move || {
+            let task = async move {
+                let link = running.link.clone();
+                running.finish(make().await);
+                if let Some(processor) = link.gate(shard).take_vain_processor() {
+                    leave_processor(processor);
+                }
+            };
+            crate::task::spawn(task).detach();
+        };
         Pending(State::Call(Call { owner, shard, ticket: None, work: Some(Box::new(work)), answer }))
     }
 
@@ -158,7 +168,7 @@ impl<T: Send + 'static> Call<T> {
                     self.answer.set_entered();
                     let is_awake = link.mailbox(self.shard).post(Letter::Do(work));
                     if is_awake && is_alone && link.spins && gate.should_spin() {
-                        gate.spun(self.answer.spin());
+                        gate.spun(self.answer.spin(), current_processor);
                     }
                 }
                 Entry::Waiting(ticket) => self.ticket = Some(ticket),
