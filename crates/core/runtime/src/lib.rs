@@ -65,6 +65,7 @@ mod remote;
 mod requester;
 mod requests;
 mod ring;
+mod ring_entry;
 mod run;
 mod shard;
 pub mod shared_memory;

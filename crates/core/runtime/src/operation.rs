@@ -2,7 +2,7 @@
 //! operation until it has ended.
 
 use crate::address::Address;
-use crate::fuse_ring::RingEntry;
+use crate::ring_entry::RingEntry;
 use block::{Buffer, Payload};
 use std::ffi::CString;
 use std::os::fd::OwnedFd;

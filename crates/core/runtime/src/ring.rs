@@ -11,10 +11,10 @@
 
 use crate::address::SocketAddress;
 use crate::config::Config;
-use crate::fuse_ring::RingEntry;
 use crate::kernel_memory::KernelMemory;
 use crate::operation::{Descriptor, Operation};
 use crate::polling::Polling;
+use crate::ring_entry::RingEntry;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
 use block::{Data, Error, Result};

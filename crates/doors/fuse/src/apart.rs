@@ -78,6 +78,10 @@ pub fn run_if_asked() -> bool {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let device = std::io::stdout().as_fd().try_clone_to_owned();
     let abort = aborts.then(|| std::io::stderr().as_fd().try_clone_to_owned().ok()).flatten();
+    if let (Some(_), Ok(null)) = (&abort, std::fs::File::options().write(true).open("/dev/null")) {
+        // The message of a panic would abort the connection.
+        let _redirected = rustix::stdio::dup2_stderr(&null);
+    }
     if let (Ok(socket), Ok(device)) = (socket, device) {
         make_calls(&Arc::new((socket, device)), abort);
     }

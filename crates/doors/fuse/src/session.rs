@@ -110,9 +110,9 @@ impl Shared {
 
     /// Ends the session on all shards. Only the first reason is kept.
     fn end(&self, ended: Ended) {
-        let is_left = matches!(ended, Ended::Left | Ended::Failed(_));
         let is_first = self.ended.set(ended).is_ok();
-        if let Some(abort) = self.abort.as_ref().filter(|_| is_first && is_left)
+        // Unmounted, it may still be mounted in another namespace, whose users would wait.
+        if let Some(abort) = self.abort.as_ref().filter(|_| is_first)
             && let Err(error) = rustix::io::write(abort, b"1")
         {
             tracing::warn!("aborting a FUSE connection: {error}");
@@ -279,6 +279,7 @@ impl Session {
 
     /// Ends the session after the requests in progress, and leaves the mount to another process that holds
     /// its devices. Without one, users of the file system get errors, and the mount remains without a server.
+    /// With rings, the requests in progress are aborted.
     pub async fn leave(&self) {
         self.end_apart();
         self.shared.end(Ended::Left);
@@ -487,9 +488,11 @@ async fn start_shard(
         stop: Notify::new(),
         ended: Notify::new(),
     });
-    let begun = rings.map_or(Ok(()), |rings| rings::start(&workers, &served, rings));
+    if let Some(rings) = rings {
+        rings::start(&workers, &served, rings)?;
+    }
     runtime::spawn(run_shard(workers, served)).detach();
-    begun
+    Ok(())
 }
 
 async fn run_shard(workers: Rc<Workers>, served: Served) {

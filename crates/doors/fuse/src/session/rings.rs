@@ -65,14 +65,16 @@ struct Queue {
 /// Errors of [`RingEntry::new`].
 pub(super) fn start(workers: &Rc<Workers>, served: &Served, rings: Rings) -> Result<()> {
     let (shard, shards) = (runtime::current_shard().0, runtime::shard_count());
+    let mut entries = Vec::new();
     for number in (shard..rings.queues).step_by(shards) {
         let seeks_left = Cell::new(rings.entries - READERS);
         let queue = Rc::new(Queue { seeks_left, is_refused: Cell::new(false) });
         for _ in 0..rings.entries {
-            let entry = RingEntry::new(&served.device, number as u16, MAX_WRITE)?;
-            add_worker(workers, served, queue.clone(), entry);
+            entries.push((queue.clone(), RingEntry::new(&served.device, number as u16, MAX_WRITE)?));
         }
     }
+    // All or none: the caller serves nothing after an error.
+    entries.into_iter().for_each(|(queue, entry)| add_worker(workers, served, queue, entry));
     Ok(())
 }
 
