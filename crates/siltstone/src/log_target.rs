@@ -80,6 +80,13 @@ pub fn exit(status: i32) -> ! {
     std::process::exit(status);
 }
 
+/// Ends the process at once, even if messages are lost: for a request in progress that must not execute any
+/// more. A log that hangs would delay that.
+#[expect(clippy::disallowed_methods, reason = "lost messages are accepted")]
+pub fn exit_without_flush(status: i32) -> ! {
+    std::process::exit(status);
+}
+
 /// Writes all messages, for at most [`FLUSH_LIMIT`]. Call it before the process ends.
 pub fn flush() {
     if let Some(target) = TARGET.get() {

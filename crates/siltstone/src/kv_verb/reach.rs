@@ -193,7 +193,9 @@ fn login_of(options: &KvLogin, stack: &Stack, part: &Part, address: &Address) ->
 fn unreachable(stack: &str, address: &Address, login: &Login, used: &str, error: &Error) -> Failure {
     let detail = error.detail().trim_end_matches('.');
     let is_tls = detail.starts_with("TLS: ");
-    let has_answered = matches!(error, Error::Protocol(_) | Error::Disconnected(_));
+    // A server that refuses a certificate may have closed the connection before the request is sent.
+    let was_cut_off = matches!(error.errno(), libc::EPIPE | libc::ECONNRESET);
+    let has_answered = was_cut_off || matches!(error, Error::Protocol(_) | Error::Disconnected(_));
     Failure::World(match error {
         Error::PermissionDenied(_) if !is_tls => format!(
             "{stack}: its server at {address} refuses the login: {detail}; expected a user who may read the store: \

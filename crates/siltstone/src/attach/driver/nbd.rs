@@ -147,7 +147,7 @@ pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
             // The kernel resends the connection's requests, also to this server over another connection. One
             // that is still in progress must not execute after that.
             tracing::error!("a connection of the kernel's NBD client has ended: {error}");
-            log_target::exit(1);
+            log_target::exit_without_flush(1);
         }
         disconnected.stop();
     });
