@@ -374,6 +374,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_thread_leaves_its_processor_and_may_return() {
+        let allowed = allowed_processors();
+        // Between the calls it may be moved by the kernel.
+        let moved = (0..100).any(|_| leave_processor(current_processor()));
+        assert_eq!(moved, allowed.len() > 1, "{allowed:?}");
+        assert_eq!(allowed_processors(), allowed);
+        assert!(!leave_processor(usize::MAX));
+    }
+
+    #[test]
     fn the_limit_for_a_hanging_end_ends_with_the_orderly_end() {
         let main = || async {
             let signals = StopSignals::catch().unwrap();
