@@ -150,13 +150,8 @@ impl Core {
                 body.len()
             )));
         }
-        // Batches of other clients were admitted beside this one.
-        if !frees && !self.may_put(body.len()) {
-            return Err(block::Error::no_space("the store has no free zone for puts; delete some keys"));
-        }
         let request = self.commit.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        self.commit.pushed(body.len() as u64);
         let log_entry = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
         lane::push(self, WRITE_CLASS, log_entry);
         self.kit.events.work.notify_one();

@@ -145,26 +145,17 @@ impl Core {
         u64::from(self.peers.space.exhausted.load(Ordering::Acquire)) & all == all
     }
 
-    /// Whether more zones are free than puts must leave, these of `bytes` bytes included. All shards and the
-    /// cleaner count these bytes until the next note of this shard. Of refused puts they count up to a zone:
-    /// the store is full for others also, and a large put that doesn't fit refuses no small ones.
-    pub(crate) fn may_put(&self, bytes: usize) -> bool {
-        // Before the sum is read: two shards don't count on the same zones.
-        self.note_unwritten(bytes);
-        let may_put = self.kit.pool.free() > self.kept_zones();
-        if !may_put {
-            self.note_unwritten(bytes.min(self.table_bytes_of_zone() as usize));
-        }
-        may_put
-    }
-
     /// Waits until more zones are free than puts of `bytes` bytes must leave.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if none can be freed.
     pub(crate) async fn admit_puts(&self, bytes: usize) -> Result<()> {
         let begin = runtime::now();
-        while !self.may_put(bytes) {
+        let must_wait = || {
+            self.note_unwritten(bytes);
+            self.kit.pool.free() <= self.kept_zones()
+        };
+        while must_wait() {
             self.check_open()?;
             self.freeze_for_puts();
             let is_over = begin.elapsed() >= PUT_PATIENCE;
@@ -203,9 +194,8 @@ impl Core {
             match write().await {
                 Err(Error::NoSpace(_)) if begin.elapsed() < patience && (frees || !self.is_exhausted()) => {
                     self.check_open()?;
-                    match frees {
-                        true => self.freeze_for_space(),
-                        false => self.freeze_for_puts(),
+                    if frees {
+                        self.freeze_for_space();
                     }
                     self.kit.look_again();
                     runtime::sleep(LOOK).await;

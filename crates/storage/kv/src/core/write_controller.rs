@@ -120,14 +120,12 @@ impl Core {
         if !frees {
             self.admit_puts(bytes).await?;
         }
-        let mut has_waited = false;
         let tables = self.tables.level0() + self.buffers.frozen().len();
         if self.compactions.controller.slows(tables) && !(frees && self.is_low()) {
             let delay = self.compactions.controller.admit(tables, bytes as u64, runtime::now());
             if !delay.is_zero() {
                 add(&self.work.slowed, 1);
                 runtime::sleep(delay).await;
-                has_waited = true;
             }
         }
         let mut has_counted = false;
@@ -136,12 +134,6 @@ impl Core {
             let is_behind = self.buffers.frozen().len() >= MAX_FROZEN
                 || self.compactions.controller.stops(self.tables.level0()) && !(frees && self.is_low())
                 || !self.erasure.may_write();
-            if !is_behind && has_waited && !frees {
-                // Other puts may have taken the zones meanwhile.
-                has_waited = false;
-                self.admit_puts(bytes).await?;
-                continue;
-            }
             if !is_behind {
                 return Ok(());
             }
@@ -153,7 +145,6 @@ impl Core {
                 add(&self.work.stalls, 1);
             }
             self.events.changed.notified().await;
-            has_waited = true;
         }
     }
 }
