@@ -45,19 +45,21 @@ impl RingEntry {
         if shard::is_simulated() {
             return Err(Error::unsupported("a ring of the kernel's under simulation"));
         }
-        RingEntry::map(device.descriptor(), queue, payload_bytes)
+        RingEntry::map(queue, payload_bytes)
             .map_err(|error| Error::from_io(&error, &format!("mapping an entry of {}", device.name())))
     }
 
-    /// Gives the entry to the kernel, and waits for its first request.
-    pub fn register(self) -> Fetching {
-        Fetching(submit(Operation::FuseEntry { entry: self, commit: None }))
+    /// Gives the entry to the kernel, for the device's connection, and waits for its first request.
+    pub fn register(self, device: &MessageDevice) -> Fetching {
+        let file = device.descriptor();
+        Fetching(submit(Operation::FuseEntry { file, entry: self, commit: None }))
     }
 
     /// Answers the request with this commit ID by the reply in the entry, and waits for the next request.
     #[inline]
-    pub fn commit_and_fetch(self, commit: u64) -> Fetching {
-        Fetching(submit(Operation::FuseEntry { entry: self, commit: Some(commit) }))
+    pub fn commit_and_fetch(self, device: &MessageDevice, commit: u64) -> Fetching {
+        let file = device.descriptor();
+        Fetching(submit(Operation::FuseEntry { file, entry: self, commit: Some(commit) }))
     }
 }
 

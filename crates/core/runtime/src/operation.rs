@@ -64,7 +64,7 @@ pub(crate) enum Operation {
     /// IORING_OP_URING_CMD: a command of the device's driver, without an address in it.
     Command { file: Rc<Descriptor>, operation: u32, command: [u8; 16] },
     /// Answers the request with this commit ID, if any, and waits for the next request of the entry.
-    FuseEntry { entry: RingEntry, commit: Option<u64> },
+    FuseEntry { file: Rc<Descriptor>, entry: RingEntry, commit: Option<u64> },
 }
 
 impl Operation {

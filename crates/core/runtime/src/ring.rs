@@ -141,8 +141,8 @@ impl Ring {
             // the read. Both have the key, so a cancellation finds the poll while it waits.
             self.push_unsubmitted(poll.user_data(key.user_data()));
         }
-        if let Operation::FuseEntry { entry, commit } = operation {
-            let submission = fuse_entry(entry, *commit, &mut slot.kernel);
+        if let Operation::FuseEntry { file, entry, commit } = operation {
+            let submission = fuse_entry(file, entry, *commit, &mut slot.kernel);
             self.push(submission.user_data(key.user_data()));
             return None;
         }
@@ -365,10 +365,14 @@ fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
 
 /// Returns the entry for an [`Operation::FuseEntry`], the only operation that needs a long one.
 #[inline]
-fn fuse_entry(entry: &RingEntry, commit: Option<u64>, memory: &mut KernelMemory) -> squeue::Entry128 {
+fn fuse_entry(
+    file: &Rc<Descriptor>,
+    entry: &RingEntry,
+    commit: Option<u64>,
+    memory: &mut KernelMemory,
+) -> squeue::Entry128 {
     let (code, request) = entry.command(commit);
-    let mut submission =
-        with_fd!(entry.device(), |fd| opcode::UringCmd80::new(fd, code).cmd(request).build());
+    let mut submission = with_fd!(file, |fd| opcode::UringCmd80::new(fd, code).cmd(request).build());
     if commit.is_none() {
         entry.point_at(memory, &mut submission);
     }

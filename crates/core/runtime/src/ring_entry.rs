@@ -3,10 +3,8 @@
 
 use crate::kernel_memory::KernelMemory;
 use crate::locked_memory;
-use crate::operation::Descriptor;
 use io_uring::squeue::Entry128;
 use std::ptr::NonNull;
-use std::rc::Rc;
 
 /// Length of the headers of a request and its reply (struct fuse_uring_req_header), in bytes.
 pub const HEADER_BYTES: usize = 288;
@@ -22,7 +20,6 @@ const LEN_INDEX: usize = 6;
 /// An entry of one queue. The kernel has a queue for each possible processor, to which it gives the requests
 /// of the programs that run there.
 pub struct RingEntry {
-    device: Rc<Descriptor>,
     /// Headers, and at [`PAYLOAD_OFFSET`] the payload.
     memory: NonNull<u8>,
     payload_bytes: usize,
@@ -42,13 +39,9 @@ impl RingEntry {
     ///
     /// # Errors
     /// Errors of mmap(2).
-    pub(crate) fn map(
-        device: Rc<Descriptor>,
-        queue: u16,
-        payload_bytes: usize,
-    ) -> std::io::Result<RingEntry> {
+    pub(crate) fn map(queue: u16, payload_bytes: usize) -> std::io::Result<RingEntry> {
         let memory = locked_memory::map_on_fault(PAYLOAD_OFFSET + payload_bytes)?;
-        Ok(RingEntry { device, memory, payload_bytes, queue })
+        Ok(RingEntry { memory, payload_bytes, queue })
     }
 
     /// Headers of the request.
@@ -73,11 +66,6 @@ impl RingEntry {
             let payload = self.memory.as_ptr().add(PAYLOAD_OFFSET);
             (self.memory.cast().as_mut(), std::slice::from_raw_parts_mut(payload, self.payload_bytes))
         }
-    }
-
-    /// Device of the entry's commands.
-    pub(crate) fn device(&self) -> &Rc<Descriptor> {
-        &self.device
     }
 
     /// Returns the code of a command, and its struct fuse_uring_cmd_req.
@@ -113,9 +101,7 @@ mod tests {
     /// Positions in struct io_uring_sqe and the numbers of include/uapi/linux/fuse.h.
     #[test]
     fn a_registration_has_the_kernels_layout() {
-        let file = std::fs::File::open("/dev/null").expect("opened");
-        let device = Rc::new(Descriptor::Kernel { fd: file.into(), slot: None });
-        let entry = RingEntry::map(device, 3, 4096).expect("mapped");
+        let entry = RingEntry::map(3, 4096).expect("mapped");
         let (code, request) = entry.command(None);
         assert_eq!((code, request[16]), (1, 3));
         let (code, request) = entry.command(Some(0x0102));

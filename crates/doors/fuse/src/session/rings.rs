@@ -96,7 +96,7 @@ fn add_worker(workers: &Rc<Workers>, served: &Served, queue: Rc<Queue>, entry: R
 /// Answers the requests of an entry until the session ends.
 async fn work(workers: &Workers, served: &Served, queue: &Queue, entry: RingEntry) -> Result<(), Ended> {
     let mut stopped = pin!(workers.stop.notified());
-    let (mut fetching, mut is_registered) = (entry.register(), false);
+    let (mut fetching, mut is_registered) = (entry.register(&served.device), false);
     while !workers.stopping.get() {
         let Some((result, mut entry)) = until(stopped.as_mut(), fetching).await else { return Ok(()) };
         if result != 0 {
@@ -120,7 +120,7 @@ async fn work(workers: &Workers, served: &Served, queue: &Queue, entry: RingEntr
         };
         let (headers, payload) = entry.parts_mut();
         ring_frame::put_reply(&reply.unwrap_or_else(|| reply::done(unique)), commit, headers, payload);
-        fetching = entry.commit_and_fetch(commit);
+        fetching = entry.commit_and_fetch(&served.device, commit);
     }
     Ok(())
 }
