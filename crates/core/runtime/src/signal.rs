@@ -316,10 +316,10 @@ pub(crate) fn current_processor() -> usize {
 /// Moves this thread to another processor if it runs on this one and may use others. Returns whether it has
 /// moved. The set of its processors is unchanged afterwards, unless another thread changes it meanwhile.
 pub(crate) fn leave_processor(processor: usize) -> bool {
-    let set = allowed_set();
     if current_processor() != processor || processor >= libc::CPU_SETSIZE as usize {
         return false;
     }
+    let set = allowed_set();
     // SAFETY: the sets are local variables, and the index is below their size.
     unsafe {
         let mut others = set;
