@@ -91,6 +91,11 @@ impl Commit {
         self.submitted.get() - self.ended.get()
     }
 
+    /// Notes an entry of writes that is pushed to the lanes.
+    pub fn pushed(&self, bytes: u64) {
+        add(&self.unwritten, bytes);
+    }
+
     /// Wakes the task that submits entries, and tasks that wait for their end.
     pub fn wake(&self) {
         self.has_pending.notify_one();
@@ -221,7 +226,7 @@ impl Core {
         }
         let body = encode_parts([Part { shard: self.peers.shard, bytes: &bytes }].into_iter());
         add(&self.commit.submitted, 1);
-        add(&self.commit.unwritten, body.len() as u64);
+        self.commit.pushed(body.len() as u64);
         let log_entry =
             KvEntry::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
                 .freeing(frees);
@@ -235,10 +240,15 @@ impl Core {
         self.kit.events.work.notify_one();
     }
 
-    /// Notes the end of an entry of writes.
-    pub(crate) fn submitted_ended(&self, bytes: u64) {
+    /// Notes that an entry of writes needs no zones of the log any more.
+    fn written(&self, bytes: u64) {
         self.commit.unwritten.set(self.commit.unwritten.get().saturating_sub(bytes));
         self.note_unwritten(0);
+    }
+
+    /// Notes the end of an entry of this shard's writes.
+    pub(crate) fn submitted_ended(&self, bytes: u64) {
+        self.written(bytes);
         add(&self.commit.ended, 1);
         self.commit.wake();
     }
@@ -324,8 +334,10 @@ impl Core {
             self.buffers.early_committed();
         }
         requests.iter().for_each(|request| self.commit.requests.item_ended(*request, outcome));
-        if others.is_empty() {
-            self.submitted_ended(log_entry.body.bytes.len() as u64);
+        let bytes = log_entry.body.bytes.len() as u64;
+        match others.is_empty() {
+            true => self.submitted_ended(bytes),
+            false => self.written(bytes),
         }
         if outcome.is_err() {
             // A compaction may free space.

@@ -150,8 +150,14 @@ impl Core {
                 body.len()
             )));
         }
+        if !frees {
+            // Batches of other clients were admitted beside this one.
+            self.admit_puts(body.len()).await?;
+            self.check_open()?;
+        }
         let request = self.commit.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
+        self.commit.pushed(body.len() as u64);
         let log_entry = KvEntry::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
         lane::push(self, WRITE_CLASS, log_entry);
         self.kit.events.work.notify_one();

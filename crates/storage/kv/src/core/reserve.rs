@@ -145,11 +145,21 @@ impl Core {
         u64::from(self.peers.space.exhausted.load(Ordering::Acquire)) & all == all
     }
 
-    /// Waits until more zones are free than puts of `bytes` bytes must leave.
+    /// Waits until more zones are free than puts of `bytes` bytes must leave. All shards and the cleaner
+    /// count these bytes until the next note of this shard. Of refused puts they count up to a zone: the store
+    /// is full for others also, but a large put that doesn't fit refuses no small ones.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if none can be freed.
     pub(crate) async fn admit_puts(&self, bytes: usize) -> Result<()> {
+        let admitted = self.wait_for_zones_of_puts(bytes).await;
+        if admitted.is_err() {
+            self.note_unwritten(bytes.min(self.table_bytes_of_zone() as usize));
+        }
+        admitted
+    }
+
+    async fn wait_for_zones_of_puts(&self, bytes: usize) -> Result<()> {
         let begin = runtime::now();
         let must_wait = || {
             self.note_unwritten(bytes);

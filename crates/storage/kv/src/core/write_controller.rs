@@ -120,12 +120,14 @@ impl Core {
         if !frees {
             self.admit_puts(bytes).await?;
         }
+        let mut has_waited = false;
         let tables = self.tables.level0() + self.buffers.frozen().len();
         if self.compactions.controller.slows(tables) && !(frees && self.is_low()) {
             let delay = self.compactions.controller.admit(tables, bytes as u64, runtime::now());
             if !delay.is_zero() {
                 add(&self.work.slowed, 1);
                 runtime::sleep(delay).await;
+                has_waited = true;
             }
         }
         let mut has_counted = false;
@@ -135,7 +137,8 @@ impl Core {
                 || self.compactions.controller.stops(self.tables.level0()) && !(frees && self.is_low())
                 || !self.erasure.may_write();
             if !is_behind {
-                return Ok(());
+                // Other puts may have taken the zones meanwhile.
+                return if has_waited && !frees { self.admit_puts(bytes).await } else { Ok(()) };
             }
             if let Some(error) = self.background_error() {
                 return Err(error);
@@ -145,6 +148,7 @@ impl Core {
                 add(&self.work.stalls, 1);
             }
             self.events.changed.notified().await;
+            has_waited = true;
         }
     }
 }

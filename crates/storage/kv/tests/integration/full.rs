@@ -231,17 +231,21 @@ fn a_full_store_of_two_shards_with_a_promise_takes_deletes_and_then_puts_again()
     run(line, Fill::Puts);
 }
 
-/// Puts of several clients at once until each is refused; returns the keys of the accepted puts. A client
-/// gives up after some refusals only: the last zones are taken meanwhile by puts that were acknowledged.
-async fn fill_at_once(run: &Run, clients: u32) -> Vec<u32> {
+/// Writes of `together` keys each by several clients at once until each is refused; returns the keys of the
+/// accepted ones. A client gives up after some refusals only: the last zones are taken meanwhile by writes
+/// that were acknowledged.
+async fn fill_at_once(run: &Run, clients: u32, together: u32) -> Vec<u32> {
     let puts = |client: u32| {
         let (store, line) = (run.store.clone(), run.line);
         async move {
             let mut accepted = Vec::new();
             let mut refusals = 0;
             for number in (client..).step_by(clients as usize) {
-                match store.put(&key(number), &value(number, 1, line.value)).await {
-                    Ok(()) => accepted.push(number),
+                let keys = number * together..(number + 1) * together;
+                let mut batch = Batch::new();
+                keys.clone().for_each(|number| batch.put(&key(number), &value(number, 1, line.value)));
+                match store.write(batch, line.acknowledge).await {
+                    Ok(()) => accepted.extend(keys),
                     Err(Error::NoSpace(_)) if refusals == 3 => break,
                     Err(Error::NoSpace(_)) => refusals += 1,
                     Err(error) => panic!("{line:?}: put of key {number}: {error}"),
@@ -276,11 +280,11 @@ fn small_zones(shards: u16, value: usize, acknowledge: Acknowledge, buffer: Opti
 }
 
 /// A store that several clients have filled at once, and the number of keys that they tried.
-async fn full_at_once(line: Line) -> (Run, u32) {
+async fn full_at_once(line: Line, together: u32) -> (Run, u32) {
     let zones = limited_drive(line.zones, line.zone_size, 0);
     let store = Store::format(zones.clone(), &line.settings()).await.unwrap().on_lent_zones();
     let mut run = Run { line, zones, store, model: BTreeMap::new(), round: 1 };
-    let accepted = fill_at_once(&run, 64 * u32::from(line.shards)).await;
+    let accepted = fill_at_once(&run, 64 * u32::from(line.shards) / together, together).await;
     run.model.extend(accepted.iter().map(|number| (*number, 1)));
     let keys = accepted.iter().max().expect("puts that were accepted") + 1;
     (run, keys)
@@ -289,11 +293,16 @@ async fn full_at_once(line: Line) -> (Run, u32) {
 /// From a store that was filled at once, the deletion of everything leads out, and so does that of half of
 /// the keys.
 fn empty_what_was_filled_at_once(shards: u16, value: usize, buffer: Option<u64>) {
+    empty_what_was_filled_by_batches(shards, value, buffer, 1);
+}
+
+/// As above, with `together` keys in each write, which are those of several shards.
+fn empty_what_was_filled_by_batches(shards: u16, value: usize, buffer: Option<u64>, together: u32) {
     for acknowledge in [Acknowledge::Written, Acknowledge::Buffered] {
         let line = small_zones(shards, value, acknowledge, buffer);
         println!("{line:?}");
         simulate(9, usize::from(shards), move || async move {
-            let (mut run, keys) = full_at_once(line).await;
+            let (mut run, keys) = full_at_once(line, together).await;
             let count = run.model.len() as u32;
             run.clear().await;
             run.put_soon(0..count / 2).await;
@@ -302,7 +311,7 @@ fn empty_what_was_filled_at_once(shards: u16, value: usize, buffer: Option<u64>)
             run.check(keys).await;
             run.store.close().await.unwrap_or_else(|error| panic!("{line:?}: closing: {error}"));
 
-            let (mut run, keys) = full_at_once(line).await;
+            let (mut run, keys) = full_at_once(line, together).await;
             println!("{count} keys, and {}", run.model.len());
             let deleted: Vec<u32> = run.model.keys().copied().step_by(2).collect();
             run.delete(deleted.iter().copied()).await;
@@ -333,6 +342,16 @@ fn a_full_store_of_four_shards_with_large_buffers_is_emptied() {
 }
 
 #[test]
+fn a_store_that_batches_of_two_shards_have_filled_is_emptied() {
+    empty_what_was_filled_by_batches(2, 50_000, LARGE, 4);
+}
+
+#[test]
+fn a_store_that_batches_of_four_shards_have_filled_is_emptied() {
+    empty_what_was_filled_by_batches(4, 20_000, LARGE, 8);
+}
+
+#[test]
 fn a_full_store_of_two_shards_with_large_values_is_emptied() {
     empty_what_was_filled_at_once(2, 60_000, None);
 }
@@ -343,7 +362,7 @@ fn fill_with_acknowledged_puts(shards: u16, value: usize) {
     for seed in 0..3 {
         simulate(seed, usize::from(shards), move || async move {
             let (mut run, keys) =
-                full_at_once(small_zones(shards, value, Acknowledge::Buffered, LARGE)).await;
+                full_at_once(small_zones(shards, value, Acknowledge::Buffered, LARGE), 1).await;
             let line = run.line;
             let flushed = run.store.flush().await;
             flushed.unwrap_or_else(|error| panic!("{line:?}, seed {seed}: flush: {error}"));
@@ -363,6 +382,28 @@ fn two_shards_write_every_put_that_they_acknowledge_before_the_store_is_full() {
 #[test]
 fn four_shards_write_every_put_that_they_acknowledge_before_the_store_is_full() {
     [20_000, 60_000].into_iter().for_each(|value| fill_with_acknowledged_puts(4, value));
+}
+
+#[test]
+fn a_large_put_that_does_not_fit_refuses_no_small_ones_of_other_shards() {
+    let line = small_zones(2, 4000, Acknowledge::Written, LARGE);
+    simulate(9, 2, move || async move {
+        let mut run = Run::new(line).await;
+        let large = (0..).map(key).find(|key| kv::shard_of_key(key, 2) == 0).unwrap();
+        for number in 0.. {
+            run.put(number).await.unwrap_or_else(|error| panic!("put of key {number}: {error}"));
+            if number % 64 == 0 && run.store.fullness().await.unwrap().percent() >= 60 {
+                break;
+            }
+        }
+        let refused = run.store.put(&large, &value(0, 0, 4 << 20)).await;
+        assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
+        let small = (1_000_000..).filter(|number| kv::shard_of_key(&key(*number), 2) == 1);
+        for number in small.take(16) {
+            run.put(number).await.unwrap_or_else(|error| panic!("put of key {number}: {error}"));
+        }
+        run.store.close().await.unwrap();
+    });
 }
 
 /// Puts until the store is full, and returns the fullness in percent after every 20 puts.
