@@ -146,8 +146,8 @@ impl Core {
     }
 
     /// Waits until more zones are free than puts of `bytes` bytes must leave. All shards and the cleaner
-    /// count these bytes until the next note of this shard. Of refused puts they count up to a zone: the store
-    /// is full for others also, but a large put that doesn't fit refuses no small ones.
+    /// count these bytes until the next note of this shard. Bytes of refused puts count up to a zone: the
+    /// store is full for others also, but a large put that doesn't fit refuses no small ones.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if none can be freed.
