@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
 /// there.
-const EXAMINED_BYTES: u64 = 1 << 20;
+const BLANK_BYTES: u64 = 1 << 20;
 
 /// Runs the verb.
 ///
@@ -248,7 +248,7 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     };
     let device = part.open().await?;
     let (size, all) = (device.geometry().block_size, device.geometry().blocks);
-    let count = (EXAMINED_BYTES >> size.shift()).min(all.0);
+    let count = (BLANK_BYTES >> size.shift()).min(all.0);
     let (outcome, first) =
         device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
     outcome?;
