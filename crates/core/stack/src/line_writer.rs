@@ -69,10 +69,10 @@ fn root(stack: &Stack) -> Result<usize, Problem> {
                 let door = if part.kind.contract == Contract::Door { "door " } else { "" };
                 format!("{door}\"{}\"", shown(&part.name))
             };
-            let what = format!("nothing stands on {} nor on {}", name(first), name(second));
+            let what = format!("nothing is above {} nor {}", name(first), name(second));
             refuse(&stack.parts[*second], what)
         }
-        [] => Err(stack.source.problem(0..0, "there is no part that nothing stands on")),
+        [] => Err(stack.source.problem(0..0, "no part is on top")),
     }
 }
 

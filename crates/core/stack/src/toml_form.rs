@@ -94,7 +94,7 @@ fn read_sections(
             problems.add(|| {
                 let word = shown(&name.value);
                 let message =
-                    format!("\"{word}\" stands outside a section: write [{contract}.NAME] above it");
+                    format!("\"{word}\" is outside of all sections: write [{contract}.NAME] above it");
                 source.problem(name.span, message)
             });
             continue;

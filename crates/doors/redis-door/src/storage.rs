@@ -120,7 +120,7 @@ fn promise(
         return refuse(arguments, "erase", text);
     }
     if persistence.is_some() && asked.is_none() && geometry.erase == EraseGuarantee::None {
-        let text = "delete_persistence: a reset of these zones gives no guarantee that data is gone; expected zones that do, or \
+        let text = "delete_persistence: a reset of these zones gives no guarantee that data is erased; expected zones that do, or \
                     erase = \"none\" for a promise that only ends with the reset";
         return refuse(arguments, "delete_persistence", text.to_owned());
     }

@@ -176,7 +176,8 @@ impl Client {
             (Some(_), None) => Err(Status::Unavailable),
             (Some(format), Some(stack)) => {
                 let made = runtime::timeout(ANSWER_LIMIT, stack.metrics(format)).await;
-                let late = |_| Err(Error::timed_out("a part of the stack hasn't told its status for 10 s"));
+                let late =
+                    |_| Err(Error::timed_out("a part of the stack hasn't reported its status for 10 s"));
                 made.unwrap_or_else(late).map_err(|error| {
                     tracing::warn!("--metrics: {error}");
                     Status::Failed

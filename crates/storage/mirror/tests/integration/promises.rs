@@ -565,7 +565,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
             }
             panic!("{words:?}, and never idle: {:?}", part.status().await);
         };
-        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync goes on");
+        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync continues");
         assert_eq!(all_in_turn().await, "resync");
         let handle = part.open().await.unwrap();
         part.message("fail b").await.unwrap();
