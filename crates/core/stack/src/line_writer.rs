@@ -15,6 +15,11 @@ pub fn quote(text: &str) -> String {
     if !text.is_empty() && text.chars().all(bare) {
         return text.to_owned();
     }
+    quoted(text, |control| format!("\\u{{{control:x}}}"))
+}
+
+/// Writes a text in quotes, on one line. `escape` writes control characters, by their numbers.
+pub(crate) fn quoted(text: &str, escape: impl Fn(u32) -> String) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {
         match letter {
@@ -23,7 +28,7 @@ pub fn quote(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\r' => quoted.push_str("\\r"),
             '\t' => quoted.push_str("\\t"),
-            control if control.is_control() => quoted.push_str(&format!("\\u{{{:x}}}", u32::from(control))),
+            control if control.is_control() => quoted.push_str(&escape(control.into())),
             other => quoted.push(other),
         }
     }
