@@ -3,7 +3,7 @@
 //!
 //! # Promises
 //! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The new
-//!   one gets its name when it is complete ([`file`]). The stack isn't opened.
+//!   one gets its name when it is complete ([`mod@file`]). The stack isn't opened.
 //! - Of images ([`EXAMINED`]) the first [`SIGNATURE_BYTES`] bytes are read, to name their format; none of
 //!   these bytes is in the report. Of other files, such as password and key files, it has only the owner and
 //!   the mode.

@@ -119,7 +119,7 @@ impl World {
         assert_eq!(check(&checkpoint.frozen).unstored.len(), 0);
         if self.random.below(8) == 0 {
             // The checkpoint fails before its root is durable.
-            self.pending = checkpoint.batch;
+            self.pending.extend(checkpoint.batch);
             return;
         }
         for place in checkpoint.batch {
