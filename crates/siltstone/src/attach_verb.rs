@@ -80,7 +80,7 @@ fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, F
         ));
     }
     match arguments.foreground || arguments.background {
-        true => hold(arguments, log, &stack, driver, folder).map(|()| None),
+        true => hold(arguments, plan_of(arguments, log, &stack, driver, folder)?).map(|()| None),
         false => hold_in_background(arguments, log, &name, (driver, &why)).map(Some),
     }
 }
@@ -123,14 +123,14 @@ fn metrics_words(arguments: &Attach) -> Result<Vec<String>, Failure> {
     Ok(words)
 }
 
-/// Holds the attachment in this process until it is detached.
-fn hold(
+/// Returns the plan of an attachment, with the arguments of its servers.
+fn plan_of(
     arguments: &Attach,
     log: LogLevel,
     parsed: &Stack,
     driver: Driver,
     folder: Folder,
-) -> Result<(), Failure> {
+) -> Result<Plan, Failure> {
     let stack = absolute(&arguments.stack);
     let mut words = vec!["--log", log.word(), "serve", "--holder"];
     words.extend(arguments.swap.then_some("--swap"));
@@ -139,7 +139,7 @@ fn hold(
     let metrics_words = metrics_words(arguments)?;
     words.extend(metrics_words.iter().map(String::as_str));
     words.push(&stack);
-    let plan = Plan {
+    Ok(Plan {
         server_arguments: words.into_iter().map(str::to_owned).collect(),
         text: Path::new(&stack).is_file().then(|| parsed.to_toml()),
         stack,
@@ -148,7 +148,11 @@ fn hold(
         format: arguments.format,
         sector_size: arguments.sector_size,
         recover_within: arguments.recover_within,
-    };
+    })
+}
+
+/// Holds the attachment in this process until it is detached.
+fn hold(arguments: &Attach, plan: Plan) -> Result<(), Failure> {
     let (as_json, background) = (arguments.json, arguments.background);
     if background {
         rustix::process::setsid().map_err(|error| Failure::World(format!("setsid: {error}")))?;

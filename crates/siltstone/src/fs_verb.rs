@@ -20,12 +20,13 @@ use fs::{FileSystem, Goal, Properties, Settings};
 use runtime::Config;
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
+use std::fs::Metadata;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
 /// there.
-const EXAMINED_BYTES: u64 = 1 << 20;
+const BLANK_BYTES: u64 = 1 << 20;
 
 /// Runs the verb.
 ///
@@ -135,47 +136,43 @@ fn base(built: &BuiltStack, plan: &Plan) -> Result<(String, Base)> {
     }
 }
 
+/// Refuses a missing size of a new image, and one that differs from the size of a file or is set by a stack.
+fn check_size(
+    image: &str,
+    is_stack: bool,
+    existing: Option<&Metadata>,
+    size: Option<u64>,
+) -> Result<(), Failure> {
+    Err(Failure::Usage(match (size, existing) {
+        (Some(_), _) if is_stack => {
+            format!("--size: {image} is a stack, whose parts have their sizes; leave --size out")
+        }
+        _ if is_stack => return Ok(()),
+        (None, None) => format!(
+            "{image}: no such file; expected --size with the size of the new one, such as --size 8GiB"
+        ),
+        (None, Some(found)) if found.is_file() && found.len() == 0 => {
+            format!("image \"{image}\": 0 bytes; expected --size with the size, such as --size 8GiB")
+        }
+        (Some(size), Some(found)) if found.is_file() && ![0, size].contains(&found.len()) => format!(
+            "{image}: --size is {}; expected {}, the size of the file; leave --size out, or remove the file first",
+            format_size(size),
+            format_size(found.len())
+        ),
+        _ => return Ok(()),
+    }))
+}
+
 fn format(arguments: &FsFormat) -> Result<(), Failure> {
     let image = arguments.image.clone();
-    let usage = |text: String| Err(Failure::Usage(text));
     let properties = Properties { block_size: arguments.block_size, ..Properties::default() };
     properties
         .check()
         .map_err(|error| Failure::Usage(format!("--{}", error.detail().replacen(' ', "-", 1))))?;
     let is_stack = is_stack(&image);
     let existing = std::fs::metadata(&image).ok();
-    match (is_stack, &existing, arguments.size) {
-        (true, _, Some(_)) => {
-            return usage(format!(
-                "--size: {image} is a stack, whose parts have their sizes; leave --size out"
-            ));
-        }
-        (false, None, None) => {
-            return usage(format!(
-                "{image}: no such file; expected --size with the size of the new one, such as --size 8GiB"
-            ));
-        }
-        _ => {}
-    }
-    if !is_stack
-        && arguments.size.is_none()
-        && existing.as_ref().is_some_and(|it| it.is_file() && it.len() == 0)
-    {
-        return usage(format!(
-            "image \"{image}\": 0 bytes; expected --size with the size, such as --size 8GiB"
-        ));
-    }
-    let is_file = !is_stack && existing.as_ref().is_some_and(std::fs::Metadata::is_file);
-    if let (true, Some(found), Some(size)) = (is_file, &existing, arguments.size)
-        && found.len() > 0
-        && found.len() != size
-    {
-        return usage(format!(
-            "{image}: --size is {}; expected {}, the size of the file; leave --size out, or remove the file first",
-            format_size(size),
-            format_size(found.len())
-        ));
-    }
+    check_size(&image, is_stack, existing.as_ref(), arguments.size)?;
+    let is_file = !is_stack && existing.as_ref().is_some_and(Metadata::is_file);
     let stack = stack_of(&image, arguments.size)?;
     let plan = plan_of(&image, &stack)?;
     let config = Config::default().with_shards(stack.shards());
@@ -248,7 +245,7 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     };
     let device = part.open().await?;
     let (size, all) = (device.geometry().block_size, device.geometry().blocks);
-    let count = (EXAMINED_BYTES >> size.shift()).min(all.0);
+    let count = (BLANK_BYTES >> size.shift()).min(all.0);
     let (outcome, first) =
         device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
     outcome?;

@@ -10,7 +10,6 @@ mod attach_verb;
 mod background;
 mod bench_verb;
 mod check_verb;
-mod clients;
 mod control;
 mod dump_verb;
 mod failure;
@@ -29,6 +28,7 @@ mod metrics;
 mod metrics_verb;
 mod model_verb;
 mod mount_helper;
+mod operator_clients;
 mod operators;
 mod output;
 mod overwriting;
@@ -58,6 +58,8 @@ use arguments::{CommandLine, LogLevel, Verb};
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 use failure::Failure;
 use log_target::LogTarget;
+use std::any::TypeId;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -98,17 +100,21 @@ fn main() -> ExitCode {
 
 /// Parses the command line, or ends the process with a message.
 fn command_line() -> CommandLine {
-    let matches = with_negative_numbers(CommandLine::command()).get_matches();
+    let matches = with_negative_values(CommandLine::command()).get_matches();
     CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// Takes `-1` as a value that is out of range, rather than as an unknown option.
-fn with_negative_numbers(command: Command) -> Command {
+/// Takes `-1` as a value that is out of range, rather than as an unknown option; also `-5ms` after an option
+/// whose value isn't a text, so that its parser reports it.
+fn with_negative_values(command: Command) -> Command {
     let permitted = |arg: Arg| {
         let takes_values = arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes_values)
+        let values = arg.get_value_parser().type_id();
+        let is_text = [TypeId::of::<String>(), TypeId::of::<PathBuf>()].iter().any(|text| values == *text);
+        let takes_hyphens = takes_values && !is_text && !arg.is_positional();
+        arg.allow_negative_numbers(takes_values).allow_hyphen_values(takes_hyphens)
     };
-    command.mut_args(permitted).mut_subcommands(with_negative_numbers)
+    command.mut_args(permitted).mut_subcommands(with_negative_values)
 }
 
 fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {

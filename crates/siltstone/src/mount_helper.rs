@@ -190,8 +190,8 @@ fn unmount(arguments: &[String]) -> u8 {
     }
 }
 
-/// Whether an error of a mount tells that its server has ended. Others, such as EACCES for root at the mount
-/// of a user, don't: what the server has accepted may still become durable.
+/// Whether an error of a mount means that its server has ended. After others, such as EACCES for root at the
+/// mount of a user, the data that the server has accepted may still become durable.
 fn is_of_lost_server(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }

@@ -39,9 +39,9 @@ pub struct Addresses {
 /// Servers that must listen: an error of such a server ends the verb; one of another is only logged.
 #[derive(Clone, Copy)]
 pub struct Required {
-    /// Whether a control socket is needed.
+    /// Whether the control socket must listen.
     pub control: bool,
-    /// Whether metrics are needed.
+    /// Whether the server of metrics must listen.
     pub metrics: bool,
 }
 
@@ -57,15 +57,15 @@ impl OperatorServers {
     ///
     /// # Errors
     /// Errors of [`ControlServer::start`] and [`MetricsServer::start`] of the servers that are needed.
-    pub async fn listen(addresses: Addresses, needs: Required) -> Result<OperatorServers> {
+    pub async fn listen(addresses: Addresses, required: Required) -> Result<OperatorServers> {
         let mut operators = OperatorServers { control: None, metrics: None };
         if let Some(place) = &addresses.place {
             let started = ControlServer::start(place).await;
-            operators.control = unless_needed(started, needs.control, "a control socket")?;
+            operators.control = unless_needed(started, required.control, "a control socket")?;
         }
         if let Some(endpoint) = addresses.endpoint {
             let started = MetricsServer::start(endpoint).await;
-            match unless_needed(started, needs.metrics, "metrics") {
+            match unless_needed(started, required.metrics, "metrics") {
                 Ok(metrics) => operators.metrics = metrics,
                 Err(error) => {
                     operators.stop().await;

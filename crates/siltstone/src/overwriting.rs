@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Bytes at the start of a file that are searched for signatures.
-const EXAMINED_BYTES: u64 = 128 << 10;
+const SIGNATURE_BYTES: u64 = 128 << 10;
 /// Kinds, each with the key that names the device or the file that formatting overwrites. The origin of a
 /// cache isn't overwritten.
 const OVERWRITTEN: &[(&str, &str)] = &[
@@ -78,7 +78,7 @@ fn files_below(stack: &Stack, value: &Value, files: &mut Vec<PathBuf>) {
 fn held(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     // Opening the stack reports an unreadable file.
-    std::fs::File::open(path).ok()?.take(EXAMINED_BYTES).read_to_end(&mut bytes).ok()?;
+    std::fs::File::open(path).ok()?.take(SIGNATURE_BYTES).read_to_end(&mut bytes).ok()?;
     zones::sector::foreign(&bytes).map(|what| format!("{} holds {what}", path.display()))
 }
 

@@ -3,16 +3,16 @@
 //!
 //! # Promises
 //! - No file is opened for writing but the new one, whose mode is 0600; an existing file is refused. The new
-//!   one gets its name when it is complete ([`output`]). The stack isn't opened.
-//! - Of images ([`EXAMINED`]) the first [`LOOKED_AT`] bytes are read, to name their format; none of these
-//!   bytes is in the report. Of other files, such as password and key files, it has the owner and the mode
-//!   only.
+//!   one gets its name when it is complete ([`mod@file`]). The stack isn't opened.
+//! - Of images ([`EXAMINED`]) the first [`SIGNATURE_BYTES`] bytes are read, to name their format; none of
+//!   these bytes is in the report. Of other files, such as password and key files, it has only the owner and
+//!   the mode.
 //! - Values of keys for secrets are masked in every file of the report ([`mask`]).
 //! - A server that doesn't answer is waited for as long as [`Client`] does; each file has a bounded size.
 
+mod file;
 mod machine;
 mod mask;
-mod output;
 
 use crate::arguments::Report;
 use crate::control::client::Client;
@@ -24,8 +24,8 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{counted, print_line};
 use bench::units;
+use file::ReportFile;
 use mask::Mask;
-use output::Output;
 use stack::{Stack, Value};
 use std::fmt::Write as _;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -34,7 +34,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes at the start of a file that are examined for known formats.
-const LOOKED_AT: u64 = 128 << 10;
+const SIGNATURE_BYTES: u64 = 128 << 10;
 /// Keys of kinds that name an image.
 const EXAMINED: [&str; 2] = ["path", "timeline"];
 /// Most bytes of the end of a log.
@@ -53,10 +53,10 @@ pub fn report(arguments: &Report) -> Result<(), Failure> {
     let now = runtime::wall_clock().as_secs();
     let mut contents = Contents::new(Mask::default());
     // Created first: nothing is gathered for a name that is taken.
-    let output = Output::new(arguments.output.clone(), now)?;
+    let file = ReportFile::new(arguments.output.clone(), now)?;
     gather(arguments, &mut contents)?;
     contents.add_read_me(now);
-    let path = output.write(|file| write(&contents, file, now))?;
+    let path = file.write(|file| write(&contents, file, now))?;
     let bytes: usize = contents.files.iter().map(|(_, _, text)| text.len()).sum();
     let count = counted(contents.files.len() as u64, "file", "files");
     let mut text = format!("{}: {count}, {}\n", path.display(), units::bytes(bytes as f64));
@@ -300,7 +300,8 @@ fn describe(path: &Path, is_image: bool) -> String {
     }
     if kind.is_file() || kind.is_block_device() {
         let mut first = Vec::new();
-        let read = std::fs::File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut first));
+        let read =
+            std::fs::File::open(path).and_then(|file| file.take(SIGNATURE_BYTES).read_to_end(&mut first));
         let _ = match read {
             Ok(_) => write!(text, ", begins with {}", format_of(&first)),
             Err(error) => write!(text, ", {}", input::describe(&error)),

@@ -45,6 +45,15 @@ const STDIO: &str = "stdio";
 /// Name of the door of an attachment.
 const ATTACHED: &str = "attached";
 
+/// Reads the stack, from the holder of an attachment if there is one.
+fn stack_of(argument: &str, holder: Option<&HolderConnection>) -> Result<Stack, Failure> {
+    let Some(text) = holder.and_then(HolderConnection::text) else {
+        return load::stack(argument, &registry());
+    };
+    let folder = Path::new(argument).parent().unwrap_or(Path::new(""));
+    Ok(Stack::from_toml(argument, text, &registry())?.with_base_directory(folder))
+}
+
 /// Serves a stack until a signal.
 ///
 /// # Errors
@@ -60,13 +69,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         true => Some(HolderConnection::greet()?),
         false => None,
     };
-    let stack = match holder.as_ref().and_then(HolderConnection::text) {
-        Some(text) => {
-            let folder = Path::new(&arguments.stack).parent().unwrap_or(Path::new(""));
-            Stack::from_toml(&arguments.stack, text, &registry())?.with_base_directory(folder)
-        }
-        None => load::stack(&arguments.stack, &registry())?,
-    };
+    let stack = stack_of(&arguments.stack, holder.as_ref())?;
     let listen = |text: &String| address("--nbd", text, arguments.allow_remote);
     let addresses = arguments.nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);

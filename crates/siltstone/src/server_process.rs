@@ -34,8 +34,8 @@ impl ServerProcess {
         ServerProcess::of_peer(&format!("unix:{}", path.display()), &stream).map(Some)
     }
 
-    /// Returns the process at the other end of an open connection. The number that a server tells is no
-    /// proof: it is that of its own namespace of processes, and may be any process's here.
+    /// Returns the process at the other end of an open connection. The number that a server
+    /// reports proves nothing: it is one of the server's namespace, and may belong to any process here.
     ///
     /// # Errors
     /// As [`of`](Self::of).

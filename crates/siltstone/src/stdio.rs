@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// Bytes that are copied at once.
-const PIECE: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 /// Time limit for a client to receive the last replies.
 const LAST_REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
@@ -103,7 +103,7 @@ fn check_stream(socket: &OwnedFd) -> Result<(), Failure> {
 
 /// Copies until the end, and passes on what there is at once: `std::io::copy` lets the kernel wait for more.
 fn relay(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; PIECE_BYTES];
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return Ok(()),

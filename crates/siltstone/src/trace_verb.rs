@@ -65,7 +65,7 @@ async fn follow_until_stopped(
     runtime::spawn(async move {
         if signals.next().await.is_ok() {
             at_signal.store(true, Ordering::SeqCst);
-            // Ends the wait for the next answer. The server may be gone already.
+            // Ends the wait for the next answer. The server may have ended already.
             let _ = connection.shutdown(Shutdown::Both);
         }
     })
@@ -140,7 +140,7 @@ fn lines(answer: &Value, arguments: &Trace, page: &mut Page, left: &mut u64) -> 
     text
 }
 
-/// Whether somebody reads standard output.
+/// Whether standard output has a reader.
 fn has_reader() -> bool {
     let stdout = std::io::stdout();
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];

@@ -126,7 +126,7 @@ fn hostile_clients_are_refused_and_others_are_served() {
     // Two requests on one connection.
     let two = b"GET /metrics HTTP/1.1\r\n\r\nGET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
     assert_eq!(exchange(at, two).matches("HTTP/1.1 200 OK").count(), 2);
-    // Clients that never read, that say nothing, and that stop in the midst.
+    // Clients that never read, that are silent, and that stop within a request.
     let mut deaf: Vec<UnixStream> = (0..5).map(|_| connect(at)).collect();
     for stream in &mut deaf {
         stream.set_nonblocking(true).unwrap();
@@ -140,6 +140,13 @@ fn hostile_clients_are_refused_and_others_are_served() {
     let mut response = String::new();
     refused.read_to_string(&mut response).unwrap();
     assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
+    // The last one of many: the log has one warning a minute.
+    let said = server.process.err();
+    assert_eq!(
+        said.matches("a client of --metrics was refused: the limit of 16 clients").count(),
+        1,
+        "{said}"
+    );
     server.stop();
 }
 

@@ -77,7 +77,7 @@ fn nbdinfo_starts_servers_of_the_same_stack() {
 
 #[test]
 fn a_client_over_pipes_that_hangs_up_ends_the_server() {
-    // In the midst of the handshake.
+    // During the handshake.
     let mut child = piped("ram(1MiB)");
     drop(child.stdin.take());
     assert_eq!(ended(child).0, Some(0));

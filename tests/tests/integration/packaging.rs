@@ -13,6 +13,14 @@ use tempfile::tempdir;
 /// Longest wait for something that takes milliseconds on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Returns the names in a folder, in order.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
 #[test]
 fn the_tree_has_what_an_installation_needs() {
     let folder = tempdir().unwrap();
@@ -35,6 +43,17 @@ fn the_tree_has_what_an_installation_needs() {
         "usr/share/doc/siltstone/grafana.json",
     ] {
         assert!(tree.join(file).is_file(), "{file}");
+    }
+    assert_eq!(names_in(&tree), ["usr"]);
+    let manifest = std::fs::read_to_string(root().join("crates/siltstone/Cargo.toml")).unwrap();
+    for name in names_in(&tree.join("usr")) {
+        let asset = format!("[\"../../target/package/root/usr/{name}/");
+        assert!(manifest.contains(&asset), "usr/{name} isn't in the assets of the Debian package");
+    }
+    let scripts = root().join("packaging/debian");
+    assert_eq!(names_in(&scripts), ["postinst", "postrm", "prerm"]);
+    for name in names_in(&scripts) {
+        run("sh", &["-n", scripts.join(name).to_str().unwrap()]).ok();
     }
     assert_eq!(run(&script, &["--stage"]).code, Some(2));
 }

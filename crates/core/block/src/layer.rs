@@ -124,8 +124,8 @@ pub trait Observer<C> {
     where
         Self: 'a;
 
-    /// Whether calls are observed now. If not, a call costs this question only. A call that began before the
-    /// answer changed is observed, or isn't, as it began.
+    /// Whether calls are observed now. If not, a call costs this question only. The answer at its start holds
+    /// for the whole call.
     #[inline]
     fn is_on(&self) -> bool {
         true

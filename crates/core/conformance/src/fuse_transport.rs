@@ -32,25 +32,25 @@ impl Transport {
     ///
     /// # Panics
     /// If the parameter can't be read or written.
-    pub fn set(self) -> Option<Parameter> {
+    pub fn set(self) -> Option<ParameterGuard> {
         let file = OpenOptions::new().read(true).write(true).open(PARAMETER).ok()?;
         file.lock().expect("the parameter is locked");
         let mut before = [0];
         file.read_exact_at(&mut before, 0).expect("the parameter is read");
         let value = if self == Transport::Rings { b"Y" } else { b"N" };
         file.write_all_at(value, 0).expect("the parameter is written");
-        Some(Parameter { file, before })
+        Some(ParameterGuard { file, before })
     }
 }
 
 /// The parameter and its earlier value, which is written back.
 #[derive(Debug)]
-pub struct Parameter {
+pub struct ParameterGuard {
     file: File,
     before: [u8; 1],
 }
 
-impl Drop for Parameter {
+impl Drop for ParameterGuard {
     fn drop(&mut self) {
         // An error would be one of the write before.
         let _same = self.file.write_all_at(&self.before, 0);

@@ -18,8 +18,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Refuses an address that other machines can reach, unless `is_permitted`. For every server that
-    /// strangers can use, or whose passwords pass in plain text. `permission` is how to permit it, such as
+    /// Refuses an address that other machines can reach, unless `is_permitted`. Called by every server
+    /// without authentication or encryption. `permission` says how to permit the address, such as
     /// `give --allow-remote if you trust all machines of the network`.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ pub fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
 }
 
 /// Handle of a task on another shard. Awaiting it returns the task's result; dropping it detaches the task.
-#[must_use = "a task on another shard goes on by itself; await it or drop it knowingly"]
+#[must_use = "a task on another shard continues by itself; await it or drop it knowingly"]
 pub struct RemoteHandle<T>(Arc<Answer<T>>);
 
 impl<T> RemoteHandle<T> {

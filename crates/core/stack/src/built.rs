@@ -284,8 +284,8 @@ async fn status_of_part(part: &BuiltPart) -> (String, serde_json::Value) {
     (part.name.clone(), status.into())
 }
 
-/// Waits for all calls at the same time, so that messages to one shard are sent together, and collects
-/// what they return in their order.
+/// Waits for all calls at the same time, so that messages to one shard are sent together. Collects
+/// the results in the order of the calls.
 async fn join_all<'a, T, C: FromIterator<T>>(calls: impl Iterator<Item = Call<'a, T>>) -> C {
     let mut waiting: Vec<_> = calls.map(|call| (Some(call), None)).collect();
     std::future::poll_fn(|context| {

@@ -108,7 +108,7 @@ fn report_cycle(
     problems.add(|| {
         let names = parts.iter().chain([&closing.part]).map(|part| shown(nodes[*part].name));
         let circle = names.collect::<Vec<_>>().join(" -> ");
-        source.problem(closing.span.clone(), format!("cycle: {circle}: no part can stand on itself"))
+        source.problem(closing.span.clone(), format!("cycle: {circle}: no part can be below itself"))
     });
 }
 
@@ -121,7 +121,7 @@ fn check_levels(source: &Source, nodes: &[Node<'_>], order: &[usize], problems: 
             problems.add(|| {
                 let node = &nodes[*part];
                 let message = format!(
-                    "\"{}\" stands on {MAX_LEVELS} parts, one on the other: expected at most {MAX_LEVELS} levels",
+                    "\"{}\" is above {MAX_LEVELS} levels of parts; expected at most {MAX_LEVELS} levels",
                     shown(node.name)
                 );
                 source.problem(node.name_span.clone(), message)

@@ -17,7 +17,8 @@
 //! parsed stack, `read` its reading, `toml_form` and `line_form` its two texts, `resolve` from text to
 //! meaning, `graph` the order of building, [`plan`] sizes and building, `claims` the files that
 //! parts open, [`built`] the open stack, `draw` pictures, [`message`] messages to parts, [`problem`] errors,
-//! [`secrets`] texts that these don't quote, [`units`] sizes and durations, [`warning`] levels of fullness.
+//! [`secrets`] texts that these don't quote, [`password_file`] files with passwords, [`units`] sizes and
+//! durations, [`warning`] levels of fullness.
 #![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;
@@ -34,6 +35,7 @@ mod line_writer;
 pub mod message;
 pub mod metric;
 pub mod model;
+pub mod password_file;
 pub mod plan;
 pub mod problem;
 mod raw;

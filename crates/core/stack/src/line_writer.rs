@@ -15,6 +15,11 @@ pub fn quote(text: &str) -> String {
     if !text.is_empty() && text.chars().all(bare) {
         return text.to_owned();
     }
+    quoted(text, |control| format!("\\u{{{control:x}}}"))
+}
+
+/// Writes a text in quotes, on one line. `escape` writes control characters, by their numbers.
+pub(crate) fn quoted(text: &str, escape: impl Fn(u32) -> String) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {
         match letter {
@@ -23,7 +28,7 @@ pub fn quote(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\r' => quoted.push_str("\\r"),
             '\t' => quoted.push_str("\\t"),
-            control if control.is_control() => quoted.push_str(&format!("\\u{{{:x}}}", u32::from(control))),
+            control if control.is_control() => quoted.push_str(&escape(control.into())),
             other => quoted.push(other),
         }
     }
@@ -69,10 +74,10 @@ fn root(stack: &Stack) -> Result<usize, Problem> {
                 let door = if part.kind.contract == Contract::Door { "door " } else { "" };
                 format!("{door}\"{}\"", shown(&part.name))
             };
-            let what = format!("nothing stands on {} nor on {}", name(first), name(second));
+            let what = format!("nothing is above {} nor {}", name(first), name(second));
             refuse(&stack.parts[*second], what)
         }
-        [] => Err(stack.source.problem(0..0, "there is no part that nothing stands on")),
+        [] => Err(stack.source.problem(0..0, "no part is on top")),
     }
 }
 

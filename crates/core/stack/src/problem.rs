@@ -18,7 +18,7 @@ const MAX_COMPARED: usize = 64;
 pub struct Source {
     name: Arc<str>,
     text: Arc<str>,
-    /// Places of secrets, once there is a problem.
+    /// Ranges of secrets in the text, found for the first problem.
     secrets: Arc<OnceLock<Vec<Range<usize>>>>,
 }
 
@@ -78,7 +78,8 @@ impl Source {
         problem
     }
 
-    /// Line without its secrets, which logs would keep, and the positions `of` bytes of the text in it.
+    /// Returns a line with its secrets masked, since logs keep problems, and the positions in it of the bytes
+    /// `of` the text.
     fn without_secrets(&self, line: Range<usize>, of: [usize; 2]) -> (String, [usize; 2]) {
         let (mut shown, mut copied, mut moved) =
             (String::new(), line.start, of.map(|byte| byte - line.start));

@@ -1,82 +1,27 @@
 //! Secrets in texts: values of keys for passwords and the like, passwords in addresses, and the bodies of
-//! keys and certificates in PEM form; and files with passwords.
+//! keys and certificates in PEM form.
 //!
-//! A key is one for secrets if its name says so; a name that ends with `_file` is one for a path.
+//! The name of a key decides whether its value is a secret; a name that ends with `_file` is one for a path.
 //!
 //! # Promises
 //! - [`secrets`] takes any text, as errors and reports quote it: stacks, JSON, HTTP headers, logs.
-//! - Its time grows with the length of the text, whatever it is.
+//! - Its time is proportional to the length of the text, for any text.
 //!
 //! The callers replace the secrets that are found, by [`MASKED`].
 
-use block::{Error, Result};
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 /// Replacement of a secret.
 pub const MASKED: &str = "(masked)";
 
-/// Texts in the name of a key for secrets.
+/// Texts in the names of keys whose values are secrets.
 const SECRET: [&str; 6] = ["password", "passwd", "passphrase", "secret", "token", "credential"];
 /// Ends of the words of such a name, between `_` and `-`.
 const SECRET_ENDS: [&str; 5] = ["key", "pwd", "pass", "auth", "psk"];
 /// Start and end of a text in PEM form.
 const PEM: [&str; 2] = ["-----BEGIN ", "-----END "];
 
-/// Longest file with passwords, in bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
-
-/// Reads a file with passwords.
-///
-/// # Errors
-/// Errors of opening and reading; [`Error::Invalid`] for more than 1 MiB, or a text that isn't UTF-8.
-pub fn read_file(path: &Path) -> Result<String> {
-    let doing = format!("reading \"{}\"", path.display());
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
-    match read {
-        Ok(length) if length as u64 <= MAX_FILE_BYTES => Ok(text),
-        Ok(_) => {
-            Err(Error::invalid(format!("{doing}: it is too long; expected at most {MAX_FILE_BYTES} bytes")))
-        }
-        Err(error) => {
-            let error = Error::from_io(&error, &doing);
-            Err(error
-                .with_detail(format!("{}; expected a text file that this user may read", error.detail())))
-        }
-    }
-}
-
-/// Returns the password in the first line of a file.
-///
-/// # Errors
-/// As [`read_file`]; [`Error::Invalid`] for an empty line.
-pub fn password_in(path: &Path) -> Result<String> {
-    match read_file(path)?.lines().next() {
-        Some(password) if !password.is_empty() => Ok(password.to_owned()),
-        _ => Err(Error::invalid(format!(
-            "password file \"{}\": expected a password in its first line",
-            path.display()
-        ))),
-    }
-}
-
-/// Logs a warning if users besides the owner and the group of a file with passwords may read or change it.
-pub fn warn_of_access(path: &Path) {
-    let mode =
-        std::fs::metadata(path).map_or(0, |found| if found.is_file() { found.mode() & 0o777 } else { 0 });
-    if mode & 0o007 != 0 {
-        tracing::warn!(
-            "\"{}\" has passwords, and all users may access it: mode {mode:o}; expected 600 or 640; run chmod o= on it",
-            path.display()
-        );
-    }
-}
-
-/// Whether a name is one of a key for secrets.
+/// Whether the value of a key with this name is a secret.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     // Names such as `apikey`, `privateKey` and `requirepass` are one word.
@@ -85,7 +30,7 @@ fn is_secret(name: &str) -> bool {
     is_named && !name.ends_with("_file")
 }
 
-/// Returns the places of secrets in bytes of the text, in order and apart from each other.
+/// Returns the ranges of secrets in bytes of the text, in ascending order and without overlaps.
 pub fn secrets(text: &str) -> Vec<Range<usize>> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     let bytes = text.as_bytes();
@@ -209,6 +154,51 @@ fn end_of_quoted(bytes: &[u8]) -> usize {
                 ends
             };
             bytes[1..].iter().position(ends).map_or(bytes.len(), |end| end + 2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_found_in_any_text() {
+        for (text, expected) in [
+            ("password = \"pa\\\"ss\"\nx = 1", "password = (masked)\nx = 1"),
+            ("a(b, password=hunter2, size=1MiB)", "a(b, password=(masked), size=1MiB)"),
+            ("password_file = \"/etc/p\"", "password_file = \"/etc/p\""),
+            ("api-key: 'x y'", "api-key: (masked)"),
+            ("\"auth_token\": \"abc\", \"keys\": 7", "\"auth_token\": (masked), \"keys\": 7"),
+            ("secrets = [\"a\", \"b\"] # c", "secrets = (masked) # c"),
+            ("passphrase = \"\"\"\na\nb\"\"\"\nc", "passphrase = (masked)\nc"),
+            ("passphrase = \"never closed\nb", "passphrase = (masked)"),
+            ("redis://user:pass@host:6379/0", "redis://(masked)@host:6379/0"),
+            ("redis://user:p@ss@host", "redis://(masked)@host"),
+            ("nbd://host/x@y", "nbd://host/x@y"),
+            ("the password was wrong", "the password was wrong"),
+            ("key=", "key="),
+            ("tokens = [[\"a]\", \"b\"], [\"c\"]]\nx = [1]", "tokens = (masked)\nx = [1]"),
+            ("secret = { a = [\"x\"], b = { c = 1 } }, d", "secret = (masked), d"),
+            ("secret = [\"never\", [\"closed\"]", "secret = (masked)"),
+            ("redis://user:a/b?c=d@host/0", "redis://(masked)@host/0"),
+            ("nbd://[::1]:10809/x@y", "nbd://[::1]:10809/x@y"),
+            ("pwd=abc apikey=def, apiKey: ghi", "pwd=(masked) apikey=(masked), apiKey: (masked)"),
+            ("user=a auth=b author=c requirepass=d", "user=a auth=(masked) author=c requirepass=(masked)"),
+            ("password => abc, secret := 'd'", "password => (masked), secret := (masked)"),
+            ("Authorization: Bearer abc\nHost: x", "Authorization: (masked)\nHost: x"),
+            (r#"{"t":"{\"password\":\"a\\\"b\",\"x\":1}"}"#, r#"{"t":"{\"password\":(masked),\"x\":1}"}"#),
+            (
+                "ä-----BEGIN PRIVATE KEY-----\nMIIE\nvQ==\n-----END PRIVATE KEY-----\nrest",
+                "ä-----BEGIN (masked)-----END PRIVATE KEY-----\nrest",
+            ),
+            ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "-----BEGIN (masked)"),
+        ] {
+            let mut masked = text.to_owned();
+            for range in secrets(text).into_iter().rev() {
+                masked.replace_range(range, MASKED);
+            }
+            assert_eq!(masked, expected, "{text}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A stack as TOML: a table `[stack]`, and sections `[device.NAME]`, `[zones.NAME]`, `[door.NAME]`.
 
 use crate::contract::Contract;
+use crate::line_writer::quoted;
 use crate::model::Stack;
 use crate::problem::{Collector, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
@@ -94,7 +95,7 @@ fn read_sections(
             problems.add(|| {
                 let word = shown(&name.value);
                 let message =
-                    format!("\"{word}\" stands outside a section: write [{contract}.NAME] above it");
+                    format!("\"{word}\" is outside of all sections: write [{contract}.NAME] above it");
                 source.problem(name.span, message)
             });
             continue;
@@ -128,32 +129,19 @@ fn value_text(value: &Value) -> String {
     match value {
         Value::Integer(_) | Value::Float(_) | Value::Bool(_) => value.to_text(),
         Value::Parts(list) | Value::Texts(list) => {
-            let items = list.iter().map(|item| quoted(item)).collect::<Vec<_>>();
+            let items = list.iter().map(|item| basic_string(item)).collect::<Vec<_>>();
             format!("[{}]", items.join(", "))
         }
-        _ => quoted(&value.to_text()),
+        _ => basic_string(&value.to_text()),
     }
 }
 
 fn key_text(name: &str) -> String {
     let bare = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
-    if !name.is_empty() && name.chars().all(bare) { name.to_owned() } else { quoted(name) }
+    if !name.is_empty() && name.chars().all(bare) { name.to_owned() } else { basic_string(name) }
 }
 
 /// Writes a basic string on one line.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            control if control.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(control))),
-            other => quoted.push(other),
-        }
-    }
-    quoted.push('"');
-    quoted
+fn basic_string(text: &str) -> String {
+    quoted(text, |control| format!("\\u{control:04X}"))
 }

@@ -100,14 +100,14 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
     if found.source != source || !Path::new(source).is_absolute() {
         return Err(Error::busy(format!(
             "mount point {}: the server of {}, which is mounted there, doesn't answer within {limit:?}; \
-             expected an answer; if it is gone, run: umount -f {}",
+             expected an answer; if it has ended, run: umount -f {}",
             path.display(),
             found.source,
             path.display()
         )));
     }
     abort(&found)?;
-    tracing::warn!("{}: the server of the mount was gone; aborted its connection", path.display());
+    tracing::warn!("{}: the server of the mount had ended; aborted its connection", path.display());
     Ok(())
 }
 

@@ -55,7 +55,8 @@ pub struct Mount {
     path: PathBuf,
     /// Number of its connection, if it could be found.
     connection: Option<u32>,
-    /// For a mount that this process has made, if it may abort its connection.
+    /// Aborts the connection if this process hangs; `None` for a mount of another process, or one that it may
+    /// not abort.
     _aborted_on_hang: Option<Arc<AbortOnHang>>,
 }
 
@@ -147,8 +148,8 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     let metadata = match found.and_then(|_| std::fs::metadata(&options.path)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
             detach_now(&options.path)
-                .map_err(|error| error.in_context(format_args!("the server of {given} is gone")))?;
-            tracing::info!("{given}: unmounted, its server was gone");
+                .map_err(|error| error.in_context(format_args!("the server of {given} has ended")))?;
+            tracing::info!("{given}: unmounted; its server had ended");
             std::fs::metadata(&options.path).map_err(looking)?
         }
         other => other.map_err(looking)?,

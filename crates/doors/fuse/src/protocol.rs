@@ -16,8 +16,6 @@ pub const MIN_MINOR: u32 = 36;
 pub const ROOT: u64 = 1;
 /// Bit of [`InHeader::unique`] that marks a resent request, after [`notify::RESEND`].
 pub const UNIQUE_RESENT: u64 = 1 << 63;
-/// Bit of [`InHeader::unique`] that the kernel sets in interrupts.
-pub const UNIQUE_INTERRUPT: u64 = 1;
 /// Longest name of a directory entry, in bytes: PATH_MAX without the final NUL.
 pub const MAX_NAME: usize = 4095;
 /// `ioctl` of an open `/dev/fuse` that joins it to the connection of another one: `_IOR(229, 0, uint32_t)`.

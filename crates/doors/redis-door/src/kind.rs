@@ -10,7 +10,7 @@ use block::{Call, Fullness, Part, Result, Status};
 use kv::{COMPACTIONS, MAX_SHARDS, PLACEMENTS, Store};
 use runtime::net::Address;
 use serde_json::json;
-use stack::secrets::warn_of_access;
+use stack::password_file::warn_of_access;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Metric, Shape, ValueKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use kv::{
 };
 use stack::{Arguments, Contract, DurationOrCount};
 use std::sync::Arc;
-use zones::on_device::store;
+use zones::on_device::defaults;
 
 const MAX_TABLE: u64 = 1 << 30;
 
@@ -120,7 +120,7 @@ fn promise(
         return refuse(arguments, "erase", text);
     }
     if persistence.is_some() && asked.is_none() && geometry.erase == EraseGuarantee::None {
-        let text = "delete_persistence: a reset of these zones gives no guarantee that data is gone; expected zones that do, or \
+        let text = "delete_persistence: a reset of these zones gives no guarantee that data is erased; expected zones that do, or \
                     erase = \"none\" for a promise that only ends with the reset";
         return refuse(arguments, "delete_persistence", text.to_owned());
     }
@@ -151,7 +151,7 @@ pub(crate) fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) ->
 
 /// Geometry of new zones on a device.
 fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeometry> {
-    let zones = store::new_zones(device, arguments.optional_size("zone_size")?, store::MIN_ZONE);
+    let zones = defaults::new_zones(device, arguments.optional_size("zone_size")?, defaults::MIN_ZONE_SIZE);
     // A device that is too small for any zones is also refused with the numbers.
     zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
@@ -162,7 +162,8 @@ async fn zones_on(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> {
     if arguments.format() {
         settings_of_new(arguments, &new_zones(arguments, device.geometry())?)?;
     }
-    store::open(device, arguments.format(), arguments.optional_size("zone_size")?, store::MIN_ZONE).await
+    defaults::open(device, arguments.format(), arguments.optional_size("zone_size")?, defaults::MIN_ZONE_SIZE)
+        .await
 }
 
 /// Opens the zones of the store read-only.
@@ -178,7 +179,7 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
 
 /// Number of bytes at the start of a device that must be zeros for it to be empty: superblocks of other
 /// formats are there.
-const EXAMINED_BYTES: u64 = 1 << 20;
+const BLANK_BYTES: u64 = 1 << 20;
 
 /// Description of existing contents of a store's storage; `None` if it is empty.
 ///
@@ -190,7 +191,7 @@ pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
         Err(Error::Protocol(_)) => {
             let device = arguments.device("on")?.open().await?;
             let size = device.geometry().block_size;
-            let count = (EXAMINED_BYTES >> size.shift()).clamp(1, device.geometry().blocks.0);
+            let count = (BLANK_BYTES >> size.shift()).clamp(1, device.geometry().blocks.0);
             let (outcome, first) =
                 device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
             outcome?;

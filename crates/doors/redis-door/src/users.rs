@@ -14,7 +14,7 @@
 
 use crate::password_hash::PasswordHash;
 use block::{Error, Result};
-use stack::secrets::{password_in, read_file};
+use stack::password_file;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -70,12 +70,12 @@ impl Users {
     /// password, and for a user `default` in both.
     pub fn read(password: Option<&Path>, users: Option<&Path>) -> Result<Users> {
         let mut all = match users {
-            Some(path) => Self::parse(&read_file(path)?)
+            Some(path) => Self::parse(&password_file::read(path)?)
                 .map_err(|error| error.in_context(format_args!("users file \"{}\"", path.display())))?,
             None => Users::default(),
         };
         if let Some(path) = password {
-            let password = password_in(path)?;
+            let password = password_file::password_in(path)?;
             let user = User {
                 is_on: true,
                 needs_no_password: false,

@@ -51,7 +51,7 @@ pub struct Top {
 /// Parses an interval: with a unit, or a number of seconds, as top does.
 ///
 /// # Errors
-/// What was expected.
+/// Message with the expected form or range.
 pub fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let interval = match seconds {

@@ -236,34 +236,39 @@ pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
     }
 }
 
+/// Returns the folders that exist, without those that others may write to.
+fn ready_folders() -> impl Iterator<Item = PathBuf> {
+    folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false))
+}
+
+/// Connects to the sockets that have a server.
+fn connected(paths: impl IntoIterator<Item = PathBuf>) -> Result<Vec<(PathBuf, UnixStream)>> {
+    let connected = |path: PathBuf| connect(&path).map(|stream| Some((path, stream?))).transpose();
+    paths.into_iter().filter_map(connected).collect()
+}
+
 /// Connects to all servers of this stack. Skips folders that others may write to.
 ///
 /// # Errors
 /// Errors of [`connect`].
 pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
-    let mut found = Vec::new();
-    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
-        for path in identity.names().map(|name| folder.join(name)) {
-            if let Some(stream) = connect(&path)? {
-                found.push((path, stream));
-            }
-        }
-    }
-    Ok(found)
+    connected(ready_folders().flat_map(|folder| identity.names().map(move |name| folder.join(name))))
+}
+
+/// Returns the sockets of stacks or of chips in the folders of this user, those of killed servers included.
+fn sockets(of_chips: bool) -> Vec<PathBuf> {
+    let is_wanted = move |path: &PathBuf| {
+        let name = path.as_os_str().as_encoded_bytes();
+        name.ends_with(b".sock") && name.ends_with(CHIP_SUFFIX.as_bytes()) == of_chips
+    };
+    let entries = |folder| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = |folder| entries(folder).map(|entry| entry.path()).filter(is_wanted).take(MAX_EXAMINED);
+    ready_folders().flat_map(paths).collect()
 }
 
 /// Returns the sockets of stacks in the folders of this user, also those that a killed server left.
 pub fn stack_sockets() -> Vec<PathBuf> {
-    let is_socket = |path: &PathBuf| {
-        let name = path.as_os_str().as_encoded_bytes();
-        name.ends_with(b".sock") && !name.ends_with(CHIP_SUFFIX.as_bytes())
-    };
-    let mut paths = Vec::new();
-    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
-        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-        paths.extend(entries.map(|entry| entry.path()).filter(is_socket).take(MAX_EXAMINED));
-    }
-    paths
+    sockets(false)
 }
 
 /// Connects to all servers of flash chips.
@@ -271,19 +276,9 @@ pub fn stack_sockets() -> Vec<PathBuf> {
 /// # Errors
 /// Errors of [`servers`].
 pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
-    let mut found = Vec::new();
-    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
-        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        let paths = entries.flatten().map(|entry| entry.path());
-        let is_chip = |path: &PathBuf| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes());
-        for path in paths.filter(is_chip).take(MAX_EXAMINED) {
-            if let Some(stream) = connect(&path)? {
-                found.push((path, stream));
-            }
-        }
-    }
-    found.sort_by(|one, other| one.0.cmp(&other.0));
-    Ok(found)
+    let mut paths = sockets(true);
+    paths.sort();
+    connected(paths)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::place::ControlAddress;
 use super::protocol::{self, Answer, Lines, Refusal, Request, TraceRequest};
 use super::socket;
 use super::traced::Tracing;
-use crate::clients::{self, Clients, MAX_CLIENTS, Over, PIECE};
+use crate::operator_clients::{self, Clients, Disconnected, MAX_CLIENTS, PIECE_BYTES};
 use block::{Buffer, Error, Result};
 use runtime::Instant;
 use runtime::net::Listener;
@@ -103,9 +103,9 @@ struct Client {
 }
 
 impl Client {
-    async fn converse(&self) -> Result<(), Over> {
+    async fn converse(&self) -> Result<(), Disconnected> {
         let mut lines = Lines::default();
-        let mut buffer = Buffer::new(PIECE);
+        let mut buffer = Buffer::new(PIECE_BYTES);
         // Start of the silence, or of the incomplete line.
         let mut begun = runtime::now();
         loop {
@@ -123,13 +123,17 @@ impl Client {
                     "after {} s of {what} the connection is closed",
                     limit.as_secs()
                 ));
-                return self.send(&Err(Refusal::wrongly_asked(error))).await.and(Err(Over));
+                return self.send(&Err(Refusal::wrongly_asked(error))).await.and(Err(Disconnected));
             };
             buffer = filled;
             if count == 0 {
                 // The input of `printf | nc` may lack the end of its last line.
                 let last = lines.rest();
-                return if last.is_empty() { Err(Over) } else { self.send(&self.answer(last).await).await };
+                return if last.is_empty() {
+                    Err(Disconnected)
+                } else {
+                    self.send(&self.answer(last).await).await
+                };
             }
             if lines.rest().is_empty() {
                 begun = runtime::now();
@@ -140,18 +144,18 @@ impl Client {
     }
 
     /// Answers every complete request, and returns whether there was one.
-    async fn answer_whole_lines(&self, lines: &mut Lines) -> Result<bool, Over> {
+    async fn answer_whole_lines(&self, lines: &mut Lines) -> Result<bool, Disconnected> {
         let mut any = false;
         loop {
             let answer = match lines.next_line() {
                 Ok(Some(line)) => self.answer(line).await,
                 Ok(None) => return Ok(any),
-                Err(too_long) => return self.send(&Err(too_long)).await.and(Err(Over)),
+                Err(too_long) => return self.send(&Err(too_long)).await.and(Err(Disconnected)),
             };
             any = true;
             self.send(&answer).await?;
             if self.stop.is_stopped() {
-                return Err(Over);
+                return Err(Disconnected);
             }
         }
     }
@@ -183,23 +187,27 @@ impl Client {
     }
 
     /// Receives bytes; `None` if none arrive in time.
-    async fn receive(&self, buffer: Buffer, deadline: Instant) -> Result<Option<(usize, Buffer)>, Over> {
+    async fn receive(
+        &self,
+        buffer: Buffer,
+        deadline: Instant,
+    ) -> Result<Option<(usize, Buffer)>, Disconnected> {
         let left = deadline - runtime::now();
         let receiving = runtime::timeout(left, self.stream.receive(buffer));
         match self.stop.unless_stopped(receiving).await {
             Some(Ok((Ok(count), buffer))) => Ok(Some((count, buffer))),
             Some(Err(_)) => Ok(None),
-            Some(Ok((Err(_), _))) | None => Err(Over),
+            Some(Ok((Err(_), _))) | None => Err(Disconnected),
         }
     }
 
     /// Sends an answer in pieces, which bounds the memory in flight.
-    async fn send(&self, answer: &Answer) -> Result<(), Over> {
+    async fn send(&self, answer: &Answer) -> Result<(), Disconnected> {
         let line = protocol::encode(answer);
-        let mut sending = pin!(clients::send(&self.stream, &line, ANSWER_LIMIT));
+        let mut sending = pin!(operator_clients::send(&self.stream, &line, ANSWER_LIMIT));
         match self.stop.unless_stopped(sending.as_mut()).await {
             Some(sent) => sent,
-            None => runtime::timeout(STOP_LIMIT, sending).await.unwrap_or(Err(Over)),
+            None => runtime::timeout(STOP_LIMIT, sending).await.unwrap_or(Err(Disconnected)),
         }
     }
 

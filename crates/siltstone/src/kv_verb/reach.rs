@@ -11,7 +11,7 @@ use kv::{Batch, Pair, Pairs, Scan, Snapshot, Store, Stored, Update, Write};
 use redis_door::client::{Client, Login};
 use runtime::Config;
 use runtime::net::Address;
-use stack::secrets::{password_in, warn_of_access};
+use stack::password_file::{password_in, warn_of_access};
 use stack::{Part, Plan, Stack, Value};
 use std::path::Path;
 use std::time::Duration;

@@ -9,7 +9,7 @@
 
 use super::http::{self, MAX_HEAD, Request, Status};
 use super::{Endpoint, Format};
-use crate::clients::{Clients, Over, PIECE, send};
+use crate::operator_clients::{Clients, Disconnected, PIECE_BYTES, send};
 use block::{Buffer, Call, Error, Result};
 use runtime::net::{self, Access, Address, LOCK_LIMIT, Listener};
 use runtime::sync::StopToken;
@@ -116,7 +116,7 @@ impl Client {
         }
     }
 
-    async fn converse(&self, stream: &Stream) -> Result<(), Over> {
+    async fn converse(&self, stream: &Stream) -> Result<(), Disconnected> {
         let mut received = Vec::new();
         let mut silence_limit = HEAD_LIMIT;
         loop {
@@ -125,7 +125,7 @@ impl Client {
                 Err(status) => {
                     send(stream, refusal(status).as_bytes(), ANSWER_LIMIT).await?;
                     stream.say_goodbye().await;
-                    return Err(Over);
+                    return Err(Disconnected);
                 }
             };
             received.drain(..request.length);
@@ -133,7 +133,7 @@ impl Client {
             self.answer(stream, request).await?;
             if !request.continues {
                 stream.say_goodbye().await;
-                return Err(Over);
+                return Err(Disconnected);
             }
         }
     }
@@ -144,7 +144,7 @@ impl Client {
         stream: &Stream,
         received: &mut Vec<u8>,
         silence_limit: Duration,
-    ) -> Result<Result<Request, Status>, Over> {
+    ) -> Result<Result<Request, Status>, Disconnected> {
         let mut begun = runtime::now();
         loop {
             match http::parse(received) {
@@ -156,11 +156,11 @@ impl Client {
             let limit = if is_silent { silence_limit } else { HEAD_LIMIT };
             let left = begun + limit - runtime::now();
             // The parser refuses a head of this length, so there is space.
-            let space = (MAX_HEAD - received.len()).min(PIECE);
+            let space = (MAX_HEAD - received.len()).min(PIECE_BYTES);
             match runtime::timeout(left, stream.receive(Buffer::new(space))).await {
                 Ok((Ok(count), buffer)) if count > 0 => received.extend_from_slice(buffer.filled()),
-                Ok(_) => return Err(Over),
-                Err(_) if is_silent => return Err(Over),
+                Ok(_) => return Err(Disconnected),
+                Err(_) if is_silent => return Err(Disconnected),
                 Err(_) => return Ok(Err(Status::TimedOut)),
             }
             if is_silent {
@@ -169,14 +169,15 @@ impl Client {
         }
     }
 
-    async fn answer(&self, stream: &Stream, request: Request) -> Result<(), Over> {
+    async fn answer(&self, stream: &Stream, request: Request) -> Result<(), Disconnected> {
         let Request { wants_body, continues, format, .. } = request;
         let metrics = match (format, self.shared.stack.get()) {
             (None, _) => Err(Status::NotFound),
             (Some(_), None) => Err(Status::Unavailable),
             (Some(format), Some(stack)) => {
                 let made = runtime::timeout(ANSWER_LIMIT, stack.metrics(format)).await;
-                let late = |_| Err(Error::timed_out("a part of the stack hasn't told its status for 10 s"));
+                let late =
+                    |_| Err(Error::timed_out("a part of the stack hasn't reported its status for 10 s"));
                 made.unwrap_or_else(late).map_err(|error| {
                     tracing::warn!("--metrics: {error}");
                     Status::Failed

@@ -74,7 +74,7 @@ impl Scraper {
         let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut calls = Vec::new();
         for (number, part) in parts.iter().enumerate() {
-            let of_part = of_calls(part, None);
+            let of_part = call_labels(part, None);
             for (call, counts) in part.counts() {
                 let mut calls_of_kind = Calls::new((&of_part, call), &counts);
                 calls_of_kind.quantiles =
@@ -87,7 +87,7 @@ impl Scraper {
         drop(marks);
         let mut clients = Vec::new();
         for client in observation.map(|it| it.clients(LOOK_TIME)).unwrap_or_default() {
-            let of_client = of_calls(&client.calls, Some(&client.client));
+            let of_client = call_labels(&client.calls, Some(&client.client));
             clients.extend(client.counts.iter().map(|(call, counts)| Calls::new((&of_client, call), counts)));
         }
         let (up, families) = families(status);
@@ -110,7 +110,7 @@ impl EncodeLabelSet for Labels {
 }
 
 /// Appends a label to the text of labels: the key after a comma, and the value if there is one.
-fn append(labels: &mut String, key: &str, value: Option<&str>) {
+fn append_label(labels: &mut String, key: &str, value: Option<&str>) {
     if !labels.is_empty() {
         labels.push(',');
     }
@@ -129,17 +129,17 @@ fn append(labels: &mut String, key: &str, value: Option<&str>) {
 }
 
 /// Labels of calls up to the key `call`.
-fn of_calls(part: &ObservedCalls, client: Option<&str>) -> Arc<str> {
+fn call_labels(part: &ObservedCalls, client: Option<&str>) -> Arc<str> {
     let mut labels = String::new();
-    append(&mut labels, "part", Some(&part.part));
-    append(&mut labels, "kind", Some(part.kind));
+    append_label(&mut labels, "part", Some(&part.part));
+    append_label(&mut labels, "kind", Some(part.kind));
     if let Some(door) = &part.door {
-        append(&mut labels, "door", Some(door));
+        append_label(&mut labels, "door", Some(door));
     }
     if let Some(client) = client {
-        append(&mut labels, "client", Some(client));
+        append_label(&mut labels, "client", Some(client));
     }
-    append(&mut labels, "call", None);
+    append_label(&mut labels, "call", None);
     labels.into()
 }
 
@@ -211,10 +211,10 @@ fn families(status: &Value) -> (Vec<(Labels, bool)>, BTreeMap<&'static str, Fami
             let kind = part.get("kind").and_then(Value::as_str).unwrap_or_default();
             let known = registry.kind(kind);
             let mut text = String::new();
-            append(&mut text, "part", Some(name));
+            append_label(&mut text, "part", Some(name));
             let last = known.map_or_else(|| Cow::Owned(kind.to_owned()), |kind| kind.name.into());
             let labels = Labels { before: format!("{text},kind").into(), last };
-            append(&mut text, "kind", Some(kind));
+            append_label(&mut text, "kind", Some(kind));
             up.push((labels.clone(), !part.contains_key("missing")));
             for metric in known.into_iter().flat_map(|kind| kind.all_metrics()) {
                 let new = || Family { metric, seen: BTreeSet::new(), series: Vec::new() };
@@ -223,7 +223,7 @@ fn families(status: &Value) -> (Vec<(Labels, bool)>, BTreeMap<&'static str, Fami
                     let constant = metric.label.map(|(key, value)| (key, Cow::Borrowed(value)));
                     let of_element = metric.of_each.zip(element).map(|((key, _), value)| (key, value.into()));
                     let own = [constant, of_element];
-                    let labels = if own == [None, None] { labels.clone() } else { with(&text, own) };
+                    let labels = if own == [None, None] { labels.clone() } else { labels_with(&text, own) };
                     // Two legs may have the same name.
                     if metric.of_each.is_none() || family.seen.insert(labels.clone()) {
                         family.series.push((labels, number));
@@ -236,14 +236,14 @@ fn families(status: &Value) -> (Vec<(Labels, bool)>, BTreeMap<&'static str, Fami
 }
 
 /// Labels after those of a text.
-fn with(text: &str, own: [Option<(&'static str, Cow<'static, str>)>; 2]) -> Labels {
+fn labels_with(text: &str, own: [Option<(&'static str, Cow<'static, str>)>; 2]) -> Labels {
     let mut labels = Labels { before: text.into(), last: Cow::Borrowed("") };
     let mut text = text.to_owned();
     for (key, value) in own.into_iter().flatten() {
-        append(&mut text, key, None);
+        append_label(&mut text, key, None);
         labels.before = text.as_str().into();
         text.truncate(text.len() - key.len() - 1);
-        append(&mut text, key, Some(&value));
+        append_label(&mut text, key, Some(&value));
         labels.last = value;
     }
     labels

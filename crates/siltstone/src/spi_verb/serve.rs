@@ -58,7 +58,7 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     for path in &arguments.unix {
         let Some(path) = path.to_str() else {
             return Err(Failure::Usage(format!(
-                "--unix \"{}\": not UTF-8; expected a path in UTF-8, which programmers can be told; choose another path",
+                "--unix \"{}\": not UTF-8; expected a path in UTF-8, since programmers get it as text; choose another path",
                 path.display()
             )));
         };

@@ -148,7 +148,7 @@ pub fn layout(width: usize, rows: &[Row]) -> Layout {
     let taken = |columns: &[&Column]| columns.iter().map(|column| column.width + 1).sum::<usize>();
     let wanted_name = rows.iter().map(|row| shown_name(row).chars().count()).max().unwrap_or(0);
     loop {
-        // The least important ones need more room beside them.
+        // The least important columns need more space beside them.
         let last = columns.iter().max_by_key(|column| column.rank);
         let needed = match last {
             Some(column) if column.rank >= 8 => wanted_name.clamp(MIN_NAME, COMFORTABLE),

@@ -90,7 +90,7 @@ fn keys(app: &App) -> &'static str {
     }
 }
 
-/// Writes lines from `scroll` on, and returns it within its limit.
+/// Writes the lines from line `scroll` that fit. Returns `scroll`, limited so that the page is full.
 fn page(pen: &mut Pen<'_>, lines: &[String], scroll: u16) -> u16 {
     let height = pen.area.height.saturating_sub(pen.line);
     let last = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_sub(height);

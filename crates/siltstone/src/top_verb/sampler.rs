@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Longest time between two requests, well below that for which a server counts.
 const KEEP: Duration = Duration::from_secs(10);
-/// Delay of an answer from which on it is told.
+/// Delay after which a missing answer is reported.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Source of samples.

@@ -84,7 +84,7 @@ fn levels(out: &mut String, ranges: &[CachedRange]) {
         "main queue, twice",
         "main queue, three times or more",
     ];
-    let mut table = Grid::new(&["level", "bytes", "dirty", "what it means"]);
+    let mut table = Grid::new(&["level", "bytes", "dirty", "meaning"]);
     for level in (1..=LEVELS).rev() {
         let its = ranges.iter().filter(|range| range.heat.level() == level);
         let (bytes, dirty) =
@@ -177,7 +177,7 @@ mod tests {
   [OOo                                                            o]  a place is 2 MiB
   [116                                                            7]  its hottest level
 
-  level   bytes   dirty  what it means
+  level   bytes   dirty  meaning
       7  64 KiB     0 B  main queue, three times or more
       6  64 KiB  64 KiB  main queue, twice
       1   4 MiB     0 B  small queue, requested once

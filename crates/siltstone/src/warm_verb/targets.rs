@@ -8,6 +8,7 @@ use crate::arguments::Where;
 use crate::failure::Failure;
 use crate::output::say;
 use block::Error;
+use runtime::extents::{FileExtent, file_extents};
 use stack::format_size;
 use std::fs::File;
 use std::ops::Range;
@@ -45,6 +46,28 @@ pub fn resolve(where_: &Where, bytes: u64) -> Result<Option<Vec<Range<u64>>>, Fa
     Ok(Some(ranges))
 }
 
+/// Returns the ranges of written extents on a disk, and the number of bytes that have no place there.
+fn places(disk: &Disk, extents: Vec<FileExtent>) -> (Vec<Range<u64>>, u64) {
+    let (mut ranges, mut elsewhere) = (Vec::<Range<u64>>::new(), 0);
+    for extent in extents {
+        let Some(place) = extent.on_device else {
+            elsewhere += extent.length;
+            continue;
+        };
+        // Unwritten extents read as zeros, without the device.
+        if extent.is_unwritten {
+            continue;
+        }
+        let from = disk.offset.saturating_add(place);
+        let to = from.saturating_add(extent.length);
+        match ranges.last_mut() {
+            Some(last) if last.end == from => last.end = to,
+            _ => ranges.push(from..to),
+        }
+    }
+    (ranges, elsewhere)
+}
+
 /// Returns the ranges of a file on a device of `bytes` bytes.
 fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
     let failed = |error: &std::io::Error| {
@@ -66,32 +89,11 @@ fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range
         )));
     }
     let file = File::open(path).map_err(|error| failed(&error))?;
-    let extents = runtime::extents::file_extents(&file).map_err(|error| {
+    let extents = file_extents(&file).map_err(|error| {
         Failure::World(format!("--file {}: {error}; --range takes places on the device", path.display()))
     })?;
-    let mut ranges: Vec<Range<u64>> = Vec::new();
-    let (mut elsewhere, mut outside) = (0, 0);
-    for extent in extents {
-        let Some(place) = extent.on_device else {
-            elsewhere += extent.length;
-            continue;
-        };
-        // Unwritten extents read as zeros, without the device.
-        if extent.is_unwritten {
-            continue;
-        }
-        let from = disk.offset.saturating_add(place);
-        let to = from.saturating_add(extent.length);
-        if to > bytes {
-            outside += extent.length;
-            continue;
-        }
-        match ranges.last_mut() {
-            Some(last) if last.end == from => last.end = to,
-            _ => ranges.push(from..to),
-        }
-    }
-    if outside > 0 {
+    let (ranges, elsewhere) = places(&disk, extents);
+    if ranges.iter().any(|range| range.end > bytes) {
         return Err(Failure::Usage(format!(
             "--file {}: its file system reports it after the end of {}: its offsets aren't those of one device",
             path.display(),

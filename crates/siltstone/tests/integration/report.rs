@@ -1,4 +1,4 @@
-//! `siltstone report`: what it has, and what it must not have.
+//! `siltstone report`: contents of the file, and secrets that it must not contain.
 
 use crate::common::{Ran, command, run, wait_for};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! `siltstone spi`: a chip is served, shown, disturbed and restarted, as users do.
 
-use crate::common::{Ran, command, signal, wait_for};
+use crate::common::{Ran, isolated, signal, wait_for};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ impl User {
     }
 
     fn run(&self, arguments: &[&str]) -> Ran {
-        let mut command = command(self.folder.path(), arguments);
+        let mut command = isolated(self.folder.path(), arguments);
         let output = command.env("XDG_RUNTIME_DIR", self.path("run")).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -42,7 +42,7 @@ impl User {
 
     fn serve(&self, arguments: &[&str]) -> Served {
         let arguments = [&["spi", "serve", "--serprog", "127.0.0.1:0", "--json"], arguments].concat();
-        let mut command = command(self.folder.path(), &arguments);
+        let mut command = isolated(self.folder.path(), &arguments);
         let mut child = command.env("XDG_RUNTIME_DIR", self.path("run")).spawn().unwrap();
         let line = wait_for(child.stdout.take().unwrap(), "addresses");
         let said: serde_json::Value = serde_json::from_str(&line).unwrap();
@@ -197,7 +197,7 @@ fn what_cannot_be_served_or_done_is_refused_clearly() {
     };
     let twice = serve(&["--fault", "wear", "--fault", "flip-in=0", "--fault", "flip-in=0.5"]);
     assert!(twice.code == Some(2) && twice.stderr.contains("flip-in is given several times"), "{twice:?}");
-    let mut foreign = command(user.folder.path(), &["spi", "serve", "--chip", "W25Q64JV", "--unix"]);
+    let mut foreign = isolated(user.folder.path(), &["spi", "serve", "--chip", "W25Q64JV", "--unix"]);
     let foreign = foreign.arg(std::ffi::OsStr::from_bytes(b"s\xFF.sock")).output().unwrap();
     let said = String::from_utf8_lossy(&foreign.stderr);
     assert!(foreign.status.code() == Some(2) && said.contains("not UTF-8"), "{said}");

@@ -1,6 +1,6 @@
 //! `siltstone top` at real servers: as lines, and on a terminal that script(1) makes.
 
-use crate::common::{Ran, command, wait_for};
+use crate::common::{Ran, in_own_run, isolated, wait_for};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -28,7 +28,7 @@ impl User {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = command(self.folder.path(), arguments);
+        let mut command = isolated(self.folder.path(), arguments);
         command.env("XDG_RUNTIME_DIR", self.folder.path().join("run"));
         command
     }
@@ -54,7 +54,7 @@ impl User {
         let line = format!(
             "stty cols 80 rows 24; stty -a; {program} top {arguments}; echo \"status=$?.\"; stty -a; echo end of the terminal"
         );
-        let mut command = Command::new("script");
+        let mut command = in_own_run("script");
         command.args(["-q", "-c", &line, "/dev/null"]).current_dir(self.folder.path());
         command.env("XDG_RUNTIME_DIR", self.folder.path().join("run")).env("TERM", "xterm");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -69,7 +69,7 @@ s.toml:9:6: key "on": no part has the name "dsik": did you mean "disk"? Parts: c
         &[("s.toml", CYCLE)],
         &["stack", "check", "s.toml"],
         r#"
-s.toml:8:6: cycle: a -> b -> a: no part can stand on itself
+s.toml:8:6: cycle: a -> b -> a: no part can be below itself
  8 | on = "a"
    |      ^^^"#,
     );
@@ -480,6 +480,13 @@ fn options() {
         (&["stack", "show", "ram(1MiB)", "--line", "--toml"], "cannot be used with"),
         (&["record", "replay", "x", "--image", "y", "--choice", "some"], "expected nothing, everything"),
         (&["trace", "ram(1MiB)", "--count", "-1"], "invalid value '-1' for '--count <N>'"),
+        (
+            &["trace", "ram(1MiB)", "--slow", "-5ms"],
+            "duration \"-5ms\": expected a whole number with ns, us, ms",
+        ),
+        (&["trace", "ram(1MiB)", "--slow", "--errors"], "invalid value '--errors' for '--slow <TIME>'"),
+        (&["top", "-d", "-1s"], "duration \"-1s\": expected"),
+        (&["fs", "format", "x.img", "--size", "-8GiB"], "invalid value '-8GiB' for '--size <SIZE>'"),
         (&["serve", "-s", "ram(1MiB)"], "-s: standard input is closed, or a device such as /dev/null"),
     ] {
         let ran = run(Path::new("/"), arguments);

@@ -70,7 +70,7 @@ async fn read_copy(device: &dyn Device, place: Place, at: u64) -> Result<Copy> {
     header::decode(&read(device, at, size).await?, place, at)
 }
 
-/// Checks that a device of `end` bytes has all that its header tells of.
+/// Checks that a device of `end` bytes contains the `needed` bytes to which its header refers.
 fn check_end(what: &str, needed: u64, end: u64) -> Result<()> {
     match needed <= end {
         true => Ok(()),

@@ -6,14 +6,14 @@
 //!
 //! # Algorithm and proof
 //! A write holds its range in a lock that all shards share. While it holds it, it is counted in the slots of
-//! its regions of 64 KiB: each slot has the number of writes that were ever counted, and of those that still
-//! are. Regions share slots, which causes needless waiting and nothing else.
+//! its regions of 64 KiB: each slot has the number of writes that were ever counted, and of those in
+//! flight. Regions share slots, which at worst causes needless waiting.
 //!
 //! A read looks at its slots before and after the read below. If no write is counted before, and no more were
 //! ever counted after, none was in flight at any moment in between: one that was counted before the first
 //! look and not after it had ended, and any later one has changed a slot. Such a read changes nothing that
 //! another shard looks at. Otherwise it holds its range as a write does, and reads again. It does so at most
-//! once, and then is in the line of the lock: writes can't delay it forever.
+//! once, and then waits in the queue of the lock: writes can't delay it forever.
 //!
 //! A request waits only while it holds nothing, so there is no deadlock.
 

@@ -43,7 +43,7 @@ use crate::broken::if_broken;
 use crate::core::admission::{Admission, Admitted};
 use crate::core::checkpoint::Checkpointer;
 use crate::core::durability::Durability;
-use crate::core::entry::{FsEntry, Origin};
+use crate::core::entry::{EntrySource, FsEntry};
 use crate::core::moves::Moves;
 use crate::core::shards::{Peers, Shards, Totals};
 use crate::data::node::{Node, Nodes};
@@ -225,13 +225,13 @@ impl Core {
         // Capacity for the changes that create a file with a short name.
         let mut meta = Vec::with_capacity(64);
         Change::encode_submitted(&changes, &mut meta);
-        let origin = Origin::Submitted { lost, meta, count, _permit: permit };
-        Ok(self.queue(Changes::new(), Payload::default(), origin))
+        let source = EntrySource::Submitted { lost, meta, count, _permit: permit };
+        Ok(self.queue(Changes::new(), Payload::default(), source))
     }
 
     /// Numbers and queues a log entry.
-    pub(crate) fn queue(&self, changes: Changes, data: Payload, origin: Origin) -> u64 {
-        let entry = self.durability.number(changes, data, origin);
+    pub(crate) fn queue(&self, changes: Changes, data: Payload, source: EntrySource) -> u64 {
+        let entry = self.durability.number(changes, data, source);
         let ticket = entry.ticket;
         lane::push(self, self.durability.class(), entry);
         self.kit.events.work.notify_one();
@@ -257,8 +257,8 @@ impl Core {
         self.admission.reserve(growth);
         self.publish();
         let request = self.durability.requests().begin(1, Some(permit));
-        let origin = Origin::Write { request, growth, held: Some(held), _turn: turn };
-        let ticket = self.queue(changes, data, origin);
+        let source = EntrySource::Write { request, growth, held: Some(held), _turn: turn };
+        let ticket = self.queue(changes, data, source);
         self.durability.requests().wait(request).await?;
         Ok(ticket)
     }
@@ -310,7 +310,7 @@ impl Core {
 
     /// Completes a log entry that has taken effect, or failed.
     fn end(&self, entry: &FsEntry, outcome: &Result<()>) {
-        if let Origin::Write { growth, .. } = entry.origin {
+        if let EntrySource::Write { growth, .. } = entry.source {
             self.admission.release(growth);
         }
         self.durability.end(entry, outcome);

@@ -3,17 +3,17 @@
 use crate::core::geometry::check_new;
 use block::{DeviceGeometry, DevicePart, Result, ZoneGeometry, ZonesPart};
 use std::sync::Arc;
-use zones::on_device::store;
+use zones::on_device::defaults;
 
 /// Geometry of new zones on a device.
 pub(crate) fn new_zones(device: &DeviceGeometry, zone_size: Option<u64>) -> Result<ZoneGeometry> {
-    store::new_zones(device, zone_size, store::MIN_ZONE)
+    defaults::new_zones(device, zone_size, defaults::MIN_ZONE_SIZE)
 }
 
 /// Opens the zones on a device; with `format`, creates them first.
 ///
 /// # Errors
-/// As [`store::open`]; for new zones also as [`check_new`], before any write.
+/// As [`defaults::open`]; for new zones also as [`check_new`], before any write.
 pub async fn zones_on(
     device: Arc<dyn DevicePart>,
     format: bool,
@@ -22,7 +22,7 @@ pub async fn zones_on(
     if format {
         check_new(&new_zones(device.geometry(), zone_size)?)?;
     }
-    store::open(device, format, zone_size, store::MIN_ZONE).await
+    defaults::open(device, format, zone_size, defaults::MIN_ZONE_SIZE).await
 }
 
 /// Opens the zones on a device for reading; nothing is written to them.

@@ -52,9 +52,9 @@ pub fn decode_parts<'a>(bytes: &'a [u8], mut visit: impl FnMut(Part<'a>) -> Resu
     Ok(())
 }
 
-/// Origin of an entry, and the requests that wait for it.
+/// Content of an entry, and the requests that wait for it.
 #[derive(Debug)]
-pub enum Origin {
+pub enum EntryContent {
     /// Writes for this shard and `others`.
     Writes {
         /// Streams of the other shards.
@@ -105,8 +105,8 @@ impl Body {
 /// Entry that a shard appends to its log.
 #[derive(Debug)]
 pub struct KvEntry {
-    /// Origin of the entry.
-    pub origin: Origin,
+    /// Content of the entry.
+    pub content: EntryContent,
     /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one entry share the body.
     pub body: Rc<Body>,
     /// Offset of this part in the body, in bytes.
@@ -127,12 +127,12 @@ fn padded(bytes: &[u8], block: usize) -> Data {
 }
 
 impl KvEntry {
-    fn with_body(origin: Origin, body: Vec<u8>, block: usize) -> Self {
+    fn with_body(content: EntryContent, body: Vec<u8>, block: usize) -> Self {
         let data = match body.len() <= MAX_INLINE {
             true => Payload::default(),
             false => padded(&body, block).into(),
         };
-        KvEntry { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
+        KvEntry { content, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
     }
 
     /// Returns the entry, marked as consisting only of deletes if `frees`.
@@ -149,13 +149,13 @@ impl KvEntry {
         is_applied: bool,
         block: usize,
     ) -> Self {
-        KvEntry::with_body(Origin::Writes { others, requests, is_applied }, body, block)
+        KvEntry::with_body(EntryContent::Writes { others, requests, is_applied }, body, block)
     }
 
     /// Returns an entry of this shard's part of writes that another shard appended.
     pub fn shared(body: Vec<u8>) -> Self {
         KvEntry {
-            origin: Origin::Shared,
+            content: EntryContent::Shared,
             body: Body::new(body),
             offset: 0,
             data: Payload::default(),
@@ -172,14 +172,14 @@ impl KvEntry {
         data: Payload,
         block: usize,
     ) -> Self {
-        let origin = Origin::Piece { table, first, from };
-        KvEntry { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
+        let content = EntryContent::Piece { table, first, from };
+        KvEntry { content, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
 
     /// Returns an entry of an edit of the manifest.
     pub fn edit(edit: Edit, added: Vec<Rc<TableFile>>, block: usize) -> Self {
         let body = edit.encode();
-        KvEntry::with_body(Origin::Edit(Box::new((edit, added))), body, block)
+        KvEntry::with_body(EntryContent::Edit(Box::new((edit, added))), body, block)
     }
 
     /// Whether this is the last part of its body.
@@ -189,8 +189,10 @@ impl KvEntry {
 
     /// Whether this is a part of writes that are in several records.
     pub fn is_part(&self) -> bool {
-        matches!(self.origin, Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared)
-            && (self.offset > 0 || !self.is_last_part())
+        matches!(
+            self.content,
+            EntryContent::Writes { .. } | EntryContent::WritesPart { .. } | EntryContent::Shared
+        ) && (self.offset > 0 || !self.is_last_part())
     }
 
     /// Splits off the first `blocks` blocks.
@@ -198,31 +200,31 @@ impl KvEntry {
         let at = (blocks * self.block) as usize;
         let first = self.data.slice(0..at);
         self.data = self.data.slice(at..self.data.len());
-        let origin = match &mut self.origin {
-            Origin::Piece { table, first, from } => {
-                let cut = Origin::Piece { table: table.clone(), first: *first, from: *from };
+        let content = match &mut self.content {
+            EntryContent::Piece { table, first, from } => {
+                let cut = EntryContent::Piece { table: table.clone(), first: *first, from: *from };
                 *first += blocks;
                 *from = from.map(|place| place.after(blocks));
                 cut
             }
             // Parts before the last one have no effect.
-            Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
-            Origin::Writes { is_applied, .. } | Origin::WritesPart { is_applied } => {
-                Origin::WritesPart { is_applied: *is_applied }
+            EntryContent::Edit(_) | EntryContent::EditPart => EntryContent::EditPart,
+            EntryContent::Writes { is_applied, .. } | EntryContent::WritesPart { is_applied } => {
+                EntryContent::WritesPart { is_applied: *is_applied }
             }
-            Origin::Shared => Origin::Shared,
+            EntryContent::Shared => EntryContent::Shared,
         };
         let (body, offset) = (self.body.clone(), self.offset);
-        let part = KvEntry { origin, body, offset, data: first, block: self.block, frees: self.frees };
+        let part = KvEntry { content, body, offset, data: first, block: self.block, frees: self.frees };
         self.offset += at as u32;
         part
     }
 
     fn kind(&self) -> u8 {
-        match self.origin {
-            Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => WRITES,
-            Origin::Piece { .. } => PIECE,
-            Origin::Edit(_) | Origin::EditPart => EDIT,
+        match self.content {
+            EntryContent::Writes { .. } | EntryContent::WritesPart { .. } | EntryContent::Shared => WRITES,
+            EntryContent::Piece { .. } => PIECE,
+            EntryContent::Edit(_) | EntryContent::EditPart => EDIT,
         }
     }
 }
@@ -252,8 +254,8 @@ impl Entry for KvEntry {
     }
 
     fn meta_length(&self) -> usize {
-        match self.origin {
-            Origin::Piece { .. } => PIECE_META,
+        match self.content {
+            EntryContent::Piece { .. } => PIECE_META,
             _ if self.data.is_empty() => BODY_META + self.body.bytes.len(),
             _ => BODY_META + 4,
         }
@@ -261,7 +263,7 @@ impl Entry for KvEntry {
 
     fn encode_meta(&self, meta: &mut Vec<u8>) {
         meta.push(self.kind());
-        if let Origin::Piece { table, first, from } = &self.origin {
+        if let EntryContent::Piece { table, first, from } = &self.content {
             meta.extend_from_slice(&table.id.to_le_bytes());
             let from = from.unwrap_or(NOWHERE);
             for number in [*first, self.blocks(), from.zone.0, from.block] {
@@ -279,15 +281,15 @@ impl Entry for KvEntry {
     }
 
     fn only_frees(&self) -> bool {
-        self.data.is_empty() && matches!(self.origin, Origin::Edit(_))
+        self.data.is_empty() && matches!(self.content, EntryContent::Edit(_))
     }
 
     fn frees_space(&self) -> bool {
-        self.frees || matches!(self.origin, Origin::Edit(_) | Origin::EditPart)
+        self.frees || matches!(self.content, EntryContent::Edit(_) | EntryContent::EditPart)
     }
 
     fn is_moved(&self) -> bool {
-        matches!(self.origin, Origin::Piece { from: Some(_), .. })
+        matches!(self.content, EntryContent::Piece { from: Some(_), .. })
     }
 
     fn is_atomic(&self) -> bool {
@@ -295,16 +297,16 @@ impl Entry for KvEntry {
     }
 
     fn joins(&self) -> &[StreamId] {
-        match &self.origin {
-            Origin::Writes { others, .. } => others,
+        match &self.content {
+            EntryContent::Writes { others, .. } => others,
             _ => &[],
         }
     }
 
     fn is_acknowledged(&self) -> bool {
         matches!(
-            self.origin,
-            Origin::Writes { is_applied: true, .. } | Origin::WritesPart { is_applied: true }
+            self.content,
+            EntryContent::Writes { is_applied: true, .. } | EntryContent::WritesPart { is_applied: true }
         )
     }
 }

@@ -240,7 +240,7 @@ impl Observation {
     /// Counts calls until the result is dropped.
     pub fn hold(&self) -> Hold {
         self.0.holds.fetch_add(1, Ordering::SeqCst);
-        // Later than any time that has been over for another shard.
+        // Later than any time at which another shard has ended counting.
         self.0.count_until(runtime::now() + Duration::from_nanos(1));
         Hold(self.0.clone())
     }
@@ -290,7 +290,7 @@ pub struct Traced {
     pub calls: Arc<ObservedCalls>,
     /// Calls in the order of their ends.
     pub events: VecDeque<Event>,
-    /// Number of calls that ended without room for them.
+    /// Number of calls that ended while there was no space for them.
     pub lost: u64,
 }
 

@@ -14,7 +14,7 @@ use runtime::file::SharedFile;
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::sync::Arc;
-use zones::on_device::store;
+use zones::on_device::defaults;
 
 /// `log(file(disk.img, size=4GiB), size=3GiB, map=radix)`.
 pub const KIND: Kind = Kind {
@@ -245,7 +245,7 @@ fn planned_zones(
         volatile_cache: true,
         read_only: false,
     };
-    let zones = store::new_zones(&geometry, options.zone_size, MIN_ZONE)
+    let zones = defaults::new_zones(&geometry, options.zone_size, MIN_ZONE)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     Ok(Some((zones, "zone_size")))
 }

@@ -6,7 +6,7 @@ use block::{BlockSize, Error, Result, ZoneBlock, ZoneGeometry, ZoneIndex};
 /// Block size of a log, in bytes.
 pub const BLOCK: u64 = 4096;
 /// The largest record, in bytes.
-pub const MAX_APPEND: u64 = zones::on_device::store::MAX_APPEND;
+pub const MAX_APPEND: u64 = zones::on_device::defaults::MAX_APPEND;
 
 /// The kit's division of zones into blocks, with a number for each block of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

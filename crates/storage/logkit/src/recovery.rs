@@ -324,7 +324,7 @@ pub fn check_owner(root: &Root, owner: [u8; 8]) -> Result<()> {
     let name = |owner: &[u8; 8]| String::from_utf8_lossy(owner).trim_end().to_owned();
     if root.owner != owner {
         return Err(Error::protocol(format!(
-            "the zones hold a log of kind \"{}\"; expected \"{}\": open it as what it is",
+            "the zones hold a log of kind \"{}\"; expected \"{}\": open it as that kind",
             name(&root.owner),
             name(&owner)
         )));

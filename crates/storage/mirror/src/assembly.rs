@@ -163,7 +163,7 @@ fn choose_authority<'a>(
     authority.ok_or_else(|| no_authority(names, found))
 }
 
-/// Error with the reason for each leg that it can't be the authoritative one.
+/// Error with the reason for which each leg isn't authoritative.
 fn no_authority(names: &[String], found: &[Found]) -> Error {
     let mut unreadable = None;
     let whys = names.iter().zip(found).map(|(name, found)| match found {

@@ -7,7 +7,7 @@ use crate::slots::SlotTable;
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use runtime::net::Address;
 use serde_json::json;
-use stack::secrets::{password_in, warn_of_access};
+use stack::password_file::{password_in, warn_of_access};
 use stack::{Arguments, Built, Contract, Key, Kind, Metric, Shape, ValueKind};
 use std::path::Path;
 use std::rc::Rc;

@@ -181,11 +181,9 @@ impl Request {
         Ok(())
     }
 
-    /// Computes the sizes.
-    pub fn sizes(&self) -> Result<Sizes, Refusal> {
+    /// Checks the block sizes of nodes and backup, and the sizes of nodes.
+    fn check_devices(&self) -> Result<(), Refusal> {
         let refuse = |key, text| Err(Refusal { key, text });
-        let Request { copies, group, cache, .. } = *self;
-        self.check_keys(self.nodes.len() as u64)?;
         let nodes = self.nodes.iter().map(|node| ("nodes", node));
         for (key, device) in nodes.chain(self.backup.iter().map(|backup| ("backup", backup))) {
             if device.block_size > PAGE as u64 {
@@ -200,6 +198,15 @@ impl Request {
             let [found, most] = [large.bytes, MAX_BYTES].map(format_size);
             return refuse("nodes", format!("nodes: a node of {found}: expected at most {most}"));
         }
+        Ok(())
+    }
+
+    /// Computes the sizes.
+    pub fn sizes(&self) -> Result<Sizes, Refusal> {
+        let refuse = |key, text| Err(Refusal { key, text });
+        let Request { copies, group, cache, .. } = *self;
+        self.check_keys(self.nodes.len() as u64)?;
+        self.check_devices()?;
         let regions: Vec<u64> = self.nodes.iter().map(|node| node.bytes / group).collect();
         let on_backup = self.backup.map_or(u64::MAX, |backup| backup.bytes / group);
         let (zones, usable) = usable_zones(&regions, copies, on_backup);

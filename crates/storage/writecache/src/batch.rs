@@ -114,7 +114,7 @@ impl Batch {
                     core.damage.report(batch.pieces.unreadable());
                     return Err(error.with_detail(format!(
                         "record {record} of the write cache, at address {address}, can't be read, so write-back stops \
-                         before it; the message \"give_up_rotten\" goes on with its blocks that the index knows: {}",
+                         before it; the message \"give_up_rotten\" continues with its blocks that the index knows: {}",
                         error.detail()
                     )));
                 }

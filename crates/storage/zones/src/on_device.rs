@@ -19,14 +19,14 @@
 //!
 //! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
 //! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
-//! `layout` the positions on the device, `store` the zones of stores on the log kit.
+//! `layout` the positions on the device, `defaults` the zones of stores on the log kit.
 
+pub mod defaults;
 pub mod format;
 mod kind;
 mod layout;
 mod open;
 mod slot;
-pub mod store;
 mod usage;
 mod volume;
 

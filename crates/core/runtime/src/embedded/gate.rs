@@ -38,8 +38,8 @@ pub(super) enum Entry {
 
 #[derive(Default)]
 struct State {
-    /// Number of calls that have entered and not left. All of them are posted, or are being posted, so that
-    /// they leave without anything that their callers do.
+    /// Number of calls that have entered and not left. All of them are posted, or are being posted, so
+    /// they leave without further action of their callers.
     in_flight: usize,
     waiting: VecDeque<Waiting>,
     next: Ticket,
@@ -109,11 +109,11 @@ impl Gate {
             let at = state.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket);
             at.ok().and_then(|at| state.waiting.remove(at))
         };
-        // Outside of the lock: it tells its caller.
+        // Outside of the lock, since dropping it wakes its caller.
         drop(abandoned);
     }
 
-    /// Refuses further calls, and those that wait to enter: dropping their work tells their callers. The
+    /// Refuses further calls, and those that wait to enter: dropping their work wakes their callers. The
     /// first reason stays.
     pub(super) fn refuse(&self, reason: &Error) {
         let waiting = {

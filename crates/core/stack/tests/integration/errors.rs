@@ -103,7 +103,7 @@ fn sections_and_the_stack_itself() {
     );
     assert_messages(
         &toml("[device]\nkind = \"null\"\n"),
-        &["2:1: \"kind\" stands outside a section: write [device.NAME] above it"],
+        &["2:1: \"kind\" is outside of all sections: write [device.NAME] above it"],
     );
     assert_messages(
         &toml("[stack]\nshards = 257\nshard = 1\n[device.a]\nkind = \"null\"\n"),
@@ -254,11 +254,11 @@ fn contracts() {
 fn cycles() {
     assert_messages(
         &toml("[device.a]\nkind = \"log\"\non = \"b\"\n[device.b]\nkind = \"log\"\non = \"a\"\n"),
-        &["6:6: cycle: a -> b -> a: no part can stand on itself"],
+        &["6:6: cycle: a -> b -> a: no part can be below itself"],
     );
     assert_messages(
         &toml("[device.a]\nkind = \"log\"\non = \"a\"\n"),
-        &["3:6: cycle: a -> a: no part can stand on itself"],
+        &["3:6: cycle: a -> a: no part can be below itself"],
     );
 }
 
@@ -359,16 +359,13 @@ fn what_is_nested_too_deeply() {
     assert!(Stack::from_line("x", &nested(63), &registry()).is_ok());
     assert_messages(
         &line(&nested(64)),
-        &["1:1: \"top\" stands on 64 parts, one on the other: expected at most 64 levels"],
+        &["1:1: \"top\" is above 64 levels of parts; expected at most 64 levels"],
     );
     assert_messages(&line(&nested(100_000)), &["1:517: nested too deeply: expected at most 129 levels"]);
     assert_messages(&line(&"[".repeat(100_000)), &["1:130: nested too deeply: expected at most 129 levels"]);
     let section = |number: usize| format!("[device.d{number}]\nkind = \"log\"\non = \"d{}\"\n", number + 1);
     let chain = (0..64).map(section).collect::<String>() + "[device.d64]\nkind = \"null\"\n";
-    assert_messages(
-        &toml(&chain),
-        &["1:9: \"d0\" stands on 64 parts, one on the other: expected at most 64 levels"],
-    );
+    assert_messages(&toml(&chain), &["1:9: \"d0\" is above 64 levels of parts; expected at most 64 levels"]);
 }
 
 #[test]
@@ -407,12 +404,11 @@ fn stacks_that_are_no_tree_stay_toml() {
     );
     let tops = "[device.a]\nkind = \"null\"\n[device.b]\nkind = \"null\"\n";
     assert!(
-        refusal(tops)
-            .starts_with("s.toml:3:9: nothing stands on \"a\" nor on \"b\": one line holds only a tree")
+        refusal(tops).starts_with("s.toml:3:9: nothing is above \"a\" nor \"b\": one line holds only a tree")
     );
     let doors =
         "[device.a]\nkind = \"null\"\n[door.x]\nkind = \"nbd\"\ndevice = \"a\"\n[door.y]\nkind = \"nbd\"\n";
-    assert!(refusal(doors).contains("nothing stands on door \"x\" nor on door \"y\""));
+    assert!(refusal(doors).contains("nothing is above door \"x\" nor door \"y\""));
 }
 
 #[test]

@@ -1,24 +1,12 @@
 //! In steady state a request allocates nothing, neither in the server nor in the client.
 
-use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability};
+use crate::work;
+use block::{BlockSize, DevicePart};
 use conformance::allocations::everywhere;
 use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use runtime::net::Address;
-use std::rc::Rc;
 use std::sync::Arc;
-
-async fn work(device: Rc<dyn Device>, task: u64, requests: u64) {
-    for number in 0..requests {
-        let at = BlockIndex((task * 31 + number) % 1024);
-        if number % 4 == 0 {
-            let payload = Buffer::zeroed(4096).into();
-            device.write(at, payload, Durability::Visible).await.expect("written");
-        } else {
-            device.read(at, Buffer::new(4096)).await.0.expect("read");
-        }
-    }
-}
 
 pub fn requests_allocate_nothing() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,25 +1,13 @@
 //! In steady state a guest's request allocates nothing, neither in the door nor in the front-end.
 
 use crate::front_end::{FrontEnd, Settings};
-use block::{BlockIndex, BlockSize, Buffer, Device, Durability};
+use crate::work;
+use block::BlockSize;
 use conformance::allocations::everywhere;
 use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
 use runtime::net::Address;
 use stack::Door;
-use std::rc::Rc;
 use std::sync::Arc;
-
-async fn work(device: Rc<dyn Device>, task: u64, requests: u64) {
-    for number in 0..requests {
-        let at = BlockIndex((task * 31 + number) % 1024);
-        if number % 4 == 0 {
-            let payload = Buffer::zeroed(4096).into();
-            device.write(at, payload, Durability::Visible).await.expect("written");
-        } else {
-            device.read(at, Buffer::new(4096)).await.0.expect("read");
-        }
-    }
-}
 
 pub fn requests_allocate_nothing() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -134,7 +134,7 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{keys}: {found}");
     }
     let found = problems("kv(forgetful, delete_persistence=\"10m\")");
-    assert!(found.contains("a reset of these zones gives no guarantee that data is gone"), "{found}");
+    assert!(found.contains("a reset of these zones gives no guarantee that data is erased"), "{found}");
     assert_eq!(problems("kv(forgetful, delete_persistence=\"10m\", erase=none)"), "");
     assert_eq!(
         problems(

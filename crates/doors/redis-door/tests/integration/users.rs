@@ -115,7 +115,7 @@ fn strangers_get_no_memory_for_long_commands() {
         let _ = client.0.send(Data::copy_of(&long).into()).await;
         let rest = shown(&client.rest().await);
         assert_eq!(rest, "-ERR Protocol error: unauthenticated bulk length|");
-        // A command that arrives as a whole, and is longer than those of strangers.
+        // A complete command, longer than is permitted before the login.
         let client = served.client().await;
         let _ = client.0.send(Data::copy_of(&command(&[b"SET", b"key", &value[..40 << 10]])).into()).await;
         let rest = shown(&client.rest().await);
@@ -154,7 +154,7 @@ fn strangers_are_cut_off_unless_they_log_in_in_time() {
         is_at_limit();
         let status = served.server.status();
         assert_eq!((&status["failed_logins"], &status["cut_off_connections"]), (&3.into(), &3.into()));
-        // Who has logged in may be silent, and after RESET has the time again.
+        // A client that has logged in may be silent; RESET begins the time limit again.
         runtime::sleep(3 * LOGIN_LIMIT).await;
         assert_eq!(replies(&member, &["PING", "RESET", "AUTH secret"]).await, ["+PONG|", "+RESET|", "+OK|"]);
         runtime::sleep(3 * LOGIN_LIMIT).await;

@@ -496,7 +496,7 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
                 && !matches!(known, Meaning::Wip | Meaning::Wel | Meaning::ProgramFail | Meaning::EraseFail);
             if twice {
                 let message = format!(
-                    "register \"{name}\": bit \"{}\" stands in another register; remove one",
+                    "register \"{name}\": bit \"{}\" is in another register; remove one",
                     bit.get_ref()
                 );
                 return Err((bit.span(), message));

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 /// Outcome of a run.
 #[derive(Debug)]
@@ -12,8 +13,35 @@ pub struct Ran {
     pub stderr: String,
 }
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_siltstone");
+
 pub fn command(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_siltstone"));
+    with_pipes(Command::new(PROGRAM), folder, arguments)
+}
+
+/// Returns the program as [`command`] does, in a `/run` of its own ([`in_own_run`]).
+pub fn isolated(folder: &Path, arguments: &[&str]) -> Command {
+    with_pipes(in_own_run(PROGRAM), folder, arguments)
+}
+
+/// Returns the command of a program whose `/run` is empty, so that it finds no servers besides those of its
+/// test. Root alone may do that; for others it is the program itself.
+pub fn in_own_run(program: &str) -> Command {
+    static IS_PERMITTED: OnceLock<bool> = OnceLock::new();
+    let unshare = |program: &str| {
+        let script = "mount -t tmpfs none /run && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh", program]);
+        command
+    };
+    let is_permitted = || unshare("true").output().is_ok_and(|output| output.status.success());
+    match IS_PERMITTED.get_or_init(is_permitted) {
+        true => unshare(program),
+        false => Command::new(program),
+    }
+}
+
+fn with_pipes(mut command: Command, folder: &Path, arguments: &[&str]) -> Command {
     command.args(arguments).current_dir(folder).stdin(Stdio::null()).env("COLUMNS", "120");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command

@@ -1,27 +1,14 @@
 //! Parts of which only some bytes are cached or changed: at the end of an origin that has grown, and at the
 //! edges of discarded ranges.
 
-use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability,
-    Error, Part, ZeroMode,
-};
+use crate::disk;
+use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use cache::{CachePart, Mode, Options};
 use conformance::requests::on_a_shard;
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::linear::part_of;
-use layers::record::replay::ImageDisk;
 use std::sync::Arc;
 use std::time::Duration;
-
-fn disk(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
-    Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::new(block_size).expect("a size"),
-        blocks: BlockCount(bytes / block_size),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }))
-}
 
 /// The first bytes of a device.
 fn first(device: &Arc<dyn DevicePart>, bytes: u64) -> Arc<dyn DevicePart> {

@@ -2,27 +2,17 @@
 //! growth.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
-use block::{
-    BlockCount, BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Part,
-    Result,
-};
+use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Error, Part, Result};
 use cache::{CachePart, Mode, Options};
 use conformance::requests::{full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::linear::part_of;
-use layers::record::replay::ImageDisk;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 fn disk(blocks: u64) -> Arc<dyn DevicePart> {
-    Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::default(),
-        blocks: BlockCount(blocks),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }))
+    crate::disk(blocks * 4096, 4096)
 }
 
 fn options(mode: Mode) -> Options {

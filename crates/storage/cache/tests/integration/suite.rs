@@ -1,20 +1,10 @@
 //! The cache keeps the promises of its contract in every mode, while blocks are promoted and evicted.
 
-use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart};
+use crate::disk;
+use block::DevicePart;
 use cache::{CachePart, Mode, Options};
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::record::replay::ImageDisk;
 use std::sync::Arc;
-
-fn disk(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
-    Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::new(block_size).expect("a size"),
-        blocks: BlockCount(bytes / block_size),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }))
-}
 
 /// Runs the suite on a cache on devices of these sizes and block sizes, and again on the devices as a close
 /// left them.

@@ -1,24 +1,17 @@
 //! Warming: the list of cached blocks and its transfer to another cache; which blocks are displaced and which
 //! stay; every step ends.
 
-use block::{BlockCount, BlockIndex, BlockSize, Device, DeviceGeometry, DevicePart, Durability, Error, Part};
+use block::{BlockIndex, Device, DevicePart, Durability, Error, Part};
 use cache::{CachePart, Heat, Mode, Options};
 use conformance::requests::{full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::record::replay::ImageDisk;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 fn disk(blocks: u64) -> Arc<dyn DevicePart> {
-    Arc::new(ImageDisk::empty(DeviceGeometry {
-        block_size: BlockSize::default(),
-        blocks: BlockCount(blocks),
-        atomic_write: 512,
-        volatile_cache: true,
-        read_only: false,
-    }))
+    crate::disk(blocks * 4096, 4096)
 }
 
 /// A disk whose block n is full of n.

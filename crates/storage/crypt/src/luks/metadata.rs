@@ -35,16 +35,11 @@ pub enum Hash {
 }
 
 impl Hash {
-    const NAMES: [&str; 4] = ["sha1", "sha256", "sha384", "sha512"];
+    const ALL: [(&str, Hash); 4] =
+        [("sha1", Hash::Sha1), ("sha256", Hash::Sha256), ("sha384", Hash::Sha384), ("sha512", Hash::Sha512)];
 
     fn named(name: &str) -> Option<Hash> {
-        Some(match name {
-            "sha1" => Hash::Sha1,
-            "sha256" => Hash::Sha256,
-            "sha384" => Hash::Sha384,
-            "sha512" => Hash::Sha512,
-            _ => return None,
-        })
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, hash)| *hash)
     }
 }
 
@@ -356,7 +351,7 @@ fn check_word(what: &str, word: &str, known: &[&str]) -> Result<()> {
 }
 
 fn hash_of(name: &str) -> Result<Hash> {
-    check_word("hash function", name, &Hash::NAMES)?;
+    check_word("hash function", name, &Hash::ALL.map(|(known, _)| known))?;
     Hash::named(name).ok_or_else(|| corrupt("a hash function"))
 }
 

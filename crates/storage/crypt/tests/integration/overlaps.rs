@@ -132,7 +132,7 @@ async fn request(device: Rc<dyn Device>, seed: u64) {
             1 => device.write_zeroes(range, ZeroMode::MayDeallocate, Durability::Visible).await.unwrap(),
             2 | 3 => versions(&*device, 0, 8).await,
             4 => {
-                // Begun and dropped: it goes on.
+                // Begun and dropped: it continues.
                 let mut call = device.write(range.start, Data::copy_of(&bytes).into(), Durability::Visible);
                 let mut context = std::task::Context::from_waker(std::task::Waker::noop());
                 let _ = std::pin::Pin::new(&mut call).poll(&mut context);

@@ -82,8 +82,8 @@ pub async fn create(
     create_by(path, size, fill, open_nameless).await
 }
 
-/// Opens what a file contains; creates the file before if it [is absent](is_absent) and `new_size` is given,
-/// in bytes. `contents` names what it contains, for errors. `fill` writes it to a new file, `open` opens it.
+/// Opens the contents of a file; creates the file first if it [is absent](is_absent) and `new_size`, in
+/// bytes, is given. `contents` names them in errors. `fill` writes them to a new file, `open` opens them.
 /// Returns what `open` returned, and the file, which the caller closes.
 ///
 /// # Errors

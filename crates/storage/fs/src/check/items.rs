@@ -222,7 +222,7 @@ fn check_entry(
         _ => report.note(Kind::Entry, format!("{} is there twice, or isn't found by its hash", what())),
     }
     let Some(seen) = inodes.get_mut(&inode) else {
-        report.note(Kind::Entry, format!("{} stands for inode {inode}, which isn't there", what()));
+        report.note(Kind::Entry, format!("{} refers to inode {inode}, which doesn't exist", what()));
         return;
     };
     if seen.inode.file_type().code() != code {

@@ -1,7 +1,7 @@
 //! Durability of operations: their numbers, the requests that wait for them, and how far they are written and
 //! flushed.
 
-use crate::core::entry::{FsEntry, Origin};
+use crate::core::entry::{EntrySource, FsEntry};
 use crate::core::tickets::Tickets;
 use crate::metadata::change::Changes;
 use block::{Payload, Result};
@@ -53,12 +53,12 @@ impl Durability {
 
     /// Returns a log entry with the number of a new operation. Changes that took effect on submission are
     /// counted until its record commits.
-    pub fn number(&self, changes: Changes, data: Payload, origin: Origin) -> FsEntry {
-        if let Origin::Submitted { count, .. } = &origin {
+    pub fn number(&self, changes: Changes, data: Payload, source: EntrySource) -> FsEntry {
+        if let EntrySource::Submitted { count, .. } = &source {
             self.shown.set(self.shown.get() + u64::from(*count));
         }
         let ticket = self.tickets.borrow_mut().issue();
-        FsEntry { changes, data, origin, ticket }
+        FsEntry { changes, data, source, ticket }
     }
 
     /// Number of the last operation.
@@ -88,12 +88,12 @@ impl Durability {
 
     /// Ends a log entry that has taken effect, or failed, and completes its request.
     pub fn end(&self, entry: &FsEntry, outcome: &Result<()>) {
-        match &entry.origin {
-            Origin::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
-            Origin::Write { request, .. } | Origin::Joint { request, .. } => {
+        match &entry.source {
+            EntrySource::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
+            EntrySource::Write { request, .. } | EntrySource::Joint { request, .. } => {
                 self.requests.item_ended(*request, outcome);
             }
-            Origin::Shared | Origin::Move | Origin::Answered { .. } => {}
+            EntrySource::Shared | EntrySource::Move | EntrySource::Answered { .. } => {}
         }
         self.tickets.borrow_mut().end(entry.ticket);
     }

@@ -13,9 +13,9 @@ use smallvec::SmallVec;
 /// Most blocks of a write that is atomic over a power cut.
 pub const ATOMIC_BLOCKS: u32 = 16;
 
-/// Origin of a log entry, which decides when its changes take effect.
+/// Source of a log entry, which decides when its changes take effect.
 #[derive(Debug)]
-pub enum Origin {
+pub enum EntrySource {
     /// An operation on names or attributes. It has taken effect and was acknowledged.
     Submitted {
         /// Blocks that die when the record is written.
@@ -61,12 +61,12 @@ pub enum Origin {
 /// Changes that take effect together, with their data.
 #[derive(Debug)]
 pub struct FsEntry {
-    /// Changes; empty for [`Origin::Submitted`].
+    /// Changes; empty for [`EntrySource::Submitted`].
     pub changes: Changes,
     /// Data of the changes that have blocks.
     pub data: Payload,
-    /// Origin of the entry.
-    pub origin: Origin,
+    /// Source of the changes.
+    pub source: EntrySource,
     /// Number of the operation on its shard; 0 for moves.
     pub ticket: u64,
 }
@@ -84,15 +84,15 @@ impl Entry for FsEntry {
 
     #[inline]
     fn meta_length(&self) -> usize {
-        match &self.origin {
-            Origin::Submitted { meta, .. } => meta.len(),
+        match &self.source {
+            EntrySource::Submitted { meta, .. } => meta.len(),
             _ => self.changes.iter().map(Change::length).sum(),
         }
     }
 
     fn encode_meta(&self, meta: &mut Vec<u8>) {
-        match &self.origin {
-            Origin::Submitted { meta: changes, .. } => meta.extend_from_slice(changes),
+        match &self.source {
+            EntrySource::Submitted { meta: changes, .. } => meta.extend_from_slice(changes),
             _ => self.changes.iter().for_each(|change| change.encode(meta)),
         }
     }
@@ -103,27 +103,27 @@ impl Entry for FsEntry {
     }
 
     fn is_moved(&self) -> bool {
-        matches!(self.origin, Origin::Move)
+        matches!(self.source, EntrySource::Move)
     }
 
     fn is_atomic(&self) -> bool {
-        match self.origin {
-            Origin::Submitted { .. } | Origin::Joint { .. } | Origin::Shared => true,
-            Origin::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
-            Origin::Move => false,
-            Origin::Answered { .. } => true,
+        match self.source {
+            EntrySource::Submitted { .. } | EntrySource::Joint { .. } | EntrySource::Shared => true,
+            EntrySource::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
+            EntrySource::Move => false,
+            EntrySource::Answered { .. } => true,
         }
     }
 
     fn joins(&self) -> &[StreamId] {
-        match &self.origin {
-            Origin::Joint { joins, .. } => joins,
+        match &self.source {
+            EntrySource::Joint { joins, .. } => joins,
             _ => &[],
         }
     }
 
     fn is_acknowledged(&self) -> bool {
-        matches!(self.origin, Origin::Submitted { .. })
+        matches!(self.source, EntrySource::Submitted { .. })
     }
 }
 
@@ -151,14 +151,14 @@ impl FsEntry {
             }
             (other, _) => unreachable!("{other:?} has no blocks to divide"),
         }
-        let origin = match &mut self.origin {
+        let source = match &mut self.source {
             // The reserved capacity is returned with the last part.
-            Origin::Write { request, .. } => {
-                Origin::Write { request: *request, growth: 0, held: None, _turn: None }
+            EntrySource::Write { request, .. } => {
+                EntrySource::Write { request: *request, growth: 0, held: None, _turn: None }
             }
-            _ => Origin::Move,
+            _ => EntrySource::Move,
         };
         // The operation has committed when its last part has, so the other parts have no number.
-        FsEntry { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
+        FsEntry { changes: Changes::from_elem(change, 1), data: first, source, ticket: 0 }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::Core;
 use super::settings::REMOVAL_RESERVE;
-use crate::core::entry::{FsEntry, Origin};
+use crate::core::entry::{EntrySource, FsEntry};
 use crate::metadata::change::{Change, Changes, Recorded};
 use crate::metadata::extents::Blocks;
 use crate::metadata::inode::InodeNumber;
@@ -70,22 +70,22 @@ impl Owner for Core {
         let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
         let (mut user_blocks, mut moved_blocks) = (0, 0);
         for entry in entries {
-            match &entry.origin {
-                Origin::Submitted { lost, .. } => {
+            match &entry.source {
+                EntrySource::Submitted { lost, .. } => {
                     lost.0.iter().for_each(|(zone, count)| blocks.dying(*zone, *count));
                 }
-                Origin::Joint { .. } | Origin::Shared => {
+                EntrySource::Joint { .. } | EntrySource::Shared => {
                     for change in entry.changes.iter().filter(|change| self.is_here(change.inode())) {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                     }
                 }
-                Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
+                EntrySource::Write { .. } | EntrySource::Move | EntrySource::Answered { .. } => {
                     for change in &entry.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                         at.block += change.blocks();
                     }
-                    let written = match entry.origin {
-                        Origin::Move => &mut moved_blocks,
+                    let written = match entry.source {
+                        EntrySource::Move => &mut moved_blocks,
                         _ => &mut user_blocks,
                     };
                     *written += u64::from(logkit::Entry::blocks(entry));
@@ -118,22 +118,22 @@ impl Owner for Core {
 
     fn answer(&self, entry: &mut FsEntry, error: &Error) {
         // The write may still take effect, so its range stays locked until then; its capacity is released.
-        match &mut entry.origin {
-            Origin::Write { request, growth, held, .. } => {
+        match &mut entry.source {
+            EntrySource::Write { request, growth, held, .. } => {
                 self.admission.release(*growth);
                 self.durability.requests().item_ended(*request, &Err(error.clone()));
-                entry.origin = Origin::Answered { held: held.take() };
+                entry.source = EntrySource::Answered { held: held.take() };
             }
-            Origin::Joint { request, .. } => {
+            EntrySource::Joint { request, .. } => {
                 self.durability.requests().item_ended(*request, &Err(error.clone()));
-                entry.origin = Origin::Shared;
+                entry.source = EntrySource::Shared;
             }
             _ => {}
         }
     }
 
     fn cut(&self, entry: &mut FsEntry, blocks: u32) -> FsEntry {
-        if let Origin::Write { request, .. } = entry.origin {
+        if let EntrySource::Write { request, .. } = entry.source {
             self.durability.requests().item_was_cut(request);
         }
         entry.cut(blocks, self.kit.layout.block_bytes())
@@ -255,7 +255,12 @@ impl Owner for Core {
 type CleanerMove = (Change, Data);
 
 fn entry_of_move((change, data): CleanerMove) -> FsEntry {
-    FsEntry { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
+    FsEntry {
+        changes: Changes::from_elem(change, 1),
+        data: data.into(),
+        source: EntrySource::Move,
+        ticket: 0,
+    }
 }
 
 impl Core {

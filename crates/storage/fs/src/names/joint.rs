@@ -13,7 +13,7 @@
 //! kept at first, as if it were open, and is removed by its own shard.
 
 use crate::broken::if_broken;
-use crate::core::entry::{FsEntry, Origin};
+use crate::core::entry::{EntrySource, FsEntry};
 use crate::core::{Core, user_stream};
 use crate::metadata::change::{Change, Changes};
 use crate::metadata::forest::{Forest, InodeGroup};
@@ -308,7 +308,7 @@ async fn append_jointly(core: &Rc<Core>, changes: Changes) -> (Result<()>, u64) 
         return (Err(error), 0);
     }
     let request = core.durability.requests().begin(1, None);
-    let ticket = core.queue(changes, Payload::default(), Origin::Joint { request, joins });
+    let ticket = core.queue(changes, Payload::default(), EntrySource::Joint { request, joins });
     (core.durability.requests().wait(request).await, ticket)
 }
 
@@ -323,7 +323,7 @@ pub(crate) fn pass_on(core: &Core, joint: &Arc<Joint>, entries: &[FsEntry], zone
         let (here, there) =
             (core.shards().all()[core.index() as usize].clone(), core.shards().all()[index as usize].clone());
         let deliver = move |core: Rc<Core>| async move {
-            let number = |changes| core.durability.number(changes, Payload::default(), Origin::Shared);
+            let number = |changes| core.durability.number(changes, Payload::default(), EntrySource::Shared);
             let entry = (!is_refused).then(|| number(changes));
             lane::joint_written(&*core, joint, entry.into_iter().collect(), zone, position);
             Ok(())

@@ -1,9 +1,9 @@
 //! Writing trees: the pages to write, and their places.
 
+use super::Tree;
 use super::branch::Branch;
 use super::node::Node;
 use super::page::PAGE;
-use super::{Key, Tree};
 use block::ZoneBlock;
 use std::rc::Rc;
 
@@ -33,26 +33,6 @@ impl Tree {
     pub fn unstored(&self) -> Unstored {
         let root = self.root.clone().filter(|root| root.place().is_none());
         Unstored { root, height: self.level, level: 0, way: Vec::new(), has_begun: false }
-    }
-
-    /// Returns the place of the page of this level on the path to `key`.
-    pub fn place_of(&self, key: &Key, level: u8) -> Option<ZoneBlock> {
-        self.node_of(key, level)?.place()
-    }
-
-    /// Removes the place of the page of this level on the path to `first_key`, and those of its ancestors, so
-    /// that the next checkpoint writes these pages elsewhere. Places of clones don't change. Returns false,
-    /// without a change, if the page doesn't have this place.
-    pub fn forget_place(&mut self, first_key: &Key, level: u8, place: ZoneBlock) -> bool {
-        if self.place_of(first_key, level) != Some(place) {
-            return false;
-        }
-        let Some((path, ..)) = self.find(first_key) else { return false };
-        let node = self.node_mut(&path, usize::from(self.level - level));
-        match level {
-            0 => node.change_leaf().is_some(),
-            _ => node.change_branch().is_some(),
-        }
     }
 }
 
@@ -126,11 +106,6 @@ impl Page {
     /// Level of the page: 0 for a leaf.
     pub fn level(&self) -> u8 {
         self.level
-    }
-
-    /// Key that identifies the page together with its level ([`Tree::forget_place`]).
-    pub fn first_key(&self) -> Key {
-        self.node.first_key()
     }
 
     /// Encodes the page.

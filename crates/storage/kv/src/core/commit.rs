@@ -3,7 +3,7 @@
 
 use super::{Core, WRITE_CLASS, add, zones_of_buffered};
 use crate::batch::Batch;
-use crate::log_entry::{Body, KvEntry, Origin, Part, decode_parts, encode_parts};
+use crate::log_entry::{Body, EntryContent, KvEntry, Part, decode_parts, encode_parts};
 use crate::settings::Acknowledge;
 use crate::tree::manifest::write_stream;
 use block::{Error, Result};
@@ -329,7 +329,7 @@ impl Core {
 
     /// Completes the requests and jobs that wait for an entry.
     pub(super) fn end(&self, log_entry: &KvEntry, outcome: &Result<()>) {
-        let Origin::Writes { requests, others, is_applied } = &log_entry.origin else { return };
+        let EntryContent::Writes { requests, others, is_applied } = &log_entry.content else { return };
         if *is_applied {
             self.buffers.early_committed();
         }
@@ -355,7 +355,7 @@ impl Core {
         if !log_entry.is_last_part() || log_entry.body.is_refused.get() {
             return Ok(());
         }
-        if !matches!(log_entry.origin, Origin::Writes { is_applied: true, .. }) {
+        if !matches!(log_entry.content, EntryContent::Writes { is_applied: true, .. }) {
             decode_parts(&log_entry.body.bytes, |part| match part.shard == self.peers.shard {
                 true => self.apply(part.bytes),
                 false => Ok(()),

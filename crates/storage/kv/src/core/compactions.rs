@@ -289,7 +289,7 @@ impl Core {
         }
         let oldest = inputs.iter().filter_map(|table| self.erasure.oldest_delete(&table.meta.summary)).min();
         let class = self.class_of(job.target, oldest);
-        let (cursors, tombstones) = self.contents(&levels, is_input).await?;
+        let (cursors, tombstones) = self.open_inputs(&levels, is_input).await?;
         let below = below(&levels, &inputs, job.target);
         let is_bottom = |key: &[u8]| {
             if_broken!(DropsTombstones, return true);
@@ -314,7 +314,7 @@ impl Core {
     }
 
     /// Cursors over the inputs of a compaction, in the order of levels, and their range tombstones.
-    async fn contents(
+    async fn open_inputs(
         &self,
         levels: &Levels,
         is_input: impl Fn(&TableId) -> bool,

@@ -7,7 +7,7 @@
 use super::{Core, add};
 use crate::broken::if_broken;
 use crate::core::table_zones::Move;
-use crate::log_entry::{KvEntry, Origin, Part, Recorded, decode_parts, encode_parts};
+use crate::log_entry::{EntryContent, KvEntry, Part, Recorded, decode_parts, encode_parts};
 use crate::memory::buffer::Flushed;
 use crate::tree::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
 use crate::tree::tables::{Table, TableFile};
@@ -131,8 +131,8 @@ impl Owner for Core {
         let mut user_blocks = 0;
         for log_entry in log_entries {
             let blocks = log_entry.blocks();
-            match &log_entry.origin {
-                Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => {
+            match &log_entry.content {
+                EntryContent::Writes { .. } | EntryContent::WritesPart { .. } | EntryContent::Shared => {
                     user_blocks += u64::from(blocks);
                     let outcome = self.commit_writes(log_entry, zone);
                     let refused =
@@ -143,7 +143,7 @@ impl Owner for Core {
                     let outcome = if log_entry.body.is_refused.get() { refused } else { outcome };
                     self.end(log_entry, &outcome);
                 }
-                Origin::Piece { table, first, from } => {
+                EntryContent::Piece { table, first, from } => {
                     let moved = from.is_some();
                     if moved && self.erasure.limit().is_some() {
                         let levels = self.tables.levels();
@@ -158,14 +158,14 @@ impl Owner for Core {
                         user_blocks += u64::from(blocks);
                     }
                 }
-                Origin::Edit(edit) if log_entry.is_last_part() => self.commit_edit(&edit.0, &edit.1),
-                Origin::Edit(_) | Origin::EditPart => {}
+                EntryContent::Edit(edit) if log_entry.is_last_part() => self.commit_edit(&edit.0, &edit.1),
+                EntryContent::Edit(_) | EntryContent::EditPart => {}
             }
             place = place.after(blocks);
         }
         if log_entries
             .iter()
-            .any(|log_entry| matches!(log_entry.origin, Origin::Writes { .. } | Origin::Shared))
+            .any(|log_entry| matches!(log_entry.content, EntryContent::Writes { .. } | EntryContent::Shared))
         {
             self.note_unwritten(0);
             self.freeze_if_full();
@@ -193,7 +193,7 @@ impl Owner for Core {
     }
 
     fn answer(&self, log_entry: &mut KvEntry, error: &Error) {
-        if let Origin::Writes { requests, .. } = &mut log_entry.origin {
+        if let EntryContent::Writes { requests, .. } = &mut log_entry.content {
             let outcome = Err(error.clone());
             requests.drain(..).for_each(|request| self.commit.requests.item_ended(request, &outcome));
         }
@@ -242,7 +242,7 @@ impl Owner for Core {
     fn before_append(&self, zone: u32, generation: u64, log_entries: &[KvEntry]) {
         let has_edit = log_entries
             .iter()
-            .any(|log_entry| matches!(log_entry.origin, Origin::Edit(_) | Origin::EditPart));
+            .any(|log_entry| matches!(log_entry.content, EntryContent::Edit(_) | EntryContent::EditPart));
         self.note_append(zone, generation, has_edit);
     }
 

@@ -9,7 +9,7 @@ use block::{DevicePart, Part, Result, ZoneGeometry};
 use disks::file::{FilePart, creation};
 use std::path::Path;
 use std::sync::Arc;
-use zones::on_device::store;
+use zones::on_device::defaults;
 
 /// Options of opening a store.
 #[derive(Debug, Clone)]
@@ -79,7 +79,7 @@ impl Opened {
         let new_size = options.create.then_some(options.size);
         let format = async |device| format(device, options).await;
         let open = async |device| {
-            let zones = store::open(device, false, None, store::MIN_ZONE).await?;
+            let zones = defaults::open(device, false, None, defaults::MIN_ZONE_SIZE).await?;
             Store::open(zones.clone(), &options.settings(zones.geometry())).await
         };
         let (store, file) = creation::open_or_create(path, "key-value store", new_size, format, open).await?;
@@ -98,7 +98,7 @@ impl Opened {
 
 /// Formats a new file.
 async fn format(device: Arc<dyn DevicePart>, options: &Options) -> Result<()> {
-    let zones = store::open(device, true, None, store::MIN_ZONE).await?;
+    let zones = defaults::open(device, true, None, defaults::MIN_ZONE_SIZE).await?;
     let settings = options.settings(zones.geometry());
     Store::format(zones, &settings).await?.close().await
 }

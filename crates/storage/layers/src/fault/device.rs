@@ -113,7 +113,10 @@ impl Device for FaultDevice {
                 return self.inner.read(at, buffer).await;
             };
             let inner = self.inner.clone();
-            runtime::spawn(faulty_read(inner, plan, range, buffer)).await
+            let read = move |action, buffer| async move {
+                inner.read(elsewhere(&*inner, action, range).start, buffer).await
+            };
+            runtime::spawn(faulty_read(plan, buffer, read)).await
         })
     }
 
@@ -236,18 +239,18 @@ fn elsewhere(inner: &dyn Device, action: Option<Action>, range: BlockRange) -> B
     BlockRange::new(start as u64, range.count.0)
 }
 
-async fn faulty_read(
-    inner: Rc<dyn Device>,
+/// Reads with the faults of a plan. `read` applies its action to the place.
+pub(super) async fn faulty_read<F: Future<Output = ReadOutcome>>(
     mut plan: Plan,
-    range: BlockRange,
     mut buffer: Buffer,
+    read: impl FnOnce(Option<Action>, Buffer) -> F,
 ) -> ReadOutcome {
     buffer.clear();
     let (action, error) = match begin(&plan).await {
         Ok(begun) => begun,
         Err(error) => return (Err(error), buffer),
     };
-    let (result, mut buffer) = inner.read(elsewhere(&*inner, action, range).start, buffer).await;
+    let (result, mut buffer) = read(action, buffer).await;
     if let Some(Action::Corrupt { bits }) = action {
         flip_bits(buffer.filled_mut(), bits, &mut plan.random);
     }

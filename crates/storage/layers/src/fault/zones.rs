@@ -1,7 +1,7 @@
 //! `fault` over zones.
 
-use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
-use super::device::{begin, corrupted};
+use super::decide::{Decider, Faults, Plan, torn_length};
+use super::device::{begin, corrupted, faulty_read};
 use super::rule::{Action, Distance, Operation, Rule};
 use super::{FaultPart, FaultZonesPart};
 use block::layer::ZonesLayer;
@@ -103,7 +103,9 @@ impl Zones for FaultZones {
                 return self.inner.read(at, buffer).await;
             };
             let inner = self.inner.clone();
-            runtime::spawn(faulty_read(inner, plan, at, buffer)).await
+            let read =
+                move |action, buffer| async move { inner.read(elsewhere(&*inner, action, at), buffer).await };
+            runtime::spawn(faulty_read(plan, buffer, read)).await
         })
     }
 
@@ -209,29 +211,11 @@ async fn faulty_append(
     error.map(|()| address)
 }
 
-async fn faulty_read(
-    inner: Rc<dyn Zones>,
-    mut plan: Plan,
-    at: ZoneAddress,
-    mut buffer: Buffer,
-) -> ReadOutcome {
-    buffer.clear();
-    let (action, error) = match begin(&plan).await {
-        Ok(begun) => begun,
-        Err(error) => return (Err(error), buffer),
-    };
-    let mut source = at;
+/// Returns the address of a misdirected read: as many zones later as the rule says, modulo their number.
+fn elsewhere(inner: &dyn Zones, action: Option<Action>, mut at: ZoneAddress) -> ZoneAddress {
     if let Some(Action::Misdirect { by: Distance::Units(by) }) = action {
         let count = u64::from(inner.geometry().zones);
-        source.zone = ZoneIndex(((u64::from(at.zone.0) + by % count) % count) as u32);
+        at.zone = ZoneIndex(((u64::from(at.zone.0) + by % count) % count) as u32);
     }
-    let (result, mut buffer) = inner.read(source, buffer).await;
-    if let Some(Action::Corrupt { bits }) = action {
-        flip_bits(buffer.filled_mut(), bits, &mut plan.random);
-    }
-    let result = result.and(error);
-    if result.is_err() {
-        buffer.clear();
-    }
-    (result, buffer)
+    at
 }

@@ -11,6 +11,7 @@ use super::format::{
 };
 use block::{Buffer, DeviceGeometry, Error, Result};
 use runtime::file::{File, OpenOptions};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -141,6 +142,21 @@ struct Parser {
 }
 
 impl Parser {
+    /// Returns the range of the next record's body, whose checksum is right.
+    fn body_of(&self, header: &RecordHeader) -> Result<Range<usize>> {
+        let RecordHeader { sequence, body, .. } = *header;
+        let start = self.at + RECORD_HEADER;
+        let rest = (self.bytes.len() - start) as u64;
+        if u64::from(body) > rest.min(MAX_BODY) {
+            return Err(Error::corrupt(format!("record {sequence}: cut short after {rest} of {body} bytes")));
+        }
+        let range = start..start + body as usize;
+        match crc(&self.bytes[range.clone()]) == header.body_crc {
+            true => Ok(range),
+            false => Err(Error::corrupt(format!("record {sequence}: wrong checksum"))),
+        }
+    }
+
     /// Parses the next record. On failure the state is unchanged.
     fn record(&mut self) -> Result<()> {
         let header = RecordHeader::decode(&self.timeline.header.identity, &self.bytes[self.at..])?;
@@ -151,17 +167,8 @@ impl Parser {
                 header.sequence
             )));
         }
-        let start = self.at + RECORD_HEADER;
-        let rest = (self.bytes.len() - start) as u64;
-        if u64::from(header.body) > rest.min(MAX_BODY) {
-            let body = header.body;
-            return Err(Error::corrupt(format!("record {expected}: cut short after {rest} of {body} bytes")));
-        }
-        let range = start..start + header.body as usize;
+        let range = self.body_of(&header)?;
         let body = &self.bytes[range.clone()];
-        if crc(body) != header.body_crc {
-            return Err(Error::corrupt(format!("record {expected}: wrong checksum")));
-        }
         let mut open = None;
         let what = match header.kind {
             RecordType::Device => {

@@ -61,7 +61,7 @@ fn calls_are_counted_while_somebody_looks() {
         drop(other);
         write(&device).await;
         assert_eq!(writes(&observation), 2);
-        // The next look goes on from there, also after the handle is closed.
+        // The next request continues from there, also after the handle is closed.
         observation.count_for(Duration::from_secs(3600));
         write(&device).await;
         drop(device);

@@ -260,7 +260,7 @@ fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: ZoneIndex, walked
             // Pages and parts of the directory have been reported already.
             Sort::Data if (0..region.blocks).all(is_told) => {}
             Sort::Data if state.is_unknown => {
-                check.findings.damage(finding("; whether it is needed nobody knows without the directory"));
+                check.findings.damage(finding("; without the directory it is unknown whether it is needed"));
             }
             Sort::Data if walked.may_be_needed(region, &state.pages.lost) => {
                 let more = "; it may be needed: the page of the map that would say so is lost";

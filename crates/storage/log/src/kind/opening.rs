@@ -13,7 +13,7 @@ use runtime::file::SharedFile;
 use std::rc::Rc;
 use std::sync::Arc;
 use zones::Overlay;
-use zones::on_device::store;
+use zones::on_device::defaults;
 
 /// Functions for the files of maps' homes; `None` in a program without the feature `map-home`.
 #[cfg(feature = "map-home")]
@@ -51,7 +51,7 @@ pub(super) async fn on_device(
     if options.salvage {
         return on_zones(crate::check::open_zones(device).await?, options, home).await;
     }
-    let zones = store::open(device, options.format, options.zone_size, MIN_ZONE).await?;
+    let zones = defaults::open(device, options.format, options.zone_size, MIN_ZONE).await?;
     on_zones(zones, options, home).await
 }
 

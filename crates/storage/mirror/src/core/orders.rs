@@ -61,7 +61,7 @@ impl Core {
                 core.summarize();
                 Ok(match ended {
                     Some(scrub) => format!("the {} has ended", scrub.word()),
-                    None => "no check or repair in progress; a resync goes on".to_owned(),
+                    None => "no check or repair in progress; a resync continues".to_owned(),
                 })
             }
         }

@@ -1,5 +1,6 @@
 //! Promises of a running mirror with legs that fail, lag and join again: the contract's suite, and more.
 
+use crate::{settled, simulated};
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, DeviceGeometry, DevicePart, Durability, Error, Part,
     ZeroMode,
@@ -77,11 +78,6 @@ fn the_suite_on_three_legs_one_of_which_lags() {
     });
 }
 
-/// Runs a test in virtual time, which passes only while all tasks wait.
-fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
-    runtime::simulate(runtime::Simulation::new(1), main).unwrap();
-}
-
 fn faulty(disk: &Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
     let rules = parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
     Arc::new(FaultDevicePart::new(disk.clone(), rules, 3).unwrap())
@@ -90,16 +86,6 @@ fn faulty(disk: &Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
 /// All data of a leg, which begins at block 3 on legs of this size.
 async fn data_of(leg: &Arc<dyn DevicePart>, blocks: usize) -> Vec<u8> {
     read(&*leg.open().await.unwrap(), 3, blocks).await.unwrap()
-}
-
-async fn settled(part: &MirrorPart) {
-    for _ in 0..10_000 {
-        if part.status().await["chunks_to_copy"] == 0 && part.status().await["state"] == "clean" {
-            return;
-        }
-        runtime::sleep(Duration::from_millis(1)).await;
-    }
-    panic!("it never is clean: {:?}", part.status().await);
 }
 
 async fn state_of(part: &MirrorPart, leg: usize) -> String {
@@ -565,7 +551,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
             }
             panic!("{words:?}, and never idle: {:?}", part.status().await);
         };
-        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync goes on");
+        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync continues");
         assert_eq!(all_in_turn().await, "resync");
         let handle = part.open().await.unwrap();
         part.message("fail b").await.unwrap();

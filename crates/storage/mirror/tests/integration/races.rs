@@ -1,6 +1,7 @@
 //! Races with the resync of legs: changes that fail in flight, flushes, and an operator who adds a leg with a
 //! superblock out of range.
 
+use crate::{settled, simulated};
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
@@ -61,21 +62,6 @@ fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
         format,
         bitmap_chunk: format.then_some(CHUNK * 4096),
     }
-}
-
-/// Runs a test in virtual time, which passes only while all tasks wait.
-fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
-    runtime::simulate(runtime::Simulation::new(1), main).unwrap();
-}
-
-async fn settled(part: &MirrorPart) {
-    for _ in 0..10_000 {
-        if part.status().await["chunks_to_copy"] == 0 && part.status().await["state"] == "clean" {
-            return;
-        }
-        runtime::sleep(Duration::from_millis(1)).await;
-    }
-    panic!("it never is clean: {:?}", part.status().await);
 }
 
 /// Waits until half of the chunk has been copied.

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Limit of connected clients.
 pub const MAX_CLIENTS: usize = 16;
 /// Bytes per receive and send.
-pub const PIECE: usize = 16 << 10;
+pub const PIECE_BYTES: usize = 16 << 10;
 /// Time limit for a refused client to receive the reason.
 const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 
@@ -26,7 +26,7 @@ const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The connection has ended.
-pub struct Over;
+pub struct Disconnected;
 
 /// Accepted clients of one socket.
 pub struct Clients {
@@ -100,15 +100,15 @@ impl Clients {
 }
 
 /// Sends bytes in pieces, which bounds the memory in flight, within a time limit.
-pub async fn send(stream: &tls::Stream, bytes: &[u8], limit: Duration) -> Result<(), Over> {
+pub async fn send(stream: &tls::Stream, bytes: &[u8], limit: Duration) -> Result<(), Disconnected> {
     let sending = timeout(limit, async {
-        for piece in bytes.chunks(PIECE) {
+        for piece in bytes.chunks(PIECE_BYTES) {
             let (sent, _) = stream.send(Payload::from(Data::copy_of(piece))).await;
             if sent.is_err() {
-                return Err(Over);
+                return Err(Disconnected);
             }
         }
         Ok(())
     });
-    sending.await.unwrap_or(Err(Over))
+    sending.await.unwrap_or(Err(Disconnected))
 }

@@ -17,20 +17,20 @@ use std::path::{Path, PathBuf};
 const MAX_ALIKE: usize = 100;
 
 /// File of a report that isn't complete.
-pub struct Output {
+pub struct ReportFile {
     /// Possible names, the preferred one first.
     names: Vec<PathBuf>,
     /// `None` on a file system that has no files without a name.
     file: Option<File>,
 }
 
-impl Output {
+impl ReportFile {
     /// Creates the file for this path; without one, for a name in the current folder by the time `now`, in
     /// seconds since 1970.
     ///
     /// # Errors
     /// [`Failure::World`] for a file that exists, or a folder that can't be written.
-    pub fn new(path: Option<PathBuf>, now: u64) -> Result<Output, Failure> {
+    pub fn new(path: Option<PathBuf>, now: u64) -> Result<ReportFile, Failure> {
         let names = path.map_or_else(|| usual_names(now).collect(), |path| vec![path]);
         let exists = |name: &&PathBuf| name.symlink_metadata().is_ok();
         let Some(first) = names.iter().find(|name| !exists(name)) else {
@@ -40,8 +40,8 @@ impl Output {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::RUSR | Mode::WUSR);
         match opened {
-            Ok(file) => Ok(Output { names, file: Some(file.into()) }),
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOSYS) => Ok(Output { names, file: None }),
+            Ok(file) => Ok(ReportFile { names, file: Some(file.into()) }),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOSYS) => Ok(ReportFile { names, file: None }),
             Err(error) => Err(failed(first, &error.into())),
         }
     }
