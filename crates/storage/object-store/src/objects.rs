@@ -7,6 +7,7 @@ use crate::store::{Call, Store, check_key};
 use base64ct::{Base64, Encoding};
 use block::{Buffer, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
+use std::cell::Cell;
 
 /// Header with the checksum that stores verify and return.
 pub(crate) const CHECKSUM: &str = "x-amz-checksum-crc32c";
@@ -186,15 +187,18 @@ impl Store {
     /// written, also when they are read again; [`Error::Protocol`] if it is longer.
     pub async fn get(&self, key: &str, limit: usize) -> Result<Object> {
         check_key(key)?;
-        let check = |response: &Response| verify(response).and_then(|_| etag(&response.head)).map(drop);
+        let is_verified = Cell::new(false);
+        let check = |response: &Response| {
+            is_verified.set(verify(response)?);
+            etag(&response.head).map(drop)
+        };
         let mut call = Call::new(Kind::Get, Method::Get, key, &[200]);
         call.headers = vec![("x-amz-checksum-mode", "ENABLED".to_owned())];
         call.max_body = limit;
         call.check = Some(&check);
         let response = self.0.call(&call).await?;
-        let (is_verified, etag) = (verify(&response)?, etag(&response.head)?);
-        let length = response.body.len() as u64;
-        Ok(Object { data: response.body, etag, length, is_verified })
+        let (etag, length) = (etag(&response.head)?, response.body.len() as u64);
+        Ok(Object { data: response.body, etag, length, is_verified: is_verified.get() })
     }
 
     /// Reads `length` bytes of an object from `offset` on; both are in bytes. They aren't compared with a
@@ -271,14 +275,6 @@ impl Store {
         check_key(key)?;
         let mut call = Call::new(Kind::Delete, Method::Delete, key, &[200, 204, 404]);
         call.max_body = crate::connection::MAX_ERROR_BODY;
-        let response = self.0.call(&call).await?;
-        match response.text() {
-            text if response.head.status == 404
-                && crate::xml::element(&text, "Code").as_deref() == Some("NoSuchBucket") =>
-            {
-                Err(self.0.explain(&call, &Error::not_found("status 404 NoSuchBucket; expected a bucket")))
-            }
-            _ => Ok(()),
-        }
+        self.0.call(&call).await.map(drop)
     }
 }

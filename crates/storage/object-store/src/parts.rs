@@ -8,8 +8,9 @@ use crate::connection::{MAX_ERROR_BODY, Response};
 use crate::counts::Kind;
 use crate::http::Method;
 use crate::objects::{
-    CHECKSUM, Condition, NONCE, OWN_CHECKSUM, Put, checksum, condition_header, encoded, etag, expected,
+    CHECKSUM, Condition, NONCE, OWN_CHECKSUM, Put, checksum, condition_header, encoded, etag,
 };
+use crate::retry::error_code;
 use crate::store::{Call, Store};
 use crate::xml;
 use block::{Data, Error, Payload, Result};
@@ -27,7 +28,7 @@ fn answered(response: &Response, name: &str) -> Result<String> {
         Some(value) if !value.is_empty() => Ok(value.into_owned()),
         // A completion that failed late is answered by 200 with an error.
         _ => {
-            let code = xml::element(&text, "Code").unwrap_or_default();
+            let code = error_code(&text);
             Err(Error::io(format!("an answer without {name} {}; expected one", code.escape_debug())))
         }
     }
@@ -115,8 +116,8 @@ impl Store {
         // An earlier attempt may have ended the upload: it isn't there any more then, or its own object
         // doesn't meet the condition.
         match self.settle(key, nonce).await? {
-            Put::ConditionFailed if !expected(condition).contains(&response.head.status) => {
-                let text = format!("status {}: the upload isn't there; expected 200", response.head.status);
+            Put::ConditionFailed if error_code(&response.text()) == "NoSuchUpload" => {
+                let text = "status 404: the upload isn't there; expected 200";
                 Err(self.0.explain(&call, &Error::not_found(text)))
             }
             outcome => Ok(outcome),

@@ -4,6 +4,7 @@ use crate::connection::Response;
 use crate::http::Method;
 use crate::xml;
 use block::Error;
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ pub(crate) enum Retry {
     Renewed,
 }
 
+/// Code of a store's error, such as `NoSuchKey`; empty if there is none.
+pub(crate) fn error_code(text: &str) -> Cow<'_, str> {
+    xml::element(text, "Code").unwrap_or_default()
+}
+
 /// A request that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -50,7 +56,7 @@ impl Failure {
     /// Failure by the store's answer; `expected` are the statuses of success.
     pub fn of_response(response: &Response, method: Method, expected: &[u16]) -> Failure {
         let (status, text) = (response.head.status, response.text());
-        let code = xml::element(&text, "Code").unwrap_or_default();
+        let code = error_code(&text);
         let message = xml::element(&text, "Message").unwrap_or_default();
         let shown: String =
             format!("{code} {message}").chars().take(SHOWN).flat_map(char::escape_debug).collect();

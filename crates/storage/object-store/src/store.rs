@@ -5,7 +5,7 @@ use crate::counts::{Counts, Kind};
 use crate::credentials::{CredentialSource, Provider};
 use crate::endpoint::Endpoint;
 use crate::http::Method;
-use crate::retry::{Budget, Failure, Latencies, Retry, pause};
+use crate::retry::{Budget, Failure, Latencies, Retry, error_code, pause};
 use crate::transport::{Transport, is_lost};
 use block::{Error, Payload, Result};
 use runtime::Instant;
@@ -323,7 +323,9 @@ impl Client {
         let sent = self.transport.send(&request, self.limits.first_byte, first_byte).await;
         let response = sent.map_err(Failure::of_transfer)?;
         self.count(|counts| counts.received_bytes += response.body.filled().len() as u64);
-        if !call.expected.contains(&response.head.status) {
+        // No object is missing there, but the place of all of them.
+        let has_bucket = response.head.status != 404 || error_code(&response.text()) != "NoSuchBucket";
+        if !call.expected.contains(&response.head.status) || !has_bucket {
             let failure = Failure::of_response(&response, call.method, call.expected);
             if failure.retry == Retry::Renewed {
                 self.credentials.forget();

@@ -72,6 +72,24 @@ async fn objects_are_read_as_they_were_written(store: Store) {
     assert_eq!(store.head("db/zone-1").await, Ok(None));
 }
 
+async fn what_the_store_refuses_is_told(store: Store, other: impl Fn(&str, &str) -> Store) {
+    written(store.put("key", payload(1, &[3]), &Condition::Always).await.unwrap());
+    let secret = other("vol", "another").get("key", 3).await.unwrap_err();
+    let text = secret.to_string();
+    assert!(
+        matches!(secret, Error::PermissionDenied(_)) && text.contains("status 403 SignatureDoesNotMatch"),
+        "{text}"
+    );
+    assert!(!text.contains("another") && !text.contains("X-Amz"), "{text}");
+    let missing = other("missing", "hidden");
+    let condition = Condition::Matches("\"a\"".to_owned());
+    let put = missing.put("key", payload(1, &[3]), &condition).await.map(drop);
+    for outcome in [put, missing.delete("key").await, missing.list("", None).await.map(drop)] {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("NoSuchBucket"), "{error}");
+    }
+}
+
 async fn conditions_are_kept(store: Store) {
     let put = async |seed, condition: &Condition| {
         store.put("root", payload(seed, &[100]), condition).await.unwrap()
@@ -151,6 +169,16 @@ fn versitygw_lists_and_deletes() {
 #[test]
 fn versitygw_takes_parts() {
     on(Program::VersityGw, parts(), large_objects_go_in_parts);
+}
+
+#[test]
+fn versitygw_refuses_with_reasons() {
+    let Some(server) = Server::start(Program::VersityGw) else { return };
+    runtime::run(runtime::Config::default(), move || async move {
+        let other = |bucket: &str, secret: &str| server.client(bucket, secret, Limits::default());
+        what_the_store_refuses_is_told(server.store(Limits::default()), other).await;
+    })
+    .unwrap();
 }
 
 #[test]

@@ -126,12 +126,17 @@ impl Server {
 
     /// Client of the bucket.
     pub fn store(&self, limits: Limits) -> Store {
+        self.client("vol", "hidden", limits)
+    }
+
+    /// Client of a bucket, with a secret.
+    pub fn client(&self, bucket: &str, secret: &str, limits: Limits) -> Store {
         Store::new(Config {
             endpoint: format!("http://127.0.0.1:{}", self.port),
-            bucket: "vol".to_owned(),
+            bucket: bucket.to_owned(),
             region: "us-east-1".to_owned(),
             addressing: Addressing::Path,
-            credentials: CredentialSource::Given(Credentials::new("key", "hidden", None)),
+            credentials: CredentialSource::Given(Credentials::new("key", secret, None)),
             tls: None,
             limits,
         })
