@@ -1,9 +1,10 @@
 //! Operations on many objects: pages of a listing, and deletions in batches.
 
-use crate::connection::{MAX_ERROR_BODY, Response};
+use crate::connection::Response;
 use crate::counts::Kind;
 use crate::http::Method;
 use crate::objects::{CHECKSUM, checksum, encoded};
+use crate::retry::SHOWN;
 use crate::store::{Call, Store, check_key};
 use crate::xml;
 use block::{Data, Error, Payload, Result};
@@ -111,7 +112,7 @@ impl Store {
             let response = self.0.call(&call).await?;
             let text = body_of(&response).map_err(|error| self.0.explain(&call, &error))?;
             if xml::elements(text, "DeleteResult").next().is_none() {
-                let shown: String = text.chars().take(100).collect();
+                let shown: String = text.chars().take(SHOWN).collect();
                 let text = format!("\"{}\"; expected DeleteResult", shown.escape_debug());
                 return Err(self.0.explain(&call, &Error::protocol(text)));
             }
@@ -122,7 +123,7 @@ impl Store {
                     first.get_or_insert_with(|| {
                         let key = xml::element(error, "Key").unwrap_or_default();
                         let text = format!("{} {}", key.escape_debug(), code.escape_debug());
-                        let shown: String = text.chars().take(MAX_ERROR_BODY / 64).collect();
+                        let shown: String = text.chars().take(SHOWN).collect();
                         self.0.explain(&call, &Error::io(shown))
                     });
                 }

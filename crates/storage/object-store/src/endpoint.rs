@@ -1,8 +1,8 @@
 //! Address of a server: its URL, and the resolution of its name.
 //!
 //! A name is resolved by the system's resolver on a thread of its own, since that blocks: at most one at a
-//! time for each endpoint, so a resolver that hangs costs one thread. Its addresses are used for
-//! [`NAME_LIFETIME`].
+//! time for each endpoint, so a resolver that hangs costs one thread. Its addresses are resolved again after
+//! [`NAME_LIFETIME`], beside the requests, which use the known ones until there are others.
 
 use block::{Error, Result};
 use runtime::Instant;
@@ -83,25 +83,23 @@ impl Endpoint {
         if let Some(address) = self.address {
             return Ok(vec![SocketAddr::new(address, self.port)]);
         }
-        if let Some((resolved, Ok(addresses))) = &*self.names.found.borrow()
-            && resolved.elapsed() < NAME_LIFETIME
-        {
-            return Ok(addresses.clone());
-        }
+        let known = match &*self.names.found.borrow() {
+            Some((resolved, Ok(addresses))) => Some((addresses.clone(), resolved.elapsed() < NAME_LIFETIME)),
+            _ => None,
+        };
+        let is_new = known.as_ref().is_some_and(|(_, is_new)| *is_new);
         let is_found = self.names.is_found.notified();
-        if !self.names.is_resolving.replace(true) {
+        if !is_new && !self.names.is_resolving.replace(true) {
             let (names, host, port) =
                 (self.names.clone(), self.url.host_str().unwrap_or_default().to_owned(), self.port);
             runtime::spawn(async move { names.resolve(host, port).await }).detach();
         }
-        match runtime::timeout(limit, is_found).await {
-            Ok(()) => self
-                .names
-                .found
-                .borrow()
-                .as_ref()
-                .map_or_else(|| Err(Error::cancelled("resolving a name")), |(_, found)| found.clone()),
-            Err(_) => Err(Error::timed_out(format!("resolving {}: not within {limit:?}", self.host))),
+        if let Some((addresses, _)) = known {
+            return Ok(addresses);
+        }
+        match (runtime::timeout(limit, is_found).await, &*self.names.found.borrow()) {
+            (Ok(()), Some((_, found))) => found.clone(),
+            _ => Err(Error::timed_out(format!("resolving {}: not within {limit:?}", self.host))),
         }
     }
 }
@@ -118,7 +116,13 @@ impl Names {
             Ok(Err(error)) => Err(Error::not_found(format!("host {host}: {error}"))),
             Err(error) => Err(error.in_context(format!("resolving {host}"))),
         };
-        self.found.replace(Some((runtime::now(), found)));
+        let mut known = self.found.borrow_mut();
+        let found = match (found, known.take()) {
+            (Err(_), Some((_, Ok(earlier)))) => Ok(earlier),
+            (found, _) => found,
+        };
+        *known = Some((runtime::now(), found));
+        drop(known);
         self.is_resolving.set(false);
         self.is_found.notify_all();
     }

@@ -23,7 +23,8 @@ pub enum Condition {
     Always,
     /// There is no object of this key.
     Absent,
-    /// The object has this ETag.
+    /// The object has this ETag. Many stores compute it from the contents alone: contents that shall differ
+    /// for this condition need a number or a nonce of their own.
     Matches(String),
 }
 

@@ -15,7 +15,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest pause after the store has asked for fewer requests.
 const SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
 /// Characters of a store's text that an error shows.
-const SHOWN: usize = 200;
+pub(crate) const SHOWN: usize = 200;
 
 /// Reason for or against a repetition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

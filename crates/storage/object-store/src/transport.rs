@@ -82,7 +82,10 @@ impl Transport {
                 outcome => return outcome.map(|outcome| self.keep(connection, outcome)),
             }
         }
-        let addresses = self.endpoint.addresses(self.connect_limit).await?;
+        let mut addresses = self.endpoint.addresses(self.connect_limit).await?;
+        // Those of one name share the load, and one that is down is the first one only for some connections.
+        let first = runtime::random_u64() % addresses.len().max(1) as u64;
+        addresses.rotate_left(first as usize);
         let (host, tls) = (&self.endpoint.host, self.tls.as_ref());
         let mut connection = Connection::open(&addresses, host, tls, self.connect_limit).await?;
         self.opened.set(self.opened.get() + 1);

@@ -60,11 +60,12 @@ impl Server {
             Program::VersityGw => "versitygw",
             Program::Moto => "moto_server",
         };
-        let Some(path) = find(name) else {
+        let skipped = |reason: &str| {
             let thread = std::thread::current();
-            println!("SKIPPED: {}: {name} is not installed", thread.name().unwrap_or("a test"));
-            return None;
+            println!("SKIPPED: {}: {name} {reason}", thread.name().unwrap_or("a test"));
+            None
         };
+        let Some(path) = find(name) else { return skipped("is not installed") };
         let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
         let mut command = Command::new(path);
         match program {
@@ -90,8 +91,7 @@ impl Server {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Server { process: command.spawn().unwrap(), port, _folder: folder };
         if !server.is_ready() {
-            println!("SKIPPED: {name} doesn't start");
-            return None;
+            return skipped("ends at once; expected a folder for temporary files with extended attributes");
         }
         if program == Program::Moto {
             server.ask("PUT /vol");
