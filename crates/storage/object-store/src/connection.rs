@@ -22,6 +22,9 @@ const MAX_INTERIM: usize = 8;
 /// Largest body of a response that isn't a success, in bytes: the description of an error.
 pub(crate) const MAX_ERROR_BODY: usize = 64 << 10;
 
+/// Largest body of any response, in bytes, whatever the caller permits: a buffer has at most twice as many.
+pub const MAX_BODY: usize = 1 << 30;
+
 /// A request, without the headers `host` and `content-length`.
 pub(crate) struct Request<'r> {
     pub method: Method,
@@ -137,7 +140,7 @@ impl Connection {
         first_byte.set(Some(began.elapsed()));
         let framing = framing(&head, request.method == Method::Head)?;
         let is_success = (200..300).contains(&head.status);
-        let max_body = if is_success { request.max_body } else { MAX_ERROR_BODY };
+        let max_body = if is_success { request.max_body.min(MAX_BODY) } else { MAX_ERROR_BODY };
         if !is_success && matches!(framing, Framing::Length(length) if length > max_body as u64) {
             return Ok((Response { head, body: Buffer::new(0) }, false));
         }

@@ -41,6 +41,7 @@ mod transport;
 mod xml;
 
 pub use batches::{Listed, MAX_BATCH, Page};
+pub use connection::MAX_BODY;
 pub use counts::{Counts, Kind};
 pub use credentials::{CredentialSource, Credentials, INSTANCE_METADATA, RENEWAL};
 pub use objects::{Condition, Description, Object, Put};

@@ -181,7 +181,8 @@ impl Store {
         })
     }
 
-    /// Reads an object of at most `limit` bytes, and compares it with its checksums.
+    /// Reads an object of at most `limit` bytes, or [`MAX_BODY`](crate::MAX_BODY), and compares it with its
+    /// checksums.
     ///
     /// # Errors
     /// [`Error::NotFound`] if it doesn't exist; [`Error::Corrupt`] if its bytes aren't those that were
@@ -202,8 +203,9 @@ impl Store {
         Ok(Object { data: response.body, etag, length, is_verified: is_verified.get() })
     }
 
-    /// Reads `length` bytes of an object from `offset` on; both are in bytes. They aren't compared with a
-    /// checksum, since that is of the whole object: the caller's format has its own.
+    /// Reads `length` bytes of an object, at most [`MAX_BODY`](crate::MAX_BODY), from the byte `offset` on.
+    /// They aren't compared with a checksum, since that is of the whole object: the caller's format has its
+    /// own.
     ///
     /// # Errors
     /// [`Error::NotFound`] if the object doesn't exist; [`Error::Invalid`] if it doesn't have all bytes of

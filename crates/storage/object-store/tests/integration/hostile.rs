@@ -67,6 +67,10 @@ fn answers_that_are_not_the_expected_ones_are_errors_of_their_request() {
             assert_eq!(store.get("key", 1000).await.unwrap().data.len(), 100, "the next one");
         }
         assert_eq!(store.counts().retries, 0);
+        // More than a buffer can have.
+        bucket.follow(once("GET", with_body("content-length: 3000000000", "")));
+        let error = store.get("key", usize::MAX).await.unwrap_err().to_string();
+        assert!(error.contains("3000000000 bytes; expected at most 1073741824"), "{error}");
     });
 }
 
