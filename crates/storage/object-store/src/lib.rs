@@ -1,4 +1,4 @@
-//! A client of S3 object stores on the runtime's sockets: S3 itself, Ceph, Garage, MinIO, VersityGW.
+//! A client of S3 object stores on the runtime's sockets, tested with VersityGW and moto.
 //!
 //! # Promises
 //! - A store is hostile input: memory is bounded for each answer (16 KiB and 64 headers for a head, 64 KiB
