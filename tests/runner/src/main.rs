@@ -99,7 +99,10 @@ fn run(arguments: &Arguments, limit: Duration) -> Result<Counts, String> {
     say("builds the tests and the server that foreign programs talk to");
     let built = std::thread::scope(|scope| {
         // Runs beside the compiler, because it mostly waits for the network.
-        scope.spawn(|| needs::fetch_guest(installs));
+        scope.spawn(|| {
+            needs::fetch_guest(installs);
+            needs::install_object_store(installs);
+        });
         build()
     })?;
     say("runs the tests");

@@ -163,6 +163,30 @@ pub fn fetch_sources(installs: bool) {
     }
 }
 
+/// Installs VersityGW, a real object store, where Go is: about a minute, once. Its tests find it in the same
+/// folder.
+pub fn install_object_store(installs: bool) {
+    let folder = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/siltstone-store"));
+    let is_there =
+        has("versitygw") || folder.as_ref().is_some_and(|folder| folder.join("versitygw").is_file());
+    if is_there {
+        return;
+    }
+    let skipped = "skipped: the client of object stores on VersityGW";
+    match folder.filter(|_| installs && has("go")) {
+        None if installs => say(&format!("without go, {skipped}")),
+        None => say(&format!("installs no versitygw, as SILTSTONE_NO_INSTALL is set; {skipped}")),
+        Some(folder) => {
+            let mut command = Command::new("timeout");
+            command.args(["400", "go", "install", "github.com/versity/versitygw/cmd/versitygw@v1.8.0"]);
+            command.env("GOBIN", folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            if !command.status().is_ok_and(|status| status.success()) {
+                say(&format!("go install of versitygw failed, {skipped}"));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

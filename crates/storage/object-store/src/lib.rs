@@ -1,0 +1,50 @@
+//! A client of S3 object stores on the runtime's sockets, tested with VersityGW and moto.
+//!
+//! # Promises
+//! - A store is hostile input: memory is bounded for each answer (16 KiB and 64 headers for a head, 64 KiB
+//!   for the description of an error, 8 MiB for a page of a listing, and the caller's limit for an object).
+//!   An error names the store, the request, the status and what was expected, and no secret.
+//! - Every wait has a limit ([`Limits`]), and so has the number of connections. Nothing is sent while nothing
+//!   is asked.
+//! - A request that failed is repeated after random, growing pauses within the limit of an operation, and
+//!   within a budget of a tenth of all requests. A conditional write whose answer was lost is told by its
+//!   nonce from another writer's: [`Put::ConditionFailed`] is never the answer to an own write that is there.
+//! - [`Store::get`] returns the bytes that [`Store::put`] was given, or an error: their CRC-32C travels as
+//!   the store's own checksum and as metadata. Ranges aren't checked, nor objects of other programs without a
+//!   checksum.
+//! - A slow read gets a second one, for at most a tenth of the reads.
+//! - [`Store::probe`] refuses a store whose conditional writes aren't atomic.
+//!
+//! # Limits
+//! Requests in TLS need a folder of certificates (crate `tls`), and a store with TLS 1.3. Redirections aren't
+//! followed. An unconditional write that timed out may still be carried out by the store, after a later one
+//! of the same key: keys are better written once.
+//!
+//! # Structure
+//! `http`, `xml`: parsers. `connection`, `endpoint`, `transport`: connections. `credentials`. `retry`:
+//! repetitions and second reads. `store`: one signed request. `objects`, `batches`, `parts`: operations.
+//! `probe`. `counts`: counters.
+#![doc = include_str!("../DESIGN.md")]
+
+mod batches;
+mod connection;
+mod counts;
+mod credentials;
+mod endpoint;
+pub mod http;
+mod objects;
+mod parts;
+mod probe;
+mod retry;
+mod store;
+mod transport;
+mod xml;
+
+pub use batches::{Listed, MAX_BATCH, Page};
+pub use connection::MAX_BODY;
+pub use counts::{Counts, Kind};
+pub use credentials::{CredentialSource, Credentials, INSTANCE_METADATA, RENEWAL};
+pub use objects::{Condition, Description, Object, Put};
+pub use parts::MAX_PARTS;
+pub use probe::{RACERS, RACES};
+pub use store::{Addressing, Config, Limits, MAX_KEY, Store};

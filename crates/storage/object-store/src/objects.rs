@@ -1,0 +1,283 @@
+//! Operations on one object: PUT, GET, HEAD, DELETE.
+
+use crate::connection::Response;
+use crate::counts::Kind;
+use crate::http::{Head, Method};
+use crate::store::{Call, Store, check_key};
+use base64ct::{Base64, Encoding};
+use block::{Buffer, Error, Payload, Result};
+use crc_fast::{CrcAlgorithm, Digest};
+use std::cell::Cell;
+
+/// Header with the checksum that stores verify and return.
+pub(crate) const CHECKSUM: &str = "x-amz-checksum-crc32c";
+/// Header of our own with the same checksum, in hexadecimal digits: every store returns it.
+pub(crate) const OWN_CHECKSUM: &str = "x-amz-meta-siltstone-crc32c";
+/// Header of our own that tells one write from all others.
+pub(crate) const NONCE: &str = "x-amz-meta-siltstone-nonce";
+
+/// Condition of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// The object is written whatever there is.
+    Always,
+    /// There is no object of this key.
+    Absent,
+    /// The object has this ETag. Many stores compute it from the contents alone: contents that shall differ
+    /// for this condition need a number or a nonce of their own.
+    Matches(String),
+}
+
+/// Outcome of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Put {
+    /// The object is there, with this ETag.
+    Written(String),
+    /// The condition wasn't met: nothing was written, or another write has replaced it since.
+    ConditionFailed,
+}
+
+/// A read object, or a range of one.
+#[derive(Debug)]
+pub struct Object {
+    /// The bytes.
+    pub data: Buffer,
+    /// ETag of the object.
+    pub etag: String,
+    /// Number of bytes of the whole object.
+    pub length: u64,
+    /// Whether the bytes were compared with a checksum. Those of a range never are.
+    pub is_verified: bool,
+}
+
+/// Description of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// ETag.
+    pub etag: String,
+    /// Number of bytes.
+    pub length: u64,
+    pub(crate) nonce: String,
+}
+
+/// CRC-32C of a payload.
+pub(crate) fn checksum(body: &Payload) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    body.slices().iter().for_each(|slice| digest.update(slice));
+    digest.finalize() as u32
+}
+
+/// Value of the header [`CHECKSUM`].
+pub(crate) fn encoded(checksum: u32) -> String {
+    Base64::encode_string(&checksum.to_be_bytes())
+}
+
+/// A value that no other write has: 128 random bits.
+pub(crate) fn new_nonce() -> String {
+    let mut bytes = [0; 16];
+    runtime::fill_secret(&mut bytes);
+    format!("{:032x}", u128::from_be_bytes(bytes))
+}
+
+/// Header of the condition.
+pub(crate) fn condition_header(condition: &Condition) -> Option<(&'static str, String)> {
+    match condition {
+        Condition::Always => None,
+        Condition::Absent => Some(("if-none-match", "*".to_owned())),
+        Condition::Matches(etag) => Some(("if-match", etag.clone())),
+    }
+}
+
+/// Statuses that answer a write with this condition. A store that has no object to match answers 404.
+pub(crate) fn expected(condition: &Condition) -> &'static [u16] {
+    match condition {
+        Condition::Always => &[200],
+        Condition::Absent => &[200, 412],
+        Condition::Matches(_) => &[200, 404, 412],
+    }
+}
+
+/// ETag of a response, as it is, with its quotes.
+pub(crate) fn etag(head: &Head) -> Result<String> {
+    match head.header("etag") {
+        Some(etag) if !etag.is_empty() => Ok(etag.to_owned()),
+        _ => Err(Error::protocol("the response has no ETag; expected one")),
+    }
+}
+
+/// Compares a body with the checksums of its head. Returns whether there was one.
+fn verify(response: &Response) -> Result<bool> {
+    let body = response.body.filled();
+    let found = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, body) as u32;
+    // That of an object in parts is one of checksums, with their number after a dash.
+    let stores = response.head.header(CHECKSUM).filter(|value| !value.contains('-'));
+    let stores = stores.map(|value| (value, encoded(found)));
+    let own = response.head.header(OWN_CHECKSUM).map(|value| (value, format!("{found:08x}")));
+    for (expected, found) in [&stores, &own].into_iter().flatten() {
+        if expected != found {
+            return Err(Error::corrupt(format!(
+                "{} bytes with the checksum {found}; expected {expected}",
+                body.len()
+            )));
+        }
+    }
+    Ok(stores.is_some() || own.is_some())
+}
+
+/// Offset of the first byte, of the last one, and number of bytes of the object, from `Content-Range`.
+fn content_range(head: &Head) -> Option<(u64, u64, u64)> {
+    let (range, total) = head.header("content-range")?.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    Some((first.parse().ok()?, last.parse().ok()?, total.parse().ok()?))
+}
+
+impl Store {
+    /// Writes an object, in parts if it is larger than the limit. The payload is checked by the store where
+    /// it knows CRC-32C, and by [`get`](Self::get) in any case.
+    ///
+    /// A write whose answer was lost is repeated. If the store then says that the condition isn't met, the
+    /// object's nonce tells whether it was this write that met it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a key that isn't permitted; errors of the store, after which the object may be
+    /// there or not. If this future is dropped, the object may be written still.
+    pub async fn put(&self, key: &str, body: Payload, condition: &Condition) -> Result<Put> {
+        check_key(key)?;
+        let (nonce, checksum) = (new_nonce(), checksum(&body));
+        if body.len() > self.0.limits.parts_above {
+            return self.put_parts(key, body, condition, &nonce, checksum).await;
+        }
+        let returned = |response: &Response| match response.head.header(CHECKSUM) {
+            Some(value) if response.head.status == 200 && value != encoded(checksum) => Err(Error::corrupt(
+                format!("the store has the checksum {value}; expected {}", encoded(checksum)),
+            )),
+            _ => Ok(()),
+        };
+        let mut call = Call::new(Kind::Put, Method::Put, key, expected(condition));
+        call.headers = vec![
+            (CHECKSUM, encoded(checksum)),
+            (OWN_CHECKSUM, format!("{checksum:08x}")),
+            (NONCE, nonce.clone()),
+            ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned()),
+        ];
+        call.headers.extend(condition_header(condition));
+        call.body = body;
+        // Some answer a success with an empty document.
+        call.max_body = crate::connection::MAX_ERROR_BODY;
+        call.check = Some(&returned);
+        let response = self.0.call(&call).await?;
+        match response.head.status {
+            200 => etag(&response.head).map(Put::Written).map_err(|error| self.0.explain(&call, &error)),
+            _ => self.settle(key, &nonce).await,
+        }
+    }
+
+    /// Outcome of a write whose condition wasn't met when it was sent last: its nonce is on the object if an
+    /// earlier attempt has written it.
+    pub(crate) async fn settle(&self, key: &str, nonce: &str) -> Result<Put> {
+        Ok(match self.head(key).await? {
+            Some(found) if found.nonce == nonce => Put::Written(found.etag),
+            _ => Put::ConditionFailed,
+        })
+    }
+
+    /// Reads an object of at most `limit` bytes, or [`MAX_BODY`](crate::MAX_BODY), and compares it with its
+    /// checksums.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it doesn't exist; [`Error::Corrupt`] if its bytes aren't those that were
+    /// written, also when they are read again; [`Error::Protocol`] if it is longer.
+    pub async fn get(&self, key: &str, limit: usize) -> Result<Object> {
+        check_key(key)?;
+        let is_verified = Cell::new(false);
+        let check = |response: &Response| {
+            is_verified.set(verify(response)?);
+            etag(&response.head).map(drop)
+        };
+        let mut call = Call::new(Kind::Get, Method::Get, key, &[200]);
+        call.headers = vec![("x-amz-checksum-mode", "ENABLED".to_owned())];
+        call.max_body = limit;
+        call.check = Some(&check);
+        let response = self.0.call(&call).await?;
+        let (etag, length) = (etag(&response.head)?, response.body.len() as u64);
+        Ok(Object { data: response.body, etag, length, is_verified: is_verified.get() })
+    }
+
+    /// Reads `length` bytes of an object, at most [`MAX_BODY`](crate::MAX_BODY), from the byte `offset` on.
+    /// They aren't compared with a checksum, since that is of the whole object: the caller's format has its
+    /// own.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if the object doesn't exist; [`Error::Invalid`] if it doesn't have all bytes of
+    /// the range, or `length` is 0; [`Error::Protocol`] if the store returns others.
+    pub async fn get_range(&self, key: &str, offset: u64, length: usize) -> Result<Object> {
+        check_key(key)?;
+        let last = offset.checked_add(length as u64).filter(|_| length > 0).map(|end| end - 1);
+        let Some(last) = last else {
+            return Err(Error::invalid(format!(
+                "key \"{key}\": range of {length} bytes at {offset}; expected at least 1 byte, before 2^64"
+            )));
+        };
+        let check = |response: &Response| {
+            etag(&response.head)?;
+            match content_range(&response.head) {
+                Some((first, end, _)) if (first, end) == (offset, last) => {
+                    match response.body.filled().len() == length {
+                        true => Ok(()),
+                        false => {
+                            Err(Error::protocol("the body isn't as long as the range; expected the range"))
+                        }
+                    }
+                }
+                Some((first, end, total)) if first == offset && end < last && end + 1 == total => {
+                    let text = format!("the object has {total} bytes; expected {offset} to {last} inside");
+                    Err(Error::invalid(text))
+                }
+                _ => {
+                    let found = response.head.header("content-range").unwrap_or("no range");
+                    let text = format!("{}; expected bytes {offset}-{last}", found.escape_debug());
+                    Err(Error::protocol(text))
+                }
+            }
+        };
+        let mut call = Call::new(Kind::Get, Method::Get, key, &[206]);
+        call.headers = vec![("range", format!("bytes={offset}-{last}"))];
+        call.max_body = length;
+        call.check = Some(&check);
+        let response = self.0.call(&call).await?;
+        let total = content_range(&response.head).map_or(0, |(_, _, total)| total);
+        let etag = etag(&response.head)?;
+        Ok(Object { data: response.body, etag, length: total, is_verified: false })
+    }
+
+    /// Describes an object; `None` if it doesn't exist.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn head(&self, key: &str) -> Result<Option<Description>> {
+        check_key(key)?;
+        let call = Call::new(Kind::Head, Method::Head, key, &[200, 404]);
+        let response = self.0.call(&call).await?;
+        if response.head.status == 404 {
+            return Ok(None);
+        }
+        let described = etag(&response.head).and_then(|etag| {
+            let length = response.head.header("content-length").and_then(|length| length.parse().ok());
+            let length = length.ok_or_else(|| Error::protocol("the response has no Content-Length"))?;
+            let nonce = response.head.header(NONCE).unwrap_or_default().to_owned();
+            Ok(Description { etag, length, nonce })
+        });
+        described.map(Some).map_err(|error| self.0.explain(&call, &error))
+    }
+
+    /// Deletes an object; that it doesn't exist is a success.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        check_key(key)?;
+        let mut call = Call::new(Kind::Delete, Method::Delete, key, &[200, 204, 404]);
+        call.max_body = crate::connection::MAX_ERROR_BODY;
+        self.0.call(&call).await.map(drop)
+    }
+}

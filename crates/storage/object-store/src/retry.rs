@@ -1,0 +1,225 @@
+//! When a request is repeated: which failures, after which pause, and how often.
+
+use crate::connection::Response;
+use crate::http::Method;
+use crate::xml;
+use block::Error;
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+/// Longest pause before the first repetition; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Shortest pause after the store has asked for fewer requests.
+const SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
+/// Characters of a store's text that an error shows.
+pub(crate) const SHOWN: usize = 200;
+
+/// Reason for or against a repetition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The request would fail again.
+    Never,
+    /// The store or the connection failed.
+    Again,
+    /// The store asks for fewer requests.
+    SlowDown,
+    /// The credentials have expired.
+    Renewed,
+}
+
+/// Code of a store's error, such as `NoSuchKey`; empty if there is none.
+pub(crate) fn error_code(text: &str) -> Cow<'_, str> {
+    xml::element(text, "Code").unwrap_or_default()
+}
+
+/// A request that failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub error: Error,
+    pub retry: Retry,
+}
+
+impl Failure {
+    /// Failure of the connection, or of a response that arrived damaged.
+    pub fn of_transfer(error: Error) -> Failure {
+        let retry = match error {
+            // A response that isn't HTTP won't be another time.
+            Error::Protocol(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Retry::Never,
+            _ => Retry::Again,
+        };
+        Failure { error, retry }
+    }
+
+    /// Failure by the store's answer; `expected` are the statuses of success.
+    pub fn of_response(response: &Response, method: Method, expected: &[u16]) -> Failure {
+        let (status, text) = (response.head.status, response.text());
+        let code = error_code(&text);
+        let message = xml::element(&text, "Message").unwrap_or_default();
+        let shown: String =
+            format!("{code} {message}").chars().take(SHOWN).flat_map(char::escape_debug).collect();
+        let hint = match status {
+            300..400 => "; expected the endpoint and the region of the bucket itself",
+            _ if code == "RequestTimeTooSkewed" => "; set this machine's clock",
+            _ => "",
+        };
+        let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
+        let shown = format!("status {status} {shown}");
+        let text = format!("{}; expected {}{hint}", shown.trim(), expected.join(" or "));
+        let retry = match (status, &*code) {
+            (429 | 503, _) | (_, "SlowDown") => Retry::SlowDown,
+            (400 | 403, "ExpiredToken") => Retry::Renewed,
+            // The answer to HEAD has no code: the credentials may have expired.
+            (400 | 403, _) if method == Method::Head => Retry::Renewed,
+            (408 | 500 | 502 | 504, _) => Retry::Again,
+            (_, "RequestTimeout" | "InternalError" | "ConditionalRequestConflict" | "OperationAborted") => {
+                Retry::Again
+            }
+            _ => Retry::Never,
+        };
+        let error = match status {
+            404 => Error::not_found(text),
+            401 | 403 => Error::permission_denied(text),
+            409 | 412 => Error::already_exists(text),
+            400..500 => Error::invalid(text),
+            _ => Error::io(text),
+        };
+        Failure { error, retry }
+    }
+}
+
+/// Pause before a repetition after `attempts` attempts: random, so that clients that failed together don't
+/// come back together ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015; full jitter).
+pub(crate) fn pause(attempts: u32, retry: Retry) -> Duration {
+    if retry == Retry::Renewed {
+        return Duration::ZERO;
+    }
+    let longest = (FIRST_PAUSE * 2_u32.pow(attempts.saturating_sub(1).min(16))).min(MAX_PAUSE);
+    let shortest = if retry == Retry::SlowDown { SLOW_DOWN_PAUSE } else { Duration::ZERO };
+    let share = (runtime::random_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+    shortest + longest.mul_f64(share)
+}
+
+/// Budget of repetitions: a store that fails each request gets a tenth more of them for it, and no multiple.
+/// In units of a repetition: each success earns [`EARNED`](Self::EARNED) hundredths.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    hundredths: Cell<u64>,
+}
+
+impl Budget {
+    /// Most repetitions that are saved up.
+    pub const MOST: u64 = 100;
+    /// Hundredths of a repetition that a success earns.
+    pub const EARNED: u64 = 10;
+
+    pub fn new() -> Self {
+        Budget { hundredths: Cell::new(Self::MOST * 100) }
+    }
+
+    pub fn earn(&self) {
+        self.hundredths.set((self.hundredths.get() + Self::EARNED).min(Self::MOST * 100));
+    }
+
+    /// Takes one repetition; false if there is none.
+    pub fn take(&self) -> bool {
+        let rest = self.hundredths.get().checked_sub(100);
+        self.hundredths.set(rest.unwrap_or(self.hundredths.get()));
+        rest.is_some()
+    }
+}
+
+/// Times to the first byte of reads, from which the delay of a second read follows.
+#[derive(Debug, Default)]
+pub(crate) struct Latencies {
+    recent: RefCell<Vec<Duration>>,
+    next: Cell<usize>,
+    hedges: Cell<u64>,
+    reads: Cell<u64>,
+}
+
+impl Latencies {
+    /// Number of times that are kept.
+    const KEPT: usize = 128;
+    /// Number of times before the first second read.
+    const ENOUGH: usize = 16;
+    /// Shortest delay: a second read before it costs more than it gains.
+    const SHORTEST: Duration = Duration::from_millis(5);
+    /// Reads for each second read.
+    const READS_PER_HEDGE: u64 = 10;
+
+    pub fn record(&self, time: Duration) {
+        let (mut recent, next) = (self.recent.borrow_mut(), self.next.get());
+        match recent.get_mut(next) {
+            Some(place) => *place = time,
+            None => recent.push(time),
+        }
+        self.next.set((next + 1) % Self::KEPT);
+        self.reads.set(self.reads.get() + 1);
+    }
+
+    /// Delay after which a read without a first byte gets a second one: that of 95 in a hundred recent ones
+    /// ("The Tail at Scale", Dean and Barroso, 2013). `None` while too few are known.
+    pub fn delay(&self) -> Option<Duration> {
+        let mut sorted = self.recent.borrow().clone();
+        if sorted.len() < Self::ENOUGH {
+            return None;
+        }
+        sorted.sort_unstable();
+        Some(sorted[sorted.len() * 95 / 100].max(Self::SHORTEST))
+    }
+
+    /// Takes the permission for a second read; false if a tenth of the reads had one.
+    pub fn take_hedge(&self) -> bool {
+        let is_permitted = self.hedges.get() * Self::READS_PER_HEDGE < self.reads.get();
+        self.hedges.set(self.hedges.get() + u64::from(is_permitted));
+        is_permitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_differ() {
+        let main = || async {
+            for attempts in 1..40 {
+                let longest = Duration::from_millis(50 << (attempts - 1).min(10)).min(MAX_PAUSE);
+                let pauses: Vec<Duration> = (0..50).map(|_| pause(attempts, Retry::Again)).collect();
+                assert!(pauses.iter().all(|pause| *pause < longest), "{attempts}");
+                assert!(pauses.iter().max() > Some(&(longest / 2)), "{attempts}");
+                assert!(pause(attempts, Retry::SlowDown) >= SLOW_DOWN_PAUSE);
+                assert_eq!(pause(attempts, Retry::Renewed), Duration::ZERO);
+            }
+        };
+        runtime::simulate(runtime::Simulation::new(1), main).unwrap();
+    }
+
+    #[test]
+    fn a_budget_permits_a_tenth_more_requests() {
+        let budget = Budget::new();
+        assert_eq!((0..1000).filter(|_| budget.take()).count(), 100);
+        (0..50).for_each(|_| budget.earn());
+        assert_eq!((0..1000).filter(|_| budget.take()).count(), 5);
+        (0..100_000).for_each(|_| budget.earn());
+        assert_eq!((0..1000).filter(|_| budget.take()).count(), 100);
+    }
+
+    #[test]
+    fn second_reads_follow_the_slowest_of_twenty() {
+        let latencies = Latencies::default();
+        assert!(!latencies.take_hedge());
+        (1..=15).for_each(|time| latencies.record(Duration::from_millis(time)));
+        assert_eq!(latencies.delay(), None);
+        (16..=300).for_each(|time| latencies.record(Duration::from_millis(time)));
+        // The last 128 of them: 173 to 300.
+        assert_eq!(latencies.delay(), Some(Duration::from_millis(173 + 121)));
+        assert_eq!((0..1000).filter(|_| latencies.take_hedge()).count(), 30);
+        let fast = Latencies::default();
+        (0..100).for_each(|_| fast.record(Duration::from_micros(10)));
+        assert_eq!(fast.delay(), Some(Duration::from_millis(5)));
+    }
+}

@@ -1,0 +1,114 @@
+//! Connections to one server: at most a number of them, kept open between requests.
+//!
+//! # Promises
+//! - The establishment of a connection and the first byte of a response have limits. The caller limits the
+//!   whole, with the wait for a free connection.
+//! - A request that is dropped closes its connection, and no other one.
+//! - There is no request and no timer while nothing is asked. Connections that were idle for longer than
+//!   [`IDLE_LIMIT`] are closed at the next request, since servers close them as well.
+
+use crate::connection::{Connection, Request, Response};
+use crate::endpoint::Endpoint;
+use block::{Error, Result};
+use runtime::sync::Semaphore;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use tls::ClientConfig;
+
+/// Time after which an idle connection isn't used any more.
+pub const IDLE_LIMIT: Duration = Duration::from_secs(15);
+
+/// Connections to a server.
+pub(crate) struct Transport {
+    pub endpoint: Endpoint,
+    tls: Option<ClientConfig>,
+    connect_limit: Duration,
+    permits: Rc<Semaphore>,
+    /// Connections without a request, the one that was used last at the end.
+    idle: RefCell<Vec<Connection>>,
+    /// Number of connections that were opened.
+    pub opened: Cell<u64>,
+}
+
+impl Transport {
+    /// Returns a server without connections, of which there will be at most `connections`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the endpoint needs certificates and there are none, or the other way round.
+    pub fn new(
+        endpoint: Endpoint,
+        tls: Option<ClientConfig>,
+        connections: usize,
+        connect_limit: Duration,
+    ) -> Result<Transport> {
+        if endpoint.is_secure() != tls.is_some() {
+            let (url, text) = (&endpoint.url, ["certificates without https", "https without certificates"]);
+            let text = text[usize::from(endpoint.is_secure())];
+            return Err(Error::invalid(format!("endpoint \"{url}\": {text}; expected both, or neither")));
+        }
+        let permits = Semaphore::new(connections.max(1));
+        Ok(Transport {
+            endpoint,
+            tls,
+            connect_limit,
+            permits,
+            idle: RefCell::default(),
+            opened: Cell::new(0),
+        })
+    }
+
+    /// Whether a request would begin at once.
+    pub fn has_free_connection(&self) -> bool {
+        self.permits.available() > 0
+    }
+
+    /// Sends a request and receives its response, whose first byte may take `limit` after the request was
+    /// sent; `first_byte` gets the time to the head. The caller limits the whole.
+    ///
+    /// # Errors
+    /// Errors of [`Connection`]. The server may have carried the request out.
+    pub async fn send(
+        &self,
+        request: &Request<'_>,
+        limit: Duration,
+        first_byte: &Cell<Option<Duration>>,
+    ) -> Result<Response> {
+        let _permit = self.permits.acquire(1).await;
+        if let Some(mut connection) = self.take_idle() {
+            match connection.exchange(request, limit, first_byte).await {
+                // The server may have closed it while it was idle: a new one tells.
+                Err(error) if first_byte.get().is_none() && is_lost(&error) => {}
+                outcome => return outcome.map(|outcome| self.keep(connection, outcome)),
+            }
+        }
+        let mut addresses = self.endpoint.addresses(self.connect_limit).await?;
+        // Those of one name share the load, and one that is down is the first one only for some connections.
+        let first = runtime::random_u64() % addresses.len().max(1) as u64;
+        addresses.rotate_left(first as usize);
+        let (host, tls) = (&self.endpoint.host, self.tls.as_ref());
+        let mut connection = Connection::open(&addresses, host, tls, self.connect_limit).await?;
+        self.opened.set(self.opened.get() + 1);
+        let outcome = connection.exchange(request, limit, first_byte).await;
+        outcome.map(|outcome| self.keep(connection, outcome))
+    }
+
+    fn keep(&self, connection: Connection, (response, continues): (Response, bool)) -> Response {
+        if continues {
+            self.idle.borrow_mut().push(connection);
+        }
+        response
+    }
+
+    /// Takes the connection that was used last, and closes those that were idle for too long.
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.borrow_mut();
+        idle.retain(|connection| connection.used.is_some_and(|used| used.elapsed() < IDLE_LIMIT));
+        idle.pop()
+    }
+}
+
+/// Whether a connection has ended, or never was one.
+pub(crate) fn is_lost(error: &Error) -> bool {
+    matches!(error, Error::Disconnected(_) | Error::Closed(_) | Error::Os(..))
+}

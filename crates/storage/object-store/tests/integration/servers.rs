@@ -1,0 +1,152 @@
+//! Real stores: VersityGW, which `scripts/test` installs where Go is, and moto, a package of Python.
+
+use object_store::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Number of attempts of a check, and the time between two.
+const TRIES: u32 = 1500;
+const BETWEEN: Duration = Duration::from_millis(20);
+
+/// A program that serves objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    VersityGw,
+    Moto,
+}
+
+/// A running store on loopback with an empty bucket `vol`.
+pub struct Server {
+    process: Child,
+    pub port: u16,
+    _folder: TempDir,
+}
+
+/// Path of a program, in `PATH` or in the folder that `scripts/test` installs into.
+fn find(name: &str) -> Option<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
+    folders.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/siltstone-store")));
+    folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Returns an unused port, different for each test of this process and outside of the range of ephemeral
+/// ports.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id().wrapping_mul(64) + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (number % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test of real servers, before and beside the runtime")]
+fn pause() {
+    std::thread::sleep(BETWEEN);
+}
+
+impl Server {
+    /// Starts a store; `None` if the test is skipped.
+    pub fn start(program: Program) -> Option<Server> {
+        let name = match program {
+            Program::VersityGw => "versitygw",
+            Program::Moto => "moto_server",
+        };
+        let skipped = |reason: &str| {
+            let thread = std::thread::current();
+            println!("SKIPPED: {}: {name} {reason}", thread.name().unwrap_or("a test"));
+            None
+        };
+        let Some(path) = find(name) else { return skipped("is not installed") };
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        let mut command = Command::new(path);
+        match program {
+            Program::VersityGw => {
+                std::fs::create_dir(folder.path().join("vol")).unwrap();
+                let address = format!("127.0.0.1:{port}");
+                command.args([
+                    "--keep-alive",
+                    "--quiet",
+                    "--access",
+                    "key",
+                    "--secret",
+                    "hidden",
+                    "--port",
+                    &address,
+                ]);
+                command.arg("posix").arg(folder.path());
+            }
+            Program::Moto => {
+                command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut server = Server { process: command.spawn().unwrap(), port, _folder: folder };
+        if !server.is_ready() {
+            return skipped("ends at once; expected a folder for temporary files with extended attributes");
+        }
+        if program == Program::Moto {
+            server.ask("PUT /vol");
+        }
+        Some(server)
+    }
+
+    /// Waits until the server listens; false if it has ended.
+    fn is_ready(&mut self) -> bool {
+        for _ in 0..TRIES {
+            if TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+                return true;
+            }
+            if self.process.try_wait().unwrap().is_some() {
+                return false;
+            }
+            pause();
+        }
+        panic!("a server that listens: not within {:?}", BETWEEN * TRIES);
+    }
+
+    /// Sends an unsigned request without a body.
+    pub fn ask(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        write!(stream, "{request} HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Client of the bucket.
+    pub fn store(&self, limits: Limits) -> Store {
+        self.client("vol", "hidden", limits)
+    }
+
+    /// Client of a bucket, with a secret.
+    pub fn client(&self, bucket: &str, secret: &str, limits: Limits) -> Store {
+        Store::new(Config {
+            endpoint: format!("http://127.0.0.1:{}", self.port),
+            bucket: bucket.to_owned(),
+            region: "us-east-1".to_owned(),
+            addressing: Addressing::Path,
+            credentials: CredentialSource::Given(Credentials::new("key", secret, None)),
+            tls: None,
+            limits,
+        })
+        .unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
