@@ -44,7 +44,7 @@ const MAX_BYTES: usize = 4 << 20;
 /// Folder inside of the tar file.
 const FOLDER: &str = "siltstone-report";
 
-/// Writes a report, and prints its name and what it has.
+/// Writes a report, and prints its name and its contents.
 ///
 /// # Errors
 /// [`Failure::Usage`] for a STACK that is no stack file; [`Failure::World`] for a file that exists or can't

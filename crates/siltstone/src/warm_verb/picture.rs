@@ -23,7 +23,7 @@ pub fn page(facts: &Facts, ranges: &[CachedRange], wanted: Option<&[Range<u64>]>
     let of = if wanted.is_some() { "what was asked for" } else { "the origin" };
     let _ = writeln!(
         out,
-        "{} of {} cached, {share:.1} % of {of}; {} dirty; room for {} in blocks of {}",
+        "{} of {} cached, {share:.1} % of {of}; {} dirty; space for {} in blocks of {}",
         units::bytes(cached as f64),
         units::bytes(total as f64),
         units::bytes(dirty as f64),
@@ -172,7 +172,7 @@ mod tests {
             range((128 << 20) - 65536, 128 << 20, "main/3/0", false),
         ];
         let expected = "\
-4.12 MiB of 128 MiB cached, 3.2 % of the origin; 64 KiB dirty; room for 6.25 MiB in blocks of 64 KiB
+4.12 MiB of 128 MiB cached, 3.2 % of the origin; 64 KiB dirty; space for 6.25 MiB in blocks of 64 KiB
 
   [OOo                                                            o]  a place is 2 MiB
   [116                                                            7]  its hottest level
