@@ -218,10 +218,15 @@ pub fn make(name: &str, parameters: Parameters) -> Result<Box<dyn Policy>> {
 }
 
 /// Returns the candidate with the highest score of those that gain anything; of equals the one opened first.
+/// `None` unless cleaning is requested.
 fn highest(
     candidates: &mut dyn Iterator<Item = Candidate>,
+    pressure: Pressure,
     score: impl Fn(&Candidate) -> f64,
 ) -> Option<ZoneIndex> {
+    if !pressure.is_asked() {
+        return None;
+    }
     let mut best: Option<(f64, Candidate)> = None;
     for candidate in candidates.filter(Candidate::gains) {
         let score = score(&candidate);

@@ -28,10 +28,7 @@ impl Policy for CostBenefit {
         pressure: Pressure,
         now: u64,
     ) -> Option<ZoneIndex> {
-        if !pressure.is_asked() {
-            return None;
-        }
-        highest(candidates, |candidate| {
+        highest(candidates, pressure, |candidate| {
             let live = candidate.live_share();
             (1.0 - live) * candidate.age(now) / (1.0 + live)
         })

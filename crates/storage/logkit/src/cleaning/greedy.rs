@@ -25,9 +25,6 @@ impl Policy for Greedy {
         pressure: Pressure,
         _now: u64,
     ) -> Option<ZoneIndex> {
-        if !pressure.is_asked() {
-            return None;
-        }
-        highest(candidates, |candidate| -candidate.live_share())
+        highest(candidates, pressure, |candidate| -candidate.live_share())
     }
 }

@@ -88,10 +88,7 @@ impl Policy for Lifetime {
         pressure: Pressure,
         now: u64,
     ) -> Option<ZoneIndex> {
-        if !pressure.is_asked() {
-            return None;
-        }
-        highest(candidates, |candidate| benefit(candidate, now))
+        highest(candidates, pressure, |candidate| benefit(candidate, now))
     }
 
     fn cleaned(&mut self, candidate: Candidate, now: u64) {
