@@ -126,15 +126,11 @@ impl Client {
             let (address, asking) = redirection.take().unwrap_or_else(usual);
             let answer = self.attempt(&address, command, asking, buffer).await;
             buffer = answer.buffer;
-            let failure = match answer.result {
-                Ok(Reply::Error(text)) => Failure::parse(&text, &address),
-                // The server may still carry it out: a second copy could overwrite later writes.
-                Err(error) if answer.was_sent && command.changes => Failure::Final(error),
-                Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
-                    Failure::Final(error)
-                }
-                Err(error) => Failure::Later(error),
-                reply => return (reply, buffer),
+            // The server may still carry it out: a second copy could overwrite later writes.
+            let is_repeatable = !(answer.was_sent && command.changes);
+            let failure = match Failure::of(answer.result, is_repeatable, &address) {
+                Ok(reply) => return (Ok(reply), buffer),
+                Err(failure) => failure,
             };
             match failure {
                 Failure::Final(error) => return (Err(error), buffer),

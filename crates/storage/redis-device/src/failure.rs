@@ -1,7 +1,8 @@
 //! Classification of failed commands: error replies, and connections that end.
 
 use crate::slots::endpoint;
-use block::Error;
+use block::{Error, Result};
+use resp::Reply;
 use runtime::net::Address;
 
 /// Action after a failure. A server that sent an error reply didn't carry out the command.
@@ -18,6 +19,23 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Classifies the answer to a command, which may be sent again later if it `is_repeatable`.
+    pub fn of(
+        answer: Result<Reply>,
+        is_repeatable: bool,
+        server: &Address,
+    ) -> std::result::Result<Reply, Self> {
+        Err(match answer {
+            Ok(Reply::Error(text)) => Failure::parse(&text, server),
+            Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
+                Failure::Final(error)
+            }
+            Err(error) if is_repeatable => Failure::Later(error),
+            Err(error) => Failure::Final(error),
+            Ok(reply) => return Ok(reply),
+        })
+    }
+
     /// Parses an error reply. `responder` is the server that sent it.
     pub fn parse(text: &str, responder: &Address) -> Self {
         let (code, rest) = text.split_once(' ').unwrap_or((text, ""));
