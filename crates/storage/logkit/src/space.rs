@@ -263,7 +263,7 @@ async fn fill<O: Owner>(
     let (mut next_zone, mut between_zones) = (since, BETWEEN_ATTEMPTS);
     loop {
         seals::answer_idle(kit, held).await;
-        // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
+        // Checkpoints lose a zone only if the cleaner can't continue before this record has committed.
         let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
         let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
             (true, _) => 0,

@@ -68,8 +68,8 @@ pub fn is_absent(path: &Path) -> Result<bool> {
 }
 
 /// Creates a sparse file of `size` bytes with the contents that `fill` writes. If another program creates the
-/// file meanwhile, its file stays, and `fill` may have been called for a file that is gone. A file that is
-/// empty or wasn't completed is filled in place.
+/// file meanwhile, its file stays, and `fill` may have been called for another one. A file that is empty or
+/// wasn't completed is filled in place.
 ///
 /// # Errors
 /// [`Error::Busy`] while another program has the empty file locked; [`Error::Invalid`] for a symbolic link
