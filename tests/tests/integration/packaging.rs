@@ -50,6 +50,8 @@ fn the_tree_has_what_an_installation_needs() {
         let asset = format!("[\"../../target/package/root/usr/{name}/");
         assert!(manifest.contains(&asset), "usr/{name} isn't in the assets of the Debian package");
     }
+    let description = manifest.lines().find_map(|line| line.strip_prefix("description = \"")).unwrap();
+    assert!(description.len() <= 80, "longer than the first line of a package's description: {description}");
     let scripts = root().join("packaging/debian");
     assert_eq!(names_in(&scripts), ["postinst", "postrm", "prerm"]);
     for name in names_in(&scripts) {
