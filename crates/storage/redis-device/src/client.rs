@@ -128,19 +128,18 @@ impl Client {
             buffer = answer.buffer;
             // The server may still carry it out: a second copy could overwrite later writes.
             let is_repeatable = !(answer.was_sent && command.changes);
-            let failure = match Failure::of(answer.result, is_repeatable, &address) {
+            match Failure::of(answer.result, is_repeatable, &address) {
                 Ok(reply) => return (Ok(reply), buffer),
-                Err(failure) => failure,
-            };
-            match failure {
-                Failure::Final(error) => return (Err(error), buffer),
-                Failure::Later(error) if runtime::now() + PAUSE >= deadline => return (Err(error), buffer),
-                Failure::Later(_) => {
+                Err(Failure::Final(error)) => return (Err(error), buffer),
+                Err(Failure::Later(error)) if runtime::now() + PAUSE >= deadline => {
+                    return (Err(error), buffer);
+                }
+                Err(Failure::Later(_)) => {
                     self.shared.counters.retries.fetch_add(1, Relaxed);
                     runtime::sleep(PAUSE).await;
                     self.refresh(reads_before, None, deadline).await;
                 }
-                Failure::Moved(_) | Failure::Ask(_)
+                Err(Failure::Moved(_) | Failure::Ask(_))
                     if redirections == MAX_REDIRECTIONS || runtime::now() >= deadline =>
                 {
                     let error = format!(
@@ -148,13 +147,13 @@ impl Client {
                     );
                     return (Err(Error::protocol(error)), buffer);
                 }
-                Failure::Moved(target) => {
+                Err(Failure::Moved(target)) => {
                     self.shared.counters.moved.fetch_add(1, Relaxed);
                     redirections += 1;
                     self.refresh(reads_before, Some(&target), deadline).await;
                     redirection = Some((target, false));
                 }
-                Failure::Ask(target) => {
+                Err(Failure::Ask(target)) => {
                     self.shared.counters.asked.fetch_add(1, Relaxed);
                     redirections += 1;
                     redirection = Some((target, true));

@@ -1,7 +1,7 @@
 //! Classification of failed commands: error replies, and connections that end.
 
 use crate::slots::endpoint;
-use block::{Error, Result};
+use block::Error;
 use resp::Reply;
 use runtime::net::Address;
 
@@ -20,11 +20,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Classifies the answer to a command, which may be sent again later if it `is_repeatable`.
-    pub fn of(
-        answer: Result<Reply>,
-        is_repeatable: bool,
-        server: &Address,
-    ) -> std::result::Result<Reply, Self> {
+    pub fn of(answer: block::Result<Reply>, is_repeatable: bool, server: &Address) -> Result<Reply, Self> {
         Err(match answer {
             Ok(Reply::Error(text)) => Failure::parse(&text, server),
             Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
