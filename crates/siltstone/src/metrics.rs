@@ -7,15 +7,18 @@
 //! - Each series is in a text once, and its name and labels are those of the formats, whatever the names of
 //!   parts are.
 //!
-//! `text` makes the text; `latency` has buckets and quantiles; `http` parses requests without waiting;
-//! `server` has the sockets. The kinds declare which numbers of a status are metrics ([`stack::Metric`]).
+//! `text` collects the series and `encoder` writes them; `latency` has buckets and quantiles; `http` parses
+//! requests without waiting; `server` has the sockets. The kinds declare which numbers of a status are
+//! metrics ([`stack::Metric`]).
 
+mod encoder;
 mod http;
 mod latency;
 pub mod server;
 mod text;
 
-pub use text::{Format, Scraper};
+pub use encoder::Format;
+pub use text::Scraper;
 
 use crate::address::address_with;
 use crate::arguments::MetricsAddress;

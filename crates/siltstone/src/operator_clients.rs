@@ -17,8 +17,10 @@ use std::time::Duration;
 
 /// Limit of connected clients.
 pub const MAX_CLIENTS: usize = 16;
-/// Bytes per receive and send.
+/// Bytes per receive.
 pub const PIECE_BYTES: usize = 16 << 10;
+/// Bytes per send. Metrics may have megabytes, and each send is a turn of the shard.
+const SENT_BYTES: usize = 64 << 10;
 /// Time limit for a refused client to receive the reason.
 const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 
@@ -102,7 +104,7 @@ impl Clients {
 /// Sends bytes in pieces, which bounds the memory in flight, within a time limit.
 pub async fn send(stream: &tls::Stream, bytes: &[u8], limit: Duration) -> Result<(), Disconnected> {
     let sending = timeout(limit, async {
-        for piece in bytes.chunks(PIECE_BYTES) {
+        for piece in bytes.chunks(SENT_BYTES) {
             let (sent, _) = stream.send(Payload::from(Data::copy_of(piece))).await;
             if sent.is_err() {
                 return Err(Disconnected);

@@ -49,15 +49,18 @@ fn filled<const PRECISION: u32>(smallest: u64, largest: u64) -> Range<usize> {
 /// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank): the middle of its bucket;
 /// `None` if the counters are 0.
 pub fn quantile<const PRECISION: u32>(counts: impl Iterator<Item = u64> + Clone, share: f64) -> Option<u64> {
-    let all: u64 = counts.clone().sum();
+    let all = counts.clone().sum();
+    position_of(counts, all, share).map(middle_of::<PRECISION>)
+}
+
+/// Position of the counter that has this share of `all` values; `None` if the counters are 0.
+fn position_of(mut counts: impl Iterator<Item = u64>, all: u64, share: f64) -> Option<usize> {
     let rank = ((share.clamp(0.0, 1.0) * all as f64).ceil() as u64).max(1);
     let mut seen = 0;
-    let mut counts = counts;
-    let bucket = counts.position(|count| {
+    counts.position(|count| {
         seen += count;
         seen >= rank
-    })?;
-    Some(middle_of::<PRECISION>(bucket))
+    })
 }
 
 /// Value that is reported for all values of a bucket.
@@ -151,8 +154,10 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
     /// Value that a share of all values, from 0 to 1, doesn't exceed (nearest rank), between the smallest and
     /// the largest; 0 if there is no value.
     pub fn quantile(&self, share: f64) -> u64 {
-        let found = quantile::<PRECISION>(self.counts.iter().copied(), share);
-        found.map_or(0, |value| value.clamp(self.smallest, self.largest))
+        let filled = self.filled();
+        let found = position_of(self.counts[filled.clone()].iter().copied(), self.count, share);
+        let value = |position| middle_of::<PRECISION>(filled.start + position);
+        found.map_or(0, |position| value(position).clamp(self.smallest, self.largest))
     }
 }
 
@@ -288,6 +293,8 @@ mod tests {
         values.sort_unstable();
         let rank = ((share * values.len() as f64).ceil() as usize).max(1);
         let near = first.quantile(share);
+        let of_all = quantile::<PRECISION>(first.counts.iter().copied(), share).unwrap();
+        assert_eq!(near, of_all.clamp(first.smallest, first.largest), "all buckets give the same");
         let half = 0.5 / f64::from(1 << PRECISION);
         for (exact, error) in [(values[rank - 1], half), (reference.value_at_quantile(share), half + 0.001)] {
             assert!(near.abs_diff(exact) as f64 <= exact as f64 * error + 1.0, "{near} for {exact}");

@@ -182,11 +182,14 @@ impl BuiltStack {
     /// has only `missing`, its error.
     pub fn status(&self) -> Call<'_, serde_json::Value> {
         Call::new(async move {
-            serde_json::json!({
-                "devices": self.status_of(Contract::Device).await,
-                "zones": self.status_of(Contract::Zones).await,
-                "doors": self.status_of(Contract::Door).await,
-            })
+            // Inserted and not by `json!`, which would copy all of it.
+            let mut status = Status::new();
+            for (section, contract) in
+                [("devices", Contract::Device), ("zones", Contract::Zones), ("doors", Contract::Door)]
+            {
+                status.insert(section.to_owned(), self.status_of(contract).await.into());
+            }
+            status.into()
         })
     }
 

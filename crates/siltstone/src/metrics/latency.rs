@@ -19,7 +19,7 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 
 /// Upper bounds of the buckets in nanoseconds, from 1.024 µs by factors of four to 17 s. They are powers of
 /// two, as the bounds of the fine histogram are, so that no fine bucket is in two of them.
-const BOUNDS: [u64; 13] = {
+pub const BOUNDS: [u64; 13] = {
     let mut bounds = [1 << 10; 13];
     let mut index = 1;
     while index < bounds.len() {
@@ -29,14 +29,17 @@ const BOUNDS: [u64; 13] = {
     bounds
 };
 
-/// Returns the buckets of a histogram: upper bounds in seconds, the last one infinite, and the calls in each.
-pub fn buckets(filled: &[(u64, u64)]) -> Vec<(f64, u64)> {
-    let mut buckets: Vec<(f64, u64)> = BOUNDS.iter().map(|bound| (*bound as f64 / 1e9, 0)).collect();
-    buckets.push((f64::INFINITY, 0));
-    for (middle, count) in filled {
-        buckets[BOUNDS.partition_point(|bound| bound <= middle)].1 += count;
-    }
-    buckets
+/// Returns the number of calls below each of [`BOUNDS`].
+pub fn up_to_bounds(filled: &[(u64, u64)]) -> [u64; BOUNDS.len()] {
+    let (mut below, mut left) = (0, filled);
+    BOUNDS.map(|bound| {
+        while let [(middle, count), rest @ ..] = left
+            && *middle < bound
+        {
+            (below, left) = (below + count, rest);
+        }
+        below
+    })
 }
 
 /// Calls of one series: the middles of the filled buckets in nanoseconds, ascending, and the calls in each.
@@ -47,9 +50,9 @@ pub fn filled(counts: &CallCounts) -> Filled {
     counts.latency.middles().collect()
 }
 
-/// Returns the latencies in seconds of [`SHARES`] of the calls since `before` (nearest rank); `None` without
-/// a call.
-pub fn quantiles(now: &[(u64, u64)], before: &[(u64, u64)]) -> Option<[f64; SHARES.len()]> {
+/// Returns the latencies in nanoseconds of [`SHARES`] of the calls since `before` (nearest rank); `None`
+/// without a call.
+pub fn quantiles(now: &[(u64, u64)], before: &[(u64, u64)]) -> Option<[u64; SHARES.len()]> {
     let mut old = before.iter().peekable();
     let since = |(middle, count): &(u64, u64)| {
         while old.next_if(|(other, _)| other < middle).is_some() {}
@@ -59,14 +62,15 @@ pub fn quantiles(now: &[(u64, u64)], before: &[(u64, u64)]) -> Option<[f64; SHAR
     };
     let since: Filled = now.iter().map(since).collect();
     let all: u64 = since.iter().map(|(_, count)| count).sum();
+    // The shares ascend, so one pass finds all of them.
+    let (mut seen, mut last, mut left) = (0, 0, since.iter());
     let quantile = |share: f64| {
         let rank = ((share * all as f64).ceil() as u64).max(1);
-        let mut seen = 0;
-        let reached = |(_, count): &&(u64, u64)| {
-            seen += count;
-            seen >= rank
-        };
-        since.iter().find(reached).map_or(0.0, |(middle, _)| *middle as f64 / 1e9)
+        while seen < rank {
+            let Some((middle, count)) = left.next() else { break };
+            (seen, last) = (seen + count, *middle);
+        }
+        last
     };
     (all > 0).then(|| SHARES.map(quantile))
 }
@@ -117,12 +121,11 @@ mod tests {
     }
 
     #[test]
-    fn each_call_is_in_the_bucket_of_its_latency() {
-        let bounds = buckets(&[]);
-        assert_eq!((bounds[0].0, bounds[12].0, bounds.len()), (1.024e-6, 17.179869184, 14));
-        let buckets = buckets(&filled(&counts(&[0, 1000, 1024, 4095, 4096, 20_000_000_000, u64::MAX])));
-        let filled: Vec<_> = buckets.iter().map(|(_, count)| *count).collect();
-        assert_eq!(filled, [2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+    fn each_call_is_below_the_bounds_above_its_latency() {
+        assert_eq!((BOUNDS[0], BOUNDS[12]), (1024, 17_179_869_184));
+        let filled = filled(&counts(&[0, 1000, 1024, 4095, 4096, 20_000_000_000, u64::MAX]));
+        assert_eq!(up_to_bounds(&filled), [2, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]);
+        assert_eq!(up_to_bounds(&[]), [0; 13]);
     }
 
     /// The benchmark's histograms are four times finer, and its quantiles the reference.
@@ -139,7 +142,7 @@ mod tests {
             }
             let found = quantiles(&filled(&counts(&latencies)), &[]).unwrap();
             for (share, found) in SHARES.iter().zip(found) {
-                let (found, expected) = (found * 1e9, bench.quantile(*share) as f64);
+                let (found, expected) = (found as f64, bench.quantile(*share) as f64);
                 assert!(
                     (found - expected).abs() <= expected * 0.03 + 1.0,
                     "round {round}, {share}: {found}, {expected}"
@@ -154,15 +157,15 @@ mod tests {
         let fast = [1_000; 10];
         let before = filled(&counts(&slow));
         let now = filled(&counts(&[&slow[..], &fast[..]].concat()));
-        let all = |found: Option<[f64; 4]>, expected: f64| {
+        let all = |found: Option<[u64; 4]>, expected: u64| {
             let found = found.unwrap();
-            assert!(found.iter().all(|found| (found / expected - 1.0).abs() < 0.02), "{found:?}");
+            assert!(found.iter().all(|found| found.abs_diff(expected) < expected / 50), "{found:?}");
         };
-        all(quantiles(&now, &before), 1e-6);
-        all(quantiles(&before, &[]), 1e-3);
+        all(quantiles(&now, &before), 1000);
+        all(quantiles(&before, &[]), 1_000_000);
         assert_eq!(quantiles(&now, &now), None);
         // A part that was built again has fewer calls than at the mark.
-        all(quantiles(&filled(&counts(&[1_000_000])), &before), 1e-3);
+        all(quantiles(&filled(&counts(&[1_000_000])), &before), 1_000_000);
     }
 
     #[test]

@@ -188,10 +188,12 @@ impl Client {
             Ok(text) => (Status::Ok, format.unwrap_or(Format::Prometheus).content_type(), text),
             Err(status) => (status, "text/plain; charset=utf-8", http::explanation(status)),
         };
-        let mut response = http::head(status, content_type, body.len(), continues);
+        // The body may have megabytes, and isn't copied.
+        send(stream, http::head(status, content_type, body.len(), continues).as_bytes(), ANSWER_LIMIT)
+            .await?;
         if wants_body {
-            response += &body;
+            send(stream, body.as_bytes(), ANSWER_LIMIT).await?;
         }
-        send(stream, response.as_bytes(), ANSWER_LIMIT).await
+        Ok(())
     }
 }

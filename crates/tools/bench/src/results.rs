@@ -147,6 +147,9 @@ pub struct Table {
     /// Names of columns that the report draws as lines over the first one, which then has numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
+    /// Whether both axes of the lines are logarithmic.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub logarithmic: bool,
     /// Rows: numbers, or texts that are shown unchanged, by the columns' names.
     pub rows: Vec<serde_json::Map<String, serde_json::Value>>,
 }

@@ -5,7 +5,7 @@ use stack::Stack;
 /// Encodes the metrics of a stack with this status, without calls.
 fn encoded(status: &Value, format: Format) -> String {
     let scraper = Scraper::default();
-    scraper.snapshot(None, status, Instant::from_nanoseconds(0)).encoded(format).unwrap()
+    scraper.snapshot(None, status, Instant::from_nanoseconds(0)).encoded(format)
 }
 
 /// Returns the series of a text, and checks that each is there once, after the type of its metric.

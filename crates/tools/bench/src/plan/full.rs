@@ -8,12 +8,12 @@ use super::reader::{Entry, Reader, find};
 use stack::{At, RawValue, did_you_mean};
 
 /// Sections with named entries.
-const NAMED: &[&str] = &["stack", "workload", "peer", "server"];
+const NAMED: &[&str] = &["stack", "workload", "peer", "server", "table"];
 
 /// Returns the plan with `[full]` applied.
 pub(super) fn laid_over(reader: &mut Reader, document: &[Entry], full: &Entry) -> Vec<Entry> {
     let sections = reader.table(full);
-    reader.check_keys("[full]", sections, &["plan", "stack", "workload", "peer", "server"]);
+    reader.check_keys("[full]", sections, &[&["plan"], NAMED].concat());
     let mut document = document.to_vec();
     for section in sections {
         let changes = reader.table(section);

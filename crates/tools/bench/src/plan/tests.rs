@@ -273,8 +273,13 @@ p50 = "237us"
 workload = "randwrite iodepth=32"
 bandwidth = "1MiB"
 p99 = "90ms"
+[table.sizes]
+title = "By size"
+command = ["measure", "1"]
 [full.plan]
 warm_up = "2s"
+[full.table.sizes]
+command = ["measure", "1", "10"]
 [full.workload.randwrite]
 runtime = "5m"
 [full.stack."Fast + slow"]
@@ -297,6 +302,10 @@ fn a_plan_in_full() {
     assert!(full.workloads.iter().all(|it| it.job.zero_buffers && it.repetitions == 1));
     assert_eq!((full.stacks[1].source.clone(), full.stacks.len()), (line("ram(4GiB)"), 2));
     assert_eq!(full.published, plan.published);
+    let table = |plan: &Plan| (plan.tables[0].title.clone(), plan.tables[0].command.join(" "));
+    let title = Some("By size".to_owned());
+    assert_eq!(table(&plan), (title.clone(), "measure 1".into()));
+    assert_eq!(table(full), (title, "measure 1 10".into()));
     for (from, to, expected) in [
         (
             "[full.workload.randwrite]",

@@ -1,4 +1,5 @@
-//! Chart of a table that a command has printed: lines of some columns over the first one.
+//! Chart of a table that a command has printed: lines of some columns over the first one, on linear or
+//! logarithmic axes.
 
 use super::COLOURS;
 use super::charts::{BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, short};
@@ -24,9 +25,18 @@ pub(super) fn chart(table: &Table) -> Option<String> {
         .collect();
     let all = || lines.iter().flat_map(|(_, points)| points.iter().copied());
     let (first, last) = (all().map(|it| it.0).reduce(f64::min)?, all().map(|it| it.0).reduce(f64::max)?);
-    let highest = all().map(|it| it.1).fold(0.0, f64::max);
-    let x = Scale::linear((first, last), (LEFT, RIGHT));
-    let y = Scale::linear((0.0, highest * 1.05), (BOTTOM, TOP));
+    let (lowest, highest) =
+        all().map(|it| it.1).fold((f64::MAX, 0.0), |(low, high), y| (y.min(low), y.max(high)));
+    let (x, y) = match table.logarithmic {
+        // A decade at least, so that noise of what is flat isn't the whole height.
+        true => {
+            let decade = (lowest, highest.max(lowest * 10.0));
+            (Scale::log((first, last), (LEFT, RIGHT)), Scale::log(decade, (BOTTOM, TOP)))
+        }
+        false => {
+            (Scale::linear((first, last), (LEFT, RIGHT)), Scale::linear((0.0, highest * 1.05), (BOTTOM, TOP)))
+        }
+    };
     let unit = lines.first()?.0.unit;
     let title = table.title.as_ref().unwrap_or(&table.name);
     let mut svg = Svg::new(WIDTH, HEIGHT, title);
@@ -75,5 +85,18 @@ mod tests {
         assert_eq!(chart(&table), None);
         table.lines.clear();
         assert_eq!(chart(&table), None);
+    }
+
+    #[test]
+    fn proportional_columns_are_straight_on_logarithmic_axes() {
+        let text = r#"{"columns": [{"name": "x", "title": "keys"}, {"name": "a", "title": "memory"}], "lines": ["a"], "logarithmic": true,
+            "rows": [{"x": 1e3, "a": 2}, {"x": 1e5, "a": 200}, {"x": 1e7, "a": 20000}]}"#;
+        let drawn = chart(&serde_json::from_str(text).unwrap()).unwrap();
+        for axis in ["cx=\"", "cy=\""] {
+            let places =
+                drawn.split(axis).skip(1).map(|rest| rest.split('"').next().unwrap().parse().unwrap());
+            let places: Vec<f64> = places.collect();
+            assert!((places[0] + places[2] - 2.0 * places[1]).abs() < 0.2, "{places:?} in {drawn}");
+        }
     }
 }

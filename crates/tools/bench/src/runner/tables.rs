@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Time limit of a command.
-const LONGEST: Duration = Duration::from_secs(1200);
+const LONGEST: Duration = Duration::from_secs(3600);
 
 impl Session<'_> {
     /// Runs one command and keeps its table.
