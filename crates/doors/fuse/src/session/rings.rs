@@ -1,5 +1,5 @@
 //! Rings: requests come in entries of memory that the kernel has, one command for each reply and the next
-//! request, instead of a poll, a read and a write of `/dev/fuse`.
+//! request, instead of a read and a write of `/dev/fuse` and of a poll where there is no request yet.
 //!
 //! The kernel has a queue for each possible processor, with the requests of the programs that run there. The
 //! queues are distributed over the shards. The kernel begins to use the rings when every queue has an entry;
