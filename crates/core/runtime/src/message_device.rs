@@ -5,19 +5,22 @@
 //! - Several receives of a shard may wait at the same time, and several shards may wait on clones of one
 //!   device. A message wakes one of them.
 //! - A receive never blocks the shard: it polls the device and reads without waiting, as one chain of two
-//!   ring entries.
+//!   ring entries. [`MessageDevice::try_receive`] doesn't wait, and takes one system call.
+//! - A send is one system call, which writes the message as a whole.
 //! - Dropping the future of a receive cancels it. A message that had been read by then is lost.
 //!
 //! The callers interpret the messages.
-#![allow(unsafe_code)] // fcntl, ioctl; add_filled after the kernel wrote.
+#![allow(unsafe_code)] // fcntl, ioctl, readv, writev; add_filled after the kernel wrote.
 
 use crate::file::os_error;
 use crate::in_flight::submit;
+use crate::kernel_memory::KernelMemory;
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
 use block::{Buffer, Error, Payload, Result};
+use std::cell::RefCell;
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -26,6 +29,8 @@ use std::rc::Rc;
 pub struct MessageDevice {
     descriptor: Rc<Descriptor>,
     name: Rc<str>,
+    /// Vectors of the system calls.
+    memory: Rc<RefCell<KernelMemory>>,
 }
 
 impl fmt::Debug for MessageDevice {
@@ -86,7 +91,14 @@ impl MessageDevice {
             return Err(last_error(format!("making {name} non-blocking")));
         }
         let descriptor = shard::with_current(|shard| shard.adopt(fd));
-        Ok(MessageDevice { descriptor: Rc::new(descriptor), name: name.into() })
+        Ok(MessageDevice { descriptor: Rc::new(descriptor), name: name.into(), memory: Rc::default() })
+    }
+
+    fn raw(&self) -> RawFd {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else {
+            unreachable!("a device of the simulation, which has none")
+        };
+        fd.as_raw_fd()
     }
 
     /// Descriptor, for other operations on the device.
@@ -116,13 +128,8 @@ impl MessageDevice {
             (head, body) = (its_head, its_body);
             if result >= 0 {
                 let count = result as usize;
-                let in_head = count.min(head.missing());
-                // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in
-                // order.
-                unsafe {
-                    head.add_filled(in_head);
-                    body.add_filled(count - in_head);
-                }
+                // SAFETY: the kernel reports that it wrote this many bytes.
+                unsafe { fill(&mut head, &mut body, count) };
                 return (Ok(count), head, body);
             }
             if result != -libc::EAGAIN {
@@ -132,21 +139,66 @@ impl MessageDevice {
         }
     }
 
-    /// Writes one message.
+    /// Reads a message as [`receive`](Self::receive) does, if the device has one; `None` without.
+    ///
+    /// # Errors
+    /// Errors of the device, except EAGAIN.
+    #[inline]
+    pub fn try_receive(&self, head: &mut Buffer, body: &mut Buffer) -> Result<Option<usize>> {
+        let mut memory = self.memory.borrow_mut();
+        memory.point_at_spare([head, body]);
+        let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as i32);
+        // SAFETY: the vectors are the unfilled parts of both buffers.
+        match unsafe { libc::readv(self.raw(), vectors, count) } {
+            length if length >= 0 => {
+                // SAFETY: the kernel reports that it wrote this many bytes.
+                unsafe { fill(head, body, length as usize) };
+                Ok(Some(length as usize))
+            }
+            _ => match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::EAGAIN) => Ok(None),
+                errno => {
+                    let doing = format!("reading a message of {}", self.name);
+                    Err(os_error(errno.unwrap_or(libc::EIO), doing))
+                }
+            },
+        }
+    }
+
+    /// Writes one message. The device takes it without waiting, as `/dev/fuse` does.
     ///
     /// # Errors
     /// Errors of the device.
     #[inline]
-    pub async fn send(&self, payload: Payload) -> Result<()> {
+    pub fn send(&self, payload: &Payload) -> Result<()> {
         let length = payload.len();
-        let (result, _) = submit(Operation::SendMessage { file: self.descriptor.clone(), payload }).await;
-        match result {
-            count if count >= 0 && count as usize == length => Ok(()),
-            0.. => Err(Error::io(format!(
-                "writing a message to {}: it took {result} bytes; expected {length}",
+        let mut memory = self.memory.borrow_mut();
+        memory.point_at(payload, 0);
+        let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as i32);
+        // SAFETY: the vectors are the slices of the payload.
+        match unsafe { libc::writev(self.raw(), vectors, count) } {
+            count if count >= 0 && count as usize == length => {
+                shard::with_current(|shard| shard.expect_request());
+                Ok(())
+            }
+            count if count >= 0 => Err(Error::io(format!(
+                "writing a message to {}: it took {count} bytes; expected {length}",
                 self.name
             ))),
-            _ => Err(os_error(-result, format!("writing a message to {}", self.name))),
+            _ => Err(last_error(format!("writing a message to {}", self.name))),
         }
+    }
+}
+
+/// Marks the first `count` unfilled bytes of two buffers as filled.
+///
+/// # Safety
+/// The kernel wrote this many bytes, in the order of the buffers.
+unsafe fn fill(head: &mut Buffer, body: &mut Buffer, count: usize) {
+    let in_head = count.min(head.missing());
+    // SAFETY: as the caller promises.
+    unsafe {
+        head.add_filled(in_head);
+        body.add_filled(count - in_head);
     }
 }

@@ -59,8 +59,6 @@ pub(crate) enum Operation {
     Shutdown { socket: Rc<Descriptor>, how: i32 },
     /// Polls the device and reads one message into the unfilled parts of both buffers, in this order.
     ReceiveMessage { file: Rc<Descriptor>, head: Buffer, body: Buffer },
-    /// Writes the payload as one message.
-    SendMessage { file: Rc<Descriptor>, payload: Payload },
     /// IORING_OP_URING_CMD: a command of the device's driver, without an address in it.
     Command { file: Rc<Descriptor>, operation: u32, command: [u8; 16] },
     /// Answers the request with this commit ID, if any, and waits for the next request of the entry.
@@ -86,7 +84,6 @@ impl Operation {
             Operation::Readable { .. } => "poll",
             Operation::Shutdown { .. } => "shutdown",
             Operation::ReceiveMessage { .. } => "receive-message",
-            Operation::SendMessage { .. } => "send-message",
             Operation::Command { .. } => "command",
             Operation::FuseEntry { .. } => "fuse-entry",
         }

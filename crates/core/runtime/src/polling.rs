@@ -3,8 +3,8 @@
 //! The wake-up of a sleeping thread takes 20 to 40 µs on a virtual machine, several times as long as a
 //! request from memory. A client with one request at a time pays it for each, and shards that ask each other
 //! pay it twice. So a shard whose last wait was short polls for that time before it sleeps. A wait that
-//! exceeds the limit ends the polling until a wait is short again: a shard without work uses no processor
-//! time.
+//! exceeds the limit ends the polling until a wait is short again, or a reply is written to a device of
+//! messages: a shard without work uses no processor time.
 
 use std::time::Duration;
 
@@ -54,6 +54,13 @@ impl Polling {
         self.is_allowed || self.is_allowed_for_messages
     }
 
+    /// Expects a short wait, where polling for any event is allowed: a client that has got a reply often
+    /// sends its next request at once.
+    #[inline]
+    pub(crate) fn expect_request(&mut self) {
+        self.expects_short_wait |= self.is_allowed;
+    }
+
     /// Records the length of a wait, polling included.
     #[inline]
     pub(crate) fn waited(&mut self, time: Duration, ended_by: EndedBy) {
@@ -77,6 +84,13 @@ mod tests {
         assert_eq!(polling.time(|| Some(SHORT)), Some(SHORT), "a timer is due before");
         polling.waited(LIMIT, EndedBy::Other);
         assert_eq!(polling.time(|| None), None);
+        polling.expect_request();
+        assert_eq!(polling.time(|| None), Some(LIMIT));
+        polling.waited(LIMIT, EndedBy::Other);
+        assert_eq!(polling.time(|| None), None);
+        let mut polling = Polling::new(false, 1, 2);
+        polling.expect_request();
+        assert_eq!(polling.time(|| None), None, "not allowed");
     }
 
     #[test]

@@ -491,11 +491,6 @@ fn entry_for(
             let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
             with_fd!(file, |fd| opcode::Readv::new(fd, vectors, count).build())
         }
-        Operation::SendMessage { file, payload } => {
-            memory.point_at(payload, 0);
-            let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
-            with_fd!(file, |fd| opcode::Writev::new(fd, vectors, count).build())
-        }
         Operation::Command { file, operation, command } => {
             with_fd!(file, |fd| opcode::UringCmd16::new(fd, *operation).cmd(*command).build())
         }

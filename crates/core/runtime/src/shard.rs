@@ -176,6 +176,15 @@ impl Shard {
         }
     }
 
+    /// Lets the shard poll before its next wait, where that is allowed: a client has got a reply.
+    pub(crate) fn expect_request(&self) {
+        if let Driver::Ring(ring) = &self.driver
+            && let Some(ring) = ring.borrow_mut().as_mut()
+        {
+            ring.polling().expect_request();
+        }
+    }
+
     /// Takes ownership of a descriptor of the kernel.
     pub(crate) fn adopt(&self, fd: OwnedFd) -> Descriptor {
         match &self.driver {

@@ -221,10 +221,9 @@ impl Inner {
                 Step::Done(0)
             }
             // The simulated world has no character devices.
-            Operation::ReceiveMessage { .. }
-            | Operation::SendMessage { .. }
-            | Operation::Command { .. }
-            | Operation::FuseEntry { .. } => Step::Done(-libc::EOPNOTSUPP),
+            Operation::ReceiveMessage { .. } | Operation::Command { .. } | Operation::FuseEntry { .. } => {
+                Step::Done(-libc::EOPNOTSUPP)
+            }
         }
     }
 }

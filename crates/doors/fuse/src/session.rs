@@ -1,15 +1,17 @@
 //! Sessions: requests are read from the kernel's device and answered, on every shard.
 //!
 //! Each shard has a clone of the device (FUSE_DEV_IOC_CLONE), so that the shards answer in parallel; a
-//! request may arrive on any of them. On a shard, workers read one request, execute it, answer it, and read
-//! the next one. At most [`READERS`] of them wait for a request at a time, and there are at most
-//! [`REQUESTS`]. A worker is created when one is needed, and remains; a request therefore costs neither a
+//! request may arrive on any of them. The workers of a shard take turns: the one whose turn it is reads,
+//! executes and answers one request after the other, and waits for the next one. When the file system makes
+//! it wait, it passes the turn on. So a request that needn't wait costs one read and one write, without a
+//! change of the task; all other tasks of the shard run between two requests. There are at most
+//! [`REQUESTS`] workers. One is created when one is needed, and remains; a request therefore costs neither a
 //! task nor an allocation.
 //!
 //! # Memory
-//! A shard holds at most [`REQUESTS`] requests, each of at most [`MAX_WRITE`] bytes, and [`READERS`] buffers
-//! of that size to read the next ones. Data of a large write remains in the buffer that it was read to, which
-//! is aligned for devices.
+//! A shard holds at most [`REQUESTS`] requests, each of at most [`MAX_WRITE`] bytes, and a buffer of that
+//! size to read the next one. Data of a large write remains in the buffer that it was read to, which is
+//! aligned for devices.
 //!
 //! # Rings
 //! Where the kernel offers it, requests are passed in the entries of rings (`session/rings.rs`); the devices
@@ -34,7 +36,7 @@ use crate::request::{self, Message};
 use block::{Buffer, Error, Payload, Result};
 use rings::Rings;
 use runtime::message_device::{self, MessageDevice};
-use runtime::sync::{Notify, Semaphore, StopSource};
+use runtime::sync::{Notify, Permit, Semaphore, StopSource};
 use runtime::{Requester, ShardIndex};
 use std::cell::Cell;
 use std::fmt;
@@ -49,8 +51,6 @@ use std::task::Poll;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Number of reads of a shard that wait for requests.
-pub const READERS: usize = 4;
 /// Largest number of requests of a shard in progress.
 pub const REQUESTS: usize = 64;
 /// Most requests of a shard that have left their workers, in addition to [`REQUESTS`]: each waits until the
@@ -392,11 +392,11 @@ async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
     let requests = REQUESTS * runtime::shard_count();
     match negotiate(&init, capabilities, requests) {
         Ok((negotiated, out)) => {
-            device.send(reply::with(header.unique, &out)).await?;
+            device.send(&reply::with(header.unique, &out))?;
             Ok(negotiated)
         }
         Err(error) => {
-            let _ = device.send(reply::error(header.unique, libc::EPROTO)).await;
+            let _ = device.send(&reply::error(header.unique, libc::EPROTO));
             Err(error)
         }
     }
@@ -443,15 +443,15 @@ async fn start(
 struct Workers {
     shared: Arc<Shared>,
     negotiated: Negotiated,
-    /// Permits to wait for a request.
-    readers: Rc<Semaphore>,
+    /// Permit to read requests, which one worker has.
+    turn: Rc<Semaphore>,
     /// Number of workers.
     count: Cell<usize>,
     /// Number of requests that have left their workers.
     apart: Cell<usize>,
     /// Number of entries of rings.
     entries: Cell<usize>,
-    /// Number of workers without a request.
+    /// Number of workers that wait for their turn.
     idle: Cell<usize>,
     stopping: Cell<bool>,
     stop: Notify,
@@ -479,7 +479,7 @@ async fn start_shard(
     let workers = Rc::new(Workers {
         shared,
         negotiated,
-        readers: Semaphore::new(READERS),
+        turn: Semaphore::new(1),
         count: Cell::new(0),
         apart: Cell::new(0),
         entries: Cell::new(0),
@@ -519,37 +519,57 @@ fn add_worker(workers: &Rc<Workers>, served: &Served) {
     .detach();
 }
 
-/// Reads and answers requests, one at a time, until the session ends.
+/// Takes its turns to read and answer requests until the session ends.
 async fn work(workers: &Rc<Workers>, served: &Served) {
     let mut stopped = pin!(workers.stop.notified());
     while !workers.stopping.get() {
         workers.idle.set(workers.idle.get() + 1);
-        let received = until(stopped.as_mut(), receive(workers, &served.device)).await;
+        let turn = until(stopped.as_mut(), workers.turn.acquire(1)).await;
         workers.idle.set(workers.idle.get() - 1);
-        let ended = match received {
-            None => return,
-            Some(Err(ended)) => Err(ended),
-            Some(Ok(request)) => {
-                if workers.idle.get() < READERS && workers.count.get() < REQUESTS {
-                    add_worker(workers, served);
-                }
-                match request.header.opcode {
-                    opcode::LSEEK => answer_apart(workers, served, request).await,
-                    _ => answer(workers, served, request).await,
-                }
-            }
-        };
-        if let Err(ended) = ended {
+        let Some(turn) = turn else { return };
+        if let Err(ended) = take_turn(workers, served, turn, stopped.as_mut()).await {
             return workers.shared.end(ended);
         }
     }
 }
 
+/// Reads and answers requests until one has to wait, or the session ends. That one is answered after the turn
+/// was passed on.
+async fn take_turn(
+    workers: &Rc<Workers>,
+    served: &Served,
+    turn: Permit,
+    mut stopped: Pin<&mut impl Future<Output = ()>>,
+) -> Result<(), Ended> {
+    while !workers.stopping.get() {
+        let Some(received) = until(stopped.as_mut(), receive(&served.device)).await else { break };
+        let request = received?;
+        if request.header.opcode == opcode::LSEEK {
+            answer_apart(workers, served, request)?;
+            runtime::yield_now().await;
+            continue;
+        }
+        let mut answering = pin!(answer(workers, served, request));
+        match poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await {
+            Poll::Ready(answered) => answered?,
+            Poll::Pending => {
+                if workers.idle.get() == 0 && workers.count.get() < REQUESTS {
+                    add_worker(workers, served);
+                }
+                drop(turn);
+                return answering.await;
+            }
+        }
+        runtime::yield_now().await;
+    }
+    Ok(())
+}
+
 /// Answers a request outside of its worker.
-async fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) -> Result<(), Ended> {
+fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) -> Result<(), Ended> {
     if workers.apart.get() >= MAX_APART {
         // If the reply fails, the request has ended.
-        let _sent = served.device.send(reply::error(request.header.unique, libc::EBUSY)).await;
+        let _sent = served.device.send(&reply::error(request.header.unique, libc::EBUSY));
         return Ok(());
     }
     workers.apart.set(workers.apart.get() + 1);
@@ -584,12 +604,18 @@ fn violation(malformed: request::Malformed) -> Ended {
     Ended::Failed(Error::protocol(malformed.to_string()))
 }
 
-async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, Ended> {
-    let _permit = workers.readers.acquire(1).await;
+/// Reads a request: at once if there is one, and otherwise waits for it.
+async fn receive(device: &MessageDevice) -> Result<Request, Ended> {
     let (mut head, mut body) = (Buffer::new(HEAD_BYTES), Buffer::new(MAX_WRITE));
     loop {
-        let (result, its_head, its_body) = device.receive(head, body).await;
-        (head, body) = (its_head, its_body);
+        let result = match device.try_receive(&mut head, &mut body) {
+            Ok(None) => {
+                let (result, its_head, its_body) = device.receive(head, body).await;
+                (head, body) = (its_head, its_body);
+                result
+            }
+            result => result.map(Option::unwrap_or_default),
+        };
         let error = match result {
             Ok(length) => return Request::of(head, body, length).map_err(violation),
             Err(error) => error,
@@ -614,14 +640,14 @@ async fn reply_to(workers: &Workers, served: &Served, request: Request) -> Resul
 async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
     let unique = request.header.unique;
     let Some(reply) = reply_to(workers, served, request).await? else { return Ok(()) };
-    let Err(error) = served.device.send(reply).await else { return Ok(()) };
+    let Err(error) = served.device.send(&reply) else { return Ok(()) };
     match error.errno() {
         // The request has ended: its caller was interrupted, or the file system was unmounted.
         libc::ENOENT | libc::ENODEV | libc::ECONNABORTED => {}
         _ => {
             tracing::warn!("reply to request {unique}: {error}");
             // Without a reply the caller would block forever.
-            let _ = served.device.send(reply::error(unique, libc::EIO)).await;
+            let _ = served.device.send(&reply::error(unique, libc::EIO));
         }
     }
     Ok(())

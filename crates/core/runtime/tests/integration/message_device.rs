@@ -39,13 +39,13 @@ fn a_message_fills_the_head_and_then_the_body() {
         assert_eq!(received(&device).await, Ok((b"0123456789".to_vec(), b"abcdef".to_vec())));
         assert_eq!(received(&device).await, Ok((b"short".to_vec(), Vec::new())));
         let parts = [&b"one "[..], b"message"].map(|part| Buffer::copy_of(part).freeze());
-        device.send(parts.into_iter().collect::<Payload>()).await.unwrap();
+        device.send(&parts.into_iter().collect::<Payload>()).unwrap();
         let mut bytes = [0; 100];
         assert_eq!(rustix::io::read(&peer, &mut bytes), Ok(11));
         assert_eq!(&bytes[..11], b"one message");
         drop(peer);
         assert_eq!(received(&device).await, Ok((Vec::new(), Vec::new())), "the end");
-        assert_eq!(device.send(Buffer::copy_of(b"x").into()).await.unwrap_err().errno(), libc::EPIPE);
+        assert_eq!(device.send(&Buffer::copy_of(b"x").into()).unwrap_err().errno(), libc::EPIPE);
     });
 }
 

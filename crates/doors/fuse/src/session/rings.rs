@@ -1,5 +1,5 @@
 //! Rings: requests come in entries of memory that the kernel has, one command for each reply and the next
-//! request, instead of a poll, a read and a write of `/dev/fuse`.
+//! request, instead of a read and a write of `/dev/fuse` and of a poll where there is no request yet.
 //!
 //! The kernel has a queue for each possible processor, with the requests of the programs that run there. The
 //! queues are distributed over the shards. The kernel begins to use the rings when every queue has an entry;
@@ -16,7 +16,7 @@
 //! that was killed while another process has a device of the connection. So sessions that another process may
 //! take over have no rings.
 
-use super::{Ended, READERS, REQUESTS, Served, Workers, reply_to, until, violation};
+use super::{Ended, REQUESTS, Served, Workers, reply_to, until, violation};
 use crate::negotiation::MAX_WRITE;
 use crate::protocol::opcode;
 use crate::{reply, ring_frame};
@@ -27,9 +27,10 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// Fewest entries of a queue with which rings are used: a request that waits for the kernel's write-back
-/// leaves [`READERS`] of them to it.
-const MIN_ENTRIES: usize = 2 * READERS;
+/// Entries of a queue that requests which wait for the kernel's write-back leave to it.
+const KEPT_ENTRIES: usize = 4;
+/// Fewest entries of a queue with which rings are used.
+const MIN_ENTRIES: usize = 2 * KEPT_ENTRIES;
 
 /// Number of queues of a connection, and of entries of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +68,7 @@ pub(super) fn start(workers: &Rc<Workers>, served: &Served, rings: Rings) -> Res
     let (shard, shards) = (runtime::current_shard().0, runtime::shard_count());
     let mut entries = Vec::new();
     for number in (shard..rings.queues).step_by(shards) {
-        let seeks_left = Cell::new(rings.entries - READERS);
+        let seeks_left = Cell::new(rings.entries - KEPT_ENTRIES);
         let queue = Rc::new(Queue { seeks_left, is_refused: Cell::new(false) });
         for _ in 0..rings.entries {
             entries.push((queue.clone(), RingEntry::new(&served.device, number as u16, MAX_WRITE)?));

@@ -15,6 +15,7 @@ mod joint;
 mod lives;
 mod model;
 mod mount;
+mod mount_requests;
 mod original;
 mod promises;
 mod quiet;

@@ -5,8 +5,13 @@ use fs::{FileSystem, OpenOptions, Properties, Settings};
 use runtime::{Config, run};
 
 async fn files() -> FileSystem {
+    files_on("ram(32MiB)").await
+}
+
+/// A new file system on this device.
+pub async fn files_on(device: &str) -> FileSystem {
     let registry = stack::Registry::new(vec![&disks::ram::KIND]);
-    let stack = stack::Stack::from_line("test", "ram(32MiB)", &registry).unwrap();
+    let stack = stack::Stack::from_line("test", device, &registry).unwrap();
     let device = stack.check(true).unwrap().build().await.unwrap().top().unwrap();
     let zones = fs::sizes::zones_on(device, true, None).await.unwrap();
     FileSystem::format(zones, Properties::default(), &Settings::default()).await.unwrap()
@@ -82,7 +87,7 @@ fn a_write_back_leaves_the_times() {
     run(Config::default(), main).unwrap();
 }
 
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     let can = device.is_ok() && rustix::process::geteuid().is_root();
     if !can {
