@@ -50,7 +50,7 @@ impl ZoneEntry {
 
     /// Returns the entries of all zones of a pool with records.
     pub fn all_of(pool: &ZonePool) -> Vec<Self> {
-        pool.list().iter().filter_map(|(number, zone)| Self::of(*number, zone)).collect()
+        pool.select(Self::of)
     }
 }
 

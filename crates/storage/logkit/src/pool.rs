@@ -250,11 +250,13 @@ impl State {
     /// Index in `free` of the zone to take; prepared zones first or last. Non-backed zones are preferred if
     /// at most `keep` are backed.
     fn choose(&self, keep: u32, prepared_first: bool) -> Option<usize> {
+        let has_prepared = self.free_prepared() > 0;
         let find = |is_wanted: &dyn Fn(u32) -> bool| {
             let is_preferred = |zone: u32| self.prepared.contains(&zone) == prepared_first && is_wanted(zone);
-            let preferred = match self.prepared.is_empty() {
-                true => None,
-                false => self.free.iter().position(|zone| is_preferred(*zone)),
+            // Without a prepared zone among them all free zones would be looked at in vain.
+            let preferred = match has_prepared {
+                true => self.free.iter().position(|zone| is_preferred(*zone)),
+                false => None,
             };
             preferred.or_else(|| self.free.iter().position(|zone| is_wanted(*zone)))
         };
@@ -266,6 +268,11 @@ impl State {
             }
             false => find(&|_| true),
         }
+    }
+
+    /// Number of prepared zones that aren't taken.
+    fn free_prepared(&self) -> usize {
+        self.prepared.iter().filter(|zone| self.zones[**zone as usize].usage == Usage::Free).count()
     }
 
     fn forget_prepared(&mut self, zone: u32) {
@@ -399,7 +406,18 @@ impl ZonePool {
 
     /// Returns copies of all zones, with their numbers.
     pub fn list(&self) -> Vec<(u32, Zone)> {
-        (0..).zip(self.lock().zones.iter().cloned()).collect()
+        self.select(|number, zone| Some((number, zone.clone())))
+    }
+
+    /// Returns what `select` returns for each zone and its number, in order. The pool is locked meanwhile:
+    /// calling other methods of the pool would deadlock.
+    pub fn select<T>(&self, mut select: impl FnMut(u32, &Zone) -> Option<T>) -> Vec<T> {
+        (0..).zip(&self.lock().zones).filter_map(|(number, zone)| select(number, zone)).collect()
+    }
+
+    /// Number of zones.
+    pub fn zones(&self) -> u32 {
+        self.opened.len() as u32
     }
 
     /// Whether each of these zones has been reset since it had the given generation.
@@ -630,10 +648,9 @@ impl ZonePool {
         self.set_reset(zone, generation);
     }
 
-    /// Number of free zones that are prepared.
+    /// Number of prepared zones that aren't taken.
     pub fn prepared(&self) -> u32 {
-        let state = self.lock();
-        state.free.iter().filter(|zone| state.prepared.contains(zone)).count() as u32
+        self.lock().free_prepared() as u32
     }
 
     /// Number of zones that aren't free because they are being opened ahead, or reset after that.

@@ -212,12 +212,16 @@ impl Core {
     /// Notes zones with stale data of unknown age: an append to them failed, or they were full when the store
     /// was opened.
     fn note_full_zones(&self) {
-        for (number, zone) in self.kit.pool.list() {
-            let is_unknown = zone.live < zone.written && !self.erasure.knows(number);
-            if zone.usage == Usage::Full && (zone.has_failed || is_unknown)
-                || zone.usage == Usage::Damaged && zone.written > 0
-            {
-                self.erasure.stale(number, None);
+        // The pool is locked while it selects, so what is known is looked up later.
+        let suspects = self.kit.pool.select(|number, zone| match zone.usage {
+            Usage::Full if zone.has_failed => Some((number, true)),
+            Usage::Full if zone.live < zone.written => Some((number, false)),
+            Usage::Damaged if zone.written > 0 => Some((number, true)),
+            _ => None,
+        });
+        for (zone, is_certain) in suspects {
+            if is_certain || !self.erasure.knows(zone) {
+                self.erasure.stale(zone, None);
             }
         }
     }

@@ -99,7 +99,7 @@ impl Core {
         let (pool, layout) = (&self.kit.pool, &self.kit.layout);
         let block = layout.block_size.bytes();
         let zone = self.table_bytes_of_zone();
-        let good = pool.count(|_| true).saturating_sub(pool.damaged());
+        let good = pool.zones().saturating_sub(pool.damaged());
         let usable = u64::from(good.saturating_sub(self.kept_zones()).max(1));
         let filled = u64::from(good.saturating_sub(pool.free()).max(1));
         let used = pool.live_data() * block;

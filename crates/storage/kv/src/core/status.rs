@@ -117,7 +117,7 @@ impl Core {
         let block = self.kit().layout.block_size.bytes();
         let mut status = Status::new();
         let numbers = [
-            ("zones", u64::from(self.kit().pool.count(|_| true))),
+            ("zones", u64::from(self.kit().pool.zones())),
             ("free_zones", u64::from(self.kit().pool.free())),
             ("damaged_zones", u64::from(self.kit().pool.damaged())),
             ("reset_zones", counters.reset_zones.load(Ordering::Relaxed)),

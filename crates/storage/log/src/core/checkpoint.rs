@@ -15,7 +15,7 @@ use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex};
 use logkit::Owner;
 use logkit::checkpoint::{self, Cut};
 use logkit::moves::wait_for_moves;
-use logkit::pool::{CHECKPOINT_CLASS, Usage};
+use logkit::pool::{CHECKPOINT_CLASS, Usage, Zone};
 use logkit::record::sum_of;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -116,14 +116,8 @@ impl Core {
 
     /// Marks the pages of zones with few live pages as dirty, so that checkpoints stay compact.
     fn compact_checkpoints(&self) {
-        let mut zones: Vec<(u32, u32)> = self
-            .kit()
-            .pool
-            .list()
-            .into_iter()
-            .filter(|(_, zone)| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full)
-            .map(|(number, zone)| (zone.live, number))
-            .collect();
+        let is_full = |zone: &Zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full;
+        let mut zones = self.kit().pool.select(|number, zone| is_full(zone).then_some((zone.live, number)));
         zones.sort_unstable();
         let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
         let per_zone = u64::from(self.layout.zone_blocks);

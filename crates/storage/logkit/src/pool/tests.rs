@@ -212,3 +212,95 @@ fn headers_of_the_cleaners_own_records_are_no_garbage() {
     pool.remove_live(cleaners, 1, 3);
     assert_eq!(candidates(), [(users, 11, 14), (cleaners, 10, 11), (both, 11, 14), (early, 5, 14)]);
 }
+
+/// The count of prepared zones that is kept equals that of a scan of all free zones.
+#[test]
+fn free_prepared_zones_are_those_that_a_scan_finds() {
+    let scanned = |pool: &ZonePool| {
+        let state = pool.lock();
+        state.free.iter().filter(|zone| state.prepared.contains(zone)).count() as u32
+    };
+    for seed in 0..50 {
+        let mut random = runtime::Random::new(seed);
+        let pool = ZonePool::new(12);
+        (2..12).for_each(|zone| pool.set_free(zone, 0));
+        let (mut preparing, mut taken, mut most) = (Vec::new(), Vec::new(), 0);
+        for step in 0..400 {
+            let is_first = random.below(2) == 0;
+            match random.below(9) {
+                0 | 1 => preparing.extend(pool.begin_preparing(0, 4)),
+                2 | 3 => preparing.pop().into_iter().for_each(|zone| pool.end_preparing(zone, is_first)),
+                4 | 5 => taken.extend(pool.take(0, 0, is_first, step).map(|taken| taken.zone)),
+                6 => taken.pop().into_iter().for_each(|zone| pool.put_back(zone)),
+                7 => {
+                    if let Some(zone) = taken.pop() {
+                        pool.note_append(zone, &[], 1, 0);
+                        pool.set_reset(zone, step);
+                    }
+                }
+                _ => {
+                    if let Some(zone) = pool.begin_discarding() {
+                        pool.end_discarding(zone, step);
+                    }
+                }
+            }
+            assert_eq!(pool.prepared(), scanned(&pool), "seed {seed}, step {step}");
+            most = most.max(pool.prepared());
+        }
+        assert!(most > 1, "seed {seed}: some were prepared");
+    }
+}
+
+#[test]
+fn selected_zones_are_those_of_the_list() {
+    let pool = ZonePool::new(40);
+    (2..40).for_each(|zone| pool.set_free(zone, zone.into()));
+    (0..20).for_each(|class| assert!(pool.take(class, 0, false, 3).is_some()));
+    let is_even = |zone: &Zone| zone.generation.is_multiple_of(2);
+    let listed = pool.list().into_iter().filter(|(_, zone)| is_even(zone));
+    let selected = pool.select(|number, zone| is_even(zone).then(|| (number, zone.clone())));
+    assert_eq!(selected, listed.collect::<Vec<_>>());
+    assert_eq!((pool.zones(), pool.list().len()), (40, 40));
+}
+
+/// Cost of what looks at all zones, with a million of them, full and half of their blocks live:
+///
+///     cargo test --release -p siltstone-logkit pool::tests::a_million -- --ignored --nocapture
+#[test]
+#[ignore = "it measures"]
+fn a_million_zones() {
+    use crate::cleaning::{self, Parameters, Pressure};
+    use crate::directory::ZoneEntry;
+    const ZONES: u32 = 1_000_000;
+    let measure = |name: &str, work: &mut dyn FnMut()| {
+        let begun = runtime::now();
+        (0..10).for_each(|_| work());
+        println!("{name}: {:?}", begun.elapsed() / 10);
+    };
+    let pool = ZonePool::new(ZONES);
+    (0..ZONES).for_each(|zone| pool.set_free(zone, 0));
+    let free = pool.take(0, 0, true, 0).expect("a free zone").zone;
+    pool.note_opened(free);
+    measure("take and put back, with another zone prepared", &mut || {
+        let zone = pool.take(0, 0, true, 0).expect("a free zone").zone;
+        pool.put_back(zone);
+    });
+    measure("prepared", &mut || assert_eq!(pool.prepared(), 0));
+    measure("directory of free zones", &mut || assert_eq!(ZoneEntry::all_of(&pool).len(), 1));
+    for zone in (0..ZONES).filter(|zone| *zone != free) {
+        pool.restore(zone, |entry| (entry.usage, entry.live, entry.written) = (Usage::Full, 128, 256));
+    }
+    measure("directory of full zones", &mut || drop(ZoneEntry::all_of(&pool)));
+    measure("list", &mut || drop(pool.list()));
+    measure("count", &mut || assert_eq!(pool.count(|zone| zone.class == CHECKPOINT_CLASS), 0));
+    let pressure = Pressure { free: 1, total: ZONES, low: 2, high: 4 };
+    for name in cleaning::NAMES {
+        let mut policy = cleaning::make(name, Parameters::for_zones(ZONES)).unwrap();
+        measure(&format!("victim by {name}"), &mut || {
+            let chosen = pool.choose((250, 256), &Sequences::default(), |candidates| {
+                policy.choose(candidates, pressure, 1 << 30)
+            });
+            assert!(chosen.0.is_some());
+        });
+    }
+}
