@@ -403,12 +403,7 @@ impl Core {
     fn emptiest_zones(&self) -> Vec<u32> {
         let pool = &self.kit.pool;
         let is_full = |zone: &logkit::Zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full;
-        let mut zones: Vec<(u32, u32)> = pool
-            .list()
-            .into_iter()
-            .filter(|(_, zone)| is_full(zone))
-            .map(|(number, zone)| (zone.live, number))
-            .collect();
+        let mut zones = pool.select(|number, zone| is_full(zone).then_some((zone.live, number)));
         zones.sort_unstable();
         let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
         // Number of zones that hold the live pages with a third of the space unused; the emptiest zones
