@@ -5,11 +5,13 @@
 //! checks permissions and keeps locks.
 //!
 //! # Caches of the kernel
-//! Only the kernel changes a mounted file system, so it may cache names, attributes, data and the entries of
-//! directories without a limit in time. The directory of snapshots is excepted. With its writeback cache it
-//! also owns size and times of regular files: it sends the size with writes and the times with SETATTR. So no
-//! other request sets the times of a regular file, which would differ from those that programs have seen. All
-//! kernels that a session accepts have this cache.
+//! Only the kernel changes a mounted file system, so it may cache names, attributes and data without a limit
+//! in time. With its writeback cache it also owns size and times of regular files: it sends the size with
+//! writes and the times with SETATTR. So no other request sets the times of a regular file, which would
+//! differ from those that programs have seen. All kernels that a session accepts have this cache.
+//!
+//! It caches no entries of directories: it would keep them after an operation that was answered ENOSPC and
+//! takes effect later, and it fetches no attributes for entries that are cached.
 //!
 //! # Inodes without names
 //! An inode is kept while it is open or the kernel refers to it: each lookup adds one reference, until the

@@ -278,16 +278,13 @@ pub(super) async fn open(core: Rc<Core>, inode: InodeNumber, flags: i32) -> Resu
     Ok(opened(flags, core.inode(inode)?.size == 0, core.admission.is_short()))
 }
 
-/// Flags of an opened directory whose entries the kernel may cache: it forgets them when it changes a name.
-pub(super) const LISTED: Opened = Opened { handle: 0, flags: open_flag::CACHE_DIR | open_flag::KEEP_CACHE };
-
 /// Opens a directory.
 pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<Opened> {
     core.admission.check_alive()?;
     match core.inode(inode)?.is_directory() {
         true => {
             note_open(&*core.open(inode)?, libc::O_RDONLY);
-            Ok(LISTED)
+            Ok(Opened::default())
         }
         false => Err(os(libc::ENOTDIR, format!("inode {inode} isn't a directory"))),
     }

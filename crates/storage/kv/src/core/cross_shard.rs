@@ -120,6 +120,8 @@ impl Core {
                 // The record may not have been committed on that shard yet.
                 lane::commit(&*core, write_stream(core.peers.shard));
                 core.gate.leave(number);
+                // A batch that wasn't written no longer counts.
+                core.note_unwritten(0);
                 Ok(())
             };
             let left = self.peers.at(*shard).with(leave).await;

@@ -136,9 +136,13 @@ impl Core {
             let is_behind = self.buffers.frozen().len() >= MAX_FROZEN
                 || self.compactions.controller.stops(self.tables.level0()) && !(frees && self.is_low())
                 || !self.erasure.may_write();
-            if !is_behind {
+            if !is_behind && std::mem::take(&mut has_waited) && !frees {
                 // Other puts may have taken the zones meanwhile.
-                return if has_waited && !frees { self.admit_puts(bytes).await } else { Ok(()) };
+                self.admit_puts(bytes).await?;
+                continue;
+            }
+            if !is_behind {
+                return Ok(());
             }
             if let Some(error) = self.background_error() {
                 return Err(error);
