@@ -101,10 +101,10 @@ impl Clients {
     }
 }
 
-/// Sends bytes in pieces, which bounds the memory in flight, within a time limit.
-pub async fn send(stream: &tls::Stream, bytes: &[u8], limit: Duration) -> Result<(), Disconnected> {
+/// Sends messages one after the other in pieces, which bounds the memory in flight, all within a time limit.
+pub async fn send(stream: &tls::Stream, messages: &[&[u8]], limit: Duration) -> Result<(), Disconnected> {
     let sending = timeout(limit, async {
-        for piece in bytes.chunks(SENT_BYTES) {
+        for piece in messages.iter().flat_map(|message| message.chunks(SENT_BYTES)) {
             let (sent, _) = stream.send(Payload::from(Data::copy_of(piece))).await;
             if sent.is_err() {
                 return Err(Disconnected);

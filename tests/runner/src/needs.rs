@@ -163,8 +163,8 @@ pub fn fetch_sources(installs: bool) {
     }
 }
 
-/// Installs VersityGW, a real object store, where Go is: about a minute, once. Its tests find it in the same
-/// folder.
+/// Installs VersityGW, a real object store, if Go is installed: about a minute, once. Its tests find it
+/// in the same folder.
 pub fn install_object_store(installs: bool) {
     let folder = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/siltstone-store"));
     let is_there =

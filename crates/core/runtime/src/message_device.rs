@@ -96,7 +96,7 @@ impl MessageDevice {
 
     fn raw(&self) -> RawFd {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else {
-            unreachable!("a device of the simulation, which has none")
+            unreachable!("the simulation has no message devices")
         };
         fd.as_raw_fd()
     }

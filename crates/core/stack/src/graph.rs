@@ -121,8 +121,9 @@ fn check_levels(source: &Source, nodes: &[Node<'_>], order: &[usize], problems: 
             problems.add(|| {
                 let node = &nodes[*part];
                 let message = format!(
-                    "\"{}\" is above {MAX_LEVELS} levels of parts; expected at most {MAX_LEVELS} levels",
-                    shown(node.name)
+                    "\"{}\" is on level {} of the stack; expected at most {MAX_LEVELS} levels",
+                    shown(node.name),
+                    MAX_LEVELS + 1
                 );
                 source.problem(node.name_span.clone(), message)
             });

@@ -74,7 +74,7 @@ fn root(stack: &Stack) -> Result<usize, Problem> {
                 let door = if part.kind.contract == Contract::Door { "door " } else { "" };
                 format!("{door}\"{}\"", shown(&part.name))
             };
-            let what = format!("nothing is above {} nor {}", name(first), name(second));
+            let what = format!("no part is above {} or {}", name(first), name(second));
             refuse(&stack.parts[*second], what)
         }
         [] => Err(stack.source.problem(0..0, "no part is on top")),

@@ -204,7 +204,8 @@ impl Client {
     /// Sends an answer in pieces, which bounds the memory in flight.
     async fn send(&self, answer: &Answer) -> Result<(), Disconnected> {
         let line = protocol::encode(answer);
-        let mut sending = pin!(operator_clients::send(&self.stream, &line, ANSWER_LIMIT));
+        let messages: [&[u8]; 1] = [&line];
+        let mut sending = pin!(operator_clients::send(&self.stream, &messages, ANSWER_LIMIT));
         match self.stop.unless_stopped(sending.as_mut()).await {
             Some(sent) => sent,
             None => runtime::timeout(STOP_LIMIT, sending).await.unwrap_or(Err(Disconnected)),

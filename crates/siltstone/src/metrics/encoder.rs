@@ -5,7 +5,7 @@
 //! nanoseconds and written without floating point.
 //!
 //! # Promises
-//! - Both formats have the same series: the name of a counter ends with `_total`, that of an information with
+//! - Both formats have the same series: the name of a counter ends with `_total`, that of an info metric with
 //!   `_info`.
 //! - A unit at the end of a name is declared in OpenMetrics.
 
@@ -34,7 +34,7 @@ impl Format {
 
 /// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Type {
+pub enum MetricType {
     /// Only grows.
     Counter,
     /// Grows and shrinks.
@@ -47,22 +47,22 @@ pub enum Type {
 
 /// Value of a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Value {
+pub enum SampleValue {
     /// A number.
     Number(Number),
     /// A duration, written in seconds.
     Nanoseconds(u128),
 }
 
-impl From<u64> for Value {
-    fn from(number: u64) -> Value {
-        Value::Number(Number::Whole(number))
+impl From<u64> for SampleValue {
+    fn from(number: u64) -> SampleValue {
+        SampleValue::Number(Number::Whole(number))
     }
 }
 
-impl From<Duration> for Value {
-    fn from(duration: Duration) -> Value {
-        Value::Nanoseconds(duration.as_nanos())
+impl From<Duration> for SampleValue {
+    fn from(duration: Duration) -> SampleValue {
+        SampleValue::Nanoseconds(duration.as_nanos())
     }
 }
 
@@ -83,40 +83,42 @@ impl Encoder {
 
     /// Describes a metric, whose series follow. The name is without the prefix of the program and the ending
     /// of its type; the help is one line without a backslash.
-    pub fn describe(&mut self, name: &str, help: &str, metric_type: Type) {
-        let is_open = self.format == Format::OpenMetrics;
+    pub fn describe(&mut self, name: &str, help: &str, metric_type: MetricType) {
+        let is_openmetrics = self.format == Format::OpenMetrics;
         let (ending, word) = match metric_type {
-            Type::Counter => ("_total", "counter"),
-            Type::Gauge => ("", "gauge"),
-            Type::Histogram => ("", "histogram"),
-            Type::Info => ("_info", if is_open { "info" } else { "gauge" }),
+            MetricType::Counter => ("_total", "counter"),
+            MetricType::Gauge => ("", "gauge"),
+            MetricType::Histogram => ("", "histogram"),
+            MetricType::Info => ("_info", if is_openmetrics { "info" } else { "gauge" }),
         };
         self.name = format!("siltstone_{name}{ending}");
         // OpenMetrics describes a metric without the ending of its series.
-        let described = if is_open { &self.name[..self.name.len() - ending.len()] } else { &self.name };
+        let described =
+            if is_openmetrics { &self.name[..self.name.len() - ending.len()] } else { &self.name };
         for line in [format_args!("HELP {described} {help}"), format_args!("TYPE {described} {word}")] {
             // Writing to a text can't fail.
             let _ = writeln!(self.text, "# {line}");
         }
-        let unit = ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit)).filter(|_| is_open);
+        let unit =
+            ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit)).filter(|_| is_openmetrics);
         if let Some(unit) = unit {
             let _ = writeln!(self.text, "# UNIT {described} {unit}");
         }
     }
 
     /// Writes a series of the described metric. `labels` are escaped and joined, without braces.
-    pub fn series(&mut self, labels: &str, value: impl Into<Value>) {
+    pub fn series(&mut self, labels: &str, value: impl Into<SampleValue>) {
         self.series_with("", (labels, ""), value.into());
     }
 
     /// Writes a series with an ending of its name, and labels in two parts that are joined here.
-    pub fn series_with(&mut self, ending: &str, (labels, last): (&str, &str), value: Value) {
+    pub fn series_with(&mut self, ending: &str, (labels, last): (&str, &str), value: SampleValue) {
         let text = &mut self.text;
         let braces = if labels.is_empty() { ["", " "] } else { ["{", "} "] };
         for piece in [&self.name, ending, braces[0], labels, last, braces[1]] {
             text.push_str(piece);
         }
-        push(text, value);
+        append_value(text, value);
         text.push('\n');
     }
 
@@ -130,12 +132,12 @@ impl Encoder {
 }
 
 /// Appends a value.
-pub fn push(text: &mut String, value: Value) {
+pub fn append_value(text: &mut String, value: SampleValue) {
     // Writing to a text can't fail.
     let _ = match value {
-        Value::Number(Number::Whole(number)) => write!(text, "{number}"),
-        Value::Number(Number::Real(number)) => write!(text, "{number}"),
-        Value::Nanoseconds(all) => {
+        SampleValue::Number(Number::Whole(number)) => write!(text, "{number}"),
+        SampleValue::Number(Number::Real(number)) => write!(text, "{number}"),
+        SampleValue::Nanoseconds(all) => {
             let (seconds, fraction) = (all / 1_000_000_000, all % 1_000_000_000);
             write!(text, "{seconds}.{fraction:09}")
         }
@@ -166,18 +168,18 @@ mod tests {
 
     fn encoded(format: Format) -> String {
         let mut encoder = Encoder::new(format);
-        encoder.describe("build", "Version", Type::Info);
+        encoder.describe("build", "Version", MetricType::Info);
         encoder.series("version=\"1\"", 1);
-        encoder.describe("cpu_seconds", "Processor time", Type::Counter);
+        encoder.describe("cpu_seconds", "Processor time", MetricType::Counter);
         encoder.series("", Duration::from_millis(1500));
-        encoder.describe("call_seconds", "Latency", Type::Histogram);
+        encoder.describe("call_seconds", "Latency", MetricType::Histogram);
         let mut labels = String::new();
         append_label(&mut labels, "part", "a\"\\\n{ä");
         append_label(&mut labels, "call", "read");
         encoder.series_with("_bucket", (&labels, ",le=\"+Inf\""), u64::MAX.into());
-        encoder.series_with("_sum", (&labels, ""), Value::Nanoseconds(u128::MAX));
-        encoder.describe("used_ratio", "Share", Type::Gauge);
-        encoder.series(&labels, Value::Number(Number::Real(2.5e-10)));
+        encoder.series_with("_sum", (&labels, ""), SampleValue::Nanoseconds(u128::MAX));
+        encoder.describe("used_ratio", "Share", MetricType::Gauge);
+        encoder.series(&labels, SampleValue::Number(Number::Real(2.5e-10)));
         encoder.finish()
     }
 

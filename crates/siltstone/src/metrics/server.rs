@@ -123,7 +123,7 @@ impl Client {
             let request = match self.next_request(stream, &mut received, silence_limit).await? {
                 Ok(request) => request,
                 Err(status) => {
-                    send(stream, refusal(status).as_bytes(), ANSWER_LIMIT).await?;
+                    send(stream, &[refusal(status).as_bytes()], ANSWER_LIMIT).await?;
                     stream.say_goodbye().await;
                     return Err(Disconnected);
                 }
@@ -188,12 +188,9 @@ impl Client {
             Ok(text) => (Status::Ok, format.unwrap_or(Format::Prometheus).content_type(), text),
             Err(status) => (status, "text/plain; charset=utf-8", http::explanation(status)),
         };
-        // The body may have megabytes, and isn't copied.
-        send(stream, http::head(status, content_type, body.len(), continues).as_bytes(), ANSWER_LIMIT)
-            .await?;
-        if wants_body {
-            send(stream, body.as_bytes(), ANSWER_LIMIT).await?;
-        }
-        Ok(())
+        let head = http::head(status, content_type, body.len(), continues);
+        let body = if wants_body { body.as_bytes() } else { &[] };
+        // The body may have megabytes, so it isn't joined with the head.
+        send(stream, &[head.as_bytes(), body], ANSWER_LIMIT).await
     }
 }

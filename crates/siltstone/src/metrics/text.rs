@@ -6,7 +6,7 @@
 //! status by their declarations.
 
 use super::LOOK_TIME;
-use super::encoder::{Encoder, Format, Type, Value as Encoded, append_label, push};
+use super::encoder::{Encoder, Format, MetricType, SampleValue, append_label, append_value};
 use super::latency::{self, Filled, Marks, SHARES, Series};
 use crate::kinds::registry;
 use block::Result;
@@ -208,15 +208,25 @@ impl Snapshot {
     }
 
     fn encode_process(&self, encoder: &mut Encoder) {
-        encoder.describe("build", "Version of the program", Type::Info);
+        encoder.describe("build", "Version of the program", MetricType::Info);
         encoder.series(concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
         let Some(process) = &self.process else { return };
-        let resident = process.resident.map(Encoded::from);
+        let resident = process.resident.map(SampleValue::from);
         for (name, help, metric_type, value) in [
-            ("up_seconds", "Time since the stack was opened", Type::Gauge, Some(process.up_seconds.into())),
-            ("shards", "Threads that serve", Type::Gauge, Some(process.shards.into())),
-            ("resident_memory_bytes", "Resident memory of the server", Type::Gauge, resident),
-            ("cpu_seconds", "Processor time of the server", Type::Counter, Some(process.processor.into())),
+            (
+                "up_seconds",
+                "Time since the stack was opened",
+                MetricType::Gauge,
+                Some(process.up_seconds.into()),
+            ),
+            ("shards", "Threads that serve", MetricType::Gauge, Some(process.shards.into())),
+            ("resident_memory_bytes", "Resident memory of the server", MetricType::Gauge, resident),
+            (
+                "cpu_seconds",
+                "Processor time of the server",
+                MetricType::Counter,
+                Some(process.processor.into()),
+            ),
         ] {
             if let Some(value) = value {
                 encoder.describe(name, help, metric_type);
@@ -226,15 +236,19 @@ impl Snapshot {
     }
 
     fn encode_parts(&self, encoder: &mut Encoder) {
-        encoder.describe("part_up", "1 for a part that is open, 0 for one that is missing", Type::Gauge);
+        encoder.describe(
+            "part_up",
+            "1 for a part that is open, 0 for one that is missing",
+            MetricType::Gauge,
+        );
         self.up.iter().for_each(|(labels, is_up)| encoder.series(labels, u64::from(*is_up)));
         for Family { metric, series, .. } in self.families.values().filter(|it| !it.series.is_empty()) {
             let metric_type = match metric.metric_type {
-                stack::MetricType::Counter => Type::Counter,
-                stack::MetricType::Gauge => Type::Gauge,
+                stack::MetricType::Counter => MetricType::Counter,
+                stack::MetricType::Gauge => MetricType::Gauge,
             };
             encoder.describe(metric.name, metric.help, metric_type);
-            series.iter().for_each(|(labels, number)| encoder.series(labels, Encoded::Number(*number)));
+            series.iter().for_each(|(labels, number)| encoder.series(labels, SampleValue::Number(*number)));
         }
     }
 
@@ -244,14 +258,14 @@ impl Snapshot {
         if self.calls.is_empty() {
             return;
         }
-        encoder.describe("calls_in_flight", "Calls that haven't ended", Type::Gauge);
+        encoder.describe("calls_in_flight", "Calls that haven't ended", MetricType::Gauge);
         self.calls.iter().for_each(|calls| encoder.series(&calls.labels, calls.in_flight));
         let help = "Latency that a share of the recent calls doesn't exceed, within 1.6 %";
-        encoder.describe("recent_call_seconds", help, Type::Gauge);
+        encoder.describe("recent_call_seconds", help, MetricType::Gauge);
         let shares = SHARES.map(|share| format!(",share=\"{share}\""));
         for Calls { labels, quantiles, .. } in &self.calls {
             for (share, latency) in shares.iter().zip(quantiles.iter().flatten()) {
-                encoder.series_with("", (labels, share), Encoded::Nanoseconds((*latency).into()));
+                encoder.series_with("", (labels, share), SampleValue::Nanoseconds((*latency).into()));
             }
         }
     }
@@ -267,16 +281,16 @@ fn encode_counts(encoder: &mut Encoder, prefix: &str, all: &[Calls]) {
         encoder.describe(&format!("{prefix}{name}"), &format!("{help}{of}"), metric_type);
     };
     let counter = |encoder: &mut Encoder, name, help, of_calls: fn(&Calls) -> u64| {
-        describe(encoder, name, help, Type::Counter);
+        describe(encoder, name, help, MetricType::Counter);
         all.iter().for_each(|calls| encoder.series(&calls.labels, of_calls(calls)));
     };
     counter(encoder, "calls", "Calls that ended", |calls| calls.ended);
     counter(encoder, "call_errors", "Calls that failed", |calls| calls.errors);
     counter(encoder, "call_bytes", "Bytes of successful calls", |calls| calls.bytes);
-    describe(encoder, "call_seconds", "Latency of successful calls", Type::Histogram);
+    describe(encoder, "call_seconds", "Latency of successful calls", MetricType::Histogram);
     let bounds = latency::BOUNDS.map(|bound| {
         let mut label = ",le=\"".to_owned();
-        push(&mut label, Encoded::Nanoseconds(bound.into()));
+        append_value(&mut label, SampleValue::Nanoseconds(bound.into()));
         label + "\""
     });
     for Calls { labels, successful, nanoseconds, filled, .. } in all {
@@ -284,7 +298,7 @@ fn encode_counts(encoder: &mut Encoder, prefix: &str, all: &[Calls]) {
             encoder.series_with("_bucket", (labels, bound), count.into());
         }
         encoder.series_with("_bucket", (labels, ",le=\"+Inf\""), (*successful).into());
-        encoder.series_with("_sum", (labels, ""), Encoded::Nanoseconds(*nanoseconds));
+        encoder.series_with("_sum", (labels, ""), SampleValue::Nanoseconds(*nanoseconds));
         encoder.series_with("_count", (labels, ""), (*successful).into());
     }
 }

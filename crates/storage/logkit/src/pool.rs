@@ -253,7 +253,7 @@ impl State {
         let has_prepared = self.free_prepared() > 0;
         let find = |is_wanted: &dyn Fn(u32) -> bool| {
             let is_preferred = |zone: u32| self.prepared.contains(&zone) == prepared_first && is_wanted(zone);
-            // Without a prepared zone among them all free zones would be looked at in vain.
+            // Without a free prepared zone, the search would visit all free zones and find none.
             let preferred = match has_prepared {
                 true => self.free.iter().position(|zone| is_preferred(*zone)),
                 false => None,

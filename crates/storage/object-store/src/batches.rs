@@ -3,8 +3,8 @@
 use crate::connection::Response;
 use crate::counts::Kind;
 use crate::http::Method;
-use crate::objects::{CHECKSUM, checksum, encoded};
-use crate::retry::SHOWN;
+use crate::objects::{checksum, checksum_headers};
+use crate::retry::shown;
 use crate::store::{Call, Store, check_key};
 use crate::xml;
 use block::{Data, Error, Payload, Result};
@@ -31,7 +31,7 @@ pub struct Listed {
 pub struct Page {
     /// Objects, at most [`MAX_BATCH`].
     pub objects: Vec<Listed>,
-    /// Place of the next page; `None` for the last one.
+    /// Continuation token of the next page; `None` for the last page.
     pub next: Option<String>,
 }
 
@@ -61,7 +61,7 @@ fn page(text: &str, prefix: &str, from: Option<&str>) -> Result<Page> {
     let is_truncated = xml::element(root, "IsTruncated").is_some_and(|value| value.trim() == "true");
     let next = xml::element(root, "NextContinuationToken").filter(|next| !next.is_empty());
     match next.filter(|_| is_truncated) {
-        None if is_truncated => Err(invalid("it continues; expected the place of its next page")),
+        None if is_truncated => Err(invalid("it is truncated; expected a continuation token")),
         // A listing without an end would be followed for ever.
         Some(next) if from == Some(&*next) => Err(invalid("its next page is the same one")),
         next => Ok(Page { objects, next: next.map(String::from) }),
@@ -69,8 +69,8 @@ fn page(text: &str, prefix: &str, from: Option<&str>) -> Result<Page> {
 }
 
 impl Store {
-    /// Lists a page of the objects whose keys begin with `prefix`: the first one, or the one at `from`, the
-    /// `next` of the page before.
+    /// Lists a page of the objects whose keys begin with `prefix`: the first one, or the one after the page
+    /// whose continuation token, [`Page::next`], is `from`.
     ///
     /// # Errors
     /// Errors of the store; [`Error::Protocol`] for a page that isn't one of this listing.
@@ -105,15 +105,13 @@ impl Store {
             let body = Payload::from(Data::copy_of(text.as_bytes()));
             let mut call = Call::new(Kind::DeleteBatch, Method::Post, "", &[200]);
             call.query = vec![("delete", String::new())];
-            let sum = encoded(checksum(&body));
-            call.headers = vec![(CHECKSUM, sum), ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned())];
+            call.headers = checksum_headers(checksum(&body)).into();
             call.body = body;
             call.max_body = MAX_PAGE;
             let response = self.0.call(&call).await?;
             let text = body_of(&response).map_err(|error| self.0.explain(&call, &error))?;
             if xml::elements(text, "DeleteResult").next().is_none() {
-                let shown: String = text.chars().take(SHOWN).collect();
-                let text = format!("\"{}\"; expected DeleteResult", shown.escape_debug());
+                let text = format!("\"{}\"; expected DeleteResult", shown(text));
                 return Err(self.0.explain(&call, &Error::protocol(text)));
             }
             for error in xml::elements(text, "Error") {
@@ -122,9 +120,7 @@ impl Store {
                     kept += 1;
                     first.get_or_insert_with(|| {
                         let key = xml::element(error, "Key").unwrap_or_default();
-                        let text = format!("{} {}", key.escape_debug(), code.escape_debug());
-                        let shown: String = text.chars().take(SHOWN).collect();
-                        self.0.explain(&call, &Error::io(shown))
+                        self.0.explain(&call, &Error::io(shown(&format!("{key} {code}"))))
                     });
                 }
             }
@@ -160,7 +156,7 @@ mod tests {
         assert_eq!(page(&more, "", None).unwrap().next.as_deref(), Some("x"));
         for (refused, said) in [
             (page(&more, "", Some("x")), "the same one"),
-            (page(&listing("<IsTruncated>true</IsTruncated>"), "", None), "its next page"),
+            (page(&listing("<IsTruncated>true</IsTruncated>"), "", None), "expected a continuation token"),
             (page(&text, "b/", None), "expected b/…"),
             (page(&listing(&object.repeat(1001)), "", None), "at most 1000"),
             (page(&listing("<Contents><Key>a</Key></Contents>"), "", None), "expected a size"),

@@ -22,7 +22,7 @@ const MAX_INTERIM: usize = 8;
 /// Largest body of a response that isn't a success, in bytes: the description of an error.
 pub(crate) const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// Largest body of any response, in bytes, whatever the caller permits: a buffer has at most twice as many.
+/// Largest body of any response, in bytes, even if the caller permits more: half of the largest [`Buffer`].
 pub const MAX_BODY: usize = 1 << 30;
 
 /// A request, without the headers `host` and `content-length`.

@@ -15,13 +15,13 @@ pub enum Kind {
     Delete,
     /// Deletion of up to 1000 objects.
     DeleteBatch,
-    /// Start of an upload in parts.
+    /// Start of a multipart upload.
     CreateUpload,
     /// PUT of a part.
     UploadPart,
-    /// End of an upload in parts.
+    /// End of a multipart upload.
     CompleteUpload,
-    /// Abort of an upload in parts.
+    /// Abort of a multipart upload.
     AbortUpload,
 }
 
@@ -45,11 +45,11 @@ impl Kind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     pub(crate) requests: [u64; Kind::ALL.len()],
-    /// Repeated requests.
+    /// Retried requests.
     pub retries: u64,
-    /// Second reads, beside a read that was slow to answer.
+    /// Hedged reads, beside a read that was slow to answer.
     pub hedges: u64,
-    /// Second reads whose response came first.
+    /// Hedged reads whose response came first.
     pub hedge_wins: u64,
     /// Requests that exceeded a time limit.
     pub timeouts: u64,
@@ -57,7 +57,7 @@ pub struct Counts {
     pub slow_downs: u64,
     /// Connections that were opened.
     pub connections: u64,
-    /// Bytes of bodies of requests, repeated ones included.
+    /// Bytes of bodies of requests, retried ones included.
     pub sent_bytes: u64,
     /// Bytes of bodies of responses.
     pub received_bytes: u64,

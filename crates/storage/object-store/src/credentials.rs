@@ -27,11 +27,12 @@ pub const INSTANCE_METADATA: &str = "http://169.254.169.254";
 
 /// Time limit of all requests for new credentials together.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit of one request to the metadata service: it is on this machine, or nowhere.
+/// Time limit of one request to the metadata service, which is on the instance's own link.
 const METADATA_LIMIT: Duration = Duration::from_secs(2);
 /// Largest answer of the metadata service, in bytes.
 const MAX_METADATA: usize = 16 << 10;
-/// Lifetime of a session with the metadata service, in seconds: the time of one renewal.
+/// Lifetime of a session with the metadata service, in seconds: more than one renewal takes
+/// ([`RENEWAL_LIMIT`]).
 const SESSION_SECONDS: &str = "60";
 
 /// An access key, with its secret.
@@ -142,14 +143,11 @@ pub(crate) struct Provider {
     source: CredentialSource,
     current: RefCell<Option<Rc<Credentials>>>,
     renewing: Rc<Semaphore>,
-    /// Number of times that the source was asked.
-    pub renewals: Cell<u64>,
 }
 
 impl Provider {
     pub fn new(source: CredentialSource) -> Self {
-        let current = RefCell::new(None);
-        Provider { source, current, renewing: Semaphore::new(1), renewals: Cell::new(0) }
+        Provider { source, current: RefCell::new(None), renewing: Semaphore::new(1) }
     }
 
     /// Returns valid credentials; asks the source if there are none, or they end soon.
@@ -167,7 +165,6 @@ impl Provider {
             if let Some(current) = current().filter(|current| current.is_valid_for(RENEWAL)) {
                 return Ok(current);
             }
-            self.renewals.set(self.renewals.get() + 1);
             let new = Rc::new(self.ask().await?);
             self.current.replace(Some(new.clone()));
             Ok(new)

@@ -157,12 +157,11 @@ mod tests {
                 let addresses = addresses.unwrap();
                 assert!(addresses.iter().all(|address| address.ip().is_loopback() && address.port() == 7));
             }
-            let missing = Endpoint::parse("http://name.invalid").unwrap();
+            // A label of a name has at most 63 letters, so the resolver asks no server.
+            let name = format!("{}.invalid", "x".repeat(64));
+            let missing = Endpoint::parse(&format!("http://{name}")).unwrap();
             let error = missing.addresses(limit).await.unwrap_err();
-            assert!(
-                matches!(error, Error::NotFound(_)) && error.to_string().contains("name.invalid"),
-                "{error}"
-            );
+            assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains(&name), "{error}");
         })
         .unwrap();
     }

@@ -4,7 +4,7 @@
 //! - For any bytes the parser never panics, and the memory it takes is bounded: a head has at most
 //!   [`MAX_HEAD`] bytes and [`MAX_HEADERS`] headers, a line of a chunked body [`MAX_CHUNK_LINE`] bytes, its
 //!   trailer [`MAX_TRAILER`] bytes, and a body the bytes that its caller permits.
-//! - A body without a known end is refused: the end of the connection can't be told from its loss.
+//! - A body without a known end is refused: its end can't be distinguished from a lost connection.
 
 use block::{Error, Result};
 

@@ -4,15 +4,15 @@
 //! - A store is hostile input: memory is bounded for each answer (16 KiB and 64 headers for a head, 64 KiB
 //!   for the description of an error, 8 MiB for a page of a listing, and the caller's limit for an object).
 //!   An error names the store, the request, the status and what was expected, and no secret.
-//! - Every wait has a limit ([`Limits`]), and so has the number of connections. Nothing is sent while nothing
-//!   is asked.
-//! - A request that failed is repeated after random, growing pauses within the limit of an operation, and
-//!   within a budget of a tenth of all requests. A conditional write whose answer was lost is told by its
-//!   nonce from another writer's: [`Put::ConditionFailed`] is never the answer to an own write that is there.
+//! - Every wait has a limit ([`Limits`]), and so has the number of connections. An idle client sends nothing.
+//! - A request that failed is retried after random, growing pauses within the limit of an operation, and
+//!   within a retry budget of a tenth of all requests. A nonce distinguishes a conditional write whose answer
+//!   was lost from another writer's: [`Put::ConditionFailed`] is never the outcome of a write that is on the
+//!   object.
 //! - [`Store::get`] returns the bytes that [`Store::put`] was given, or an error: their CRC-32C travels as
 //!   the store's own checksum and as metadata. Ranges aren't checked, nor objects of other programs without a
 //!   checksum.
-//! - A slow read gets a second one, for at most a tenth of the reads.
+//! - A slow read gets a hedged read, for at most a tenth of the reads.
 //! - [`Store::probe`] refuses a store whose conditional writes aren't atomic.
 //!
 //! # Limits
@@ -22,7 +22,7 @@
 //!
 //! # Structure
 //! `http`, `xml`: parsers. `connection`, `endpoint`, `transport`: connections. `credentials`. `retry`:
-//! repetitions and second reads. `store`: one signed request. `objects`, `batches`, `parts`: operations.
+//! retries and hedged reads. `store`: one signed request. `objects`, `batches`, `parts`: operations.
 //! `probe`. `counts`: counters.
 #![doc = include_str!("../DESIGN.md")]
 

@@ -13,7 +13,7 @@ use std::cell::Cell;
 pub(crate) const CHECKSUM: &str = "x-amz-checksum-crc32c";
 /// Header of our own with the same checksum, in hexadecimal digits: every store returns it.
 pub(crate) const OWN_CHECKSUM: &str = "x-amz-meta-siltstone-crc32c";
-/// Header of our own that tells one write from all others.
+/// Header of our own that identifies one write.
 pub(crate) const NONCE: &str = "x-amz-meta-siltstone-nonce";
 
 /// Condition of a write.
@@ -72,6 +72,11 @@ pub(crate) fn encoded(checksum: u32) -> String {
     Base64::encode_string(&checksum.to_be_bytes())
 }
 
+/// Headers of a body with this checksum.
+pub(crate) fn checksum_headers(checksum: u32) -> [(&'static str, String); 2] {
+    [(CHECKSUM, encoded(checksum)), ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned())]
+}
+
 /// A value that no other write has: 128 random bits.
 pub(crate) fn new_nonce() -> String {
     let mut bytes = [0; 16];
@@ -109,7 +114,7 @@ pub(crate) fn etag(head: &Head) -> Result<String> {
 fn verify(response: &Response) -> Result<bool> {
     let body = response.body.filled();
     let found = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, body) as u32;
-    // That of an object in parts is one of checksums, with their number after a dash.
+    // That of a multipart upload is one of checksums, with their number after a dash.
     let stores = response.head.header(CHECKSUM).filter(|value| !value.contains('-'));
     let stores = stores.map(|value| (value, encoded(found)));
     let own = response.head.header(OWN_CHECKSUM).map(|value| (value, format!("{found:08x}")));
@@ -132,11 +137,11 @@ fn content_range(head: &Head) -> Option<(u64, u64, u64)> {
 }
 
 impl Store {
-    /// Writes an object, in parts if it is larger than the limit. The payload is checked by the store where
-    /// it knows CRC-32C, and by [`get`](Self::get) in any case.
+    /// Writes an object, by a multipart upload if it is larger than the limit. The payload is checked by the
+    /// store where it knows CRC-32C, and by [`get`](Self::get) in any case.
     ///
-    /// A write whose answer was lost is repeated. If the store then says that the condition isn't met, the
-    /// object's nonce tells whether it was this write that met it.
+    /// A write whose answer was lost is retried. If the store then says that the condition isn't met, the
+    /// object's nonce shows whether it was this write that met it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a key that isn't permitted; errors of the store, after which the object may be
@@ -154,12 +159,8 @@ impl Store {
             _ => Ok(()),
         };
         let mut call = Call::new(Kind::Put, Method::Put, key, expected(condition));
-        call.headers = vec![
-            (CHECKSUM, encoded(checksum)),
-            (OWN_CHECKSUM, format!("{checksum:08x}")),
-            (NONCE, nonce.clone()),
-            ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned()),
-        ];
+        call.headers = checksum_headers(checksum).into();
+        call.headers.extend([(OWN_CHECKSUM, format!("{checksum:08x}")), (NONCE, nonce.clone())]);
         call.headers.extend(condition_header(condition));
         call.body = body;
         // Some answer a success with an empty document.
@@ -222,11 +223,9 @@ impl Store {
             etag(&response.head)?;
             match content_range(&response.head) {
                 Some((first, end, _)) if (first, end) == (offset, last) => {
-                    match response.body.filled().len() == length {
-                        true => Ok(()),
-                        false => {
-                            Err(Error::protocol("the body isn't as long as the range; expected the range"))
-                        }
+                    match response.body.filled().len() {
+                        found if found == length => Ok(()),
+                        found => Err(Error::protocol(format!("a body of {found} bytes; expected {length}"))),
                     }
                 }
                 Some((first, end, total)) if first == offset && end < last && end + 1 == total => {

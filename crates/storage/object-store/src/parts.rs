@@ -1,4 +1,4 @@
-//! Uploads of objects in parts.
+//! Multipart uploads of objects.
 //!
 //! An upload that fails is aborted, so that the store keeps no parts that nothing names. One whose future is
 //! dropped isn't, nor one whose creation was answered and the answer lost: a rule of the bucket's lifecycle
@@ -8,7 +8,7 @@ use crate::connection::{MAX_ERROR_BODY, Response};
 use crate::counts::Kind;
 use crate::http::Method;
 use crate::objects::{
-    CHECKSUM, Condition, NONCE, OWN_CHECKSUM, Put, checksum, condition_header, encoded, etag,
+    Condition, NONCE, OWN_CHECKSUM, Put, checksum, checksum_headers, condition_header, encoded, etag,
 };
 use crate::retry::error_code;
 use crate::store::{Call, Store};
@@ -19,7 +19,7 @@ use std::fmt::Write;
 /// Most parts of an object.
 pub const MAX_PARTS: usize = 10_000;
 /// Parts of one object that are sent at a time.
-const AT_A_TIME: usize = 4;
+const MAX_PARTS_IN_FLIGHT: usize = 4;
 
 /// Text of an element of a response.
 fn answered(response: &Response, name: &str) -> Result<String> {
@@ -35,7 +35,8 @@ fn answered(response: &Response, name: &str) -> Result<String> {
 }
 
 impl Store {
-    /// Writes an object in parts; `nonce` and `sum`, the CRC-32C of the whole, become its metadata.
+    /// Writes an object by a multipart upload; `nonce` and `sum`, the CRC-32C of the whole, become its
+    /// metadata.
     pub(crate) async fn put_parts(
         &self,
         key: &str,
@@ -90,7 +91,8 @@ impl Store {
         });
         let mut text =
             "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">".to_owned();
-        for (number, sent) in runtime::join_limited(AT_A_TIME, parts).await.into_iter().enumerate() {
+        for (number, sent) in runtime::join_limited(MAX_PARTS_IN_FLIGHT, parts).await.into_iter().enumerate()
+        {
             let (etag, sum) = sent?;
             let (etag, number) = (xml::escaped(&etag), number + 1);
             let _ = write!(
@@ -132,15 +134,15 @@ impl Store {
         number: usize,
         upload: &str,
     ) -> Result<(String, String)> {
-        let sum = encoded(checksum(&bytes));
+        let sum = checksum(&bytes);
         let check = |response: &Response| etag(&response.head).map(drop);
         let mut call = Call::new(Kind::UploadPart, Method::Put, key, &[200]);
         call.query = vec![("partNumber", number.to_string()), ("uploadId", upload.to_owned())];
-        call.headers = vec![(CHECKSUM, sum.clone()), ("x-amz-sdk-checksum-algorithm", "CRC32C".to_owned())];
+        call.headers = checksum_headers(sum).into();
         call.body = bytes;
         call.max_body = MAX_ERROR_BODY;
         call.check = Some(&check);
         let response = self.0.call(&call).await?;
-        Ok((etag(&response.head)?, sum))
+        Ok((etag(&response.head)?, encoded(sum)))
     }
 }

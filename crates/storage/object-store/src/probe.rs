@@ -22,7 +22,7 @@ const MAX_UNDECIDED: usize = 4;
 enum Race {
     /// One writer won, with this ETag, and its object is there.
     Won(String),
-    /// No writer heard that it won, and one of them may have: answers were lost.
+    /// No writer got a success, and one of them may have written: answers were lost.
     Undecided(Error),
 }
 
@@ -75,12 +75,12 @@ impl Store {
             call.headers.extend(condition_header(condition));
             call.body = Data::copy_of(nonce.as_bytes()).into();
             call.max_body = crate::connection::MAX_ERROR_BODY;
-            // Without repetitions, whose answers would be about their own earlier attempts.
+            // Without retries, whose answers would be about their own earlier attempts.
             let sent = self.0.attempt(&call, self.0.limits.request, &Cell::new(None)).await;
             match sent {
                 Ok(response) if response.head.status == 200 => etag(&response.head).map(Some),
                 Ok(_) => Ok(None),
-                // The store's word for a race that it lost itself (ConditionalRequestConflict).
+                // The store found a concurrent conditional write (409 ConditionalRequestConflict).
                 Err(failure) if matches!(failure.error, Error::AlreadyExists(_)) => Ok(None),
                 Err(failure) => Err(self.0.explain(&call, &failure.error)),
             }

@@ -1,4 +1,4 @@
-//! When a request is repeated: which failures, after which pause, and how often.
+//! Retries: which failures are retried, after which pause, and how often; the delay of hedged reads.
 
 use crate::connection::Response;
 use crate::http::Method;
@@ -8,16 +8,16 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// Longest pause before the first repetition; it doubles with each.
+/// Longest pause before the first retry; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest pause after the store has asked for fewer requests.
-const SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
+const MIN_SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
 /// Characters of a store's text that an error shows.
-pub(crate) const SHOWN: usize = 200;
+const MAX_SHOWN: usize = 200;
 
-/// Reason for or against a repetition.
+/// Reason for or against a retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// The request would fail again.
@@ -27,12 +27,17 @@ pub(crate) enum Retry {
     /// The store asks for fewer requests.
     SlowDown,
     /// The credentials have expired.
-    Renewed,
+    WithNewCredentials,
 }
 
 /// Code of a store's error, such as `NoSuchKey`; empty if there is none.
 pub(crate) fn error_code(text: &str) -> Cow<'_, str> {
     xml::element(text, "Code").unwrap_or_default()
+}
+
+/// A store's text as errors show it: at most [`MAX_SHOWN`] characters, escaped.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
 /// A request that failed.
@@ -58,21 +63,19 @@ impl Failure {
         let (status, text) = (response.head.status, response.text());
         let code = error_code(&text);
         let message = xml::element(&text, "Message").unwrap_or_default();
-        let shown: String =
-            format!("{code} {message}").chars().take(SHOWN).flat_map(char::escape_debug).collect();
         let hint = match status {
             300..400 => "; expected the endpoint and the region of the bucket itself",
             _ if code == "RequestTimeTooSkewed" => "; set this machine's clock",
             _ => "",
         };
         let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
-        let shown = format!("status {status} {shown}");
+        let shown = format!("status {status} {}", shown(&format!("{code} {message}")));
         let text = format!("{}; expected {}{hint}", shown.trim(), expected.join(" or "));
         let retry = match (status, &*code) {
             (429 | 503, _) | (_, "SlowDown") => Retry::SlowDown,
-            (400 | 403, "ExpiredToken") => Retry::Renewed,
+            (400 | 403, "ExpiredToken") => Retry::WithNewCredentials,
             // The answer to HEAD has no code: the credentials may have expired.
-            (400 | 403, _) if method == Method::Head => Retry::Renewed,
+            (400 | 403, _) if method == Method::Head => Retry::WithNewCredentials,
             (408 | 500 | 502 | 504, _) => Retry::Again,
             (_, "RequestTimeout" | "InternalError" | "ConditionalRequestConflict" | "OperationAborted") => {
                 Retry::Again
@@ -90,40 +93,39 @@ impl Failure {
     }
 }
 
-/// Pause before a repetition after `attempts` attempts: random, so that clients that failed together don't
+/// Pause before a retry after `attempts` attempts: random, so that clients that failed together don't
 /// come back together ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015; full jitter).
 pub(crate) fn pause(attempts: u32, retry: Retry) -> Duration {
-    if retry == Retry::Renewed {
+    if retry == Retry::WithNewCredentials {
         return Duration::ZERO;
     }
     let longest = (FIRST_PAUSE * 2_u32.pow(attempts.saturating_sub(1).min(16))).min(MAX_PAUSE);
-    let shortest = if retry == Retry::SlowDown { SLOW_DOWN_PAUSE } else { Duration::ZERO };
-    let share = (runtime::random_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-    shortest + longest.mul_f64(share)
+    let shortest = if retry == Retry::SlowDown { MIN_SLOW_DOWN_PAUSE } else { Duration::ZERO };
+    shortest + longest.mul_f64(runtime::Random::new(runtime::random_u64()).unit())
 }
 
-/// Budget of repetitions: a store that fails each request gets a tenth more of them for it, and no multiple.
-/// In units of a repetition: each success earns [`EARNED`](Self::EARNED) hundredths.
+/// Retry budget: a store that fails each request gets a tenth more of them for it, and no multiple. In units
+/// of a retry: each success earns [`EARNED`](Self::EARNED) hundredths.
 #[derive(Debug)]
 pub(crate) struct Budget {
     hundredths: Cell<u64>,
 }
 
 impl Budget {
-    /// Most repetitions that are saved up.
-    pub const MOST: u64 = 100;
-    /// Hundredths of a repetition that a success earns.
+    /// Most retries that are saved up.
+    pub const MAX_RETRIES: u64 = 100;
+    /// Hundredths of a retry that a success earns.
     pub const EARNED: u64 = 10;
 
     pub fn new() -> Self {
-        Budget { hundredths: Cell::new(Self::MOST * 100) }
+        Budget { hundredths: Cell::new(Self::MAX_RETRIES * 100) }
     }
 
     pub fn earn(&self) {
-        self.hundredths.set((self.hundredths.get() + Self::EARNED).min(Self::MOST * 100));
+        self.hundredths.set((self.hundredths.get() + Self::EARNED).min(Self::MAX_RETRIES * 100));
     }
 
-    /// Takes one repetition; false if there is none.
+    /// Takes one retry; false if there is none.
     pub fn take(&self) -> bool {
         let rest = self.hundredths.get().checked_sub(100);
         self.hundredths.set(rest.unwrap_or(self.hundredths.get()));
@@ -131,7 +133,7 @@ impl Budget {
     }
 }
 
-/// Times to the first byte of reads, from which the delay of a second read follows.
+/// Times to the first byte of reads, from which the delay of a hedged read follows.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
     recent: RefCell<Vec<Duration>>,
@@ -142,12 +144,12 @@ pub(crate) struct Latencies {
 
 impl Latencies {
     /// Number of times that are kept.
-    const KEPT: usize = 128;
-    /// Number of times before the first second read.
-    const ENOUGH: usize = 16;
-    /// Shortest delay: a second read before it costs more than it gains.
-    const SHORTEST: Duration = Duration::from_millis(5);
-    /// Reads for each second read.
+    const MAX_TIMES: usize = 128;
+    /// Number of times before the first hedged read.
+    const MIN_TIMES: usize = 16;
+    /// Shortest delay: an earlier hedged read costs more than it gains.
+    const MIN_DELAY: Duration = Duration::from_millis(5);
+    /// Reads for each hedged read.
     const READS_PER_HEDGE: u64 = 10;
 
     pub fn record(&self, time: Duration) {
@@ -156,22 +158,22 @@ impl Latencies {
             Some(place) => *place = time,
             None => recent.push(time),
         }
-        self.next.set((next + 1) % Self::KEPT);
+        self.next.set((next + 1) % Self::MAX_TIMES);
         self.reads.set(self.reads.get() + 1);
     }
 
-    /// Delay after which a read without a first byte gets a second one: that of 95 in a hundred recent ones
-    /// ("The Tail at Scale", Dean and Barroso, 2013). `None` while too few are known.
+    /// Delay after which a read without a first byte gets a hedged read: the 95th percentile of the recent
+    /// ones ("The Tail at Scale", Dean and Barroso, 2013). `None` while too few are known.
     pub fn delay(&self) -> Option<Duration> {
         let mut sorted = self.recent.borrow().clone();
-        if sorted.len() < Self::ENOUGH {
+        if sorted.len() < Self::MIN_TIMES {
             return None;
         }
         sorted.sort_unstable();
-        Some(sorted[sorted.len() * 95 / 100].max(Self::SHORTEST))
+        Some(sorted[sorted.len() * 95 / 100].max(Self::MIN_DELAY))
     }
 
-    /// Takes the permission for a second read; false if a tenth of the reads had one.
+    /// Takes the permission for a hedged read; false if a tenth of the reads had one.
     pub fn take_hedge(&self) -> bool {
         let is_permitted = self.hedges.get() * Self::READS_PER_HEDGE < self.reads.get();
         self.hedges.set(self.hedges.get() + u64::from(is_permitted));
@@ -191,8 +193,8 @@ mod tests {
                 let pauses: Vec<Duration> = (0..50).map(|_| pause(attempts, Retry::Again)).collect();
                 assert!(pauses.iter().all(|pause| *pause < longest), "{attempts}");
                 assert!(pauses.iter().max() > Some(&(longest / 2)), "{attempts}");
-                assert!(pause(attempts, Retry::SlowDown) >= SLOW_DOWN_PAUSE);
-                assert_eq!(pause(attempts, Retry::Renewed), Duration::ZERO);
+                assert!(pause(attempts, Retry::SlowDown) >= MIN_SLOW_DOWN_PAUSE);
+                assert_eq!(pause(attempts, Retry::WithNewCredentials), Duration::ZERO);
             }
         };
         runtime::simulate(runtime::Simulation::new(1), main).unwrap();
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn second_reads_follow_the_slowest_of_twenty() {
+    fn hedged_reads_follow_the_slowest_of_twenty() {
         let latencies = Latencies::default();
         assert!(!latencies.take_hedge());
         (1..=15).for_each(|time| latencies.record(Duration::from_millis(time)));

@@ -1,4 +1,4 @@
-//! The client of a bucket: signed requests, with limits, repetitions and second reads.
+//! The client of a bucket: signed requests, with limits, retries and hedged reads.
 
 use crate::connection::{Request, Response};
 use crate::counts::{Counts, Kind};
@@ -43,14 +43,14 @@ pub struct Limits {
     pub first_byte: Duration,
     /// Time limit of one request, with the wait for a connection and for its response. Default: 60 s.
     pub request: Duration,
-    /// Time limit of an operation with all repetitions of its request; an upload in parts has several
-    /// requests. Default: 120 s.
+    /// Time limit of an operation with all retries of its request; a multipart upload has several requests.
+    /// Default: 120 s.
     pub operation: Duration,
-    /// Size in bytes above which an object is uploaded in parts. Default: 64 MiB.
+    /// Size in bytes above which an object is written by a multipart upload. Default: 64 MiB.
     pub parts_above: usize,
     /// Size of a part in bytes, at least 5 MiB. Default: 16 MiB.
     pub part: usize,
-    /// Whether a slow read gets a second one. Default: true.
+    /// Whether a slow read gets a hedged read. Default: true.
     pub hedged: bool,
 }
 
@@ -69,7 +69,7 @@ impl Default for Limits {
     }
 }
 
-/// A bucket, and the way to it.
+/// Configuration of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// URL of the store, such as `http://127.0.0.1:7070`.
@@ -126,7 +126,7 @@ pub(crate) struct Call<'c> {
     pub max_body: usize,
     /// Statuses that aren't failures.
     pub expected: &'static [u16],
-    /// Check of such a response; an error of the transfer is repeated.
+    /// Check of such a response; an error of the transfer is retried.
     pub check: Option<Check<'c>>,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 }
 
 impl Store {
-    /// Returns a client. Asks nothing; [`probe`](Self::probe) checks the store.
+    /// Returns a client. Sends no request; [`probe`](Self::probe) checks the store.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an endpoint, a bucket or limits that can't be.
@@ -229,7 +229,7 @@ impl Client {
     /// The last failure, with the number of attempts. The store may have carried out the request.
     pub async fn call(&self, call: &Call<'_>) -> Result<Response> {
         let end = runtime::now() + self.limits.operation;
-        let (mut attempts, mut earlier) = (0, None);
+        let (mut attempts, mut has_renewed, mut earlier) = (0, false, None);
         loop {
             attempts += 1;
             let left = end - runtime::now();
@@ -250,8 +250,9 @@ impl Client {
                 Some(earlier) if whole == left && matches!(failure.error, Error::TimedOut(_)) => earlier,
                 _ => failure,
             };
-            match self.next_attempt(&failure, attempts, end) {
+            match self.next_attempt(&failure, attempts, has_renewed, end) {
                 Ok(pause) => {
+                    has_renewed |= failure.retry == Retry::WithNewCredentials;
                     runtime::sleep(pause).await;
                     earlier = Some(failure);
                 }
@@ -266,21 +267,30 @@ impl Client {
         }
     }
 
-    /// Pause before the next attempt after a failure, or the reason why there is none.
-    fn next_attempt(&self, failure: &Failure, attempts: u32, end: Instant) -> Result<Duration, String> {
+    /// Pause before the next attempt after a failure, or the reason why there is none. `has_renewed` is
+    /// whether the operation has asked for new credentials, which it does once.
+    fn next_attempt(
+        &self,
+        failure: &Failure,
+        attempts: u32,
+        has_renewed: bool,
+        end: Instant,
+    ) -> Result<Duration, String> {
         if failure.retry == Retry::Never {
-            return Err("the last one can't be repeated".to_owned());
+            return Err("the last one can't be retried".to_owned());
         }
         let pause = pause(attempts, failure.retry);
         if runtime::now() + pause >= end {
             return Err(format!("within {:?}", self.limits.operation));
         }
-        // New credentials are asked for once in a row.
-        if failure.retry == Retry::Renewed && attempts > 1 {
+        if failure.retry == Retry::WithNewCredentials && has_renewed {
             return Err("with new credentials".to_owned());
         }
         if !self.budget.take() {
-            return Err(format!("the store fails most requests: {} repetitions are used up", Budget::MOST));
+            return Err(format!(
+                "the retry budget of {} is used up, as the store fails most requests",
+                Budget::MAX_RETRIES
+            ));
         }
         self.count(|counts| counts.retries += 1);
         Ok(pause)
@@ -327,7 +337,7 @@ impl Client {
         let has_bucket = response.head.status != 404 || error_code(&response.text()) != "NoSuchBucket";
         if !call.expected.contains(&response.head.status) || !has_bucket {
             let failure = Failure::of_response(&response, call.method, call.expected);
-            if failure.retry == Retry::Renewed {
+            if failure.retry == Retry::WithNewCredentials {
                 self.credentials.forget();
             }
             return Err(failure);
@@ -372,7 +382,7 @@ impl Client {
     }
 
     /// As [`attempt`](Self::attempt), for a read: if its first byte takes longer than that of most others, a
-    /// second one begins, and the first success of the two is the result. The other one's connection is
+    /// hedged read begins, and the first success of the two is the result. The other one's connection is
     /// closed.
     async fn hedged(&self, call: &Call<'_>, whole: Duration) -> Result<Response, Failure> {
         let (first_byte, second_byte) = (Cell::new(None), Cell::new(None));

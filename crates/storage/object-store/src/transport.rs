@@ -4,7 +4,7 @@
 //! - The establishment of a connection and the first byte of a response have limits. The caller limits the
 //!   whole, with the wait for a free connection.
 //! - A request that is dropped closes its connection, and no other one.
-//! - There is no request and no timer while nothing is asked. Connections that were idle for longer than
+//! - An idle client has no request and no timer. Connections that were idle for longer than
 //!   [`IDLE_LIMIT`] are closed at the next request, since servers close them as well.
 
 use crate::connection::{Connection, Request, Response};
@@ -77,13 +77,14 @@ impl Transport {
         let _permit = self.permits.acquire(1).await;
         if let Some(mut connection) = self.take_idle() {
             match connection.exchange(request, limit, first_byte).await {
-                // The server may have closed it while it was idle: a new one tells.
+                // The server may have closed it while it was idle: the request is sent on a new connection.
                 Err(error) if first_byte.get().is_none() && is_lost(&error) => {}
                 outcome => return outcome.map(|outcome| self.keep(connection, outcome)),
             }
         }
         let mut addresses = self.endpoint.addresses(self.connect_limit).await?;
-        // Those of one name share the load, and one that is down is the first one only for some connections.
+        // A random order spreads connections over the addresses of a name, and avoids that all of them try
+        // one that is down first.
         let first = runtime::random_u64() % addresses.len().max(1) as u64;
         addresses.rotate_left(first as usize);
         let (host, tls) = (&self.endpoint.host, self.tls.as_ref());

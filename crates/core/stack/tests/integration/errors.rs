@@ -359,13 +359,13 @@ fn what_is_nested_too_deeply() {
     assert!(Stack::from_line("x", &nested(63), &registry()).is_ok());
     assert_messages(
         &line(&nested(64)),
-        &["1:1: \"top\" is above 64 levels of parts; expected at most 64 levels"],
+        &["1:1: \"top\" is on level 65 of the stack; expected at most 64 levels"],
     );
     assert_messages(&line(&nested(100_000)), &["1:517: nested too deeply: expected at most 129 levels"]);
     assert_messages(&line(&"[".repeat(100_000)), &["1:130: nested too deeply: expected at most 129 levels"]);
     let section = |number: usize| format!("[device.d{number}]\nkind = \"log\"\non = \"d{}\"\n", number + 1);
     let chain = (0..64).map(section).collect::<String>() + "[device.d64]\nkind = \"null\"\n";
-    assert_messages(&toml(&chain), &["1:9: \"d0\" is above 64 levels of parts; expected at most 64 levels"]);
+    assert_messages(&toml(&chain), &["1:9: \"d0\" is on level 65 of the stack; expected at most 64 levels"]);
 }
 
 #[test]
@@ -404,11 +404,11 @@ fn stacks_that_are_no_tree_stay_toml() {
     );
     let tops = "[device.a]\nkind = \"null\"\n[device.b]\nkind = \"null\"\n";
     assert!(
-        refusal(tops).starts_with("s.toml:3:9: nothing is above \"a\" nor \"b\": one line holds only a tree")
+        refusal(tops).starts_with("s.toml:3:9: no part is above \"a\" or \"b\": one line holds only a tree")
     );
     let doors =
         "[device.a]\nkind = \"null\"\n[door.x]\nkind = \"nbd\"\ndevice = \"a\"\n[door.y]\nkind = \"nbd\"\n";
-    assert!(refusal(doors).contains("nothing is above door \"x\" nor door \"y\""));
+    assert!(refusal(doors).contains("no part is above door \"x\" or door \"y\""));
 }
 
 #[test]

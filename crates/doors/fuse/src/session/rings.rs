@@ -27,10 +27,11 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// Entries of a queue that requests which wait for the kernel's write-back leave to it.
-const KEPT_ENTRIES: usize = 4;
+/// Number of entries of a queue that are reserved for the kernel's write-back: seeks that wait for it don't
+/// take them.
+const WRITE_BACK_ENTRIES: usize = 4;
 /// Fewest entries of a queue with which rings are used.
-const MIN_ENTRIES: usize = 2 * KEPT_ENTRIES;
+const MIN_ENTRIES: usize = 2 * WRITE_BACK_ENTRIES;
 
 /// Number of queues of a connection, and of entries of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,7 @@ pub(super) fn start(workers: &Rc<Workers>, served: &Served, rings: Rings) -> Res
     let (shard, shards) = (runtime::current_shard().0, runtime::shard_count());
     let mut entries = Vec::new();
     for number in (shard..rings.queues).step_by(shards) {
-        let seeks_left = Cell::new(rings.entries - KEPT_ENTRIES);
+        let seeks_left = Cell::new(rings.entries - WRITE_BACK_ENTRIES);
         let queue = Rc::new(Queue { seeks_left, is_refused: Cell::new(false) });
         for _ in 0..rings.entries {
             entries.push((queue.clone(), RingEntry::new(&served.device, number as u16, MAX_WRITE)?));

@@ -58,6 +58,7 @@ impl Trace {
     /// Checks that an operation costs at most these numbers of requests, and no others.
     fn costs_at_most(&self, what: &str, most: &[(&str, usize)], operation: impl FnOnce()) {
         let counts = self.requests_of(operation);
+        assert!(!counts.is_empty(), "{what}: the trace has no request of this mount");
         for (name, count) in &counts {
             let most = most.iter().find(|(other, _)| other == name).map_or(0, |(_, most)| *most);
             assert!(*count <= most, "{what}: {count} of {name}; expected at most {most}; all: {counts:?}");

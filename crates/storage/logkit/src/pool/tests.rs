@@ -213,7 +213,7 @@ fn headers_of_the_cleaners_own_records_are_no_garbage() {
     assert_eq!(candidates(), [(users, 11, 14), (cleaners, 10, 11), (both, 11, 14), (early, 5, 14)]);
 }
 
-/// The count of prepared zones that is kept equals that of a scan of all free zones.
+/// The prepared zones that aren't taken are those that a scan of all free zones finds.
 #[test]
 fn free_prepared_zones_are_those_that_a_scan_finds() {
     let scanned = |pool: &ZonePool| {
@@ -265,7 +265,9 @@ fn selected_zones_are_those_of_the_list() {
 
 /// Cost of what looks at all zones, with a million of them, full and half of their blocks live:
 ///
-///     cargo test --release -p siltstone-logkit pool::tests::a_million -- --ignored --nocapture
+///     cargo test --release -p siltstone-logkit --lib pool::tests::a_million -- --ignored --nocapture
+///
+/// The figures of the book (Growth) are of a debug build, without `--release`.
 #[test]
 #[ignore = "it measures"]
 fn a_million_zones() {

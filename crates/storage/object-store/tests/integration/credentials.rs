@@ -123,6 +123,23 @@ fn expired_credentials_are_asked_for_again_once() {
 }
 
 #[test]
+fn credentials_that_expire_after_another_failure_are_renewed() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let service = Bucket::start_at(METADATA, None, Faults::default());
+        let number = Cell::new(0);
+        service.follow(move |asked| Some(metadata(asked, &number)));
+        let slow_down = text(503, "<Error><Code>SlowDown</Code></Error>");
+        let expired = text(403, "<Error><Code>ExpiredToken</Code></Error>");
+        let mut answers = vec![slow_down.clone(), expired, slow_down];
+        bucket.follow(move |_| answers.pop());
+        let store = store(CredentialSource::Instance { endpoint: format!("http://{METADATA}") });
+        put(&store).await;
+        assert_eq!((store.counts().retries, service.asked.borrow().len()), (3, 6));
+    });
+}
+
+#[test]
 fn hostile_metadata_is_refused() {
     simulated(1, || async {
         let _bucket = Bucket::start(Faults::default());

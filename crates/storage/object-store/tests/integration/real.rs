@@ -72,7 +72,7 @@ async fn objects_are_read_as_they_were_written(store: Store) {
     assert_eq!(store.head("db/zone-1").await, Ok(None));
 }
 
-async fn what_the_store_refuses_is_told(store: Store, other: impl Fn(&str, &str) -> Store) {
+async fn refusals_have_reasons(store: Store, other: impl Fn(&str, &str) -> Store) {
     written(store.put("key", payload(1, &[3]), &Condition::Always).await.unwrap());
     let secret = other("vol", "another").get("key", 3).await.unwrap_err();
     let text = secret.to_string();
@@ -175,7 +175,7 @@ fn versitygw_refuses_with_reasons() {
     let Some(server) = Server::start(Program::VersityGw) else { return };
     runtime::run(runtime::Config::default(), move || async move {
         let other = |bucket: &str, secret: &str| server.client(bucket, secret, Limits::default());
-        what_the_store_refuses_is_told(server.store(Limits::default()), other).await;
+        refusals_have_reasons(server.store(Limits::default()), other).await;
     })
     .unwrap();
 }
@@ -186,7 +186,7 @@ fn versitygw_passes_the_probe() {
 }
 
 #[test]
-fn versitygw_keeps_connections_and_an_idle_client_asks_nothing() {
+fn versitygw_keeps_connections_and_an_idle_client_sends_nothing() {
     on(Program::VersityGw, Limits::default(), async |store| {
         let store = Rc::new(store);
         for number in 0..20 {

@@ -1,4 +1,4 @@
-//! Repetitions, limits, second reads and connections.
+//! Retries, limits, hedged reads and connections.
 
 use crate::real::{payload, written};
 use crate::simulated::{Asked, Bucket, Faults, SERVER, client, config, simulated};
@@ -57,7 +57,10 @@ fn an_outage_ends_an_operation_at_its_limit_and_the_budget_ends_a_storm() {
         let used = runtime::join_all((0..32).map(|_| store.delete("key"))).await;
         assert!(used.iter().all(|outcome| matches!(outcome, Err(Error::Io(_)))));
         let text = used.last().unwrap().as_ref().unwrap_err().to_string();
-        assert!(text.contains("status 503 SlowDown") && text.contains("are used up"), "{text}");
+        assert!(
+            text.contains("status 503 SlowDown") && text.contains("the retry budget of 100 is used up"),
+            "{text}"
+        );
         assert!(bucket.count("DELETE") <= 132, "{} requests", bucket.count("DELETE"));
         let attempts = bucket.count("DELETE");
         assert!(store.delete("key").await.is_err());
@@ -102,7 +105,7 @@ fn silence_is_bounded_wherever_it_begins() {
 }
 
 #[test]
-fn a_lost_answer_of_a_conditional_write_is_told_from_another_writer() {
+fn a_lost_answer_of_a_conditional_write_is_distinguished_from_another_writer() {
     for (lost, duplicate) in [(1.0, 0.0), (0.0, 1.0)] {
         simulated(1, move || async move {
             let bucket = Bucket::start(Faults { lost_answer: lost, duplicate, ..Faults::default() });
@@ -152,7 +155,7 @@ fn a_failed_upload_is_aborted() {
 }
 
 #[test]
-fn slow_reads_get_a_second_one_within_a_tenth() {
+fn slow_reads_get_a_hedged_one_within_a_tenth() {
     simulated(7, || async {
         let bucket = Bucket::start(Faults::default());
         let store = client(Limits::default());

@@ -1,4 +1,4 @@
-//! Real stores: VersityGW, which `scripts/test` installs where Go is, and moto, a package of Python.
+//! Real stores: VersityGW, which `scripts/test` installs if Go is installed, and moto, a package of Python.
 
 use object_store::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! A store on simulated sockets: objects with conditions, listings by pages and uploads in parts, and faults
+//! A store on simulated sockets: objects with conditions, listings by pages and multipart uploads, and faults
 //! that are drawn for each request.
 //!
 //! Each request is carried out at one moment, between its last byte and its answer. The answer may be late,
@@ -48,7 +48,7 @@ pub struct Stored {
     pub headers: Vec<(String, String)>,
 }
 
-/// An upload in parts: headers of its object, and the parts.
+/// A multipart upload: headers of its object, and the parts.
 type Upload = (Vec<(String, String)>, BTreeMap<u64, Vec<u8>>);
 
 /// A request.
@@ -100,7 +100,7 @@ pub struct Bucket {
 }
 
 fn chance(probability: f64) -> bool {
-    probability > 0.0 && ((runtime::random_u64() >> 11) as f64 / (1_u64 << 53) as f64) < probability
+    probability > 0.0 && runtime::Random::new(runtime::random_u64()).chance(probability)
 }
 
 fn below(limit: u64) -> u64 {

@@ -4,6 +4,7 @@
 use crate::real::payload;
 use crate::simulated::{Bucket, Faults, client, simulated};
 use block::{Data, Error};
+use conformance::budget::Budget;
 use object_store::{Condition, Limits, Put, Store};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -128,7 +129,7 @@ async fn readers_verify(bucket: Rc<Bucket>) {
 async fn check_listing(store: &Store, bucket: &Bucket, written: &BTreeMap<String, Data>) {
     let (mut listed, mut from) = (Vec::new(), None);
     loop {
-        // The budget of repetitions may be used up.
+        // The retry budget may be used up.
         let page = store.list("data/", from.as_deref()).await.unwrap();
         listed.extend(page.objects.into_iter().map(|object| object.key));
         from = page.next;
@@ -141,13 +142,19 @@ async fn check_listing(store: &Store, bucket: &Bucket, written: &BTreeMap<String
     assert!(bucket.objects.borrow().is_empty());
 }
 
-/// Runs a test in worlds: a hundred, or with `--long` a hundred times as many. `SILTSTONE_SEED` is the first
-/// one.
+/// Runs a test in the worlds that fit its budget. `SILTSTONE_SEED` sets the first one, and `SILTSTONE_SEEDS`
+/// their number, without a budget.
 fn worlds<Fut: Future<Output = ()> + 'static>(test: impl Fn(Rc<Bucket>) -> Fut + Copy + 'static) {
-    let first = std::env::var("SILTSTONE_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let count = if conformance::budget::is_long() { 10_000 } else { 100 };
-    for seed in first..first + count {
-        println!("seed {seed}");
+    const SEEDS: u64 = 10_000;
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let first = number("SILTSTONE_SEED").unwrap_or(1);
+    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
+    let budget = Budget::of(4);
+    for seed in first..first + asked.unwrap_or(SEEDS) {
+        if asked.is_none() && !budget.allows_more(SEEDS) {
+            break;
+        }
+        println!("SILTSTONE_SEED={seed}");
         simulated(seed, move || async move {
             let bucket = Bucket::start(drawn(&mut runtime::Random::new(seed)));
             test(bucket).await;
