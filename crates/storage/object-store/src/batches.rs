@@ -87,7 +87,8 @@ impl Store {
         body_of(&response).and_then(|text| page(text, prefix, from))
     }
 
-    /// Deletes objects, [`MAX_BATCH`] with each request. Those that don't exist are successes.
+    /// Deletes objects, [`MAX_BATCH`] with each request. Those that don't exist are successes. Their keys
+    /// aren't used again, as after [`delete`](Self::delete).
     ///
     /// # Errors
     /// [`Error::Io`] with the first object that the store keeps, after all batches; errors of the store,

@@ -2,7 +2,8 @@
 //!
 //! The head of a response is received while the request is still being sent: a store that is overloaded
 //! answers before it has read the body. Such a connection isn't used again, nor is one whose request was
-//! dropped: its bytes would belong to another response.
+//! dropped: its bytes would belong to another response. While a connection is idle a receive is in flight,
+//! which finds bytes that belong to no response, and the end of the connection.
 
 use crate::http::{Chunks, Framing, Head, Method, framing, parse_head};
 use block::{Buffer, Data, Error, Payload, Result};
@@ -10,13 +11,15 @@ use runtime::net::{self, Address};
 use std::cell::Cell;
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::pin::pin;
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tls::{ClientConfig, Stream};
 
 /// Bytes of one receive, unless they go to a body of known length.
 const RECEIVE_BYTES: usize = 32 << 10;
+/// Bytes of the receive that is in flight while a connection is idle: the head of the next response.
+const IDLE_RECEIVE_BYTES: usize = 4 << 10;
 /// Limit of the interim responses before a response.
 const MAX_INTERIM: usize = 8;
 /// Largest body of a response that isn't a success, in bytes: the description of an error.
@@ -50,11 +53,18 @@ impl Response {
     }
 }
 
+/// A receive in flight.
+type Receive = Pin<Box<dyn Future<Output = (Result<usize>, Buffer)>>>;
+
 /// An open connection without a request.
 pub(crate) struct Connection {
     stream: Stream,
     host: String,
     received: Vec<u8>,
+    /// Receive that began while the connection was idle.
+    waiting: Option<Receive>,
+    /// Whether a byte has arrived since the last request.
+    pub is_answered: bool,
     /// Time of the last response; `None` before the first one.
     pub used: Option<runtime::Instant>,
 }
@@ -84,6 +94,8 @@ impl Connection {
                         stream,
                         host: host.to_owned(),
                         received: Vec::new(),
+                        waiting: None,
+                        is_answered: false,
                         used: None,
                     });
                 }
@@ -107,6 +119,7 @@ impl Connection {
         first_byte: &Cell<Option<Duration>>,
     ) -> Result<(Response, bool)> {
         let began = runtime::now();
+        self.is_answered = false;
         let message = self.encode(request)?;
         let stream = self.stream.clone();
         let (head, is_sent) = {
@@ -150,6 +163,17 @@ impl Connection {
         Ok((Response { head, body }, continues))
     }
 
+    /// Whether the server has sent nothing since the last response, nor closed the connection. The receive
+    /// that shows it remains in flight, for the next response. Where the server has, the connection can't be
+    /// used again.
+    pub fn is_silent(&mut self) -> bool {
+        let waiting: &mut Receive = self.waiting.get_or_insert_with(|| {
+            let stream = self.stream.clone();
+            Box::pin(async move { stream.receive(Buffer::new(IDLE_RECEIVE_BYTES)).await })
+        });
+        waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
     /// Encodes a request.
     ///
     /// # Errors
@@ -175,10 +199,14 @@ impl Connection {
 
     /// Receives at least one byte more.
     async fn receive_more(&mut self, expected: &str) -> Result<()> {
-        let (count, buffer) = self.stream.receive(Buffer::new(RECEIVE_BYTES)).await;
+        let (count, buffer) = match self.waiting.take() {
+            Some(waiting) => waiting.await,
+            None => self.stream.receive(Buffer::new(RECEIVE_BYTES)).await,
+        };
         match count? {
             0 => Err(Error::disconnected(format!("the server closed the connection before {expected}"))),
             _ => {
+                self.is_answered = true;
                 self.received.extend_from_slice(buffer.filled());
                 Ok(())
             }

@@ -5,11 +5,14 @@
 //!   sockets, and the environment, aren't.)
 //! - Credentials that expire are renewed [`RENEWAL`] before, by one request at a time; while that fails they
 //!   are used as long as they are valid.
+//! - Credentials that the store refuses are renewed, unless the source was asked less than 60 s ago: a store
+//!   also refuses what valid credentials don't permit. While the renewal fails they are used as well.
 
 use crate::connection::{Connection, Request};
 use crate::endpoint::Endpoint;
 use crate::http::Method;
 use block::{Error, Payload, Result};
+use runtime::Instant;
 use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -25,6 +28,8 @@ pub const MAX_FILE: u64 = 1 << 20;
 /// Address of the metadata service of EC2 instances.
 pub const INSTANCE_METADATA: &str = "http://169.254.169.254";
 
+/// Shortest time between a request for credentials and the next one because the store has refused them.
+const MIN_INTERVAL: Duration = Duration::from_secs(60);
 /// Time limit of all requests for new credentials together.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of one request to the metadata service, which is on the instance's own link.
@@ -138,10 +143,19 @@ pub enum CredentialSource {
     },
 }
 
+/// Credentials in use.
+struct Current {
+    credentials: Rc<Credentials>,
+    /// Time at which the source was asked last.
+    asked: Instant,
+    /// Whether the store has refused them since.
+    is_refused: bool,
+}
+
 /// Credentials that are renewed.
 pub(crate) struct Provider {
     source: CredentialSource,
-    current: RefCell<Option<Rc<Credentials>>>,
+    current: RefCell<Option<Current>>,
     renewing: Rc<Semaphore>,
 }
 
@@ -150,38 +164,54 @@ impl Provider {
         Provider { source, current: RefCell::new(None), renewing: Semaphore::new(1) }
     }
 
-    /// Returns valid credentials; asks the source if there are none, or they end soon.
+    /// Returns valid credentials; asks the source if there are none, they end soon, or the store has refused
+    /// them.
     ///
     /// # Errors
     /// [`Error::NotFound`] if the source has none; errors of the source; [`Error::TimedOut`].
     pub async fn get(&self) -> Result<Rc<Credentials>> {
-        let current = || self.current.borrow().clone();
-        if let Some(current) = current().filter(|current| current.is_valid_for(RENEWAL)) {
+        let current = || {
+            let current = self.current.borrow();
+            let current = current.as_ref().filter(|current| !current.is_refused)?;
+            current.credentials.is_valid_for(RENEWAL).then(|| current.credentials.clone())
+        };
+        if let Some(current) = current() {
             return Ok(current);
         }
         let renewed = runtime::timeout(RENEWAL_LIMIT, async {
             let _permit = self.renewing.acquire(1).await;
             // Another task may have renewed them meanwhile.
-            if let Some(current) = current().filter(|current| current.is_valid_for(RENEWAL)) {
+            if let Some(current) = current() {
                 return Ok(current);
             }
             let new = Rc::new(self.ask().await?);
-            self.current.replace(Some(new.clone()));
+            let current = Current { credentials: new.clone(), asked: runtime::now(), is_refused: false };
+            self.current.replace(Some(current));
             Ok(new)
         })
         .await
         .unwrap_or_else(|_| {
             Err(Error::timed_out(format!("renewing credentials: not within {RENEWAL_LIMIT:?}")))
         });
-        match (renewed, current()) {
-            (Err(_), Some(current)) if current.is_valid_for(Duration::ZERO) => Ok(current),
+        match (renewed, &mut *self.current.borrow_mut()) {
+            (Err(_), Some(current)) if current.credentials.is_valid_for(Duration::ZERO) => {
+                (current.asked, current.is_refused) = (runtime::now(), false);
+                Ok(current.credentials.clone())
+            }
             (renewed, _) => renewed,
         }
     }
 
-    /// Forgets the credentials, which the store says have expired.
-    pub fn forget(&self) {
-        self.current.replace(None);
+    /// Marks credentials, which the store has refused, as to be renewed. Returns whether the next request may
+    /// have others.
+    pub fn refuse(&self, used: &Rc<Credentials>) -> bool {
+        let mut current = self.current.borrow_mut();
+        let Some(current) = current.as_mut().filter(|current| Rc::ptr_eq(&current.credentials, used)) else {
+            // Another request has renewed them.
+            return true;
+        };
+        current.is_refused |= current.asked.elapsed() >= MIN_INTERVAL;
+        current.is_refused
     }
 
     async fn ask(&self) -> Result<Credentials> {

@@ -143,19 +143,32 @@ impl Store {
     /// A write whose answer was lost is retried. If the store then says that the condition isn't met, the
     /// object's nonce shows whether it was this write that met it.
     ///
+    /// An attempt that timed out, failed or was dropped may reach the store late, after later writes and
+    /// deletions of the key. It replaces their object if its condition is met then. So that it never is:
+    /// - A key isn't used again after [`delete`](Self::delete): [`Condition::Absent`] would be met.
+    /// - An object that is replaced is written with [`Condition::Matches`], and no two of its contents are
+    ///   equal: an earlier ETag could return.
+    /// - [`Condition::Always`] is only for keys that are written once.
+    ///
     /// # Errors
-    /// [`Error::Invalid`] for a key that isn't permitted; errors of the store, after which the object may be
-    /// there or not. If this future is dropped, the object may be written still.
+    /// [`Error::Invalid`] for a key that isn't permitted; [`Error::Corrupt`] if the store returns another
+    /// checksum, also when the object is sent again; errors of the store. After an error, or if this future
+    /// is dropped, the object may be written or not, or be written later.
     pub async fn put(&self, key: &str, body: Payload, condition: &Condition) -> Result<Put> {
         check_key(key)?;
         let (nonce, checksum) = (new_nonce(), checksum(&body));
         if body.len() > self.0.limits.parts_above {
             return self.put_parts(key, body, condition, &nonce, checksum).await;
         }
+        let damaged = Cell::new(None);
         let returned = |response: &Response| match response.head.header(CHECKSUM) {
-            Some(value) if response.head.status == 200 && value != encoded(checksum) => Err(Error::corrupt(
-                format!("the store has the checksum {value}; expected {}", encoded(checksum)),
-            )),
+            Some(value) if response.head.status == 200 && value != encoded(checksum) => {
+                let (value, expected) = (value.escape_debug(), encoded(checksum));
+                let error =
+                    Error::corrupt(format!("the store has the checksum {value}; expected {expected}"));
+                damaged.set(Some(error.clone()));
+                Err(error)
+            }
             _ => Ok(()),
         };
         let mut call = Call::new(Kind::Put, Method::Put, key, expected(condition));
@@ -169,7 +182,11 @@ impl Store {
         let response = self.0.call(&call).await?;
         match response.head.status {
             200 => etag(&response.head).map(Put::Written).map_err(|error| self.0.explain(&call, &error)),
-            _ => self.settle(key, &nonce).await,
+            _ => match (self.settle(key, &nonce).await?, damaged.take()) {
+                // The object is that of the attempt whose bytes the store has damaged.
+                (Put::Written(_), Some(error)) => Err(self.0.explain(&call, &error)),
+                (outcome, _) => Ok(outcome),
+            },
         }
     }
 
@@ -270,6 +287,9 @@ impl Store {
     }
 
     /// Deletes an object; that it doesn't exist is a success.
+    ///
+    /// An attempt that timed out, failed or was dropped may reach the store late, and deletes an object that
+    /// was written to the key since. So a key isn't used again after its deletion, whatever the outcome.
     ///
     /// # Errors
     /// Errors of the store.

@@ -1,8 +1,8 @@
 //! Multipart uploads of objects.
 //!
-//! An upload that fails is aborted, so that the store keeps no parts that nothing names. One whose future is
-//! dropped isn't, nor one whose creation was answered and the answer lost: a rule of the bucket's lifecycle
-//! has to end those.
+//! After the failure of a part no other one is sent. An upload that fails is aborted, so that the store keeps
+//! no parts that nothing names. One whose future is dropped isn't, nor one whose creation was answered and
+//! the answer lost: a rule of the bucket's lifecycle has to end those.
 
 use crate::connection::{MAX_ERROR_BODY, Response};
 use crate::counts::Kind;
@@ -14,6 +14,7 @@ use crate::retry::error_code;
 use crate::store::{Call, Store};
 use crate::xml;
 use block::{Data, Error, Payload, Result};
+use std::cell::Cell;
 use std::fmt::Write;
 
 /// Most parts of an object.
@@ -84,10 +85,16 @@ impl Store {
         nonce: &str,
         upload: &str,
     ) -> Result<Put> {
-        let (length, part) = (body.len(), self.0.limits.part);
-        let parts = (0..length.div_ceil(part)).map(|number| {
+        let (length, part, has_failed) = (body.len(), self.0.limits.part, &Cell::new(false));
+        let parts = (0..length.div_ceil(part)).map(|number| async move {
+            // Parts begin in their order: the first error below is that of the part that failed.
+            if has_failed.get() {
+                return Err(Error::closed("an earlier part failed"));
+            }
             let bytes = body.slice(number * part..(number * part + part).min(length));
-            self.send_part(key, bytes, number + 1, upload)
+            let sent = self.send_part(key, bytes, number + 1, upload).await;
+            has_failed.set(has_failed.get() || sent.is_err());
+            sent
         });
         let mut text =
             "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">".to_owned();

@@ -14,6 +14,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest pause after the store has asked for fewer requests.
 const MIN_SLOW_DOWN_PAUSE: Duration = Duration::from_millis(250);
+/// Most retries of an operation after damaged bytes: damage in the store lasts.
+pub(crate) const MAX_DAMAGED_RETRIES: u32 = 2;
 /// Characters of a store's text that an error shows.
 const MAX_SHOWN: usize = 200;
 
@@ -28,6 +30,8 @@ pub(crate) enum Retry {
     SlowDown,
     /// The credentials have expired.
     WithNewCredentials,
+    /// The bytes differ from their checksum: on the way, or in the store.
+    Damaged,
 }
 
 /// Code of a store's error, such as `NoSuchKey`; empty if there is none.
@@ -53,6 +57,7 @@ impl Failure {
         let retry = match error {
             // A response that isn't HTTP won't be another time.
             Error::Protocol(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Retry::Never,
+            Error::Corrupt(_) => Retry::Damaged,
             _ => Retry::Again,
         };
         Failure { error, retry }

@@ -2,10 +2,10 @@
 
 use crate::connection::{Request, Response};
 use crate::counts::{Counts, Kind};
-use crate::credentials::{CredentialSource, Provider};
+use crate::credentials::{CredentialSource, Credentials, Provider};
 use crate::endpoint::Endpoint;
 use crate::http::Method;
-use crate::retry::{Budget, Failure, Latencies, Retry, error_code, pause};
+use crate::retry::{Budget, Failure, Latencies, MAX_DAMAGED_RETRIES, Retry, error_code, pause};
 use crate::transport::{Transport, is_lost};
 use block::{Error, Payload, Result};
 use runtime::Instant;
@@ -229,7 +229,7 @@ impl Client {
     /// The last failure, with the number of attempts. The store may have carried out the request.
     pub async fn call(&self, call: &Call<'_>) -> Result<Response> {
         let end = runtime::now() + self.limits.operation;
-        let (mut attempts, mut has_renewed, mut earlier) = (0, false, None);
+        let (mut attempts, mut damaged, mut earlier) = (0, 0, None);
         loop {
             attempts += 1;
             let left = end - runtime::now();
@@ -250,9 +250,9 @@ impl Client {
                 Some(earlier) if whole == left && matches!(failure.error, Error::TimedOut(_)) => earlier,
                 _ => failure,
             };
-            match self.next_attempt(&failure, attempts, has_renewed, end) {
+            damaged += u32::from(failure.retry == Retry::Damaged);
+            match self.next_attempt(&failure, attempts, damaged, end) {
                 Ok(pause) => {
-                    has_renewed |= failure.retry == Retry::WithNewCredentials;
                     runtime::sleep(pause).await;
                     earlier = Some(failure);
                 }
@@ -267,13 +267,14 @@ impl Client {
         }
     }
 
-    /// Pause before the next attempt after a failure, or the reason why there is none. `has_renewed` is
-    /// whether the operation has asked for new credentials, which it does once.
+    /// Pause before the next attempt after a failure, or the reason why there is none. `damaged` is the
+    /// number of attempts that failed by damaged bytes. Their retries take nothing of the budget: they say
+    /// nothing about the load of the store.
     fn next_attempt(
         &self,
         failure: &Failure,
         attempts: u32,
-        has_renewed: bool,
+        damaged: u32,
         end: Instant,
     ) -> Result<Duration, String> {
         if failure.retry == Retry::Never {
@@ -283,10 +284,11 @@ impl Client {
         if runtime::now() + pause >= end {
             return Err(format!("within {:?}", self.limits.operation));
         }
-        if failure.retry == Retry::WithNewCredentials && has_renewed {
-            return Err("with new credentials".to_owned());
-        }
-        if !self.budget.take() {
+        if failure.retry == Retry::Damaged {
+            if damaged > MAX_DAMAGED_RETRIES {
+                return Err(format!("{damaged} of them with damaged bytes"));
+            }
+        } else if !self.budget.take() {
             return Err(format!(
                 "the retry budget of {} is used up, as the store fails most requests",
                 Budget::MAX_RETRIES
@@ -322,7 +324,11 @@ impl Client {
         call: &Call<'_>,
         first_byte: &Cell<Option<Duration>>,
     ) -> Result<Response, Failure> {
-        let target = self.sign(call).await?;
+        let credentials = self.credentials.get().await.map_err(|error| {
+            let may_pass = is_lost(&error) || matches!(error, Error::TimedOut(_));
+            Failure { retry: if may_pass { Retry::Again } else { Retry::Never }, error }
+        })?;
+        let target = self.sign(call, &credentials);
         self.count(|counts| {
             counts.requests[call.kind as usize] += 1;
             counts.sent_bytes += call.body.len() as u64;
@@ -336,9 +342,9 @@ impl Client {
         // No object is missing there, but the place of all of them.
         let has_bucket = response.head.status != 404 || error_code(&response.text()) != "NoSuchBucket";
         if !call.expected.contains(&response.head.status) || !has_bucket {
-            let failure = Failure::of_response(&response, call.method, call.expected);
-            if failure.retry == Retry::WithNewCredentials {
-                self.credentials.forget();
+            let mut failure = Failure::of_response(&response, call.method, call.expected);
+            if failure.retry == Retry::WithNewCredentials && !self.credentials.refuse(&credentials) {
+                failure.retry = Retry::Never;
             }
             return Err(failure);
         }
@@ -350,11 +356,7 @@ impl Client {
 
     /// Path and query of a signed request (AWS Signature Version 4, in the query). They aren't shown: the
     /// signature is valid for a while.
-    async fn sign(&self, call: &Call<'_>) -> Result<String, Failure> {
-        let credentials = self.credentials.get().await.map_err(|error| {
-            let may_pass = is_lost(&error) || matches!(error, Error::TimedOut(_));
-            Failure { retry: if may_pass { Retry::Again } else { Retry::Never }, error }
-        })?;
+    fn sign(&self, call: &Call<'_>, credentials: &Credentials) -> String {
         fn sorted<'a>(pairs: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
             let mut pairs: Vec<_> = pairs.iter().map(|(name, value)| (*name, &**value)).collect();
             pairs.sort_unstable();
@@ -378,7 +380,7 @@ impl Client {
             query.iter().copied(),
             headers.iter().copied(),
         );
-        Ok(format!("{}?{}", signed.path(), signed.query().unwrap_or_default()))
+        format!("{}?{}", signed.path(), signed.query().unwrap_or_default())
     }
 
     /// As [`attempt`](Self::attempt), for a read: if its first byte takes longer than that of most others, a

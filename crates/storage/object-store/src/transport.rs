@@ -6,6 +6,9 @@
 //! - A request that is dropped closes its connection, and no other one.
 //! - An idle client has no request and no timer. Connections that were idle for longer than
 //!   [`IDLE_LIMIT`] are closed at the next request, since servers close them as well.
+//! - A connection on which bytes have arrived without a request isn't used again: they would be taken for the
+//!   next response.
+//! - A request is sent again only if its connection was idle before and ends without a byte of the response.
 
 use crate::connection::{Connection, Request, Response};
 use crate::endpoint::Endpoint;
@@ -78,7 +81,7 @@ impl Transport {
         if let Some(mut connection) = self.take_idle() {
             match connection.exchange(request, limit, first_byte).await {
                 // The server may have closed it while it was idle: the request is sent on a new connection.
-                Err(error) if first_byte.get().is_none() && is_lost(&error) => {}
+                Err(error) if !connection.is_answered && is_lost(&error) => {}
                 outcome => return outcome.map(|outcome| self.keep(connection, outcome)),
             }
         }
@@ -94,18 +97,19 @@ impl Transport {
         outcome.map(|outcome| self.keep(connection, outcome))
     }
 
-    fn keep(&self, connection: Connection, (response, continues): (Response, bool)) -> Response {
-        if continues {
+    fn keep(&self, mut connection: Connection, (response, continues): (Response, bool)) -> Response {
+        if continues && connection.is_silent() {
             self.idle.borrow_mut().push(connection);
         }
         response
     }
 
-    /// Takes the connection that was used last, and closes those that were idle for too long.
+    /// Takes the connection that was used last and has received nothing since. Closes those that were used
+    /// later, and those that were idle for too long.
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.borrow_mut();
         idle.retain(|connection| connection.used.is_some_and(|used| used.elapsed() < IDLE_LIMIT));
-        idle.pop()
+        std::iter::from_fn(|| idle.pop()).find_map(|mut idle| idle.is_silent().then_some(idle))
     }
 }
 

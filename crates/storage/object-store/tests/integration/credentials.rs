@@ -106,19 +106,49 @@ fn expired_credentials_are_asked_for_again_once() {
         bucket
             .follow(move |asked| (asked.query("X-Amz-Security-Token") == Some("t1")).then(|| answer.clone()));
         let store = store(CredentialSource::Instance { endpoint: format!("http://{METADATA}") });
-        put(&store).await;
-        assert_eq!((store.counts().retries, service.asked.borrow().len()), (1, 6));
-        bucket.follow(move |_| Some(expired.clone()));
+        // Those that the source has just returned are its newest.
         let error = store.get("key", 10).await.unwrap_err().to_string();
-        assert!(
-            error.contains("status 400 ExpiredToken") && error.contains("with new credentials"),
-            "{error}"
-        );
-        assert!(
-            store.head("key").await.unwrap_err().to_string().contains("with new credentials"),
-            "without a text"
-        );
-        assert_eq!(store.counts().retries, 3);
+        assert!(error.contains("status 400 ExpiredToken") && !error.contains("attempts"), "{error}");
+        runtime::sleep(Duration::from_secs(61)).await;
+        runtime::join_all((0..10).map(|_| put(&store))).await;
+        assert_eq!((store.counts().retries, service.asked.borrow().len()), (10, 6));
+        bucket.follow(move |_| Some(expired.clone()));
+        runtime::sleep(Duration::from_secs(61)).await;
+        let error = store.get("key", 10).await.unwrap_err().to_string();
+        assert!(error.contains("status 400 ExpiredToken") && error.contains("attempts: 2"), "{error}");
+        assert!(!store.head("key").await.unwrap_err().to_string().contains("attempts"), "without a text");
+        assert_eq!((store.counts().retries, service.asked.borrow().len()), (11, 9));
+    });
+}
+
+#[test]
+fn a_forbidden_head_leaves_valid_credentials() {
+    simulated(1, || async {
+        let (bucket, keys) = (Bucket::start(Faults::default()), Rc::default());
+        let service = Bucket::start_at(METADATA, None, Faults::default());
+        let number = Cell::new(0);
+        service.follow(move |asked| Some(metadata(asked, &number)));
+        let store = store(CredentialSource::Instance { endpoint: format!("http://{METADATA}") });
+        let heads = async |count| {
+            // The answer of a store to a role that may not list, for a key that doesn't exist.
+            bucket.follow(|asked| (asked.method == "HEAD").then(|| text(403, "")));
+            for _ in 0..count {
+                let error = store.head("missing").await.unwrap_err();
+                assert!(matches!(error, Error::PermissionDenied(_)), "{error}");
+            }
+            record_keys(&bucket, &keys);
+            put(&store).await;
+            (keys.take().remove(0), bucket.count("HEAD"), service.asked.borrow().len())
+        };
+        assert_eq!(heads(10).await, ("k1 t1".to_owned(), 10, 3));
+        // While the service fails, they are used as long as they are valid, and it is asked once a minute.
+        service.follow(|_| Some(text(500, "")));
+        runtime::sleep(Duration::from_secs(61)).await;
+        assert_eq!(heads(10).await, ("k1 t1".to_owned(), 21, 4));
+        let number = Cell::new(1);
+        service.follow(move |asked| Some(metadata(asked, &number)));
+        runtime::sleep(Duration::from_secs(61)).await;
+        assert_eq!(heads(10).await, ("k2 t2".to_owned(), 32, 7));
     });
 }
 
@@ -132,8 +162,10 @@ fn credentials_that_expire_after_another_failure_are_renewed() {
         let slow_down = text(503, "<Error><Code>SlowDown</Code></Error>");
         let expired = text(403, "<Error><Code>ExpiredToken</Code></Error>");
         let mut answers = vec![slow_down.clone(), expired, slow_down];
-        bucket.follow(move |_| answers.pop());
         let store = store(CredentialSource::Instance { endpoint: format!("http://{METADATA}") });
+        put(&store).await;
+        runtime::sleep(Duration::from_secs(61)).await;
+        bucket.follow(move |_| answers.pop());
         put(&store).await;
         assert_eq!((store.counts().retries, service.asked.borrow().len()), (3, 6));
     });

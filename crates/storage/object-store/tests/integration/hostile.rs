@@ -3,7 +3,7 @@
 use crate::real::{payload, written};
 use crate::simulated::{Asked, Bucket, Faults, client, simulated};
 use block::{Error, Payload};
-use object_store::{Addressing, Condition, Limits, Store};
+use object_store::{Addressing, Condition, Limits, Put, Store};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -130,11 +130,56 @@ fn damage_is_read_again_and_lasting_damage_is_an_error() {
         assert_eq!(store.get("key", 100).await.unwrap().data.filled(), &*payload(1, &[100]).to_data());
         assert_eq!(store.counts().retries, 2);
         bucket.follow(damaged);
-        let error = store.get("key", 100).await.unwrap_err();
-        assert!(
-            matches!(error, Error::Corrupt(_)) && error.to_string().contains("with the checksum"),
-            "{error}"
-        );
+        // More than the retry budget has: damage of objects isn't a failure of the store.
+        for number in 1..=60 {
+            let error = store.get("key", 100).await.unwrap_err();
+            assert!(
+                matches!(error, Error::Corrupt(_))
+                    && error.to_string().contains("with the checksum")
+                    && error.to_string().contains("attempts: 3, 3 of them with damaged bytes"),
+                "{error}"
+            );
+            assert_eq!(
+                (bucket.count("GET"), store.counts().retries),
+                (3 + 3 * number, 2 + 2 * number as u64)
+            );
+        }
+        bucket.follow(once("GET", "HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n"));
+        assert_eq!(store.get("key", 100).await.unwrap().data.len(), 100);
+    });
+}
+
+#[test]
+fn a_conditional_write_that_the_store_has_damaged_is_no_success() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let store = client(Limits::default());
+        let mut condition = Condition::Absent;
+        for number in 1..=2 {
+            let (own, mut is_first) = (Rc::downgrade(&bucket), true);
+            bucket.follow(move |asked| {
+                let is_one = asked.method == "PUT" && std::mem::take(&mut is_first);
+                is_one.then(|| {
+                    let _stored = own.upgrade().unwrap().carry_out(asked, None);
+                    with_body("x-amz-checksum-crc32c: AAAAAA==\r\ncontent-length: 0", "").into_bytes()
+                })
+            });
+            let error = store.put("root", payload(number, &[100]), &condition).await.unwrap_err();
+            assert!(
+                matches!(error, Error::Corrupt(_))
+                    && error.to_string().contains("PUT root: the store has the checksum AAAAAA=="),
+                "{error}"
+            );
+            assert_eq!(
+                bucket.count("PUT"),
+                2 * number as usize,
+                "the second one was refused by its condition"
+            );
+            condition = Condition::Matches(store.head("root").await.unwrap().unwrap().etag);
+        }
+        // Another writer's object is there.
+        let other = store.put("root", payload(3, &[100]), &Condition::Absent).await;
+        assert_eq!(other.unwrap(), Put::ConditionFailed);
     });
 }
 

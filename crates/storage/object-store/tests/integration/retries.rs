@@ -155,6 +155,23 @@ fn a_failed_upload_is_aborted() {
 }
 
 #[test]
+fn a_failed_part_ends_its_upload() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let store = client(Limits { part: 5 << 20, parts_above: 5 << 20, ..Limits::default() });
+        bucket.follow(|asked| {
+            let is_part = asked.query("partNumber") == Some("1");
+            is_part.then(|| b"HTTP/1.1 403 x\r\ncontent-length: 0\r\n\r\n".to_vec())
+        });
+        let error = store.put("large", payload(3, &[60 << 20]), &Condition::Always).await.unwrap_err();
+        assert!(matches!(error, Error::PermissionDenied(_)), "{error}");
+        let counts = store.counts();
+        assert_eq!((counts.requests(Kind::UploadPart), counts.requests(Kind::AbortUpload)), (4, 1));
+        assert!(bucket.uploads.borrow().is_empty());
+    });
+}
+
+#[test]
 fn slow_reads_get_a_hedged_one_within_a_tenth() {
     simulated(7, || async {
         let bucket = Bucket::start(Faults::default());
@@ -223,6 +240,56 @@ fn a_connection_that_the_store_closed_while_it_was_idle_is_replaced_at_once() {
         bucket.closes.set(false);
         put(&store, "key").await;
         assert_eq!((store.counts().retries, store.counts().connections, bucket.count("PUT")), (0, 2, 2));
+    });
+}
+
+#[test]
+fn bytes_that_arrive_while_a_connection_is_idle_answer_no_request() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let store = client(Limits::default());
+        for stray in
+            ["HTTP/1.1 200 x\r\netag: \"stray\"\r\ncontent-length: 0\r\n\r\n", "\r", "HTTP/1.1 100 x\r\n\r\n"]
+        {
+            let before = store.counts().connections;
+            put(&store, "first").await;
+            bucket.stray.replace(stray.into());
+            put(&store, "first").await;
+            runtime::sleep(Duration::from_secs(1)).await;
+            let second = store.put("second", payload(1, &[10]), &Condition::Always).await.unwrap();
+            assert_eq!(written(second), bucket.objects.borrow()["second"].etag);
+            let after = store.counts();
+            assert_eq!((after.connections - before.max(1), after.retries), (1, 0), "{stray:?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_ends_in_the_middle_of_a_response_is_a_failure() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let store = client(Limits::default());
+        put(&store, "key").await;
+        // Without a byte of it, the request is sent again at once.
+        let (own, mut is_first) = (Rc::downgrade(&bucket), true);
+        bucket.follow(move |_| {
+            let lost_request = f64::from(u8::from(std::mem::take(&mut is_first)));
+            own.upgrade()?.faults.set(Faults { lost_request, ..Faults::default() });
+            None
+        });
+        put(&store, "key").await;
+        assert_eq!((store.counts().retries, store.counts().connections, bucket.count("PUT")), (0, 2, 3));
+        for (number, part) in ["HTTP/1.1 2", "HTTP/1.1 100 x\r\n\r\n"].into_iter().enumerate() {
+            let (own, mut is_first) = (Rc::downgrade(&bucket), true);
+            bucket.follow(move |_| {
+                let is_cut = std::mem::take(&mut is_first);
+                own.upgrade().unwrap().closes.set(is_cut);
+                is_cut.then(|| part.into())
+            });
+            put(&store, "key").await;
+            let number = number as u64 + 1;
+            assert_eq!((store.counts().retries, store.counts().connections), (number, 2 + number));
+        }
     });
 }
 

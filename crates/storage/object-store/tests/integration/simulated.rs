@@ -92,6 +92,8 @@ pub struct Bucket {
     pub checks_early: Cell<bool>,
     /// Whether a connection is closed after each answer, without notice.
     pub closes: Cell<bool>,
+    /// Bytes that follow the next answer 10 ms later, without a request.
+    pub stray: RefCell<Vec<u8>>,
     script: RefCell<Option<Script>>,
     pub asked: RefCell<Vec<(String, String)>>,
     versions: Cell<u64>,
@@ -201,6 +203,12 @@ impl Bucket {
                 };
                 let (sent, _) = stream.send(Data::copy_of(&answer.0).into()).await;
                 sent.ok().filter(|()| answer.1 && !self.closes.get())?;
+                let stray = self.stray.take();
+                if !stray.is_empty() {
+                    runtime::sleep(Duration::from_millis(10)).await;
+                    let (sent, _) = stream.send(Data::copy_of(&stray).into()).await;
+                    sent.ok()?;
+                }
             }
             let (count, buffer) = stream.receive(Buffer::new(64 << 10)).await;
             count.ok().filter(|count| *count > 0)?;
