@@ -104,6 +104,16 @@ impl Endpoint {
     }
 }
 
+/// Host of an endpoint, and whether its connections are in TLS.
+///
+/// # Errors
+/// [`Error::Invalid`] for anything but a URL of a server in http or https.
+pub fn host_of(endpoint: &str) -> Result<(String, bool)> {
+    let endpoint = Endpoint::parse(endpoint)?;
+    let host = endpoint.url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+    Ok((host, endpoint.is_secure()))
+}
+
 impl Names {
     async fn resolve(&self, host: String, port: u16) {
         let name = host.clone();

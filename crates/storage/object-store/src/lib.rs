@@ -23,7 +23,7 @@
 //! # Structure
 //! `http`, `xml`: parsers. `connection`, `endpoint`, `transport`: connections. `credentials`. `retry`:
 //! retries and hedged reads. `store`: one signed request. `objects`, `batches`, `parts`: operations.
-//! `probe`. `counts`: counters.
+//! `probe`. `counts`: counters. `testing`: a simulated store, with the feature of this name.
 #![doc = include_str!("../DESIGN.md")]
 
 mod batches;
@@ -37,6 +37,8 @@ mod parts;
 mod probe;
 mod retry;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod transport;
 mod xml;
 
@@ -44,6 +46,7 @@ pub use batches::{Listed, MAX_BATCH, Page};
 pub use connection::MAX_BODY;
 pub use counts::{Counts, Kind};
 pub use credentials::{CredentialSource, Credentials, INSTANCE_METADATA, RENEWAL};
+pub use endpoint::host_of;
 pub use objects::{Condition, Description, Object, Put};
 pub use parts::MAX_PARTS;
 pub use probe::{RACERS, RACES};

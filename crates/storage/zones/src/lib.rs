@@ -6,6 +6,7 @@
 //! - [`overlay`]: zones whose changes stay in memory, to open zones without changing them.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
 //! - [`record`]: records of a log, with checksums under a key of the log.
+//! - [`limits`]: counts of open and active zones.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
 //! Left to others: group commit, cleaning and recovery (`logkit`), and running the calls
@@ -13,7 +14,7 @@
 
 pub mod bytes;
 pub mod gate;
-mod limits;
+pub mod limits;
 pub mod on_device;
 pub mod overlay;
 pub mod ram;
@@ -22,7 +23,7 @@ pub mod sector;
 
 /// Returns the error of an append at byte `wanted` of a zone whose write pointer is elsewhere.
 #[cold]
-fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::Error {
+pub fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::Error {
     block::Error::misplaced(format!(
         "append at byte {wanted} of zone {zone}: expected its write pointer, byte {write_pointer}"
     ))

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 /// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions
 /// when a zone changes its state; appends to an open zone don't take it.
 #[derive(Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     max_open: u32,
     max_active: u32,
     counts: Mutex<Counts>,
@@ -24,13 +24,15 @@ fn counts_of(state: ZoneState) -> (u32, u32) {
 
 impl Limits {
     /// Creates limits of open and active zones; 0 is no limit.
-    pub(crate) fn new(max_open: u32, max_active: u32) -> Self {
+    pub fn new(max_open: u32, max_active: u32) -> Self {
         Limits { max_open, max_active, counts: Mutex::default() }
     }
 
-    /// Counts a zone in state `from`, empty or closed, as open; [`Error::Busy`] names a limit that is
-    /// reached.
-    pub(crate) fn open_one(&self, from: ZoneState) -> Result<()> {
+    /// Counts a zone in state `from`, empty or closed, as open.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] names a limit that is reached.
+    pub fn open_one(&self, from: ZoneState) -> Result<()> {
         let (_, active) = counts_of(from);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if self.max_open != 0 && counts.open >= self.max_open {
@@ -52,7 +54,7 @@ impl Limits {
 
     /// Counts a change of a zone's state. Never refused: a zone that became interrupted by a failure, or was
     /// found interrupted, may exceed the limits.
-    pub(crate) fn moved(&self, from: ZoneState, to: ZoneState) {
+    pub fn moved(&self, from: ZoneState, to: ZoneState) {
         let ((open_before, active_before), (open, active)) = (counts_of(from), counts_of(to));
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.open = counts.open + open - open_before;

@@ -1,7 +1,7 @@
 //! Sources of credentials: a file, and the metadata service of an instance.
 
 use crate::real::{payload, written};
-use crate::simulated::{Asked, Bucket, Faults, config, simulated};
+use object_store::testing::{Asked, Bucket, Faults, config, simulated};
 use block::Error;
 use object_store::{Condition, Config, CredentialSource, Limits, Store};
 use std::cell::Cell;

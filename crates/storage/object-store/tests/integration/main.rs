@@ -8,5 +8,4 @@ mod probe;
 mod real;
 mod retries;
 mod servers;
-mod simulated;
 mod worlds;

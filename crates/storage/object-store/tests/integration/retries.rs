@@ -1,7 +1,7 @@
 //! Retries, limits, hedged reads and connections.
 
 use crate::real::{payload, written};
-use crate::simulated::{Asked, Bucket, Faults, SERVER, client, config, simulated};
+use object_store::testing::{Asked, Bucket, Faults, SERVER, client, config, simulated};
 use block::{Data, Error};
 use conformance::certificates::Authority;
 use object_store::{Condition, Counts, Kind, Limits, Put, Store};

@@ -2,7 +2,7 @@
 //! and reads return what was written.
 
 use crate::real::payload;
-use crate::simulated::{Bucket, Faults, client, simulated};
+use object_store::testing::{Bucket, Faults, client, simulated};
 use block::{Data, Error};
 use conformance::budget::Budget;
 use object_store::{Condition, Limits, Put, Store};

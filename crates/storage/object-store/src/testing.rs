@@ -4,8 +4,10 @@
 //! Each request is carried out at one moment, between its last byte and its answer. The answer may be late,
 //! lost, damaged or missing.
 
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)] // Only tests use it, which fail by panics.
+
 use block::{Buffer, Data};
-use object_store::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
+use crate::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
 use runtime::net::{Address, Listener};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tls::{ServerConfig, Stream};
 
+/// Address of the simulated store.
 pub const SERVER: &str = "10.0.0.1:80";
 
 /// Probabilities of faults, for each request.
@@ -42,7 +45,9 @@ pub struct Faults {
 /// A stored object.
 #[derive(Debug, Clone, Default)]
 pub struct Stored {
+    /// Contents.
     pub bytes: Vec<u8>,
+    /// ETag.
     pub etag: String,
     /// Headers with metadata and the checksum.
     pub headers: Vec<(String, String)>,
@@ -54,18 +59,25 @@ type Upload = (Vec<(String, String)>, BTreeMap<u64, Vec<u8>>);
 /// A request.
 #[derive(Debug, Clone, Default)]
 pub struct Asked {
+    /// Method.
     pub method: String,
+    /// Key of the object; empty for the bucket.
     pub key: String,
+    /// Query.
     pub query: Vec<(String, String)>,
+    /// Headers, with names in lower case.
     pub headers: Vec<(String, String)>,
+    /// Body.
     pub body: Vec<u8>,
 }
 
 impl Asked {
+    /// Value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
+    /// Value of a parameter of the query.
     pub fn query(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
@@ -81,12 +93,16 @@ fn error(status: u16, code: &str) -> Answer {
 /// Own action of a test for a request; `None` for the usual one.
 type Script = Box<dyn FnMut(&Asked) -> Option<Vec<u8>>>;
 
+/// The simulated store, with one bucket.
 #[derive(Default)]
 pub struct Bucket {
+    /// Objects by key.
     pub objects: RefCell<BTreeMap<String, Stored>>,
     /// Keys and lengths of an earlier moment.
     earlier: RefCell<Vec<(String, usize)>>,
+    /// Multipart uploads.
     pub uploads: RefCell<BTreeMap<String, Upload>>,
+    /// Probabilities of faults.
     pub faults: Cell<Faults>,
     /// Whether conditions are checked before the body is received, as a store without a lock does.
     pub checks_early: Cell<bool>,
@@ -95,6 +111,7 @@ pub struct Bucket {
     /// Bytes that follow the next answer 10 ms later, without a request.
     pub stray: RefCell<Vec<u8>>,
     script: RefCell<Option<Script>>,
+    /// Methods and keys of all requests.
     pub asked: RefCell<Vec<(String, String)>>,
     versions: Cell<u64>,
     /// Number of open connections.
@@ -291,6 +308,7 @@ impl Bucket {
         Answer(200, vec![("etag".to_owned(), etag)], Vec::new())
     }
 
+    /// Carries a request out. `early` is the answer to its condition, if that was checked before.
     pub fn carry_out(&self, asked: &Asked, early: Option<Option<u16>>) -> Answer {
         let key = &asked.key;
         let kept = asked
@@ -400,6 +418,7 @@ pub fn config(limits: Limits) -> Config {
     }
 }
 
+/// A client of the simulated store.
 pub fn client(limits: Limits) -> Store {
     Store::new(config(limits)).unwrap()
 }

@@ -1,0 +1,562 @@
+//! The zones of one writer, on their home shard: what was appended, and the calls of the contract.
+//!
+//! # Promises
+//! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
+//!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
+//! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
+//! - A piece that can't be uploaded is uploaded again, under another name, until the store answers. While it
+//!   doesn't, flushes wait, and then appends.
+//!
+//! Left to others: manifests (`manifest_log`), deletions (`garbage`).
+
+mod gc;
+mod read;
+mod upload;
+
+use crate::garbage::Garbage;
+use crate::gather::{Gather, Sealed};
+use crate::manifest_log::ManifestLog;
+use crate::opening::Opened;
+use crate::manifests::Manifests;
+use crate::names::Name;
+use crate::table::{Change, State};
+use block::{
+    Durable, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport,
+    ZoneState,
+};
+use runtime::sync::{Notify, Permit, Semaphore};
+use runtime::{FailureRun, TaskGroup};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+use zones::limits::Limits;
+
+/// Unit of appends and reads, in bytes.
+pub(crate) const GRANULARITY: u32 = 512;
+/// Pieces that are uploaded at the same time.
+const MAX_UPLOADS: usize = 16;
+
+/// Settings of a writer.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Number of bytes at which a piece is uploaded.
+    pub piece_size: u64,
+    /// Most bytes that aren't uploaded yet; at least a piece, and two appends.
+    pub memory: u64,
+    /// Largest append, in bytes.
+    pub max_append: u64,
+    /// Limit of open zones; 0 is no limit.
+    pub max_open: u32,
+    /// Limit of active zones; 0 is no limit.
+    pub max_active: u32,
+    /// Time until objects are deleted that no manifest names any more.
+    pub grace: Duration,
+    /// Time limit of a close.
+    pub close_limit: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            piece_size: 8 << 20,
+            memory: 64 << 20,
+            max_append: 1 << 20,
+            max_open: 0,
+            max_active: 0,
+            grace: Duration::from_secs(60),
+            close_limit: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Settings {
+    /// Geometry of zones with these settings.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for settings that can't be, which the text names.
+    pub fn geometry(&self, zones: u32, zone_size: u64) -> Result<ZoneGeometry> {
+        let is_unit = |bytes: u64| bytes > 0 && bytes.is_multiple_of(GRANULARITY.into());
+        if !is_unit(self.piece_size) || self.piece_size > 1 << 30 {
+            return Err(Error::invalid(format!(
+                "piece_size {}: expected a multiple of {GRANULARITY} bytes, up to 1 GiB",
+                self.piece_size
+            )));
+        }
+        if !is_unit(self.max_append) {
+            return Err(Error::invalid(format!(
+                "max_append {}: expected a multiple of {GRANULARITY} bytes",
+                self.max_append
+            )));
+        }
+        let least = self.piece_size.max(2 * self.max_append);
+        if self.memory < least || self.memory > 1 << 40 {
+            return Err(Error::invalid(format!(
+                "memory {}: expected at least {least}, a piece and two appends",
+                self.memory
+            )));
+        }
+        Ok(ZoneGeometry {
+            zones,
+            zone_size,
+            zone_capacity: zone_size,
+            append_granularity: GRANULARITY,
+            read_granularity: GRANULARITY,
+            max_append: self.max_append.min(zone_size),
+            max_open: self.max_open,
+            max_active: self.max_active,
+            durable: Durable::OnFlush,
+            erase: EraseGuarantee::None,
+        })
+    }
+}
+
+/// A piece that isn't in a durable manifest yet.
+struct Pending {
+    offset: u64,
+    length: u64,
+    /// Its bytes, until it is stored.
+    sealed: Option<Rc<Sealed>>,
+    /// Serial number under which it is stored.
+    serial: u64,
+    /// Whether a batch of changes has it.
+    is_queued: bool,
+}
+
+/// A zone.
+struct Zone {
+    state: ZoneState,
+    generation: u64,
+    /// Whether a finish or a reset owns it: other changes wait.
+    is_owned: bool,
+    write_pointer: u64,
+    /// Number of resets of this writer: a flush that waits for pieces of an earlier life ends.
+    resets: u64,
+    gather: Option<Gather>,
+    /// In the order of their offsets, after those in the table.
+    pending: VecDeque<Pending>,
+    /// Batch of the last change.
+    batch: u64,
+}
+
+/// The zones.
+pub(crate) struct Core {
+    pub log: Rc<ManifestLog>,
+    pub garbage: Rc<Garbage>,
+    manifests: Manifests,
+    settings: Settings,
+    geometry: ZoneGeometry,
+    zones: RefCell<Vec<Zone>>,
+    limits: Limits,
+    memory: Rc<Semaphore>,
+    uploads: upload::Uploads,
+    /// Notified when a piece was stored, a zone has no owner any more, and when the log has failed.
+    changed: Notify,
+    is_closed: Cell<bool>,
+}
+
+fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
+    let remedy = match state {
+        ZoneState::Empty => "it is open from its first append on",
+        ZoneState::Full => "reset it, or use another",
+        _ => "finish or reset it, and use another",
+    };
+    Error::invalid(format!("zone {zone} is {state:?}: {remedy}"))
+}
+
+impl Zone {
+    fn new(entry: &crate::table::Entry) -> Zone {
+        let state = match entry.state {
+            State::Empty => ZoneState::Empty,
+            State::Begun => ZoneState::Closed,
+            State::Full => ZoneState::Full,
+            State::Interrupted => ZoneState::Interrupted,
+        };
+        Zone {
+            state,
+            generation: entry.generation,
+            is_owned: false,
+            write_pointer: entry.end(),
+            resets: 0,
+            gather: None,
+            pending: VecDeque::new(),
+            batch: 0,
+        }
+    }
+}
+
+impl Core {
+    /// Returns the zones of an opened volume.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for settings that can't be.
+    pub fn new(manifests: Manifests, settings: Settings, opened: Opened) -> Result<Rc<Core>> {
+        let Opened { identity, table, position, garbage: found, .. } = opened;
+        let geometry = settings.geometry(table.zones.len() as u32, table.zone_size)?;
+        let zones: Vec<Zone> = table.zones.iter().map(Zone::new).collect();
+        let limits = Limits::new(settings.max_open, settings.max_active);
+        zones.iter().for_each(|zone| limits.moved(ZoneState::Empty, zone.state));
+        let garbage = Garbage::new(manifests.store.clone(), manifests.names.clone(), settings.grace);
+        garbage.add(found);
+        let log = ManifestLog::new(manifests.clone(), identity, table, position, garbage.clone());
+        Ok(Rc::new(Core {
+            log,
+            garbage,
+            manifests,
+            settings,
+            geometry,
+            zones: RefCell::new(zones),
+            limits,
+            memory: Semaphore::new(settings.memory as usize),
+            uploads: upload::Uploads {
+                slots: Semaphore::new(MAX_UPLOADS),
+                tasks: TaskGroup::default(),
+                next: Cell::new(1),
+                waiting: Cell::new(0),
+                failures: FailureRun::default(),
+            },
+            changed: Notify::new(),
+            is_closed: Cell::new(false),
+        }))
+    }
+
+    /// Geometry of the zones.
+    pub fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_closed.get() {
+            return Err(Error::closed("the zones are closed: open them again"));
+        }
+        self.log.check()
+    }
+
+    /// Runs on a zone that no call owns, waiting for that.
+    async fn with_zone<R>(&self, zone: ZoneIndex, act: impl FnOnce(&mut Zone) -> R) -> Result<R> {
+        let mut act = Some(act);
+        loop {
+            self.check()?;
+            {
+                let mut zones = self.zones.borrow_mut();
+                let zone = &mut zones[zone.0 as usize];
+                if let Some(act) = act.take_if(|_| !zone.is_owned) {
+                    return Ok(act(zone));
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    fn open_locked(&self, zone: &mut Zone, index: ZoneIndex, to: ZoneState) -> Result<()> {
+        let opened = self.limits.open_one(zone.state);
+        opened.map_err(|busy| busy.in_context(format!("opening zone {index}")))?;
+        zone.state = to;
+        Ok(())
+    }
+
+    /// Appends, at byte `wanted` if that is given.
+    pub async fn append(
+        self: Rc<Self>,
+        index: ZoneIndex,
+        wanted: Option<u64>,
+        payload: Payload,
+    ) -> Result<ZoneAddress> {
+        let memory = self.take_memory(payload.len()).await?;
+        let own = self.clone();
+        let landed = self.with_zone(index, move |zone| own.land(zone, index, wanted, &payload, memory)).await?;
+        landed.map(|offset| ZoneAddress::new(index.0, offset))
+    }
+
+    /// Copies an append to a zone, and uploads pieces that are full.
+    fn land(
+        self: &Rc<Self>,
+        zone: &mut Zone,
+        index: ZoneIndex,
+        wanted: Option<u64>,
+        payload: &Payload,
+        memory: Permit,
+    ) -> Result<u64> {
+        if !(zone.state.is_open() || matches!(zone.state, ZoneState::Empty | ZoneState::Closed)) {
+            return Err(refusal(index, zone.state));
+        }
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != zone.write_pointer) {
+            return Err(zones::misplaced(index, wanted, zone.write_pointer));
+        }
+        let left = self.geometry.zone_capacity - zone.write_pointer;
+        if !zone.state.is_open() {
+            self.open_locked(zone, index, ZoneState::ImplicitlyOpen)?;
+        }
+        if payload.len() as u64 > left {
+            return Err(Error::no_space(format!(
+                "append of {} bytes to zone {index}: expected at most {left}, the rest of the zone; finish it and use another",
+                payload.len()
+            )));
+        }
+        let (at, mut memory) = (zone.write_pointer, Some(memory));
+        for slice in payload.slices() {
+            let mut bytes = &slice[..];
+            while !bytes.is_empty() {
+                let pointer = zone.write_pointer;
+                let gather = zone.gather.get_or_insert_with(|| Gather::new(pointer));
+                let taken = gather.push(bytes, self.settings.piece_size);
+                (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
+                // The memory of an append that is in two pieces is released with the first one.
+                memory.take().into_iter().for_each(|memory| gather.keep(memory));
+                if gather.length() >= self.settings.piece_size {
+                    self.upload(zone, index);
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    /// Opens a zone explicitly.
+    pub async fn open(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
+        let open = |zone: &mut Zone| match zone.state {
+            ZoneState::Empty | ZoneState::Closed => self.open_locked(zone, index, ZoneState::ExplicitlyOpen),
+            state if state.is_open() => {
+                zone.state = ZoneState::ExplicitlyOpen;
+                Ok(())
+            }
+            state => Err(refusal(index, state)),
+        };
+        self.with_zone(index, open).await?
+    }
+
+    /// Closes an open zone.
+    pub async fn close_zone(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
+        let close = |zone: &mut Zone| match zone.state {
+            ZoneState::Closed => Ok(()),
+            state if state.is_open() => {
+                zone.state = ZoneState::Closed;
+                self.limits.moved(state, ZoneState::Closed);
+                Ok(())
+            }
+            state => Err(refusal(index, state)),
+        };
+        self.with_zone(index, close).await?
+    }
+
+    /// Makes the completed appends to these zones durable.
+    pub async fn flush(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
+        self.check()?;
+        self.flush_now(indices).await
+    }
+
+    async fn flush_now(self: Rc<Self>, indices: Vec<ZoneIndex>) -> Result<()> {
+        let mut targets = Vec::with_capacity(indices.len());
+        for index in indices {
+            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+            self.upload(zone, index);
+            targets.push((index, zone.resets, zone.write_pointer));
+        }
+        for (index, resets, _) in &targets {
+            self.stored(*index, *resets).await?;
+        }
+        let mut batch = 0;
+        for (index, resets, end) in targets {
+            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+            if zone.resets == resets {
+                self.queue(zone, index, end);
+                batch = batch.max(zone.batch);
+            }
+        }
+        self.log.durable(batch).await
+    }
+
+    /// Waits until all pieces of a zone that were sealed are stored, or the zone was reset.
+    async fn stored(&self, index: ZoneIndex, resets: u64) -> Result<()> {
+        let last = {
+            let zones = self.zones.borrow();
+            let zone = &zones[index.0 as usize];
+            zone.pending.back().map(|piece| piece.offset)
+        };
+        let Some(last) = last else { return Ok(()) };
+        loop {
+            let is_stored = {
+                let zones = self.zones.borrow();
+                let zone = &zones[index.0 as usize];
+                let waits = |piece: &Pending| piece.offset <= last && piece.sealed.is_some();
+                zone.resets != resets || !zone.pending.iter().any(waits)
+            };
+            if is_stored {
+                return Ok(());
+            }
+            self.log.check()?;
+            self.changed.notified().await;
+        }
+    }
+
+    /// Puts the stored pieces of a zone below `end` into the next batch, in order, and forgets those that are
+    /// durable.
+    fn queue(&self, zone: &mut Zone, index: ZoneIndex, end: u64) {
+        let durable = self.log.with_table(|table| table.zones[index.0 as usize].end());
+        if self.log.is_durable(zone.batch) {
+            zone.pending.retain(|piece| piece.offset >= durable);
+        }
+        let mut changes = Vec::new();
+        for piece in zone.pending.iter_mut().skip_while(|piece| piece.is_queued) {
+            if piece.sealed.is_some() || piece.offset >= end {
+                break;
+            }
+            piece.is_queued = true;
+            changes.push(Change::Piece {
+                zone: index.0,
+                offset: piece.offset,
+                length: piece.length as u32,
+                serial: piece.serial,
+            });
+        }
+        if !changes.is_empty() {
+            zone.batch = self.log.push(changes);
+        }
+    }
+
+    /// Becomes the owner of a zone; `None` if it is in the state `done`.
+    async fn own(&self, index: ZoneIndex, done: Option<ZoneState>) -> Result<Option<ZoneState>> {
+        let own = |zone: &mut Zone| {
+            zone.is_owned = Some(zone.state) != done;
+            zone.is_owned.then_some(zone.state)
+        };
+        self.with_zone(index, own).await
+    }
+
+    /// Ends the ownership of a zone.
+    fn release(&self, index: ZoneIndex, change: impl FnOnce(&mut Zone)) {
+        let mut zones = self.zones.borrow_mut();
+        let zone = &mut zones[index.0 as usize];
+        let before = zone.state;
+        change(zone);
+        zone.is_owned = false;
+        self.limits.moved(before, zone.state);
+        drop(zones);
+        self.changed.notify_all();
+    }
+
+    /// Finishes a zone.
+    pub async fn finish(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
+        if self.own(index, Some(ZoneState::Full)).await?.is_none() {
+            return Ok(());
+        }
+        let finished = self.finish_owned(index).await;
+        self.release(index, |zone| {
+            if finished.is_ok() {
+                zone.state = ZoneState::Full;
+                zone.pending.clear();
+            }
+        });
+        finished
+    }
+
+    async fn finish_owned(self: &Rc<Self>, index: ZoneIndex) -> Result<()> {
+        let resets = {
+            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+            self.upload(zone, index);
+            zone.resets
+        };
+        self.stored(index, resets).await?;
+        let batch = {
+            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+            self.queue(zone, index, u64::MAX);
+            zone.batch = self.log.push([Change::State { zone: index.0, state: State::Full }]);
+            zone.batch
+        };
+        self.log.durable(batch).await
+    }
+
+    /// Resets a zone, and returns its new generation.
+    pub async fn reset(self: Rc<Self>, index: ZoneIndex) -> Result<u64> {
+        self.own(index, None).await?;
+        let (generation, batch) = {
+            let zone = &mut self.zones.borrow_mut()[index.0 as usize];
+            zone.resets += 1;
+            zone.gather = None;
+            // Pieces that are stored and in no batch are in no manifest ever; uploads that are in progress
+            // find that their zone was reset.
+            let stored = zone.pending.iter().filter(|piece| piece.sealed.is_none() && !piece.is_queued);
+            let names = stored.map(|piece| Name::Piece(self.name(zone, index, piece.offset, piece.serial)));
+            self.garbage.add(names);
+            zone.pending.clear();
+            let generation = zone.generation + 1;
+            zone.batch = self.log.push([Change::Reset { zone: index.0, generation }]);
+            (generation, zone.batch)
+        };
+        let raised = self.log.durable(batch).await;
+        self.release(index, |zone| {
+            if raised.is_ok() {
+                (zone.state, zone.generation, zone.write_pointer) = (ZoneState::Empty, generation, 0);
+            }
+        });
+        raised.map(|()| generation)
+    }
+
+    /// Returns the states of zones.
+    pub fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
+        self.check()?;
+        if first.0 > self.geometry.zones {
+            return self.geometry.check_zone(first).map(|()| Vec::new());
+        }
+        let end = first.0.saturating_add(count).min(self.geometry.zones);
+        let zones = self.zones.borrow();
+        let report = |index: u32| {
+            let Zone { state, write_pointer, generation, .. } = zones[index as usize];
+            ZoneReport { zone: ZoneIndex(index), state, write_pointer, generation }
+        };
+        Ok((first.0..end).map(report).collect())
+    }
+
+    /// Makes all appends durable and notes a clean stop, within the limit of a close.
+    pub async fn close(self: Rc<Self>) -> Result<()> {
+        let closed = runtime::timeout(self.settings.close_limit, self.clone().close_now()).await;
+        self.is_closed.set(true);
+        let unsaved = self.unsaved();
+        self.log.stop(Error::closed("the zones are closed: open them again"));
+        self.garbage.stop();
+        self.changed.notify_all();
+        closed.unwrap_or_else(|_| {
+            Err(Error::timed_out(format!(
+                "the object store didn't take the last changes within {:?}: {unsaved} bytes weren't uploaded and are lost, and so are changes that weren't flushed",
+                self.settings.close_limit
+            )))
+        })
+    }
+
+    async fn close_now(self: Rc<Self>) -> Result<()> {
+        self.check()?;
+        // Further calls are refused. A finish or a reset that has begun ends first.
+        self.is_closed.set(true);
+        self.changed.notify_all();
+        while self.zones.borrow().iter().any(|zone| zone.is_owned) {
+            self.changed.notified().await;
+        }
+        let is_begun = |state: ZoneState| state.is_active() && state != ZoneState::Interrupted;
+        let begun: Vec<ZoneIndex> = {
+            let zones = self.zones.borrow();
+            let begun = (0..).zip(&*zones).filter(|(_, zone)| is_begun(zone.state));
+            begun.map(|(index, _)| ZoneIndex(index)).collect()
+        };
+        self.clone().flush_now(begun.clone()).await?;
+        // Zones that were opened, and have no bytes.
+        self.log.push(begun.iter().map(|index| Change::State { zone: index.0, state: State::Begun }));
+        let clean = self.log.push_clean();
+        self.log.durable(clean).await
+    }
+
+    /// Bytes that aren't uploaded.
+    pub fn unsaved(&self) -> u64 {
+        self.settings.memory - self.memory.available() as u64
+    }
+
+    /// Counters of the client.
+    pub fn counts(&self) -> object_store::Counts {
+        self.manifests.store.counts()
+    }
+
+    /// Zones that are open, and active.
+    pub fn active(&self) -> (usize, usize) {
+        let zones = self.zones.borrow();
+        let count = |is: fn(ZoneState) -> bool| zones.iter().filter(|zone| is(zone.state)).count();
+        (count(ZoneState::is_open), count(ZoneState::is_active))
+    }
+}

@@ -1,0 +1,153 @@
+//! Uploads of pieces, and the memory of bytes that aren't uploaded.
+
+use super::{Core, Pending, Zone};
+use crate::format::piece_object;
+use crate::gather::Sealed;
+use crate::names::{Name, PieceName};
+use block::{Error, Result, ZoneIndex};
+use object_store::{Condition, Put};
+use runtime::sync::{Permit, Semaphore};
+use runtime::{FailureRun, TaskGroup};
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// Pause before the first further attempt, and the longest one.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// State of the uploads.
+pub(super) struct Uploads {
+    pub slots: Rc<Semaphore>,
+    pub tasks: TaskGroup,
+    /// Serial number of the next attempt.
+    pub next: Cell<u64>,
+    /// Appends that wait for memory.
+    pub waiting: Cell<usize>,
+    pub failures: FailureRun,
+}
+
+impl Core {
+    /// Takes memory for an append. If there is none, the longest gathered bytes are uploaded.
+    ///
+    /// # Errors
+    /// Errors of a log that has ended.
+    pub(super) async fn take_memory(self: &Rc<Self>, bytes: usize) -> Result<Permit> {
+        if let Some(memory) = self.memory.try_acquire(bytes) {
+            return Ok(memory);
+        }
+        let waiting = &self.uploads.waiting;
+        waiting.set(waiting.get() + 1);
+        self.upload_longest();
+        let (mut taken, mut ended) = (pin!(self.memory.acquire(bytes)), pin!(self.log.ended()));
+        let memory = poll_fn(|context| match ended.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => taken.as_mut().poll(context).map(Some),
+        });
+        let memory = memory.await;
+        waiting.set(waiting.get() - 1);
+        memory.ok_or_else(|| self.log.check().err().unwrap_or_else(|| Error::closed("the zones are closed")))
+    }
+
+    fn upload_longest(self: &Rc<Self>) {
+        let mut zones = self.zones.borrow_mut();
+        let length = |zone: &Zone| zone.gather.as_ref().map_or(0, |gather| gather.length());
+        let longest = (0_u32..).zip(zones.iter_mut()).max_by_key(|(_, zone)| length(zone));
+        if let Some((index, zone)) = longest.filter(|(_, zone)| length(zone) > 0) {
+            self.upload(zone, ZoneIndex(index));
+        }
+    }
+
+    /// Name of a piece of a zone, by this writer.
+    pub(super) fn name(&self, zone: &Zone, index: ZoneIndex, offset: u64, serial: u64) -> PieceName {
+        let epoch = self.log.identity().epoch;
+        PieceName { zone: index.0, generation: zone.generation, epoch, offset, serial }
+    }
+
+    /// Ends the piece that a zone gathers, if there is one, and uploads it.
+    pub(super) fn upload(self: &Rc<Self>, zone: &mut Zone, index: ZoneIndex) {
+        let Some(gather) = zone.gather.take() else { return };
+        let sealed = Rc::new(gather.seal());
+        let (offset, length) = (sealed.offset, sealed.length);
+        let name = self.name(zone, index, offset, 0);
+        let kept = Some(sealed.clone());
+        zone.pending.push_back(Pending { offset, length, sealed: kept, serial: 0, is_queued: false });
+        let own = self.clone();
+        let task = async move {
+            let stored = own.upload_piece(name, &sealed).await;
+            own.end_upload(name, sealed, stored);
+        };
+        self.uploads.tasks.spawn(task).detach();
+    }
+
+    /// Uploads a piece, again until the store has taken it, and returns its serial number.
+    ///
+    /// # Errors
+    /// Errors of a log that has ended.
+    async fn upload_piece(&self, mut name: PieceName, sealed: &Rc<Sealed>) -> Result<u64> {
+        let mut pause = PAUSE.0;
+        loop {
+            self.log.check()?;
+            let slot = self.uploads.slots.acquire(1).await;
+            self.log.check()?;
+            // Nobody waits for the piece of a zone that was reset.
+            if Rc::strong_count(sealed) == 1 {
+                return Err(Error::cancelled("the zone was reset"));
+            }
+            name.serial = self.uploads.next.replace(self.uploads.next.get() + 1);
+            let key = self.manifests.names.key(Name::Piece(name));
+            let body = piece_object(&self.log.identity().volume, &name, &sealed.chunks);
+            let failure = match self.manifests.store.put(&key, body, &Condition::Absent).await {
+                Ok(Put::Written(_)) => {
+                    self.uploads.failures.ended("uploading pieces");
+                    return Ok(name.serial);
+                }
+                Ok(Put::ConditionFailed) => Error::already_exists(format!("object {key}")),
+                Err(error) => error,
+            };
+            drop(slot);
+            // It may be written or not; the next attempt has another name.
+            self.garbage.add([Name::Piece(name)]);
+            self.uploads.failures.failed(format!("uploading pieces: {failure}"));
+            runtime::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<u64>) {
+        if let Ok(serial) = stored {
+            name.serial = serial;
+            let mut zones = self.zones.borrow_mut();
+            let is_it = |piece: &&mut Pending| {
+                piece.sealed.as_ref().is_some_and(|known| Rc::ptr_eq(known, &sealed))
+            };
+            match zones[name.zone as usize].pending.iter_mut().find(is_it) {
+                Some(piece) => (piece.serial, piece.sealed) = (serial, None),
+                None => self.garbage.add([Name::Piece(name)]),
+            }
+        }
+        // Releases the memory, unless a zone whose log has failed still has it.
+        drop(sealed);
+        if self.log.check().is_err() {
+            self.discard_all();
+        }
+        self.changed.notify_all();
+        if self.uploads.waiting.get() > 0 {
+            self.upload_longest();
+        }
+    }
+
+    /// Discards bytes that will never be uploaded, so that appends that wait for memory end.
+    fn discard_all(&self) {
+        for zone in self.zones.borrow_mut().iter_mut() {
+            zone.pending.iter_mut().for_each(|piece| piece.sealed = None);
+        }
+    }
+
+    /// Whether the last upload failed.
+    pub fn is_waiting_for_store(&self) -> bool {
+        self.uploads.failures.count() > 0 || self.log.is_waiting_for_store()
+    }
+}

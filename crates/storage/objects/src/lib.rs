@@ -1,0 +1,35 @@
+//! Zones as immutable objects in a bucket of an S3 object store: kind `objects`.
+//!
+//! # Promises
+//! - What a flush or a finish has returned for is in the bucket, and named by a manifest: it survives the loss
+//!   of this machine. Bytes that weren't flushed may be lost with the process.
+//! - A bucket has one writer: opening fences the writer before. From the fence on none of its flushes,
+//!   finishes and resets is acknowledged, whenever it wakes up.
+//! - Altered, misplaced and lost objects are errors of reads and of opening, never other bytes.
+//! - An outage of the store is waiting: first of flushes, then of appends, at the limit of memory. Nothing ends
+//!   for it except a close, at its limit.
+//! - While nothing is changed or read, no request is sent, once the last garbage is deleted.
+//!
+//! # Structure
+//! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
+//! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
+//! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
+//! stack.
+#![doc = include_str!("../DESIGN.md")]
+
+mod core;
+mod format;
+mod garbage;
+mod gather;
+mod kind;
+mod manifest_log;
+mod manifests;
+mod message;
+mod names;
+mod opening;
+mod part;
+mod table;
+
+pub use self::core::Settings;
+pub use kind::KIND;
+pub use part::{NewVolume, ObjectsPart, Options};

@@ -1,0 +1,265 @@
+//! The log of a writer's manifests: group commit of changes of the zone table, and the fence.
+//!
+//! # Promises
+//! - [`ManifestLog::durable`] returns `Ok` only after the manifest with the changes was created under the next
+//!   number of this writer's epoch. A number has one creator, and the next writer creates the number after
+//!   the last one: afterwards no change of this writer becomes durable, and each wait fails.
+//! - Changes that come while a manifest is being written are in the next one together. While nothing changes
+//!   no request is sent.
+//! - A manifest that can't be written is written again, with the same bytes, until the store answers.
+//! - After at most [`MAX_CHAIN`] deltas follows a base, so opening reads a bounded number of manifests.
+
+use crate::format::Kind;
+use crate::garbage::Garbage;
+use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, age_of};
+use crate::names::Name;
+use crate::table::{Change, Table, encode_changes};
+use block::{Data, Error, Result};
+use runtime::FailureRun;
+use runtime::sync::Notify;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Most deltas after a base.
+pub(crate) const MAX_CHAIN: u64 = 256;
+/// Bytes of deltas after which a base follows, unless the base is larger.
+const MAX_DELTAS: usize = 1 << 20;
+/// Longest pause before a manifest is written again.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// Position in the manifests of an epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Position {
+    /// Number of the last manifest.
+    pub number: u64,
+    /// Number of the base before it.
+    pub base: u64,
+    /// Bytes of the base, and of the deltas after it.
+    pub base_bytes: usize,
+    pub delta_bytes: usize,
+}
+
+/// Manifests of a writer.
+pub(crate) struct ManifestLog {
+    manifests: Manifests,
+    identity: Identity,
+    table: RefCell<Table>,
+    position: Cell<Position>,
+    /// Changes of the next batch, and whether a clean stop follows them.
+    pending: RefCell<(Vec<Change>, bool)>,
+    /// Number of the batch that collects changes, and of the last durable one.
+    batch: Cell<u64>,
+    durable: Cell<u64>,
+    is_running: Cell<bool>,
+    /// Reason why no change becomes durable any more.
+    failure: RefCell<Option<Error>>,
+    changed: Notify,
+    garbage: Rc<Garbage>,
+    failures: FailureRun,
+}
+
+impl ManifestLog {
+    /// Returns the log after the manifest at this position, whose table this is.
+    pub fn new(
+        manifests: Manifests,
+        identity: Identity,
+        table: Table,
+        position: Position,
+        garbage: Rc<Garbage>,
+    ) -> Rc<ManifestLog> {
+        Rc::new(ManifestLog {
+            manifests,
+            identity,
+            table: RefCell::new(table),
+            position: Cell::new(position),
+            pending: RefCell::default(),
+            batch: Cell::new(1),
+            durable: Cell::new(0),
+            is_running: Cell::new(false),
+            failure: RefCell::new(None),
+            changed: Notify::new(),
+            garbage,
+            failures: FailureRun::default(),
+        })
+    }
+
+    /// Runs on the durable table.
+    pub fn with_table<R>(&self, look: impl FnOnce(&Table) -> R) -> R {
+        look(&self.table.borrow())
+    }
+
+    /// This writer and its volume.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Number of the last manifest.
+    pub fn number(&self) -> u64 {
+        self.position.get().number
+    }
+
+    /// Whether the last attempt to write a manifest failed.
+    pub fn is_waiting_for_store(&self) -> bool {
+        self.failures.count() > 0
+    }
+
+    /// Error after which nothing becomes durable.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] for a writer that another one has fenced; [`Error::Closed`] after
+    /// [`stop`](Self::stop).
+    pub fn check(&self) -> Result<()> {
+        self.failure.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Ends the log: waits fail with this error, unless they failed before.
+    pub fn stop(&self, error: Error) {
+        self.failure.borrow_mut().get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the log has ended.
+    pub async fn ended(&self) {
+        while self.check().is_ok() {
+            self.changed.notified().await;
+        }
+    }
+
+    /// Adds changes, in order, and returns the number of their batch.
+    pub fn push(self: &Rc<Self>, changes: impl IntoIterator<Item = Change>) -> u64 {
+        self.pending.borrow_mut().0.extend(changes);
+        self.start()
+    }
+
+    /// Adds a clean stop.
+    pub fn push_clean(self: &Rc<Self>) -> u64 {
+        self.pending.borrow_mut().1 = true;
+        self.start()
+    }
+
+    fn start(self: &Rc<Self>) -> u64 {
+        let has_work = { !self.pending.borrow().0.is_empty() || self.pending.borrow().1 };
+        if has_work && self.check().is_ok() && !self.is_running.replace(true) {
+            runtime::spawn(self.clone().run()).detach();
+        }
+        self.batch.get()
+    }
+
+    /// Waits until a batch is durable.
+    ///
+    /// # Errors
+    /// Errors of [`check`](Self::check).
+    pub async fn durable(&self, batch: u64) -> Result<()> {
+        loop {
+            if self.durable.get() >= batch {
+                return Ok(());
+            }
+            self.check()?;
+            self.changed.notified().await;
+        }
+    }
+
+    /// Whether a batch is durable.
+    pub fn is_durable(&self, batch: u64) -> bool {
+        self.durable.get() >= batch
+    }
+
+    /// Waits until the manifest that is being written is durable.
+    ///
+    /// # Errors
+    /// Errors of [`check`](Self::check).
+    pub async fn written(&self) -> Result<()> {
+        self.durable(self.batch.get() - 1).await
+    }
+
+    async fn run(self: Rc<Self>) {
+        while self.check().is_ok() {
+            let (changes, is_clean) = self.pending.take();
+            if changes.is_empty() && !is_clean {
+                break;
+            }
+            let batch = self.batch.replace(self.batch.get() + 1);
+            match self.write(&changes, is_clean).await {
+                Ok(()) => self.durable.set(batch),
+                Err(error) => self.stop(error),
+            }
+            self.changed.notify_all();
+        }
+        self.is_running.set(false);
+    }
+
+    /// Writes a manifest with these changes, and applies them.
+    ///
+    /// # Errors
+    /// Errors after which this writer has to end.
+    async fn write(&self, changes: &[Change], is_clean: bool) -> Result<()> {
+        let position = self.position.get();
+        let mut garbage = Vec::new();
+        // The table as it will be: what a failed write leaves behind isn't used, as the log ends with it.
+        {
+            let mut table = self.table.borrow_mut();
+            for change in changes {
+                if let Change::Reset { zone, .. } = change {
+                    garbage.extend(table.names(*zone).map(Name::Piece));
+                }
+                table.apply(change, self.identity.epoch)?;
+            }
+            table.is_clean = is_clean;
+        }
+        let number = position.number + 1;
+        let delta = encode_changes(changes);
+        let is_base = number - position.base > MAX_CHAIN
+            || position.delta_bytes + delta.len() > position.base_bytes.max(MAX_DELTAS);
+        let mut manifest = match is_base {
+            true => self.identity.manifest(number, Kind::Base, number, self.table.borrow().encode()),
+            false => self.identity.manifest(number, Kind::Delta, position.base, delta),
+        };
+        manifest.is_clean = is_clean;
+        let bytes = Data::copy_of(&manifest.encode());
+        if bytes.len() > MAX_MANIFEST {
+            return Err(Error::no_space(format!("a manifest of {} bytes; expected {MAX_MANIFEST}", bytes.len())));
+        }
+        self.create(&manifest, &bytes).await?;
+        let mut position = Position { number, delta_bytes: position.delta_bytes + bytes.len(), ..position };
+        if is_base {
+            let epoch = self.identity.epoch;
+            garbage.extend((position.base..number).map(|number| Name::Manifest { epoch, number }));
+            position = Position { number, base: number, base_bytes: bytes.len(), delta_bytes: 0 };
+        }
+        self.position.set(position);
+        self.garbage.add(garbage);
+        Ok(())
+    }
+
+    /// Creates a manifest, again until the store answers.
+    async fn create(&self, manifest: &crate::format::Manifest, bytes: &Data) -> Result<()> {
+        let mut pause = Duration::from_millis(250);
+        loop {
+            match self.manifests.create(manifest, bytes).await {
+                Ok(Created::Ours) => {
+                    self.failures.ended("writing a manifest");
+                    return self.check();
+                }
+                Ok(Created::Others(other)) => return Err(fenced(&self.identity, &other)),
+                // The number is taken by damaged bytes.
+                Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => return Err(error),
+                Err(error) => self.failures.failed(format!("writing a manifest: {error}")),
+            }
+            self.check()?;
+            runtime::sleep(pause).await;
+            self.check()?;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+}
+
+/// Error of a writer whose next number another one has created.
+pub(crate) fn fenced(identity: &Identity, other: &crate::format::Manifest) -> Error {
+    Error::read_only(format!(
+        "fenced: this writer of epoch {} was replaced by \"{}\" {}: its writes since the last flush are lost; use the zones there, or open them here again, which fences that one",
+        identity.epoch,
+        other.writer.name.escape_debug(),
+        age_of(other.time)
+    ))
+}

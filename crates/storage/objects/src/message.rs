@@ -1,0 +1,7 @@
+//! Messages to zones in an object store.
+
+stack::messages! {
+    /// A message to zones in an object store.
+    Message;
+    "gc" => CollectGarbage, "list all objects, and delete those that a crash or a fenced writer left, after the grace";
+}

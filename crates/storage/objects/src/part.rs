@@ -1,0 +1,271 @@
+//! Zones in an object store as a part, and its handles: all calls are carried out on the home shard, which has
+//! the client.
+
+use crate::core::{Core, Settings};
+use crate::format::Writers;
+use crate::kind::KIND;
+use crate::manifests::Manifests;
+use crate::message::Message;
+use crate::names::Names;
+use crate::opening::{self, NewZones};
+use block::{
+    Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+};
+use object_store::{Config, Kind, Store};
+use runtime::Home;
+use serde_json::{Map, Value, json};
+use stack::Tell;
+use std::rc::Rc;
+
+/// Zones to create.
+#[derive(Debug, Clone, Copy)]
+pub struct NewVolume {
+    /// Number of zones.
+    pub zones: u32,
+    /// Bytes of a zone.
+    pub zone_size: u64,
+    /// Whether the store's conditional writes are checked first: one that isn't atomic is refused.
+    pub probe: bool,
+}
+
+/// A volume in a bucket.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The bucket, and the client's limits.
+    pub store: Config,
+    /// Prefix of all keys; empty for the whole bucket.
+    pub prefix: String,
+    /// Name of this writer for operators, such as its host and process.
+    pub writer: String,
+    /// Zones to create, in place of existing ones; `None` to open.
+    pub format: Option<NewVolume>,
+    /// Number and size of zones that an existing volume must have.
+    pub expected: (Option<u32>, Option<u64>),
+    /// Settings.
+    pub settings: Settings,
+}
+
+/// Zones in an object store.
+#[derive(Debug)]
+pub struct ObjectsPart {
+    home: Home<Core>,
+    geometry: ZoneGeometry,
+}
+
+impl ObjectsPart {
+    /// Opens or creates zones, which fences another writer of them; the calling shard becomes the home shard.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no volume; [`Error::Unsupported`] for a store whose conditional writes
+    /// aren't atomic, and for other versions; [`Error::Corrupt`] for damaged manifests; [`Error::Busy`] if
+    /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
+    /// that differ from the volume's; errors of the store.
+    pub async fn open(options: Options) -> Result<ObjectsPart> {
+        let Options { store, prefix, writer, format, expected, settings } = options;
+        let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
+        if let Some(new) = &format {
+            settings.geometry(new.zones, new.zone_size)?;
+            if new.probe {
+                store.probe(names.prefix()).await?;
+            }
+        }
+        let mut id = [0; 16];
+        runtime::fill_secret(&mut id);
+        let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
+        let manifests = Manifests { store, names };
+        let opened = opening::open(&manifests, Writers { id, name: writer }, new, |table| {
+            let found = (table.zones.len() as u32, table.zone_size);
+            let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
+            if (zones, size) != found {
+                return Err(Error::invalid(format!(
+                    "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+                    found.0, found.1
+                )));
+            }
+            settings.geometry(found.0, found.1).map(drop)
+        });
+        let opened = opened.await?;
+        if opened.was_unclean {
+            tracing::info!("zones in an object store: opened after an unclean stop of their writer");
+        }
+        let core = Core::new(manifests, settings, opened)?;
+        let geometry = core.geometry().clone();
+        Ok(ObjectsPart { home: Home::here(core), geometry })
+    }
+}
+
+/// Status of the zones, on their home shard.
+fn status(core: &Core) -> Status {
+    let counts = core.counts();
+    let requests: Map<String, Value> =
+        Kind::ALL.iter().map(|(kind, name)| ((*name).to_owned(), counts.requests(*kind).into())).collect();
+    let (pieces, bytes) = core.log.with_table(crate::table::Table::stored);
+    let (open, active) = core.active();
+    let failure = core.log.check().err();
+    let state = match () {
+        () if failure.is_some() => "fenced or ended",
+        () if core.is_waiting_for_store() => "waiting for the store",
+        () => "writing",
+    };
+    let value = json!({
+        "state": state,
+        "error": failure.map(|error| error.to_string()),
+        "writer": core.log.identity().writer.name,
+        "epoch": core.log.identity().epoch,
+        "manifest": core.log.number(),
+        "zones": core.geometry().zones,
+        "zone_size": core.geometry().zone_size,
+        "open": open,
+        "active": active,
+        "pieces": pieces,
+        "stored_bytes": bytes,
+        "unsaved_bytes": core.unsaved(),
+        "garbage_objects": core.garbage.waiting(),
+        "deleted_objects": core.garbage.deleted(),
+        "requests": requests,
+        "retries": counts.retries,
+        "timeouts": counts.timeouts,
+        "slow_downs": counts.slow_downs,
+        "hedged_reads": counts.hedges,
+        "connections": counts.connections,
+        "sent_bytes": counts.sent_bytes,
+        "received_bytes": counts.received_bytes,
+    });
+    let mut status = value.as_object().cloned().unwrap_or_default();
+    status.retain(|_, value| !value.is_null());
+    status
+}
+
+impl Part for ObjectsPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        self.home.status(status)
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        self.tell_text(&KIND, message)
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.home.close(Core::close))
+    }
+}
+
+impl Tell for ObjectsPart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        match message {
+            Message::CollectGarbage => Call::new(async move {
+                let count = self.home.with(|core: Rc<Core>| core.collect_garbage()).await?;
+                Ok(format!("{count} objects will be deleted"))
+            }),
+        }
+    }
+}
+
+impl ZonesPart for ObjectsPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
+            let (home, geometry) = (self.home.clone(), self.geometry.clone());
+            Ok(Rc::new(Handle { home, core, geometry }) as Rc<dyn Zones>)
+        })
+    }
+}
+
+/// A handle of one shard.
+struct Handle {
+    home: Home<Core>,
+    /// The zones; set on the home shard.
+    core: Option<Rc<Core>>,
+    geometry: ZoneGeometry,
+}
+
+impl Handle {
+    /// Carries a call out on the home shard, to its end.
+    fn call<T: Send + 'static, Fut: Future<Output = Result<T>> + 'static>(
+        &self,
+        checked: Result<()>,
+        work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static,
+    ) -> Call<'_, Result<T>> {
+        match (checked, &self.core) {
+            (Err(error), _) => Call::ready(Err(error)),
+            (Ok(()), Some(core)) => runtime::carry(work(core.clone())),
+            (Ok(()), None) => Call::new(self.home.with(work)),
+        }
+    }
+}
+
+impl Zones for Handle {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        let checked = self.geometry.check_append(zone, payload.len());
+        self.call(checked, move |core| core.append(zone, None, payload))
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        let checked = self.geometry.check_append_at(at, payload.len());
+        self.call(checked, move |core| async move {
+            core.append(at.zone, Some(at.offset.0), payload).await.map(drop)
+        })
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.call(self.geometry.check_zone(zone), move |core| core.open(zone))
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.call(self.geometry.check_zone(zone), move |core| core.close_zone(zone))
+    }
+
+    fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        if let Err(error) = self.geometry.check_read(at, buffer.len()) {
+            return Call::ready((Err(error), buffer));
+        }
+        if let Some(core) = &self.core {
+            return Call::new(core.clone().read(at, buffer));
+        }
+        let length = buffer.len();
+        Call::new(async move {
+            let read = move |core: Rc<Core>| async move { Ok(core.read(at, buffer).await) };
+            self.home.with(read).await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
+        })
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        let checked = zones.iter().try_for_each(|zone| self.geometry.check_zone(*zone));
+        let zones = zones.to_vec();
+        self.call(checked, move |core| core.flush(zones))
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.call(self.geometry.check_zone(zone), move |core| core.finish(zone))
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        let checked = self.geometry.check_zone(zone).and_then(|()| match erase {
+            EraseGuarantee::None => Ok(()),
+            _ => Err(Error::unsupported(format!(
+                "resetting zone {zone} with the guarantee \"{erase}\": zones in an object store give \"none\", since objects are deleted later, and a bucket may keep their versions"
+            ))),
+        });
+        self.call(checked, move |core| core.reset(zone))
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        self.call(Ok(()), move |core| async move { core.report(first, count) })
+    }
+}

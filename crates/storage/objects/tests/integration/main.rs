@@ -1,0 +1,12 @@
+//! Zones in an object store: on a simulated store with faults, and on real ones.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod conformance;
+mod cost;
+mod crash;
+mod damage;
+mod fence;
+mod outage;
+mod stores;
