@@ -27,6 +27,7 @@ pub fn registry() -> Registry {
         &zones::on_device::KIND,
         &zones::ram::KIND,
         &zns::KIND,
+        &objects::KIND,
         &layers::stats::ZONES_KIND,
         &layers::fault::ZONES_KIND,
         &layers::record::ZONES_KIND,
@@ -59,7 +60,7 @@ mod tests {
     }
 
     /// Kinds whose example needs a server, a client or a device of the kernel.
-    const UNCHECKED: [&str; 5] = ["memory-node", "redis", "fuse", "ublk", "vhost-user"];
+    const UNCHECKED: [&str; 6] = ["memory-node", "redis", "objects", "fuse", "ublk", "vhost-user"];
 
     /// Each metric is a number of the status of its kind's example.
     #[test]

@@ -104,6 +104,8 @@ pub struct Bucket {
     pub uploads: RefCell<BTreeMap<String, Upload>>,
     /// Probabilities of faults.
     pub faults: Cell<Faults>,
+    /// Time that each request takes at least.
+    pub latency: Cell<Duration>,
     /// Whether conditions are checked before the body is received, as a store without a lock does.
     pub checks_early: Cell<bool>,
     /// Whether a connection is closed after each answer, without notice.
@@ -237,7 +239,7 @@ impl Bucket {
     /// continues; `None` for no answer.
     async fn answer(&self, asked: &Asked) -> Option<(Vec<u8>, bool)> {
         let faults = self.faults.get();
-        runtime::sleep(Duration::from_micros(100 + below(2000))).await;
+        runtime::sleep(self.latency.get() + Duration::from_micros(100 + below(2000))).await;
         if chance(faults.lost_request) {
             return None;
         }
