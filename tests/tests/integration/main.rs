@@ -28,6 +28,7 @@ mod foreign_libvirt;
 mod foreign_limits;
 mod foreign_lost;
 mod foreign_model;
+mod foreign_objects;
 mod foreign_nbd;
 mod fs_mount;
 mod fs_mount_large;

@@ -130,6 +130,8 @@ struct Zone {
     /// Whether a finish or a reset owns it: other changes wait.
     is_owned: bool,
     write_pointer: u64,
+    /// End of the bytes that are there: after a rewind they go on after the write pointer.
+    end: u64,
     /// Number of resets of this writer: a flush that waits for pieces of an earlier life ends.
     resets: u64,
     gather: Option<Gather>,
@@ -177,6 +179,7 @@ impl Zone {
             generation: entry.generation,
             is_owned: false,
             write_pointer: entry.end(),
+            end: entry.end(),
             resets: 0,
             gather: None,
             pending: VecDeque::new(),
@@ -294,13 +297,18 @@ impl Core {
             )));
         }
         let (at, mut memory) = (zone.write_pointer, Some(memory));
+        // Those that a rewind repeats are there already.
+        let mut repeated = zone.end - at;
         for slice in payload.slices() {
-            let mut bytes = &slice[..];
+            let known = repeated.min(slice.len() as u64);
+            (repeated, zone.write_pointer) = (repeated - known, zone.write_pointer + known);
+            let mut bytes = &slice[known as usize..];
             while !bytes.is_empty() {
                 let pointer = zone.write_pointer;
                 let gather = zone.gather.get_or_insert_with(|| Gather::new(pointer));
                 let taken = gather.push(bytes, self.settings.piece_size);
                 (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
+                zone.end = zone.write_pointer;
                 // The memory of an append that is in two pieces is released with the first one.
                 memory.take().into_iter().for_each(|memory| gather.keep(memory));
                 if gather.length() >= self.settings.piece_size {
@@ -336,6 +344,30 @@ impl Core {
             state => Err(refusal(index, state)),
         };
         self.with_zone(index, close).await?
+    }
+
+    /// Moves the write pointer of a begun zone back, and closes the zone. Its bytes after that are kept.
+    pub async fn rewind(self: Rc<Self>, at: ZoneAddress) -> Result<()> {
+        let rewind = |zone: &mut Zone| {
+            let before = zone.state;
+            if !before.is_active() {
+                return Err(refusal(at.zone, before));
+            }
+            if at.offset.0 > zone.write_pointer {
+                return Err(Error::invalid(format!(
+                    "rewind to {at}: expected at most the write pointer, byte {}",
+                    zone.write_pointer
+                )));
+            }
+            if before == ZoneState::Interrupted {
+                // Before the pieces of later flushes, in the order of the log.
+                zone.batch = self.log.push([Change::State { zone: at.zone.0, state: State::Begun }]);
+            }
+            (zone.state, zone.write_pointer) = (ZoneState::Closed, at.offset.0);
+            self.limits.moved(before, ZoneState::Closed);
+            Ok(())
+        };
+        self.with_zone(at.zone, rewind).await?
     }
 
     /// Makes the completed appends to these zones durable.
@@ -442,7 +474,7 @@ impl Core {
         let finished = self.finish_owned(index).await;
         self.release(index, |zone| {
             if finished.is_ok() {
-                zone.state = ZoneState::Full;
+                (zone.state, zone.write_pointer) = (ZoneState::Full, zone.end);
                 zone.pending.clear();
             }
         });
@@ -485,7 +517,8 @@ impl Core {
         let raised = self.log.durable(batch).await;
         self.release(index, |zone| {
             if raised.is_ok() {
-                (zone.state, zone.generation, zone.write_pointer) = (ZoneState::Empty, generation, 0);
+                (zone.state, zone.generation) = (ZoneState::Empty, generation);
+                (zone.write_pointer, zone.end) = (0, 0);
             }
         });
         raised.map(|()| generation)

@@ -173,6 +173,15 @@ impl ZonesPart for ObjectsPart {
         &self.geometry
     }
 
+    fn can_rewind(&self) -> bool {
+        true
+    }
+
+    /// Returns true: the pieces of a flush are in one manifest, which names no bytes that were appended later.
+    fn flushes_atomically(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
@@ -263,6 +272,11 @@ impl Zones for Handle {
             ))),
         });
         self.call(checked, move |core| core.reset(zone))
+    }
+
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        let checked = self.geometry.check_append_at(at, self.geometry.append_granularity as usize);
+        self.call(checked, move |core| core.rewind(at))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

@@ -171,7 +171,7 @@ impl Table {
             Change::State { state, .. } => {
                 let fits = match state {
                     State::Empty => false,
-                    State::Begun => matches!(entry.state, State::Empty | State::Begun),
+                    State::Begun => entry.state != State::Full,
                     State::Full => entry.state != State::Full,
                     State::Interrupted => entry.state == State::Begun,
                 };

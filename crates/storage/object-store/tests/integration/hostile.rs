@@ -197,11 +197,11 @@ fn keys_and_configurations_that_cant_be_are_refused() {
         let error = store.put("a", Payload::new(), &etag).await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("if-match"), "{error}");
         assert_eq!(bucket.asked.borrow().len(), 0);
-        let mut elsewhere = crate::simulated::config(Limits::default());
+        let mut elsewhere = object_store::testing::config(Limits::default());
         (elsewhere.endpoint, elsewhere.addressing) = ("http://example.com".into(), Addressing::VirtualHost);
         assert_eq!(format!("{:?}", Store::new(elsewhere).unwrap()), "Store(\"http://vol.example.com\")");
         let refused = |change: fn(&mut object_store::Config)| {
-            let mut config = crate::simulated::config(Limits::default());
+            let mut config = object_store::testing::config(Limits::default());
             change(&mut config);
             Store::new(config).unwrap_err().to_string()
         };

@@ -2,8 +2,29 @@
 
 use crate::servers::{Program, Server};
 use block::{Data, Error, Payload};
-use object_store::{Condition, Kind, Limits, Put, Store};
+use object_store::{Addressing, Condition, Config, CredentialSource, Credentials, Kind, Limits, Put, Store};
 use std::rc::Rc;
+
+impl Server {
+    /// Client of the bucket.
+    pub fn store(&self, limits: Limits) -> Store {
+        self.client("vol", "hidden", limits)
+    }
+
+    /// Client of a bucket, with a secret.
+    pub fn client(&self, bucket: &str, secret: &str, limits: Limits) -> Store {
+        Store::new(Config {
+            endpoint: format!("http://127.0.0.1:{}", self.port),
+            bucket: bucket.to_owned(),
+            region: "us-east-1".to_owned(),
+            addressing: Addressing::Path,
+            credentials: CredentialSource::Given(Credentials::new("key", secret, None)),
+            tls: None,
+            limits,
+        })
+        .unwrap()
+    }
+}
 
 /// A payload in pieces, with random bytes.
 pub fn payload(seed: u64, pieces: &[usize]) -> Payload {

@@ -1,6 +1,5 @@
 //! Real stores: VersityGW, which `scripts/test` installs if Go is installed, and moto, a package of Python.
 
-use object_store::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -122,25 +121,6 @@ impl Server {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
-    }
-
-    /// Client of the bucket.
-    pub fn store(&self, limits: Limits) -> Store {
-        self.client("vol", "hidden", limits)
-    }
-
-    /// Client of a bucket, with a secret.
-    pub fn client(&self, bucket: &str, secret: &str, limits: Limits) -> Store {
-        Store::new(Config {
-            endpoint: format!("http://127.0.0.1:{}", self.port),
-            bucket: bucket.to_owned(),
-            region: "us-east-1".to_owned(),
-            addressing: Addressing::Path,
-            credentials: CredentialSource::Given(Credentials::new("key", secret, None)),
-            tls: None,
-            limits,
-        })
-        .unwrap()
     }
 }
 

@@ -110,7 +110,7 @@ async fn writer(value: u8, acknowledged: Acknowledged) {
 
 /// Writers that take over from each other. Returns the acknowledged flushes that the last one doesn't have.
 async fn race(bucket: Rc<Bucket>, faults: Faults) -> Vec<(u32, u64, u64, u8)> {
-    drop(create().await);
+    create().await;
     bucket.faults.set(faults);
     let acknowledged = Acknowledged::default();
     let writers = (1..=5).map(|value| runtime::spawn(writer(value, acknowledged.clone())));

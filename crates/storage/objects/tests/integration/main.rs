@@ -9,4 +9,8 @@ mod crash;
 mod damage;
 mod fence;
 mod outage;
+mod real;
+mod rewind;
+#[path = "../../../object-store/tests/integration/servers.rs"]
+mod servers;
 mod stores;
