@@ -1,9 +1,9 @@
 //! Zones in an object store as a part, and its handles: all calls are carried out on the home shard, which has
 //! the client.
 
+use crate::KIND;
 use crate::core::{Core, Settings};
 use crate::format::Writers;
-use crate::kind::KIND;
 use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
