@@ -104,23 +104,6 @@ impl Operation {
         )
     }
 
-    /// Whether a file's storage has to complete the operation, so that it ends by itself.
-    #[inline]
-    pub(crate) fn is_of_storage(&self) -> bool {
-        use Operation::{Allocate, Open, Read, Rename, Sync, Truncate, Unlink, Write};
-        matches!(
-            self,
-            Read { .. }
-                | Write { .. }
-                | Sync { .. }
-                | Allocate { .. }
-                | Truncate { .. }
-                | Open { .. }
-                | Rename { .. }
-                | Unlink { .. }
-        )
-    }
-
     /// Whether the kernel uses memory of this process until the operation has ended. A command has none, or
     /// memory that the kernel uses only while the ring is open. It may be impossible to cancel: the kernel
     /// ends it when the ring closes.

@@ -13,7 +13,7 @@ use crate::address::SocketAddress;
 use crate::config::Config;
 use crate::kernel_memory::KernelMemory;
 use crate::operation::{Descriptor, Operation};
-use crate::polling::{Polling, WaitFor};
+use crate::polling::Polling;
 use crate::ring_entry::RingEntry;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
@@ -250,11 +250,10 @@ impl Ring {
     /// short. Returns whether there is one.
     pub(crate) fn poll(
         &mut self,
-        wait_for: WaitFor,
         limit: impl FnOnce() -> Option<Duration>,
         has_message: impl Fn() -> bool,
     ) -> bool {
-        let Some(time) = self.polling.time(wait_for, limit) else { return false };
+        let Some(time) = self.polling.time(limit) else { return false };
         if self.unsubmitted > 0 {
             match self.enter_without_waiting() {
                 Ok(_) => self.unsubmitted = self.ring.submission().len(),

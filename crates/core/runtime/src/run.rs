@@ -3,7 +3,7 @@
 use crate::clock::{self, now};
 use crate::config::{Config, ShardIndex};
 use crate::mailbox::{Mailbox, lock};
-use crate::polling::{EndedBy, WaitFor};
+use crate::polling::EndedBy;
 use crate::random::Random;
 use crate::ring::Ring;
 use crate::shard::{Driver, Shard, set_current};
@@ -39,12 +39,8 @@ impl Shard {
             let mut ring = ring.borrow_mut();
             let ring = ring.as_mut().expect("a shard that turns has its ring");
             let idle_since = (is_idle && ring.polling().is_allowed()).then(now);
-            let wait_for = match self.slots.borrow().of_storage() {
-                0 => WaitFor::Peers,
-                1.. => WaitFor::Storage,
-            };
             let wait = is_idle
-                && !ring.poll(wait_for, limit, || self.mailbox.has_letters() || self.mailbox.is_stopped())
+                && !ring.poll(limit, || self.mailbox.has_letters() || self.mailbox.is_stopped())
                 && self.mailbox.fall_asleep();
             ring.turn(wait, limit());
             if wait {
@@ -52,7 +48,7 @@ impl Shard {
             }
             if let Some(since) = idle_since {
                 let by = if self.mailbox.has_letters() { EndedBy::Message } else { EndedBy::Other };
-                ring.polling().waited(wait_for, now() - since, by);
+                ring.polling().waited(now() - since, by);
             }
             ring.reap(|key, result| self.complete_inside_turn(key, result));
         }

@@ -60,17 +60,9 @@ impl Slot {
 pub(crate) struct Slots {
     chunks: Vec<Box<[Slot]>>,
     free: Vec<u32>,
-    /// Number of operations in flight that are [of storage](Operation::is_of_storage).
-    of_storage: usize,
 }
 
 impl Slots {
-    /// Number of operations in flight that are [of storage](Operation::is_of_storage).
-    #[inline]
-    pub(crate) fn of_storage(&self) -> usize {
-        self.of_storage
-    }
-
     /// Number of operations in flight that [use memory](Operation::uses_memory). Visits every slot: for the
     /// shard's end.
     pub(crate) fn using_memory(&self) -> usize {
@@ -92,7 +84,6 @@ impl Slots {
             Some(index) => index,
             None => self.grow(),
         };
-        self.of_storage += usize::from(operation.is_of_storage());
         let slot = self.slot(index);
         slot.state = State::Running;
         slot.generation = slot.generation.wrapping_add(1) & 0x7FFF_FFFF;
@@ -130,9 +121,6 @@ impl Slots {
     pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
         let slot = self.slot(key.index);
         debug_assert_eq!(slot.generation, key.generation, "an operation ended twice");
-        let is_of_storage = slot.operation.as_ref().is_some_and(Operation::is_of_storage);
-        self.of_storage -= usize::from(is_of_storage);
-        let slot = self.slot(key.index);
         if slot.state == State::Abandoned {
             slot.state = State::Free;
             let operation = slot.operation.take();
