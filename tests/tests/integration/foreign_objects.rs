@@ -1,5 +1,5 @@
-//! A log whose zones are objects in a real store (VersityGW): the server dies by SIGKILL while an NBD client writes,
-//! and the next one has everything that was flushed.
+//! A log whose zones are objects in a real store (VersityGW): the server dies by SIGKILL while an NBD client
+//! writes, and the next one has everything that was flushed.
 
 #[path = "../../../crates/storage/object-store/tests/integration/servers.rs"]
 mod servers;
@@ -16,7 +16,8 @@ const KILLS: u64 = 3;
 /// A log on zones in this store, as one line.
 fn stack(folder: &Path, port: u16) -> String {
     let credentials = folder.join("credentials");
-    std::fs::write(&credentials, "[default]\naws_access_key_id = key\naws_secret_access_key = hidden\n").unwrap();
+    std::fs::write(&credentials, "[default]\naws_access_key_id = key\naws_secret_access_key = hidden\n")
+        .unwrap();
     format!(
         "log(objects(\"http://127.0.0.1:{port}\", bucket=vol, prefix=\"db1/\", credentials_file={}, \
          zone_size=256KiB, zones=32, piece_size=128KiB), size={})",

@@ -6,8 +6,8 @@
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)] // Only tests use it, which fail by panics.
 
-use block::{Buffer, Data};
 use crate::{Addressing, Config, CredentialSource, Credentials, Limits, Store};
+use block::{Buffer, Data};
 use runtime::net::{Address, Listener};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -16,9 +16,9 @@ mod upload;
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Sealed};
 use crate::manifest_log::ManifestLog;
-use crate::opening::Opened;
 use crate::manifests::Manifests;
 use crate::names::Name;
+use crate::opening::Opened;
 use crate::table::{Change, State};
 use block::{
     Durable, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport,
@@ -115,7 +115,7 @@ impl Settings {
 struct Pending {
     offset: u64,
     length: u64,
-    /// Its bytes, until it is stored.
+    /// Bytes of the piece, until it is stored.
     sealed: Option<Rc<Sealed>>,
     /// Serial number under which it is stored.
     serial: u64,
@@ -267,7 +267,8 @@ impl Core {
     ) -> Result<ZoneAddress> {
         let memory = self.take_memory(payload.len()).await?;
         let own = self.clone();
-        let landed = self.with_zone(index, move |zone| own.land(zone, index, wanted, &payload, memory)).await?;
+        let landed =
+            self.with_zone(index, move |zone| own.land(zone, index, wanted, &payload, memory)).await?;
         landed.map(|offset| ZoneAddress::new(index.0, offset))
     }
 

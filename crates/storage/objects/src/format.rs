@@ -3,8 +3,8 @@
 //! # Promises
 //! - A manifest has a CRC-32C of all its bytes, and its own epoch and number: damaged or misplaced ones are
 //!   errors, and so are unknown versions and flags.
-//! - Each 64 KiB of a piece have a CRC-32C that covers the volume, zone, generation, epoch and offset as well:
-//!   altered or misplaced bytes are never returned, whatever range is read.
+//! - Each 64 KiB of a piece have a CRC-32C that covers the volume, zone, generation, epoch and offset as
+//!   well: altered or misplaced bytes are never returned, whatever range is read.
 
 use crate::names::PieceName;
 use block::{Data, Error, Payload, Result};

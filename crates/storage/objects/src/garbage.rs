@@ -84,7 +84,12 @@ impl Garbage {
             let now = runtime::now();
             let ready: Vec<Name> = {
                 let queue = self.queue.borrow();
-                queue.iter().take(MAX_BATCH).take_while(|(due, _)| *due <= now).map(|(_, name)| *name).collect()
+                queue
+                    .iter()
+                    .take(MAX_BATCH)
+                    .take_while(|(due, _)| *due <= now)
+                    .map(|(_, name)| *name)
+                    .collect()
             };
             let keys: Vec<String> = ready.iter().map(|name| self.names.key(*name)).collect();
             match self.store.delete_batch(&keys).await {

@@ -69,7 +69,8 @@ impl Gather {
         let mut slices = slices(&self.chunks, from, length);
         let whole = (self.chunks.len() * CHUNK) as u64;
         let (start, end) = (from.max(whole) - whole, (from + length).max(whole) - whole);
-        let rest = &self.rest[start.min(self.rest.len() as u64) as usize..(end as usize).min(self.rest.len())];
+        let rest =
+            &self.rest[start.min(self.rest.len() as u64) as usize..(end as usize).min(self.rest.len())];
         if !rest.is_empty() {
             slices.push(Data::copy_of(rest));
         }

@@ -19,8 +19,12 @@ pub const KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "zones as objects in a bucket of an S3 object store",
     keys: &[
-        Key::required("endpoint", ValueKind::Text, "URL of the object store: http://HOST:PORT or https://HOST")
-            .positional(),
+        Key::required(
+            "endpoint",
+            ValueKind::Text,
+            "URL of the object store: http://HOST:PORT or https://HOST",
+        )
+        .positional(),
         Key::required("bucket", ValueKind::Text, "name of the bucket, which must exist"),
         Key::optional("prefix", ValueKind::Text, "start of the keys of all objects, such as db1/").or(""),
         Key::optional("region", ValueKind::Text, "region of the bucket").or("us-east-1"),
@@ -45,7 +49,11 @@ pub const KIND: Kind = Kind {
             ValueKind::Size,
             "capacity of a zone; default: that of the volume, 128MiB for a new one",
         ),
-        Key::optional("zones", ValueKind::Integer { min: 4, max: 1 << 20 }, "number of zones of a new volume"),
+        Key::optional(
+            "zones",
+            ValueKind::Integer { min: 4, max: 1 << 20 },
+            "number of zones of a new volume",
+        ),
         Key::optional("size", ValueKind::Size, "capacity of a new volume, in place of zones"),
         Key::optional("piece_size", ValueKind::Size, "bytes that are uploaded as one object without a flush")
             .or("8MiB"),
@@ -66,9 +74,7 @@ pub const KIND: Kind = Kind {
     example: "objects(\"http://127.0.0.1:7070\", bucket=vol, prefix=\"db1/\", size=1TiB)",
     plan,
     build: |arguments| {
-        Call::new(
-            async move { Ok(Built::Zones(Arc::new(ObjectsPart::open(options(&arguments)?).await?))) },
-        )
+        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::open(options(&arguments)?).await?))) })
     },
 };
 
@@ -100,7 +106,11 @@ const METRICS: &[Metric] = &[
     Metric::counter("retries", "object_retries", "Requests that were sent again"),
     Metric::counter("timeouts", "object_timeouts", "Requests that exceeded a time limit"),
     Metric::counter("slow_downs", "object_slow_downs", "Responses that asked for fewer requests"),
-    Metric::counter("hedged_reads", "object_hedged_reads", "Second requests of reads that were slow to answer"),
+    Metric::counter(
+        "hedged_reads",
+        "object_hedged_reads",
+        "Second requests of reads that were slow to answer",
+    ),
     Metric::counter("connections", "object_connections", "Connections to the object store that were opened"),
     Metric::counter("sent_bytes", "object_sent_bytes", "Bytes sent to the object store"),
     Metric::counter("received_bytes", "object_received_bytes", "Bytes received from the object store"),
@@ -171,17 +181,20 @@ fn store(arguments: &Arguments) -> Result<Config> {
         }
         None => tls::keys::without(arguments, "tls_hostname").map(|()| None)?,
     };
-    let credentials = match (arguments.optional_path("credentials_file")?, arguments.boolean("instance_role")?) {
-        (Some(_), true) => {
-            return Err(arguments.refuse("instance_role", "expected credentials_file or instance_role, not both"));
-        }
-        (Some(path), false) => CredentialSource::File { path, profile: arguments.text("profile")? },
-        (None, _) if arguments.given("profile") => {
-            return Err(arguments.refuse("profile", "profile without credentials_file"));
-        }
-        (None, true) => CredentialSource::Instance { endpoint: INSTANCE_METADATA.to_owned() },
-        (None, false) => CredentialSource::Environment,
-    };
+    let credentials =
+        match (arguments.optional_path("credentials_file")?, arguments.boolean("instance_role")?) {
+            (Some(_), true) => {
+                return Err(
+                    arguments.refuse("instance_role", "expected credentials_file or instance_role, not both")
+                );
+            }
+            (Some(path), false) => CredentialSource::File { path, profile: arguments.text("profile")? },
+            (None, _) if arguments.given("profile") => {
+                return Err(arguments.refuse("profile", "profile without credentials_file"));
+            }
+            (None, true) => CredentialSource::Instance { endpoint: INSTANCE_METADATA.to_owned() },
+            (None, false) => CredentialSource::Environment,
+        };
     Ok(Config {
         endpoint,
         bucket: arguments.text("bucket")?,

@@ -1,13 +1,13 @@
 //! Zones as immutable objects in a bucket of an S3 object store: kind `objects`.
 //!
 //! # Promises
-//! - What a flush or a finish has returned for is in the bucket, and named by a manifest: it survives the loss
-//!   of this machine. Bytes that weren't flushed may be lost with the process.
+//! - Bytes of a flush or a finish that has returned are in the bucket, and named by a manifest: they survive
+//!   the loss of this machine. Bytes that weren't flushed may be lost with the process.
 //! - A bucket has one writer: opening fences the writer before. From the fence on none of its flushes,
 //!   finishes and resets is acknowledged, whenever it wakes up.
 //! - Altered, misplaced and lost objects are errors of reads and of opening, never other bytes.
-//! - An outage of the store is waiting: first of flushes, then of appends, at the limit of memory. Nothing ends
-//!   for it except a close, at its limit.
+//! - In an outage of the store flushes wait, and appends at the limit of memory. Nothing fails for it except
+//!   reads, at the client's limit, and a close, at its own.
 //! - While nothing is changed or read, no request is sent, once the last garbage is deleted.
 //!
 //! # Structure

@@ -1,9 +1,9 @@
 //! The log of a writer's manifests: group commit of changes of the zone table, and the fence.
 //!
 //! # Promises
-//! - [`ManifestLog::durable`] returns `Ok` only after the manifest with the changes was created under the next
-//!   number of this writer's epoch. A number has one creator, and the next writer creates the number after
-//!   the last one: afterwards no change of this writer becomes durable, and each wait fails.
+//! - [`ManifestLog::durable`] returns `Ok` only after the manifest with the changes was created under the
+//!   next number of this writer's epoch. A number has one creator, and the next writer creates the number
+//!   after the last one: afterwards no change of this writer becomes durable, and each wait fails.
 //! - Changes that come while a manifest is being written are in the next one together. While nothing changes
 //!   no request is sent.
 //! - A manifest that can't be written is written again, with the same bytes, until the store answers.
@@ -218,7 +218,10 @@ impl ManifestLog {
         manifest.is_clean = is_clean;
         let bytes = Data::copy_of(&manifest.encode());
         if bytes.len() > MAX_MANIFEST {
-            return Err(Error::no_space(format!("a manifest of {} bytes; expected {MAX_MANIFEST}", bytes.len())));
+            return Err(Error::no_space(format!(
+                "a manifest of {} bytes; expected {MAX_MANIFEST}",
+                bytes.len()
+            )));
         }
         self.create(&manifest, &bytes).await?;
         let mut position = Position { number, delta_bytes: position.delta_bytes + bytes.len(), ..position };

@@ -129,7 +129,8 @@ mod tests {
         for (key, name) in keys.iter().zip(manifests) {
             assert_eq!(names.parse(key), Some(name));
         }
-        for other in ["db1/manifest/1/0", "db1/zones/a", "db/manifest/00000001/0000000000000000", "db1/x/y/z"] {
+        for other in ["db1/manifest/1/0", "db1/zones/a", "db/manifest/00000001/0000000000000000", "db1/x/y/z"]
+        {
             assert_eq!(names.parse(other), None, "{other}");
         }
     }

@@ -1,7 +1,7 @@
 //! Opening a volume: the newest epoch, its manifests, the seal that fences its writer, and a new epoch.
 //!
-//! 1. The epochs are 1, 2, 3, … without a gap, since number 0 of an epoch, its *claim*, is never deleted: a few
-//!    rounds of HEADs at the same time find the last one. One that is found too early has a seal.
+//! 1. The epochs are 1, 2, 3, … without a gap, since number 0 of an epoch, its *claim*, is never deleted: a
+//!    few rounds of HEADs at the same time find the last one. One that is found too early has a seal.
 //! 2. A listing of that epoch's manifests shows the last number; the last base and the deltas after it are
 //!    read at the same time. If the manifests go on after what the listing showed, step 3 finds them.
 //! 3. The number after the last one is created as a *seal*. If it is taken by a delta, that one is applied
@@ -71,7 +71,8 @@ pub(crate) async fn last_epoch(manifests: &Manifests) -> Result<u32> {
     let (mut low, mut high) = (0, 1_u64);
     // Powers of 16 first, since few volumes are opened often.
     loop {
-        let probes: Vec<u64> = (0..4).map(|step| high << step).take_while(|epoch| *epoch <= u32::MAX.into()).collect();
+        let probes: Vec<u64> =
+            (0..4).map(|step| high << step).take_while(|epoch| *epoch <= u32::MAX.into()).collect();
         let found = exist(probes.clone()).await?;
         if found > 0 {
             low = probes[found - 1];
@@ -138,9 +139,8 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
             true => apply(&mut table, manifest),
             false => Err(Error::corrupt("it doesn't follow the manifests before it")),
         };
-        applied.map_err(|error| {
-            error.in_context(format!("object {}", manifests.key(epoch, manifest.number)))
-        })?;
+        applied
+            .map_err(|error| error.in_context(format!("object {}", manifests.key(epoch, manifest.number))))?;
     }
     let manifest = chain.pop().ok_or_else(|| lost(manifests, epoch, number))?;
     Ok(Loaded { manifest, table, last: number })
@@ -164,9 +164,7 @@ async fn look(manifests: &Manifests, epoch: u32) -> Result<Found> {
     }
     match last.kind {
         Kind::Claim => Ok(Found::Nothing(last, is_sealed)),
-        Kind::Base | Kind::Delta => {
-            Ok(Found::State(Box::new(load_chain(manifests, last).await?), is_sealed))
-        }
+        Kind::Base | Kind::Delta => Ok(Found::State(Box::new(load_chain(manifests, last).await?), is_sealed)),
         Kind::Seal => Err(Error::corrupt(format!("epoch {epoch} has two seals; expected one"))),
     }
 }

@@ -1,5 +1,5 @@
-//! Zones in an object store as a part, and its handles: all calls are carried out on the home shard, which has
-//! the client.
+//! Zones in an object store as a part, and its handles: all calls are carried out on the home shard, which
+//! has the client.
 
 use crate::KIND;
 use crate::core::{Core, Settings};
@@ -177,7 +177,8 @@ impl ZonesPart for ObjectsPart {
         true
     }
 
-    /// Returns true: the pieces of a flush are in one manifest, which names no bytes that were appended later.
+    /// Returns true: the pieces of a flush are in one manifest, which names no bytes that were appended
+    /// later.
     fn flushes_atomically(&self) -> bool {
         true
     }

@@ -93,7 +93,9 @@ pub(crate) struct Table {
 }
 
 fn strange(zone: u32, what: &str) -> Error {
-    Error::corrupt(format!("a manifest changes zone {zone}, {what}: it doesn't follow the manifests before it"))
+    Error::corrupt(format!(
+        "a manifest changes zone {zone}, {what}: it doesn't follow the manifests before it"
+    ))
 }
 
 impl Table {
@@ -182,7 +184,10 @@ impl Table {
             }
             Change::Reset { generation, .. } => {
                 if entry.generation.checked_add(1) != Some(generation) {
-                    return Err(strange(zone, &format!("from generation {} to {generation}", entry.generation)));
+                    return Err(strange(
+                        zone,
+                        &format!("from generation {} to {generation}", entry.generation),
+                    ));
                 }
                 *entry = Entry { generation, ..Entry::new() };
             }
@@ -222,7 +227,8 @@ impl Table {
             Table::new(zones, zone_size).map_err(|error| Error::corrupt(error.detail().to_owned()))?;
         for _ in 0..reader.count(17)? {
             let (zone, generation) = (reader.u32()?, reader.u64()?);
-            let state = State::from_code(reader.u8()?).ok_or_else(|| reader.strange("has an unknown state"))?;
+            let state =
+                State::from_code(reader.u8()?).ok_or_else(|| reader.strange("has an unknown state"))?;
             let mut entry = Entry { generation, state, pieces: Vec::new() };
             for _ in 0..reader.count(16)? {
                 let (length, epoch, serial) = (reader.u32()?, reader.u32()?, reader.u64()?);
@@ -308,7 +314,8 @@ mod tests {
     fn changes_apply_only_where_they_fit() {
         let mut table = Table::new(4, 4096).unwrap();
         let full = Change::State { zone: 1, state: State::Full };
-        for change in [piece(1, 0, 512), piece(1, 512, 1024), full, Change::Reset { zone: 2, generation: 2 }] {
+        for change in [piece(1, 0, 512), piece(1, 512, 1024), full, Change::Reset { zone: 2, generation: 2 }]
+        {
             table.apply(&change, 3).unwrap();
         }
         for refused in [
@@ -345,7 +352,10 @@ mod tests {
         assert_eq!(decode_changes(&encode_changes(&changes)).unwrap(), changes);
         table.is_clean = false;
         table.interrupt();
-        assert_eq!([7, 8, 999].map(|zone| table.zones[zone].state), [State::Interrupted, State::Interrupted, State::Empty]);
+        assert_eq!(
+            [7, 8, 999].map(|zone| table.zones[zone].state),
+            [State::Interrupted, State::Interrupted, State::Empty]
+        );
     }
 
     /// Every change of one byte, and every shorter text, is an error or another valid table.

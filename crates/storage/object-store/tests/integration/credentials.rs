@@ -1,8 +1,8 @@
 //! Sources of credentials: a file, and the metadata service of an instance.
 
 use crate::real::{payload, written};
-use object_store::testing::{Asked, Bucket, Faults, config, simulated};
 use block::Error;
+use object_store::testing::{Asked, Bucket, Faults, config, simulated};
 use object_store::{Condition, Config, CredentialSource, Limits, Store};
 use std::cell::Cell;
 use std::rc::Rc;

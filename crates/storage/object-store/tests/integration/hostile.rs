@@ -1,8 +1,8 @@
 //! Stores that violate the protocol: a clear error in bounded time, and the next request works.
 
 use crate::real::{payload, written};
-use object_store::testing::{Asked, Bucket, Faults, client, simulated};
 use block::{Error, Payload};
+use object_store::testing::{Asked, Bucket, Faults, client, simulated};
 use object_store::{Addressing, Condition, Limits, Put, Store};
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! The probe refuses stores whose conditional writes aren't atomic, and no others.
 
-use object_store::testing::{Answer, Bucket, Faults, client, simulated};
 use block::{Error, Result};
+use object_store::testing::{Answer, Bucket, Faults, client, simulated};
 use object_store::{Limits, RACERS};
 use std::rc::Rc;
 

@@ -1,9 +1,9 @@
 //! Retries, limits, hedged reads and connections.
 
 use crate::real::{payload, written};
-use object_store::testing::{Asked, Bucket, Faults, SERVER, client, config, simulated};
 use block::{Data, Error};
 use conformance::certificates::Authority;
+use object_store::testing::{Asked, Bucket, Faults, SERVER, client, config, simulated};
 use object_store::{Condition, Counts, Kind, Limits, Put, Store};
 use runtime::net::{Address, Listener};
 use std::cell::Cell;

@@ -2,9 +2,9 @@
 //! and reads return what was written.
 
 use crate::real::payload;
-use object_store::testing::{Bucket, Faults, client, simulated};
 use block::{Data, Error};
 use conformance::budget::Budget;
+use object_store::testing::{Bucket, Faults, client, simulated};
 use object_store::{Condition, Limits, Put, Store};
 use std::collections::BTreeMap;
 use std::rc::Rc;

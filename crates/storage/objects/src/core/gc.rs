@@ -26,7 +26,9 @@ impl Core {
                 let page = self.manifests.store.list(&prefix, from.as_deref()).await?;
                 let listed = page.objects.iter().filter_map(|object| names.parse(&object.key));
                 found.extend(listed.filter(|name| match name {
-                    Name::Piece(piece) => piece.epoch < epoch && !self.log.with_table(|table| table.has(piece)),
+                    Name::Piece(piece) => {
+                        piece.epoch < epoch && !self.log.with_table(|table| table.has(piece))
+                    }
                     Name::Manifest { epoch: of, .. } => *of < epoch,
                 }));
                 from = page.next;
@@ -42,15 +44,22 @@ impl Core {
             let all = Name::Manifest { epoch, number: 0 }..=Name::Manifest { epoch, number: u64::MAX };
             found.range(all).next_back().copied()
         };
-        let needed: BTreeSet<Name> = found.iter().filter_map(|name| match name {
-            Name::Manifest { epoch, .. } => last_of(*epoch),
-            Name::Piece(_) => None,
-        }).collect();
+        let needed: BTreeSet<Name> = found
+            .iter()
+            .filter_map(|name| match name {
+                Name::Manifest { epoch, .. } => last_of(*epoch),
+                Name::Piece(_) => None,
+            })
+            .collect();
         let known = self.garbage.names();
-        let garbage: Vec<Name> = found.iter().copied().filter(|name| {
-            let is_claim = matches!(name, Name::Manifest { number: 0, .. });
-            !is_claim && !needed.contains(name) && !known.contains(name)
-        }).collect();
+        let garbage: Vec<Name> = found
+            .iter()
+            .copied()
+            .filter(|name| {
+                let is_claim = matches!(name, Name::Manifest { number: 0, .. });
+                !is_claim && !needed.contains(name) && !known.contains(name)
+            })
+            .collect();
         let count = garbage.len() as u64;
         self.garbage.add(garbage);
         Ok(count)

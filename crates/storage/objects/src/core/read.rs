@@ -16,7 +16,11 @@ const ATTEMPTS: u32 = 3;
 enum Source {
     Memory(Vec<Data>),
     /// Bytes of a stored piece of `length` bytes.
-    Stored { name: PieceName, length: u64, wanted: Range<u64> },
+    Stored {
+        name: PieceName,
+        length: u64,
+        wanted: Range<u64>,
+    },
 }
 
 impl Core {
@@ -122,7 +126,11 @@ impl Core {
             let object = match object {
                 Err(Error::NotFound(text)) => {
                     let lost = "the object store has lost it";
-                    return Err(self.log.check().err().unwrap_or_else(|| Error::corrupt(format!("{text}: {lost}"))));
+                    return Err(self
+                        .log
+                        .check()
+                        .err()
+                        .unwrap_or_else(|| Error::corrupt(format!("{text}: {lost}"))));
                 }
                 // It has other bytes than its manifest says.
                 Err(Error::Invalid(text)) => return Err(Error::corrupt(text)),

@@ -92,7 +92,7 @@ impl Core {
             self.log.check()?;
             let slot = self.uploads.slots.acquire(1).await;
             self.log.check()?;
-            // Nobody waits for the piece of a zone that was reset.
+            // The piece of a zone that was reset isn't needed.
             if Rc::strong_count(sealed) == 1 {
                 return Err(Error::cancelled("the zone was reset"));
             }
@@ -120,9 +120,8 @@ impl Core {
         if let Ok(serial) = stored {
             name.serial = serial;
             let mut zones = self.zones.borrow_mut();
-            let is_it = |piece: &&mut Pending| {
-                piece.sealed.as_ref().is_some_and(|known| Rc::ptr_eq(known, &sealed))
-            };
+            let is_it =
+                |piece: &&mut Pending| piece.sealed.as_ref().is_some_and(|known| Rc::ptr_eq(known, &sealed));
             match zones[name.zone as usize].pending.iter_mut().find(is_it) {
                 Some(piece) => (piece.serial, piece.sealed) = (serial, None),
                 None => self.garbage.add([Name::Piece(name)]),

@@ -61,10 +61,7 @@ pub async fn append(handle: &dyn Zones, zone: u32, value: u8, length: usize) -> 
 }
 
 /// Runs a test in a simulated world with an empty bucket.
-pub fn world<Fut: Future<Output = ()> + 'static>(
-    seed: u64,
-    test: impl FnOnce(Rc<Bucket>) -> Fut + 'static,
-) {
+pub fn world<Fut: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Rc<Bucket>) -> Fut + 'static) {
     let simulation = runtime::Simulation { most_events: 200_000_000, ..runtime::Simulation::new(seed) };
     let run = || async move {
         let bucket = Bucket::start(Faults::default());

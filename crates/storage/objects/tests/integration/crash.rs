@@ -1,5 +1,5 @@
-//! The state of the store before each request is a state that a crash may leave: what was acknowledged by then is
-//! there, in states that the contract permits.
+//! The state of the store before each request is a state that a crash may leave: acknowledged data is there,
+//! in states that the contract permits.
 
 use crate::common::{ZONES, append, bytes, create, handle, read, reopen, settings, world};
 use block::{EraseGuarantee, Part, ZoneIndex, ZoneState, Zones};
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What was acknowledged of a zone.
+/// Acknowledged changes of a zone.
 #[derive(Debug, Clone, Default)]
 struct Acknowledged {
     generation: u64,

@@ -37,7 +37,8 @@ fn altered_pieces_are_never_returned() {
                 let length = bucket.objects.borrow()[key].bytes.len();
                 // The header isn't read.
                 let at = 64 + random.below(length as u64 - 64) as usize;
-                let flip = |bucket: &Rc<Bucket>| bucket.objects.borrow_mut().get_mut(key).unwrap().bytes[at] ^= 4;
+                let flip =
+                    |bucket: &Rc<Bucket>| bucket.objects.borrow_mut().get_mut(key).unwrap().bytes[at] ^= 4;
                 flip(&bucket);
                 let error = read(&*handle, 0, 0, 90 << 10).await.unwrap_err();
                 assert!(matches!(error, Error::Corrupt(_)) && error.to_string().contains(&**key), "{error}");
@@ -48,7 +49,11 @@ fn altered_pieces_are_never_returned() {
         assert_eq!(read(&*handle, 0, 0, 90 << 10).await.unwrap(), vec![3; 90 << 10]);
         // Other pieces in their place: of another zone, shorter, none.
         let other = bucket.objects.borrow()[&keys(&bucket, "zones/00000001.")[0]].clone();
-        for change in [Some(other.clone()), Some(object_store::testing::Stored { bytes: other.bytes[..900].to_vec(), ..other }), None] {
+        for change in [
+            Some(other.clone()),
+            Some(object_store::testing::Stored { bytes: other.bytes[..900].to_vec(), ..other }),
+            None,
+        ] {
             let kept = bucket.objects.borrow_mut().remove(&pieces[0]).unwrap();
             if let Some(other) = change {
                 bucket.objects.borrow_mut().insert(pieces[0].clone(), other);

@@ -38,7 +38,7 @@ fn opening_fences_the_writer_before() {
     });
 }
 
-/// What the writers after the sleeping one do: enough for bases, deletions and further epochs.
+/// Lets three writers work after the sleeping one: enough for bases, deletions and further epochs.
 async fn go_on_for_a_day() {
     for _ in 0..3 {
         let part = reopen().await;
@@ -80,7 +80,8 @@ fn a_deleted_seal_would_let_two_writers_acknowledge() {
         let old = handle(&first).await;
         append(&*old, 0, 1, 4096).await;
         go_on_for_a_day().await;
-        let is_seal = |key: &str| key.starts_with("db1/manifest/00000001/") && !key.ends_with("/0000000000000000");
+        let is_seal =
+            |key: &str| key.starts_with("db1/manifest/00000001/") && !key.ends_with("/0000000000000000");
         bucket.objects.borrow_mut().retain(|key, _| !is_seal(key));
         old.flush(&[ZoneIndex(0)]).await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! A store that is gone: flushes wait, appends wait at the limit of memory, and all goes on when it is back.
+//! An outage of the store: flushes wait, appends wait at the limit of memory, and both continue afterwards.
 
 use crate::common::{append, bytes, create, handle, options, read, reopen, settings, world};
 use block::{Error, Part, ZoneIndex};
@@ -90,7 +90,8 @@ fn nothing_is_lost_in_a_storm_of_503_and_lost_answers() {
         world(seed, move |bucket| async move {
             let part = create().await;
             let handle = handle(&part).await;
-            let faults = Faults { slow_down: 0.5, lost_answer: 0.2, late: 0.1, duplicate: 0.3, ..Faults::default() };
+            let faults =
+                Faults { slow_down: 0.5, lost_answer: 0.2, late: 0.1, duplicate: 0.3, ..Faults::default() };
             bucket.faults.set(faults);
             for round in 0..20_u8 {
                 let zone = u32::from(round % 4);

@@ -1,7 +1,7 @@
 //! Zones on real stores.
 
-use crate::servers::{Program, Server};
 use crate::common::{append, handle, read, settings};
+use crate::servers::{Program, Server};
 use block::{EraseGuarantee, Error, Part, ZoneIndex, ZoneState};
 use object_store::{Addressing, Config, CredentialSource, Credentials, Limits};
 use objects::{NewVolume, ObjectsPart, Options};

@@ -1,5 +1,5 @@
-//! What a layer above needs to repeat appends after a crash: a flush of several zones is there as a whole or not at
-//! all, with nothing that it didn't cover, and a rewound zone continues.
+//! Repeated appends after a crash: a flush of several zones is there as a whole or not at all, with nothing
+//! that it didn't cover, and a rewound zone continues.
 
 use crate::common::{append, bytes, create, handle, read, reopen, world};
 use block::{Error, Part, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart};
@@ -92,7 +92,10 @@ fn flushes_are_in_the_bucket_as_a_whole_and_in_order() {
             slot.borrow_mut().extend(reports.iter().map(|report| report.write_pointer));
         });
         let pointers = found.take();
-        assert!(pointers.iter().all(|pointer| *pointer == pointers[0] && pointer % (16 << 10) == 0), "{pointers:?}");
+        assert!(
+            pointers.iter().all(|pointer| *pointer == pointers[0] && pointer % (16 << 10) == 0),
+            "{pointers:?}"
+        );
         seen.insert(pointers[0]);
     }
     assert_eq!(seen.len(), 13, "{seen:?}");

@@ -43,7 +43,8 @@ fn a_log_in_a_bucket_survives_crashes_and_cleaning() {
             for round in 0..5_u32 {
                 bucket.faults.set(faults);
                 for _ in 0..60 {
-                    let (first, count, value) = (random.below(240), 1 + random.below(16), random.below(255) as u8);
+                    let (first, count, value) =
+                        (random.below(240), 1 + random.below(16), random.below(255) as u8);
                     for block in first..first + count {
                         write(&*device, block, value).await.unwrap();
                         expected[block as usize] = value;
@@ -55,7 +56,11 @@ fn a_log_in_a_bucket_survives_crashes_and_cleaning() {
                 let (zones, part) = open(false).await;
                 device = part.open().await.unwrap();
                 for (block, value) in (0..).zip(expected) {
-                    assert_eq!(read(&*device, block).await, value, "seed {seed}, round {round}, block {block}");
+                    assert_eq!(
+                        read(&*device, block).await,
+                        value,
+                        "seed {seed}, round {round}, block {block}"
+                    );
                 }
                 // The writer before is fenced, and its log refuses writes.
                 let status = zones.status().await;
