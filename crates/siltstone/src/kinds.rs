@@ -27,6 +27,7 @@ pub fn registry() -> Registry {
         &zones::on_device::KIND,
         &zones::ram::KIND,
         &zns::KIND,
+        &zone_writecache::KIND,
         &layers::stats::ZONES_KIND,
         &layers::fault::ZONES_KIND,
         &layers::record::ZONES_KIND,

@@ -70,6 +70,14 @@ impl<L: ZonesLayer> ZonesPart for L {
         self.below().keeps_acknowledged()
     }
 
+    fn can_rewind(&self) -> bool {
+        self.below().can_rewind()
+    }
+
+    fn flushes_atomically(&self) -> bool {
+        self.below().flushes_atomically()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move { Ok(self.handle(self.below().open().await?)) })
     }
@@ -298,6 +306,10 @@ impl<O: Observer<ZonesCall>> Zones for Observed<dyn Zones, O> {
         observed!(self, ZonesCall::Reserve, Position::Zone(zone), 0, self.below.reserve(zone, bytes))
     }
 
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        self.below.rewind(at)
+    }
+
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
         observed!(self, ZonesCall::Report, Position::Zone(first), 0, self.below.report(first, count))
     }
@@ -392,6 +404,14 @@ impl<W: ObserveHandles> ZonesPart for ObservedPart<dyn ZonesPart, W> {
 
     fn keeps_acknowledged(&self) -> bool {
         self.inner.keeps_acknowledged()
+    }
+
+    fn can_rewind(&self) -> bool {
+        self.inner.can_rewind()
+    }
+
+    fn flushes_atomically(&self) -> bool {
+        self.inner.flushes_atomically()
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {

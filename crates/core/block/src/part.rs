@@ -130,6 +130,17 @@ pub trait ZonesPart: Part {
         false
     }
 
+    /// Whether [`Zones::rewind`] is supported: a layer above can repeat lost appends to an interrupted zone.
+    fn can_rewind(&self) -> bool {
+        false
+    }
+
+    /// Whether an unclean stop leaves exactly the appends that were flushed, and a flush makes the appends to
+    /// all its zones durable together: all or none of them.
+    fn flushes_atomically(&self) -> bool {
+        false
+    }
+
     /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;
 }

@@ -140,6 +140,24 @@ pub trait Zones {
         Call::ready(Ok(()))
     }
 
+    /// Moves the write pointer of a begun zone back to `at` and closes the zone, so that appends can be
+    /// repeated that an unclean stop or a failed append may have lost. An interrupted zone accepts appends
+    /// again. Appends in flight complete first.
+    ///
+    /// The caller guarantees that everything below `at` is durable, and that the repeated appends write the
+    /// same bytes at the same offsets. So data at or after `at` that was durable remains durable. Before it is
+    /// appended again, it may be read or not.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a zone that is neither open, closed nor interrupted, and
+    /// for an address after its write pointer; [`Error::Unsupported`](crate::Error::Unsupported) if
+    /// [`ZonesPart::can_rewind`](crate::ZonesPart::can_rewind) is false.
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        Call::ready(Err(crate::Error::unsupported(format!(
+            "rewinding to {at}: these zones continue no interrupted zone"
+        ))))
+    }
+
     /// Returns the state of `count` zones, starting with `first`; fewer at the end of the device.
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>>;
 }

@@ -171,6 +171,10 @@ impl Zones for FaultZones {
         self.inner.reserve(zone, bytes)
     }
 
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        self.inner.rewind(at)
+    }
+
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
         self.inner.report(first, count)
     }
