@@ -16,6 +16,7 @@ use crate::pending::{MAX_PENDING, PendingList};
 use crate::readers::Readers;
 use crate::settings::MaxLag;
 use crate::table::ZoneTable;
+use crate::waiting::WaitingAppends;
 use block::{
     Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport,
     ZoneState, Zones,
@@ -143,30 +144,12 @@ pub struct Demand {
     pub target: Cell<u64>,
     /// Ends the uploader's pause after an error of the origin.
     pub urgent: Notify,
-    /// Number of appends that wait because the lag is at its limit.
-    pub waiting: Cell<u32>,
     /// Whether the writer waits for space in the ring.
     pub needs_space: Cell<bool>,
     /// Whether the cache is drained before it is closed.
     pub on_close: Cell<bool>,
     /// Time of the last append.
     pub last_append: Cell<Option<Instant>>,
-}
-
-/// An append that waits because the lag is at its limit.
-struct WaitingAppend<'a>(&'a Demand);
-
-impl<'a> WaitingAppend<'a> {
-    fn begin(demand: &'a Demand) -> Self {
-        demand.waiting.set(demand.waiting.get() + 1);
-        WaitingAppend(demand)
-    }
-}
-
-impl Drop for WaitingAppend<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.set(self.0.waiting.get() - 1);
-    }
 }
 
 /// The state of a write cache of zones.
@@ -196,6 +179,7 @@ pub struct Core {
     pub(crate) readers: Readers,
     /// Progress of the uploader or the writer, for calls that wait for space.
     pub(crate) progress: Notify,
+    pub(crate) waiting: WaitingAppends,
     pub(crate) demand: Demand,
     pub(crate) health: Health,
     pub(crate) counters: Counters,
@@ -239,7 +223,7 @@ impl Core {
             }
             if waiting.is_none() {
                 count(&self.counters.waits, 1);
-                waiting = Some(WaitingAppend::begin(&self.demand));
+                waiting = Some(self.waiting.enter(zone, &self.progress));
             }
             self.demand.changed.notify_all();
             self.progress.notified().await;
@@ -284,6 +268,17 @@ impl Core {
         }
     }
 
+    /// Waits until the appends to a zone that came before are in the queue.
+    async fn after_appends(&self, zone: ZoneIndex) -> Result<()> {
+        self.check_zone(zone)?;
+        let ticket = self.waiting.ticket();
+        while self.waiting.has_before(zone, ticket) {
+            self.health.check()?;
+            self.progress.notified().await;
+        }
+        Ok(())
+    }
+
     /// Makes a change of a zone without data, if `change` finds that there is one.
     async fn change(
         &self,
@@ -322,6 +317,7 @@ impl Core {
     /// # Errors
     /// Errors of [`Zones::finish`], and of the fast device.
     pub async fn finish_zone(&self, zone: ZoneIndex) -> Result<()> {
+        self.after_appends(zone).await?;
         self.change(zone, Action::Finish, |table| table.finish(zone)).await?;
         // Also for a zone that is full already: the finish that another call submitted may not be durable.
         self.written().await?;
@@ -343,6 +339,7 @@ impl Core {
     /// # Errors
     /// Errors of [`Zones::reset`], and of the fast device.
     pub async fn reset_zone(&self, zone: ZoneIndex) -> Result<u64> {
+        self.after_appends(zone).await?;
         let mut generation = 0;
         self.change(zone, Action::Reset, |table| {
             generation = table.reset(zone)?;

@@ -29,6 +29,7 @@ mod recovery;
 mod settings;
 mod table;
 mod upload;
+mod waiting;
 mod writer;
 
 pub use message::Message;

@@ -8,6 +8,7 @@ use crate::message::Message;
 use crate::readers::Readers;
 use crate::recovery::{self, Recovered};
 use crate::settings::Options;
+use crate::waiting::WaitingAppends;
 use crate::{upload, writer};
 use block::{
     Buffer, Call, DevicePart, Durable, EraseGuarantee, Error, Fullness, Part, PartUse, Payload, ReadOutcome, Result,
@@ -137,6 +138,7 @@ fn new_core(
         index: RefCell::new(index),
         readers: Readers::default(),
         progress: Notify::new(),
+        waiting: WaitingAppends::default(),
         demand: Demand::default(),
         health: Health::default(),
         counters: Counters::default(),
@@ -178,7 +180,7 @@ impl Core {
         status.insert("max_lag_seconds".into(), self.max_lag.age.as_secs_f64().into());
         status.insert("pending_operations".into(), self.pending.borrow().len().into());
         status.insert("unflushed_records".into(), unflushed.into());
-        status.insert("waiting_appends".into(), self.demand.waiting.get().into());
+        status.insert("waiting_appends".into(), self.waiting.len().into());
         status.insert("ring_bytes".into(), self.layout.ring.into());
         let used = head - superblock.checkpoint_at.address;
         status.insert("used_ring_bytes".into(), used.into());

@@ -85,10 +85,13 @@ fn check(report: &ZoneReport, zone: &Zone, end: Option<u64>) -> Result<()> {
         )))
     };
     let is_full = |state| state == ZoneState::Full;
+    if generation > zone.generation {
+        return differs("it was written without the fast device");
+    }
     if generation < zone.generation || is_full(zone.state) && !is_full(state) {
         return differs("it is older than the fast device");
     }
-    if generation > zone.generation || is_full(state) && !is_full(zone.state) {
+    if is_full(state) && !is_full(zone.state) {
         return differs("it was written without the fast device");
     }
     if write_pointer < zone.write_pointer {

@@ -96,7 +96,7 @@ impl Core {
         let Some(oldest) = pending.oldest() else { return Duration::MAX };
         let is_due = oldest.record <= self.demand.target.get()
             || self.demand.needs_space.get()
-            || self.demand.waiting.get() > 0
+            || self.waiting.len() > 0
             || pending.bytes() >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
         let Some(last_append) = self.demand.last_append.get().filter(|_| !is_due) else { return Duration::ZERO };
         let by_age = (self.max_lag.age / 2).saturating_sub(oldest.since.elapsed());

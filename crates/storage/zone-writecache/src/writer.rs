@@ -92,7 +92,7 @@ impl Core {
                 Err(error) => {
                     let error = error.in_context(format!("writing record {record} of the write cache of zones"));
                     self.fail(&error);
-                    return Err(error);
+                    return self.health.check_device();
                 }
             }
         }
