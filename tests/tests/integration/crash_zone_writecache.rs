@@ -1,7 +1,9 @@
 //! The crash oracle on a log on a write cache of zones. Origin and fast device are two parts of one disk, so
 //! that every cut is a cut of both.
 
-use block::{BlockCount, BlockRange, Call, Device, DeviceGeometry, DevicePart, Part, Result, Zones, ZonesPart};
+use block::{
+    BlockCount, BlockRange, Call, Device, DeviceGeometry, DevicePart, Part, Result, Zones, ZonesPart,
+};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::linear::part_of;
 use log::kind::{Options, open_on_zones};
@@ -125,7 +127,9 @@ async fn open(disk: Arc<dyn DevicePart>, format: bool, survivors: Survivors, lie
     };
     let fast: Arc<dyn DevicePart> = Arc::new(part_of(disk, BlockRange::new(ORIGIN, FAST))?);
     let fast: Arc<dyn DevicePart> = match lie {
-        Lie::FastFlush => Arc::new(FaultDevicePart::new(fast, rules(&["flush lie"], stack::Contract::Device)?, 6)?),
+        Lie::FastFlush => {
+            Arc::new(FaultDevicePart::new(fast, rules(&["flush lie"], stack::Contract::Device)?, 6)?)
+        }
         _ => fast,
     };
     let cache = zone_writecache::Options {
@@ -155,7 +159,7 @@ fn run(oracle: Oracle, survivors: Survivors, lie: Lie) -> Result<Report, Box<Vio
 }
 
 fn oracle(name: &str, usual_seed: u64, change: impl FnOnce(&mut Oracle)) -> Oracle {
-    let mut oracle = Oracle::limited(seed(name, usual_seed), 1);
+    let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks = BlockCount(ORIGIN + FAST);
     oracle.workload.operations = 200;
     change(&mut oracle);
@@ -163,7 +167,9 @@ fn oracle(name: &str, usual_seed: u64, change: impl FnOnce(&mut Oracle)) -> Orac
 }
 
 fn holds(name: &str, usual_seed: u64, survivors: Survivors, change: impl FnOnce(&mut Oracle)) {
-    let report = run(oracle(name, usual_seed, change), survivors, Lie::None);
+    let mut oracle = oracle(name, usual_seed, change);
+    oracle.limit(6);
+    let report = run(oracle, survivors, Lie::None);
     let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     println!("{name}: {report:?}");
     assert!(report.states > 1000, "{name}: only {} states", report.states);
@@ -196,11 +202,10 @@ fn the_origin_alone_is_an_older_state() {
 }
 
 fn fails(name: &str, usual_seed: u64, survivors: Survivors, lie: Lie) {
-    let mut tried = oracle(name, usual_seed, |oracle| {
+    let tried = oracle(name, usual_seed, |oracle| {
         oracle.older = survivors == Survivors::OriginAlone;
         oracle.workload.queue_depth = 4;
     });
-    tried.budget = Arc::new(conformance::budget::Budget::unlimited());
     let violation = run(tried, survivors, lie).expect_err(name);
     println!("{name}: {violation}");
 }

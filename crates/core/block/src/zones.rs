@@ -145,8 +145,8 @@ pub trait Zones {
     /// again. Appends in flight complete first.
     ///
     /// The caller guarantees that everything below `at` is durable, and that the repeated appends write the
-    /// same bytes at the same offsets. So data at or after `at` that was durable remains durable. Before it is
-    /// appended again, it may be read or not.
+    /// same bytes at the same offsets. An implementation guarantees that data at or after `at` that was
+    /// durable remains so; until it is appended again, a read of it may fail.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a zone that is neither open, closed nor interrupted, and

@@ -18,8 +18,8 @@ use crate::settings::MaxLag;
 use crate::table::ZoneTable;
 use crate::waiting::WaitingAppends;
 use block::{
-    Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport,
-    ZoneState, Zones,
+    Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
+    ZoneReport, ZoneState, Zones,
 };
 use runtime::sync::{Notify, OneshotSender, oneshot};
 use runtime::{Instant, TaskGroup};
@@ -237,14 +237,22 @@ impl Core {
         self.submitted.set(self.submitted.get() + 1);
         self.queue.borrow_mut().push_back(Queued { entry, payload, done });
         self.arrived.notify_one();
-        completed.receive().await.unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
+        completed
+            .receive()
+            .await
+            .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
     }
 
     /// Appends, at byte `wanted` if that is given.
     ///
     /// # Errors
     /// Errors of [`Zones::append_at`], and of the fast device.
-    pub async fn append(&self, zone: ZoneIndex, wanted: Option<u64>, payload: Payload) -> Result<ZoneAddress> {
+    pub async fn append(
+        &self,
+        zone: ZoneIndex,
+        wanted: Option<u64>,
+        payload: Payload,
+    ) -> Result<ZoneAddress> {
         let length = payload.len() as u64;
         self.admit(zone, length).await?;
         let sum = self.sum_of(payload.slices());

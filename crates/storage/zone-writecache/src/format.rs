@@ -169,8 +169,10 @@ impl Superblock {
             durable: raw.durable.get(),
             clean: flags & CLEAN != 0,
         };
-        let Superblock { sequence, ring, epoch, first_of_epoch, checkpoint_at, tail, durable, .. } = superblock;
-        let counts = [sequence, epoch, first_of_epoch, checkpoint_at.record, tail.address, tail.record, durable];
+        let Superblock { sequence, ring, epoch, first_of_epoch, checkpoint_at, tail, durable, .. } =
+            superblock;
+        let counts =
+            [sequence, epoch, first_of_epoch, checkpoint_at.record, tail.address, tail.record, durable];
         let is_block = block_size.is_power_of_two() && (512..=1 << 20).contains(&block_size);
         let entries = checkpoint_at.entry.max(tail.entry) as usize;
         if !is_block
@@ -374,7 +376,8 @@ impl Header {
         let list = <[RawEntry]>::ref_from_bytes(rest).map_err(|_| wrong())?;
         let mut entries = Vec::with_capacity(list.len());
         for raw in list {
-            let action = Action::ALL.into_iter().find(|action| *action as u8 == raw.action).ok_or_else(wrong)?;
+            let action =
+                Action::ALL.into_iter().find(|action| *action as u8 == raw.action).ok_or_else(wrong)?;
             let entry = Entry {
                 action,
                 zone: ZoneIndex(raw.zone.get()),
@@ -538,8 +541,14 @@ mod tests {
     }
 
     fn header() -> Header {
-        let append =
-            Entry { action: Action::Append, zone: ZoneIndex(1), generation: 2, offset: 512, length: 1024, sum: 5 };
+        let append = Entry {
+            action: Action::Append,
+            zone: ZoneIndex(1),
+            generation: 2,
+            offset: 512,
+            length: 1024,
+            sum: 5,
+        };
         let entries = vec![append, Entry::of(Action::Reset, ZoneIndex(9), 3)];
         Header { epoch: 1, record: 2, address: 4096, durable: 1, flush_epoch: 7, written: 8, entries }
     }
@@ -572,7 +581,8 @@ mod tests {
 
     #[test]
     fn a_page_is_read_as_written_and_every_changed_bit_is_noticed() {
-        let zone = |at: u64| Zone { state: STATES[at as usize % 8], write_pointer: at * 512, generation: at + 1 };
+        let zone =
+            |at: u64| Zone { state: STATES[at as usize % 8], write_pointer: at * 512, generation: at + 1 };
         let zones: Vec<Zone> = (0..ZONES_OF_PAGE as u64).map(zone).collect();
         let mut buffer = Buffer::new(PAGE);
         append_page(&IDENTITY, 7, 1, &zones, &mut buffer);

@@ -1,5 +1,5 @@
-//! Location in the log of the data of zones: of everything that isn't at the origin, and of data that is there
-//! and hasn't been overwritten in the ring.
+//! Location in the log of the data of zones: everything that isn't at the origin, and uploaded data that
+//! hasn't been overwritten in the ring.
 
 use block::{ZoneAddress, ZoneIndex};
 use std::collections::{BTreeMap, VecDeque};
@@ -75,9 +75,8 @@ impl Index {
         while offset < end {
             let here = ZoneAddress::new(at.zone.0, offset);
             let before = self.extents.range(..=here).next_back();
-            let covering = before.filter(|(start, extent)| {
-                start.zone == at.zone && start.offset.0 + extent.length > offset
-            });
+            let covering = before
+                .filter(|(start, extent)| start.zone == at.zone && start.offset.0 + extent.length > offset);
             let piece = match covering {
                 Some((start, extent)) => {
                     let skipped = offset - start.offset.0;
@@ -114,7 +113,13 @@ mod tests {
         index.insert(at(2, 0), 10, 3000);
         index.insert(at(1, 300), 10, 4000);
         assert_eq!(index.pieces(at(1, 120), 40), [piece(30, Some(1020)), piece(10, Some(2000))]);
-        let all = [piece(100, None), piece(50, Some(1000)), piece(50, Some(2000)), piece(100, None), piece(10, Some(4000))];
+        let all = [
+            piece(100, None),
+            piece(50, Some(1000)),
+            piece(50, Some(2000)),
+            piece(100, None),
+            piece(10, Some(4000)),
+        ];
         assert_eq!(index.pieces(at(1, 0), 310), all);
         assert_eq!(index.pieces(at(0, 0), 9), [piece(9, None)]);
         assert_eq!(index.pieces(at(3, 0), 9), [piece(9, None)]);

@@ -90,10 +90,18 @@ pub const KIND: Kind = Kind {
 /// Numbers of the status for monitoring systems.
 const METRICS: &[Metric] = &[
     Metric::gauge("lag_bytes", "zone_writecache_lag_bytes", "Data that the origin lacks"),
-    Metric::gauge("lag_seconds", "zone_writecache_lag_seconds", "Age of the oldest operation that the origin lacks"),
+    Metric::gauge(
+        "lag_seconds",
+        "zone_writecache_lag_seconds",
+        "Age of the oldest operation that the origin lacks",
+    ),
     Metric::gauge("max_lag_bytes", "zone_writecache_max_lag_bytes", "Limit of the lag in bytes"),
     Metric::gauge("max_lag_seconds", "zone_writecache_max_lag_seconds", "Limit of the lag in time"),
-    Metric::gauge("waiting_appends", "zone_writecache_waiting_appends", "Appends that wait at the limit of the lag"),
+    Metric::gauge(
+        "waiting_appends",
+        "zone_writecache_waiting_appends",
+        "Appends that wait at the limit of the lag",
+    ),
     Metric::gauge("ring_bytes", "zone_writecache_ring_bytes", "Size of the log on the fast device"),
     Metric::gauge("used_ring_bytes", "zone_writecache_used_ring_bytes", "Log that a crash would replay"),
     Metric::counter("records", "zone_writecache_records", "Records written to the fast device"),
@@ -105,7 +113,11 @@ const METRICS: &[Metric] = &[
     Metric::counter("origin_appends", "zone_writecache_origin_appends", "Appends to the origin"),
     Metric::counter("uploaded_bytes", "zone_writecache_uploaded_bytes", "Data appended to the origin"),
     Metric::counter("origin_flushes", "zone_writecache_origin_flushes", "Flushes of the origin"),
-    Metric::counter("origin_changes", "zone_writecache_origin_changes", "Finishes and resets of zones at the origin"),
+    Metric::counter(
+        "origin_changes",
+        "zone_writecache_origin_changes",
+        "Finishes and resets of zones at the origin",
+    ),
     Metric::counter("origin_errors", "zone_writecache_origin_errors", "Failed attempts at the origin"),
     Metric::counter("log_reads", "zone_writecache_log_reads", "Reads of the log on the fast device"),
     Metric::counter("origin_reads", "zone_writecache_origin_reads", "Reads of the origin"),

@@ -11,8 +11,8 @@ use crate::settings::Options;
 use crate::waiting::WaitingAppends;
 use crate::{upload, writer};
 use block::{
-    Buffer, Call, DevicePart, Durable, EraseGuarantee, Error, Fullness, Part, PartUse, Payload, ReadOutcome, Result,
-    Status, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, DevicePart, Durable, EraseGuarantee, Error, Fullness, Part, PartUse, Payload, ReadOutcome,
+    Result, Status, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use runtime::sync::Notify;
 use runtime::{Home, LimitedPart, TaskGroup};
@@ -61,10 +61,14 @@ impl ZoneWriteCachePart {
     /// Opens the write cache of `origin` on the device `fast`. This shard becomes its home.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, with one of
-    /// another origin, or with a damaged one; [`Error::Invalid`] and [`Error::Unsupported`] for parts that don't
-    /// fit; [`Error::ReadOnly`] for a read-only device.
-    pub async fn open(fast: Arc<dyn DevicePart>, origin: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
+    /// [`Error::NotFound`], [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, with one
+    /// of another origin, or with a damaged one; [`Error::Invalid`] and [`Error::Unsupported`] for parts that
+    /// don't fit; [`Error::ReadOnly`] for a read-only device.
+    pub async fn open(
+        fast: Arc<dyn DevicePart>,
+        origin: Arc<dyn ZonesPart>,
+        options: Options,
+    ) -> Result<Self> {
         check_origin(origin.geometry())?;
         if !origin.can_rewind() {
             return Err(Error::unsupported(format!(

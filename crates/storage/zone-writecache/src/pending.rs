@@ -134,7 +134,15 @@ mod tests {
             let mut entry = Entry::of(*action, ZoneIndex(0), 0);
             entry.length = if *action == Action::Append { 100 } else { 0 };
             let record = number as u64 + 1;
-            list.push(Pending { entry, data: 0, record, end: Position::default(), flush_epoch: *flush_epoch, written: 0, since });
+            list.push(Pending {
+                entry,
+                data: 0,
+                record,
+                end: Position::default(),
+                flush_epoch: *flush_epoch,
+                written: 0,
+                since,
+            });
         }
         list
     }
@@ -144,7 +152,8 @@ mod tests {
         use Action::{Append, Close, Finish, Open, Reset};
         let usual = BatchLimits { bytes: 1000, joins_epochs: false, closes: false };
         let joins = BatchLimits { joins_epochs: true, ..usual };
-        let pending = list(&[(Append, 1), (Open, 1), (Append, 1), (Close, 2), (Append, 2), (Finish, 2), (Append, 3)]);
+        let pending =
+            list(&[(Append, 1), (Open, 1), (Append, 1), (Close, 2), (Append, 2), (Finish, 2), (Append, 3)]);
         assert_eq!(pending.next_batch(usual, 9), Some(Batch::Appends(4)));
         assert_eq!(pending.next_batch(joins, 9), Some(Batch::Appends(5)));
         assert_eq!(pending.next_batch(joins, 2), Some(Batch::Appends(2)), "the rest isn't durable locally");

@@ -59,7 +59,8 @@ pub fn reconcile<'a>(
     for (report, end) in reports.iter().zip(ends) {
         let zone = expected.zone(report.zone);
         check(report, &zone, end)?;
-        let is_elsewhere = report.state == ZoneState::Interrupted || report.write_pointer != zone.write_pointer;
+        let is_elsewhere =
+            report.state == ZoneState::Interrupted || report.write_pointer != zone.write_pointer;
         if end.is_some() && is_elsewhere {
             rewinds.push(end_of(report.zone, &zone));
         }
@@ -168,13 +169,21 @@ mod tests {
         use Action::{Append, Finish, Reset};
         use ZoneState::{Closed, Empty, Full, Interrupted};
         let cut = table(&[(Closed, 100, 1), (Empty, 0, 1)]);
-        let steps =
-            pending(&[(Append, 0, 1, 100, 50), (Append, 1, 1, 0, 10), (Finish, 0, 1, 0, 0), (Reset, 0, 1, 0, 0), (Append, 0, 2, 0, 7)]);
+        let steps = pending(&[
+            (Append, 0, 1, 100, 50),
+            (Append, 1, 1, 0, 10),
+            (Finish, 0, 1, 0, 0),
+            (Reset, 0, 1, 0, 0),
+            (Append, 0, 2, 0, 7),
+        ]);
         let of = |zones: &[_]| reconcile(&cut, steps.iter(), &reports(zones));
         let address = ZoneAddress::new;
         let found = |done, rewinds: &[ZoneAddress]| Ok(Reconciled { done, rewinds: rewinds.to_vec() });
         assert_eq!(of(&[(Closed, 100, 1), (Empty, 0, 1)]), found(0, &[]));
-        assert_eq!(of(&[(Closed, 120, 1), (Interrupted, 4096, 1)]), found(0, &[address(0, 100), address(1, 0)]));
+        assert_eq!(
+            of(&[(Closed, 120, 1), (Interrupted, 4096, 1)]),
+            found(0, &[address(0, 100), address(1, 0)])
+        );
         assert_eq!(of(&[(Full, 150, 1), (Interrupted, 4096, 1)]), found(3, &[]));
         assert_eq!(of(&[(Empty, 0, 2), (Closed, 10, 1)]), found(4, &[]));
         assert_eq!(of(&[(Interrupted, 4096, 2), (Closed, 10, 1)]), found(4, &[address(0, 0)]));
@@ -191,6 +200,9 @@ mod tests {
             let error = of(&strange).expect_err("it must be refused");
             assert!(error.detail().contains(what), "{strange:?}: {error}");
         }
-        assert!(reconcile(&cut, steps.iter(), &reports(&[(Closed, 100, 1)])).is_err(), "another number of zones");
+        assert!(
+            reconcile(&cut, steps.iter(), &reports(&[(Closed, 100, 1)])).is_err(),
+            "another number of zones"
+        );
     }
 }

@@ -6,6 +6,7 @@
 //! later ones bring the cut to the local state and are pending. The origin must fit them. Then a new epoch
 //! begins durably, so that records after the end of the log stay invalid.
 
+use crate::checkpoint;
 use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, header_bytes};
 use crate::index::Index;
 use crate::layout::{Layout, max_append, max_record};
@@ -14,7 +15,6 @@ use crate::reconcile::reconcile;
 use crate::settings::Options;
 use crate::table::ZoneTable;
 use crate::upload::write_superblock;
-use crate::checkpoint;
 use block::{Buffer, Data, Device, Error, Result, ZoneAddress, ZoneGeometry, ZoneReport};
 use zones::record::{Identity, keyed_sum};
 use zones::sector;
@@ -218,7 +218,9 @@ impl Replay {
                 self.local.get_or_insert_with(|| self.cut.clone()).apply(entry)?;
                 let end = match number + 1 == last {
                     true => next,
-                    false => Position { address: header.address, record: header.record, entry: number as u32 + 1 },
+                    false => {
+                        Position { address: header.address, record: header.record, entry: number as u32 + 1 }
+                    }
                 };
                 self.pending.push(Pending {
                     entry: *entry,
@@ -245,7 +247,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Applies all records from the checkpoint to the end of the log. Returns the position after the last one.
+    /// Applies all records from the checkpoint to the end of the log. Returns the position after the last.
     async fn follow(&self, replay: &mut Replay) -> Result<Position> {
         let Superblock { checkpoint_at, tail, durable, .. } = *self.superblock;
         let mut at = Position { entry: 0, ..checkpoint_at };
@@ -320,13 +322,18 @@ impl Scan<'_> {
         let header = Header::decode(&bytes, &self.superblock.identity).ok();
         Ok(header.filter(|header| {
             let length = header.record_bytes(block);
-            header.address == address && length <= self.layout.left(address) && header.entries.len() <= MAX_ENTRIES
+            header.address == address
+                && length <= self.layout.left(address)
+                && header.entries.len() <= MAX_ENTRIES
         }))
     }
 
     async fn read(&self, address: u64, length: u64) -> Result<Data> {
-        let (outcome, buffer) = self.fast.read(self.layout.place(address), Buffer::new(length as usize)).await;
-        outcome.map_err(|error| error.in_context(format!("reading address {address} of the log of the write cache of zones")))?;
+        let (outcome, buffer) =
+            self.fast.read(self.layout.place(address), Buffer::new(length as usize)).await;
+        outcome.map_err(|error| {
+            error.in_context(format!("reading address {address} of the log of the write cache of zones"))
+        })?;
         Ok(buffer.freeze())
     }
 
@@ -353,7 +360,8 @@ impl Scan<'_> {
             return Err(self.damage(at, known_durable));
         }
         // The record after a torn one is at most one record away.
-        let most = max_record(self.layout.block_size, max_append(self.geometry)).min(self.layout.left(at.address));
+        let most =
+            max_record(self.layout.block_size, max_append(self.geometry)).min(self.layout.left(at.address));
         let block = self.layout.block_size;
         let mut read = 0;
         while read < most {
@@ -372,7 +380,8 @@ impl Scan<'_> {
     /// Refuses a missing record if the record at `later` shows that it was durable.
     async fn check_later(&self, later: u64, missing: Position) -> Result<()> {
         let Some(header) = self.any_header(later).await? else { return Ok(()) };
-        let is_of_epoch = header.epoch == self.superblock.epoch || header.record < self.superblock.first_of_epoch;
+        let is_of_epoch =
+            header.epoch == self.superblock.epoch || header.record < self.superblock.first_of_epoch;
         match is_of_epoch && header.record > missing.record && header.durable >= missing.record {
             true => Err(self.damage(missing, header.durable)),
             false => Ok(()),

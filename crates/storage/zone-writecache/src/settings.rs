@@ -32,7 +32,9 @@ impl MaxLag {
     /// [`Error::Invalid`] for any other text, and for limits out of range.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = || {
-            Error::invalid(format!("max_lag \"{text}\": expected a size, a duration or both, such as \"64MiB or 5s\""))
+            Error::invalid(format!(
+                "max_lag \"{text}\": expected a size, a duration or both, such as \"64MiB or 5s\""
+            ))
         };
         let (mut bytes, mut age) = (None, None);
         for word in text.split(" or ").map(str::trim) {
@@ -71,7 +73,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { format: false, new_fast: false, max_lag: MaxLag::default(), timeout: Duration::from_secs(120) }
+        Options {
+            format: false,
+            new_fast: false,
+            max_lag: MaxLag::default(),
+            timeout: Duration::from_secs(120),
+        }
     }
 }
 

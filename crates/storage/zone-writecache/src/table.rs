@@ -241,7 +241,8 @@ impl ZoneTable {
         let zone = self.zone(index);
         let fits = match entry.action {
             Action::Append => {
-                entry.offset == zone.write_pointer && entry.length() <= self.capacity - entry.offset.min(self.capacity)
+                entry.offset == zone.write_pointer
+                    && entry.length() <= self.capacity - entry.offset.min(self.capacity)
             }
             _ => true,
         };
@@ -249,15 +250,22 @@ impl ZoneTable {
             return Err(Error::corrupt(format!("{entry:?} doesn't follow the state of its zone, {zone:?}")));
         }
         let Zone { write_pointer, generation, .. } = zone;
-        self.set(index, match entry.action {
-            Action::Append if zone.state.is_open() => Zone { write_pointer: entry.end(), ..zone },
-            Action::Append => Zone { state: ZoneState::ImplicitlyOpen, write_pointer: entry.end(), generation },
-            Action::Open => Zone { state: ZoneState::ExplicitlyOpen, ..zone },
-            Action::Close => Zone { state: ZoneState::Closed, ..zone },
-            Action::Finish => Zone { state: ZoneState::Full, ..zone },
-            Action::Reset => Zone { state: ZoneState::Empty, write_pointer: 0, generation: generation + 1 },
-            Action::Unclean => Zone { write_pointer, ..zone },
-        });
+        self.set(
+            index,
+            match entry.action {
+                Action::Append if zone.state.is_open() => Zone { write_pointer: entry.end(), ..zone },
+                Action::Append => {
+                    Zone { state: ZoneState::ImplicitlyOpen, write_pointer: entry.end(), generation }
+                }
+                Action::Open => Zone { state: ZoneState::ExplicitlyOpen, ..zone },
+                Action::Close => Zone { state: ZoneState::Closed, ..zone },
+                Action::Finish => Zone { state: ZoneState::Full, ..zone },
+                Action::Reset => {
+                    Zone { state: ZoneState::Empty, write_pointer: 0, generation: generation + 1 }
+                }
+                Action::Unclean => Zone { write_pointer, ..zone },
+            },
+        );
         Ok(())
     }
 }

@@ -98,7 +98,9 @@ impl Core {
             || self.demand.needs_space.get()
             || self.waiting.len() > 0
             || pending.bytes() >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
-        let Some(last_append) = self.demand.last_append.get().filter(|_| !is_due) else { return Duration::ZERO };
+        let Some(last_append) = self.demand.last_append.get().filter(|_| !is_due) else {
+            return Duration::ZERO;
+        };
         let by_age = (self.max_lag.age / 2).saturating_sub(oldest.since.elapsed());
         let idle = (self.max_lag.age / 5).saturating_sub(last_append.elapsed());
         by_age.min(idle)

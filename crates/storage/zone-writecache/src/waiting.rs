@@ -26,7 +26,8 @@ impl WaitingAppends {
         self.list.borrow().len()
     }
 
-    /// Returns a number that is larger than those of all waiting appends, and smaller than those of later ones.
+    /// Returns a number that is larger than those of all waiting appends, and smaller than those of later
+    /// ones.
     pub fn ticket(&self) -> u64 {
         self.tickets.set(self.tickets.get() + 1);
         self.tickets.get()

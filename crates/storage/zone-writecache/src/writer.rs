@@ -90,7 +90,8 @@ impl Core {
                     attempt += 1;
                 }
                 Err(error) => {
-                    let error = error.in_context(format!("writing record {record} of the write cache of zones"));
+                    let error =
+                        error.in_context(format!("writing record {record} of the write cache of zones"));
                     self.fail(&error);
                     return self.health.check_device();
                 }
@@ -151,7 +152,9 @@ impl Core {
             self.enter_index(entry, data);
             let end = match number + 1 == last {
                 true => end,
-                false => Position { address: header.address, record: header.record, entry: number as u32 + 1 },
+                false => {
+                    Position { address: header.address, record: header.record, entry: number as u32 + 1 }
+                }
             };
             let Header { record, flush_epoch, written, .. } = *header;
             let pending = Pending { entry: *entry, data, record, end, flush_epoch, written, since };
@@ -168,7 +171,9 @@ impl Core {
     pub fn enter_index(&self, entry: &Entry, data: u64) {
         let mut index = self.index.borrow_mut();
         match entry.action {
-            Action::Append => index.insert(ZoneAddress::new(entry.zone.0, entry.offset), entry.length(), data),
+            Action::Append => {
+                index.insert(ZoneAddress::new(entry.zone.0, entry.offset), entry.length(), data)
+            }
             Action::Reset => index.forget_zone(entry.zone),
             _ => {}
         }

@@ -171,6 +171,8 @@ struct Zone {
     bytes: Vec<u8>,
     /// Ranges of the appends that aren't durable, for a crash.
     appends: Vec<Range<usize>>,
+    /// End of bytes that were durable when the zone was flushed; a rewind keeps them so.
+    flushed: usize,
     /// Write pointer in bytes, after the offsets of appends in flight; after the end of `bytes` only after a
     /// crash.
     write_pointer: u64,
@@ -190,6 +192,7 @@ impl Zone {
             generation: 1,
             bytes: Vec::new(),
             appends: Vec::new(),
+            flushed: 0,
             write_pointer: 0,
             regions: BTreeMap::new(),
             region: 0,
@@ -224,13 +227,24 @@ impl Zone {
             self.bytes[at..at + slice.len()].copy_from_slice(slice);
             at += slice.len();
         }
-        self.appends.push(start..at);
+        let start_of_unflushed = start.max(self.flushed);
+        if start_of_unflushed < at {
+            self.appends.push(start_of_unflushed..at);
+        }
         self.in_flight -= 1;
         if self.in_flight == 0 {
             self.regions.clear();
             self.region = self.write_pointer;
         }
         start as u64
+    }
+
+    /// Makes the appends that have landed durable.
+    fn flush(&mut self) {
+        self.appends.clear();
+        if self.in_flight == 0 {
+            self.flushed = self.flushed.max(self.write_pointer as usize);
+        }
     }
 
     /// Applies a power cut to a zone that wasn't finished.
@@ -446,7 +460,7 @@ impl Shared {
     fn stop(&self) {
         for slot in &self.zones {
             let mut zone = slot.lock();
-            zone.appends.clear();
+            zone.flush();
             if zone.state.is_open() {
                 let before = std::mem::replace(&mut zone.state, ZoneState::Closed);
                 self.limits.moved(before, ZoneState::Closed);
@@ -644,7 +658,7 @@ impl Zones for Handle {
         if shared.geometry.durable == Durable::OnFlush {
             let kept = shared.check_alive(epoch);
             if kept.is_ok() {
-                zones.iter().for_each(|zone| shared.slot(*zone).lock().appends.clear());
+                zones.iter().for_each(|zone| shared.slot(*zone).lock().flush());
             }
             return Call::ready(kept);
         }

@@ -1,8 +1,8 @@
 //! An origin that can be switched off: its calls fail, or never return.
 
 use block::{
-    Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, Zones, ZonesPart,
+    Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -52,8 +52,12 @@ impl Switch {
     async fn pass(&self, appends: bool) -> Result<()> {
         loop {
             match self.mode.load(Ordering::SeqCst) {
-                mode if mode == Mode::Fails as u8 => return Err(Error::disconnected("the origin is switched off")),
-                mode if mode == Mode::IsFull as u8 && appends => return Err(Error::no_space("the bucket's quota")),
+                mode if mode == Mode::Fails as u8 => {
+                    return Err(Error::disconnected("the origin is switched off"));
+                }
+                mode if mode == Mode::IsFull as u8 && appends => {
+                    return Err(Error::no_space("the bucket's quota"));
+                }
                 // Virtual time passes.
                 mode if mode == Mode::Hangs as u8 => runtime::sleep(Duration::from_secs(1)).await,
                 _ => break,

@@ -3,7 +3,8 @@
 use crate::origins::{Mode, Switched};
 use crate::{copy_of, fast_device, open, options, ram_zones};
 use block::{
-    Buffer, Data, DevicePart, EraseGuarantee, Error, Part, Payload, ZoneAddress, ZoneIndex, ZoneState, Zones, ZonesPart,
+    Buffer, Data, DevicePart, EraseGuarantee, Error, Part, Payload, ZoneAddress, ZoneIndex, ZoneState, Zones,
+    ZonesPart,
 };
 use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::Simulation;
@@ -117,7 +118,8 @@ fn an_origin_that_is_away_makes_appends_wait() {
             let handle = part.open().await.unwrap();
             switch.set(mode);
             let mut acknowledged = 0;
-            let append = |number: u64| handle.append(ZoneIndex((number / 4) as u32), filled(number as u8, 64 * KIB));
+            let append =
+                |number: u64| handle.append(ZoneIndex((number / 4) as u32), filled(number as u8, 64 * KIB));
             loop {
                 match runtime::timeout(Duration::from_secs(60), append(acknowledged)).await {
                     Ok(outcome) => {
@@ -147,7 +149,11 @@ fn an_origin_that_is_away_makes_appends_wait() {
             let below = zones.open().await.unwrap();
             for number in 0..=acknowledged {
                 let at = ZoneAddress::new((number / 4) as u32, number % 4 * 64 * KIB as u64);
-                assert_eq!(read(&below, at, 64 * KIB).await.unwrap(), [number as u8; 64 * KIB], "append {number}");
+                assert_eq!(
+                    read(&below, at, 64 * KIB).await.unwrap(),
+                    [number as u8; 64 * KIB],
+                    "append {number}"
+                );
             }
             drop(handle);
             part.close().await.unwrap();
@@ -276,7 +282,8 @@ fn a_lost_fast_device_is_replaced_only_on_request() {
         let foreign = fast_device();
         let device = foreign.open().await.unwrap();
         device.write(block::BlockIndex(0), filled(7, 4 * KIB), block::Durability::Durable).await.unwrap();
-        let error = ZoneWriteCachePart::open(foreign, origin, replaced).await.err().expect("it holds other data");
+        let error =
+            ZoneWriteCachePart::open(foreign, origin, replaced).await.err().expect("it holds other data");
         assert!(matches!(error, Error::NotFound(_)), "{error}");
     });
 }
@@ -309,7 +316,10 @@ fn a_damaged_record_is_refused() {
         let handle = part.open().await.unwrap();
         assert_eq!(handle.report(ZoneIndex(0), 1).await.unwrap()[0].write_pointer, 20 * KIB as u64);
         // The header of an earlier one, which a later record says was durable.
-        device.write(block::BlockIndex(find(3) - 1), filled(98, 4 * KIB), block::Durability::Durable).await.unwrap();
+        device
+            .write(block::BlockIndex(find(3) - 1), filled(98, 4 * KIB), block::Durability::Durable)
+            .await
+            .unwrap();
         let error = open(&copy, ram_zones(), false).await.err().expect("a record is missing");
         assert!(matches!(&error, Error::Corrupt(text) if text.contains("record 3")), "{error}");
     });

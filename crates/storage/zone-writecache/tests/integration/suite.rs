@@ -34,7 +34,8 @@ async fn over_ram_zones() -> Result<(), String> {
 
 /// Over zones on a device, with limits of open and active zones.
 async fn over_zones_on_a_device() -> Result<(), String> {
-    let device: Arc<dyn DevicePart> = Arc::new(disks::ram::RamPart::new(10 << 20, BlockSize::default()).unwrap());
+    let device: Arc<dyn DevicePart> =
+        Arc::new(disks::ram::RamPart::new(10 << 20, BlockSize::default()).unwrap());
     let fast = fast_device();
     let formatted = Mutex::new(false);
     let origin = Rc::new(Mutex::new(None::<Arc<dyn ZonesPart>>));
