@@ -1,9 +1,9 @@
 //! Checkpoints: the states of all zones at the cut, in one of two slots of the fast device.
 
 use crate::core::Core;
-use crate::format::{PAGE, Superblock, ZONES_OF_PAGE, append_page, decode_page};
+use crate::format::{PAGE, Superblock, ZONES_OF_PAGE, Zone, append_page, decode_page};
 use crate::layout::Layout;
-use crate::table::{Zone, ZoneTable};
+use crate::table::ZoneTable;
 use block::{Buffer, Device, Durability, Result};
 use zones::record::Identity;
 

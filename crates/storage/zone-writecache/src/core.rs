@@ -230,17 +230,26 @@ impl Core {
         }
     }
 
-    /// Puts an operation into the queue, and waits until it is written to the fast device.
-    async fn submit(&self, entry: Entry, payload: Payload) -> Result<()> {
-        let (done, mut completed) = oneshot();
+    /// Puts an operation into the queue.
+    fn enqueue(&self, entry: Entry, payload: Payload, done: OneshotSender<Result<()>>) {
         self.queued_bytes.set(self.queued_bytes.get() + entry.length());
         self.submitted.set(self.submitted.get() + 1);
         self.queue.borrow_mut().push_back(Queued { entry, payload, done });
         self.arrived.notify_one();
-        completed
-            .receive()
-            .await
-            .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
+    }
+
+    /// Puts an operation into the queue, and waits until it is written to the fast device.
+    async fn submit(&self, entry: Entry, payload: Payload) -> Result<()> {
+        let (done, mut completed) = oneshot();
+        self.enqueue(entry, payload, done);
+        completed.receive().await.unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
+    }
+
+    /// Puts into the log, before all operations of users, that begun zones are interrupted: the cache wasn't
+    /// closed. Nothing waits for it: without this record the next open finds the stop unclean again.
+    pub fn note_unclean(&self) {
+        let (done, _) = oneshot();
+        self.enqueue(Entry::of(Action::Unclean, ZoneIndex(0), 0), Payload::new(), done);
     }
 
     /// Appends, at byte `wanted` if that is given.
@@ -537,15 +546,5 @@ impl Core {
         let end = first.0.saturating_add(count).min(self.geometry.zones);
         let local = self.local.borrow();
         Ok((first.0..end).map(|zone| local.report(ZoneIndex(zone))).collect())
-    }
-}
-
-impl Core {
-    /// Writes to the log that begun zones are interrupted: the cache wasn't closed.
-    ///
-    /// # Errors
-    /// Errors of the fast device.
-    pub async fn note_unclean(&self) -> Result<()> {
-        self.submit(Entry::of(Action::Unclean, ZoneIndex(0), 0), Payload::new()).await
     }
 }

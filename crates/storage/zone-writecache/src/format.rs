@@ -9,8 +9,6 @@ use zones::on_device::format::Uuid;
 use zones::record::{Identity, keyed_sum};
 use zones::sector::{self, Format, Head};
 
-use crate::table::Zone;
-
 /// Version of the format that this code writes and reads.
 pub const VERSION: u32 = 1;
 /// First bytes of a superblock.
@@ -35,6 +33,17 @@ const CLEAN: u32 = 1;
 const FORMAT: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 /// Limit of numbers that only grow: larger ones are damage.
 const MAX_COUNT: u64 = 1 << 62;
+
+/// State of one zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Zone {
+    /// State in the zone state machine.
+    pub state: ZoneState,
+    /// End of the appended bytes.
+    pub write_pointer: u64,
+    /// Number of resets.
+    pub generation: u64,
+}
 
 /// Position in the log: an entry of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -35,7 +35,6 @@ mod writer;
 pub use message::Message;
 pub use part::ZoneWriteCachePart;
 pub use settings::{MaxLag, Options};
-pub use table::Zone;
 
 use block::{Call, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};

@@ -107,7 +107,7 @@ impl ZoneWriteCachePart {
         let core = Rc::new(core);
         core.tasks.spawn(writer::run(core.clone())).detach();
         if is_unclean {
-            core.note_unclean().await?;
+            core.note_unclean();
         }
         core.tasks.spawn(upload::run(core.clone())).detach();
         Ok(ZoneWriteCachePart { home: Home::here(core), geometry, fast, origin, is_stalled })

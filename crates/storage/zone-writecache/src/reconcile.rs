@@ -5,9 +5,9 @@
 //! none, because an interrupted zone's write pointer is only an upper bound; they are repeated. Any other
 //! difference means another origin, an origin that lost data, or another writer: nothing may be written.
 
-use crate::format::Action;
+use crate::format::{Action, Zone};
 use crate::pending::Pending;
-use crate::table::{Zone, ZoneTable, end_of};
+use crate::table::{ZoneTable, end_of};
 use block::{Error, Result, ZoneAddress, ZoneReport, ZoneState};
 
 /// Result of a comparison.

@@ -3,19 +3,8 @@
 //! The cache has two tables. The *local* table is the state that its users see. The *cut* table is the state
 //! that is durable at the origin; the same operations bring it to the local one.
 
-use crate::format::{Action, Entry};
+use crate::format::{Action, Entry, Zone};
 use block::{Error, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState};
-
-/// State of one zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Zone {
-    /// State in the zone state machine.
-    pub state: ZoneState,
-    /// End of the appended bytes.
-    pub write_pointer: u64,
-    /// Number of resets.
-    pub generation: u64,
-}
 
 /// State of all zones.
 #[derive(Debug, Clone, PartialEq, Eq)]

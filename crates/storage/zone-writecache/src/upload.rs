@@ -233,24 +233,37 @@ impl Core {
 
     /// Sends the appends of one zone, which are consecutive.
     async fn upload_zone(&self, appends: Vec<Pending>) -> Result<()> {
-        let most = CHUNK.min(self.origin.geometry().max_append);
+        let geometry = self.origin.geometry();
+        let unit = u64::from(geometry.append_granularity).max(1);
+        let most = (CHUNK.min(geometry.max_append) / unit * unit).max(unit);
         let mut rest = appends.as_slice();
         while let Some(first) = rest.first() {
             let mut bytes = 0;
-            let count_of = rest.iter().take_while(|append| {
+            let joined = rest.iter().take_while(|append| {
                 bytes += append.entry.length();
                 bytes <= most
             });
-            let (chunk, others) = rest.split_at(count_of.count().max(1));
+            let (chunk, others) = rest.split_at(joined.count().max(1));
             rest = others;
             let mut payload = Payload::new();
             for append in chunk {
                 payload.push(self.read_append(append).await?);
             }
+            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize).await?;
+        }
+        Ok(())
+    }
+
+    /// Appends to the origin, in pieces of at most `most` bytes: one append of a user may be longer.
+    async fn send(&self, at: ZoneAddress, payload: Payload, most: usize) -> Result<()> {
+        let mut sent = 0;
+        while sent < payload.len() {
+            let end = payload.len().min(sent + most);
+            let place = ZoneAddress::new(at.zone.0, at.offset.0 + sent as u64);
+            self.origin.append_at(place, payload.slice(sent..end)).await?;
             count(&self.counters.origin_appends, 1);
-            let length = payload.len() as u64;
-            self.origin.append_at(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload).await?;
-            count(&self.counters.uploaded_bytes, length);
+            count(&self.counters.uploaded_bytes, (end - sent) as u64);
+            sent = end;
         }
         Ok(())
     }
