@@ -5,7 +5,7 @@ use runtime::Instant;
 use std::collections::VecDeque;
 
 /// Limit of the pending operations, which bounds their memory.
-pub const MAX_PENDING: usize = 1 << 17;
+pub const MAX_PENDING: usize = 1 << 16;
 
 /// An operation that isn't durable at the origin.
 #[derive(Debug, Clone, Copy)]
