@@ -242,7 +242,10 @@ impl Core {
     async fn submit(&self, entry: Entry, payload: Payload) -> Result<()> {
         let (done, mut completed) = oneshot();
         self.enqueue(entry, payload, done);
-        completed.receive().await.unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
+        completed
+            .receive()
+            .await
+            .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
     }
 
     /// Puts into the log, before all operations of users, that begun zones are interrupted: the cache wasn't

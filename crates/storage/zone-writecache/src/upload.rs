@@ -249,7 +249,8 @@ impl Core {
             for append in chunk {
                 payload.push(self.read_append(append).await?);
             }
-            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize).await?;
+            self.send(ZoneAddress::new(first.entry.zone.0, first.entry.offset), payload, most as usize)
+                .await?;
         }
         Ok(())
     }
