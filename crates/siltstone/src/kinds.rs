@@ -28,6 +28,7 @@ pub fn registry() -> Registry {
         &zones::ram::KIND,
         &zns::KIND,
         &objects::KIND,
+        &zone_writecache::KIND,
         &layers::stats::ZONES_KIND,
         &layers::fault::ZONES_KIND,
         &layers::record::ZONES_KIND,

@@ -20,6 +20,7 @@ const OVERWRITTEN: &[(&str, &str)] = &[
     ("crypt", "on"),
     ("cache", "cache"),
     ("writecache", "cache"),
+    ("zone-writecache", "fast"),
     ("zns-emulator", "path"),
 ];
 

@@ -14,6 +14,7 @@ mod crash_oracle;
 mod crash_snapshots;
 mod crash_tiers;
 mod crash_writecache;
+mod crash_zone_writecache;
 mod documents;
 mod engine_erase;
 mod engine_prepare;

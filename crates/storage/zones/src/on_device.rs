@@ -173,6 +173,10 @@ impl ZonesPart for OnDevice {
         self.device.keeps_acknowledged()
     }
 
+    fn can_rewind(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let device = self.device.open().await?;
@@ -273,6 +277,15 @@ impl Zones for Handle {
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
         runtime::carry(async move { volume.reserve(&*device, zone, bytes).await })
+    }
+
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        let checked = self.volume.geometry.check_read(at, 0);
+        if let Err(error) = checked.and_then(|()| self.volume.check_writable()) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        runtime::carry(async move { volume.rewind(&*device, at).await })
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

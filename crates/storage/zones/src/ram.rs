@@ -3,7 +3,8 @@
 //! - Appends land out of order: each waits a random number of turns before it takes its offset, so addresses
 //!   don't follow the order of submission, not even within one task. An append with a wanted address has it
 //!   from its submission; earlier appends land below it, later ones above.
-//! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given.
+//! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given. With
+//!   [`Durable::OnFlush`] a flush makes them durable and leaves the zone open.
 //! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some
 //!   don't, some in part, and those zones are interrupted.
 //!
@@ -36,6 +37,12 @@ pub const KIND: Kind = Kind {
         Key::optional("max_append", ValueKind::Size, "largest append").or("256KiB"),
         MAX_OPEN,
         MAX_ACTIVE,
+        Key::optional(
+            "durable",
+            ValueKind::Choice(&["finish", "flush"]),
+            "moment at which a simulated power cut keeps appends; finish: a flush finishes its zones",
+        )
+        .or("finish"),
     ],
     messages: &[],
     metrics: &[METRICS],
@@ -89,6 +96,10 @@ fn from_arguments(arguments: &Arguments) -> Result<Options> {
         max_append: arguments.size("max_append")?,
         max_open: small(arguments, "max_open")?,
         max_active: small(arguments, "max_active")?,
+        durable: match arguments.choice("durable")? {
+            "flush" => Durable::OnFlush,
+            _ => Durable::OnFinish,
+        },
     })
 }
 
@@ -110,6 +121,8 @@ pub struct Options {
     pub max_open: u32,
     /// Limit of active zones; 0 is no limit.
     pub max_active: u32,
+    /// Moment at which appends are durable.
+    pub durable: Durable,
 }
 
 impl Default for Options {
@@ -121,6 +134,7 @@ impl Default for Options {
             max_append: 1 << 18,
             max_open: 0,
             max_active: 0,
+            durable: Durable::OnFinish,
         }
     }
 }
@@ -155,8 +169,10 @@ struct Zone {
     generation: u64,
     /// Appended bytes, with zeros where an append is in flight.
     bytes: Vec<u8>,
-    /// Ranges of the appends, for a crash.
+    /// Ranges of the appends that aren't durable, for a crash.
     appends: Vec<Range<usize>>,
+    /// End of bytes that were durable when the zone was flushed; a rewind keeps them so.
+    flushed: usize,
     /// Write pointer in bytes, after the offsets of appends in flight; after the end of `bytes` only after a
     /// crash.
     write_pointer: u64,
@@ -176,6 +192,7 @@ impl Zone {
             generation: 1,
             bytes: Vec::new(),
             appends: Vec::new(),
+            flushed: 0,
             write_pointer: 0,
             regions: BTreeMap::new(),
             region: 0,
@@ -187,7 +204,8 @@ impl Zone {
     fn reserve(&mut self, length: u64, is_fixed: bool) -> u64 {
         let start = self.write_pointer;
         self.write_pointer += length;
-        self.bytes.resize(self.write_pointer as usize, 0);
+        let end = self.bytes.len().max(self.write_pointer as usize);
+        self.bytes.resize(end, 0);
         self.in_flight += 1;
         if is_fixed {
             self.regions.insert(start, start);
@@ -209,13 +227,24 @@ impl Zone {
             self.bytes[at..at + slice.len()].copy_from_slice(slice);
             at += slice.len();
         }
-        self.appends.push(start..at);
+        let start_of_unflushed = start.max(self.flushed);
+        if start_of_unflushed < at {
+            self.appends.push(start_of_unflushed..at);
+        }
         self.in_flight -= 1;
         if self.in_flight == 0 {
             self.regions.clear();
             self.region = self.write_pointer;
         }
         start as u64
+    }
+
+    /// Makes the appends that have landed durable.
+    fn flush(&mut self) {
+        self.appends.clear();
+        if self.in_flight == 0 {
+            self.flushed = self.flushed.max(self.write_pointer as usize);
+        }
     }
 
     /// Applies a power cut to a zone that wasn't finished.
@@ -244,7 +273,7 @@ impl RamZones {
     /// # Errors
     /// [`Error::Invalid`] for a geometry out of range.
     pub fn new(options: Options) -> Result<Self> {
-        let Options { zones, zone_size, granularity, max_append, max_open, max_active } = options;
+        let Options { zones, zone_size, granularity, max_append, max_open, max_active, durable } = options;
         let unit = u64::from(granularity);
         if unit == 0 || zone_size == 0 || zone_size % unit != 0 || zone_size > isize::MAX as u64 {
             return Err(Error::invalid(format!(
@@ -266,7 +295,7 @@ impl RamZones {
             max_append: max_append.min(zone_size),
             max_open,
             max_active,
-            durable: Durable::OnFinish,
+            durable,
             erase: EraseGuarantee::Erased,
         };
         let slot = || Slot { zone: Mutex::new(Zone::new()), gate: Gate::default() };
@@ -307,9 +336,13 @@ impl Part for RamZones {
         Call::ready(status)
     }
 
-    /// Finishes every zone that was begun: only finished zones are durable.
+    /// Finishes every zone that was begun, where only finished zones are durable; closes it otherwise.
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
+            if self.shared.geometry.durable == Durable::OnFlush {
+                self.shared.stop();
+                return Ok(());
+            }
             let epoch = self.shared.epoch.load(Ordering::Acquire);
             for zone in (0..self.shared.geometry.zones).map(ZoneIndex) {
                 if self.shared.slot(zone).lock().state != ZoneState::Empty {
@@ -324,6 +357,10 @@ impl Part for RamZones {
 impl ZonesPart for RamZones {
     fn geometry(&self) -> &ZoneGeometry {
         &self.shared.geometry
+    }
+
+    fn can_rewind(&self) -> bool {
+        true
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
@@ -419,6 +456,18 @@ impl Shared {
         Ok(ZoneAddress::new(zone.0, landed))
     }
 
+    /// Records a clean stop: open zones are closed, and their appends durable.
+    fn stop(&self) {
+        for slot in &self.zones {
+            let mut zone = slot.lock();
+            zone.flush();
+            if zone.state.is_open() {
+                let before = std::mem::replace(&mut zone.state, ZoneState::Closed);
+                self.limits.moved(before, ZoneState::Closed);
+            }
+        }
+    }
+
     async fn open(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
         let mut guard = self.lock_unowned(zone, epoch).await?;
         match guard.state {
@@ -492,6 +541,21 @@ impl Shared {
             zone.generation
         };
         self.change(zone, epoch, |_| None, change).await
+    }
+
+    async fn rewind(&self, at: ZoneAddress, epoch: u64) -> Result<()> {
+        let change = |zone: &mut Zone| {
+            if !zone.state.is_active() || at.offset.0 > zone.write_pointer {
+                return Err(Error::invalid(format!(
+                    "rewinding to {at}: expected a begun zone, and at most its write pointer, byte {}",
+                    zone.write_pointer
+                )));
+            }
+            (zone.state, zone.write_pointer, zone.region) = (ZoneState::Closed, at.offset.0, at.offset.0);
+            // Bytes after the write pointer stay: they may be durable.
+            Ok(())
+        };
+        self.change(at.zone, epoch, |_| None, change).await?
     }
 
     fn read(&self, at: ZoneAddress, buffer: &mut Buffer) -> Result<()> {
@@ -591,6 +655,13 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (shared, epoch, zones) = (self.shared.clone(), self.epoch, zones.to_vec());
+        if shared.geometry.durable == Durable::OnFlush {
+            let kept = shared.check_alive(epoch);
+            if kept.is_ok() {
+                zones.iter().for_each(|zone| shared.slot(*zone).lock().flush());
+            }
+            return Call::ready(kept);
+        }
         runtime::carry(async move {
             for zone in zones {
                 // An empty zone has no appends, so a finish is unnecessary.
@@ -622,6 +693,14 @@ impl Zones for Handle {
         }
         let (shared, epoch) = (self.shared.clone(), self.epoch);
         runtime::carry(async move { shared.reset(zone, epoch).await })
+    }
+
+    fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
+        if let Err(error) = self.shared.geometry.check_read(at, 0) {
+            return Call::ready(Err(error));
+        }
+        let (shared, epoch) = (self.shared.clone(), self.epoch);
+        runtime::carry(async move { shared.rewind(at, epoch).await })
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

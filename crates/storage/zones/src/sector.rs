@@ -134,6 +134,7 @@ pub fn describe(bytes: &[u8]) -> &'static str {
         () if at(0, b"SILTMIRR") => "a leg of a mirror of Siltstone's",
         () if at(0, b"SILTMBIT") => "a piece of the bitmap of a mirror of Siltstone's",
         () if at(0, b"SILTWCSB") => "a write cache of Siltstone's",
+        () if at(0, b"SILTZWSB") => "a write cache of zones of Siltstone's",
         () if at(0, b"SILTTSUP") => "the table of a cache of Siltstone's",
         () if at(0, b"SILT") => "data of Siltstone's",
         () => foreign(bytes).unwrap_or("data that Siltstone doesn't know"),

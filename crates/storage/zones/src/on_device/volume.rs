@@ -322,6 +322,34 @@ impl Volume {
         finished
     }
 
+    /// Moves the write pointer of a begun zone back, and closes the zone.
+    pub(super) async fn rewind(&self, device: &dyn Device, at: ZoneAddress) -> Result<()> {
+        let zone = at.zone;
+        let slot = self.slot(zone);
+        let Some(before) = self.own(device, zone, Phase::Finishing, Some(Phase::Full)).await? else {
+            return Err(self.refusal(zone, Phase::Full));
+        };
+        let (_, pointer) = slot.look();
+        let block = at.offset.0 >> self.layout.block_size.shift();
+        if before == Phase::Empty || block > pointer {
+            self.settle_unchanged(zone, before, before);
+            return Err(Error::invalid(format!(
+                "rewinding to {at}: expected a begun zone, and at most its write pointer, byte {}",
+                self.bytes_of(pointer)
+            )));
+        }
+        // The header of a zone that was interrupted at a clean stop has an upper bound, which later appends
+        // exceed.
+        let written = match before {
+            Phase::Interrupted => {
+                self.write_header(device, zone, ZoneState::Closed, slot.generation(), block).await
+            }
+            _ => Ok(()),
+        };
+        self.settle(zone, before, &written, Phase::Closed, block);
+        written
+    }
+
     pub(super) async fn reset(
         &self,
         device: &dyn Device,

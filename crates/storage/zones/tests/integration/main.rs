@@ -5,4 +5,5 @@ mod common;
 mod conformance;
 mod hostile;
 mod kinds;
+mod rewind;
 mod usage;

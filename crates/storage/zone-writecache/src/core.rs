@@ -1,0 +1,553 @@
+//! State of a write cache of zones on its home shard, and the calls of its users.
+//!
+//! Steps of an append:
+//! 1. It waits while the lag is at its limit, or while too many bytes wait for the fast device.
+//! 2. It reserves its offset in the local table and joins the queue. From here on its order is fixed.
+//! 3. The writer forms a record of the queue and writes it to the fast device.
+//! 4. The operations of the record enter the index and the pending list, and the calls complete.
+//! 5. A flush waits until a flush of the fast device covers the record.
+//! 6. The uploader applies the pending operations at the origin, in order, and moves the tail.
+
+use crate::counters::{Counters, count};
+use crate::format::{Action, Entry, Position, Superblock};
+use crate::index::Index;
+use crate::layout::Layout;
+use crate::pending::{MAX_PENDING, PendingList};
+use crate::readers::Readers;
+use crate::settings::MaxLag;
+use crate::table::ZoneTable;
+use crate::waiting::WaitingAppends;
+use block::{
+    Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
+    ZoneReport, ZoneState, Zones,
+};
+use runtime::sync::{Notify, OneshotSender, oneshot};
+use runtime::{Instant, TaskGroup};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use zones::record::keyed_sum;
+
+/// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
+const QUEUE_BYTES: u64 = 16 << 20;
+
+/// An operation that waits for the fast device.
+pub struct Queued {
+    /// The operation.
+    pub entry: Entry,
+    /// Data of an append.
+    pub payload: Payload,
+    /// Completes the call.
+    pub done: OneshotSender<Result<()>>,
+}
+
+/// Positions of the log.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Address and number of the next record.
+    pub head: Cell<Position>,
+    /// Number of the last record that was written; all before it were, too.
+    pub completed: Cell<u64>,
+    /// Number of a record up to which all records are durable.
+    pub durable: Cell<u64>,
+    /// Number of flushes by users.
+    pub flush_epoch: Cell<u64>,
+    /// Whether a record was formed since the last flush by a user.
+    is_epoch_used: Cell<bool>,
+    is_flushing: Cell<bool>,
+    flushed: Notify,
+}
+
+impl Log {
+    /// Continues after recovery.
+    pub fn new(head: Position, flush_epoch: u64) -> Self {
+        let last = head.record - 1;
+        Log {
+            head: Cell::new(head),
+            completed: Cell::new(last),
+            durable: Cell::new(last),
+            flush_epoch: Cell::new(flush_epoch),
+            ..Log::default()
+        }
+    }
+
+    /// Returns the flush epoch of a record that is formed now.
+    pub fn add_record(&self) -> u64 {
+        self.is_epoch_used.set(true);
+        self.flush_epoch.get()
+    }
+
+    /// Ends the flush epoch: records that are formed later follow a flush.
+    fn end_epoch(&self) {
+        if self.is_epoch_used.replace(false) {
+            self.flush_epoch.set(self.flush_epoch.get() + 1);
+        }
+    }
+}
+
+/// State of the part that outlasts a call.
+#[derive(Debug, Default)]
+pub struct Health {
+    failed: RefCell<Option<Error>>,
+    /// Error of the last attempt at the origin; `None` after a success.
+    pub origin_error: RefCell<Option<Error>>,
+    /// The origin doesn't belong to this fast device any more.
+    conflict: RefCell<Option<Error>>,
+    is_closing: Cell<bool>,
+}
+
+impl Health {
+    /// Notes that the fast device failed.
+    pub fn fail(&self, error: &Error) {
+        self.failed.borrow_mut().get_or_insert_with(|| error.in_context("the fast device failed"));
+    }
+
+    /// Notes that the origin was changed by another writer.
+    pub fn set_conflict(&self, error: &Error) {
+        self.conflict.borrow_mut().get_or_insert_with(|| error.clone());
+    }
+
+    /// Returns the error of the fast device.
+    pub fn check_device(&self) -> Result<()> {
+        self.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Returns the error that ended the uploads.
+    pub fn check_conflict(&self) -> Result<()> {
+        self.conflict.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Refuses changes of a cache that is closed or can't keep them.
+    pub fn check(&self) -> Result<()> {
+        if self.is_closing.get() {
+            return Err(Error::closed("the write cache of zones is closed"));
+        }
+        self.check_device()?;
+        self.check_conflict()
+    }
+
+    /// Whether the cache is being closed.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing.get()
+    }
+}
+
+/// Requests to the uploader.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Wakes the uploader.
+    pub changed: Notify,
+    /// Number of a record up to which everything is to be uploaded now.
+    pub target: Cell<u64>,
+    /// Ends the uploader's pause after an error of the origin.
+    pub urgent: Notify,
+    /// Whether the writer waits for space in the ring.
+    pub needs_space: Cell<bool>,
+    /// Whether the cache is drained before it is closed.
+    pub on_close: Cell<bool>,
+    /// Time of the last append.
+    pub last_append: Cell<Option<Instant>>,
+}
+
+/// The state of a write cache of zones.
+pub struct Core {
+    pub(crate) geometry: ZoneGeometry,
+    pub(crate) layout: Layout,
+    pub(crate) max_lag: MaxLag,
+    pub(crate) fast: Rc<dyn Device>,
+    pub(crate) origin: Rc<dyn Zones>,
+    /// Whether the origin makes the appends of a flush durable together.
+    pub(crate) flushes_atomically: bool,
+    pub(crate) local: RefCell<ZoneTable>,
+    pub(crate) cut: RefCell<ZoneTable>,
+    pub(crate) superblock: Cell<Superblock>,
+    pub(crate) log: Log,
+    pub(crate) queue: RefCell<VecDeque<Queued>>,
+    /// Bytes of the queue and of the record in flight.
+    pub(crate) queued_bytes: Cell<u64>,
+    /// Number of operations that were queued since the cache was opened.
+    pub(crate) submitted: Cell<u64>,
+    /// Number of these operations that completed.
+    pub(crate) written: Cell<u64>,
+    /// Wakes the writer.
+    pub(crate) arrived: Notify,
+    pub(crate) pending: RefCell<PendingList>,
+    pub(crate) index: RefCell<Index>,
+    pub(crate) readers: Readers,
+    /// Progress of the uploader or the writer, for calls that wait for space.
+    pub(crate) progress: Notify,
+    pub(crate) waiting: WaitingAppends,
+    pub(crate) demand: Demand,
+    pub(crate) health: Health,
+    pub(crate) counters: Counters,
+    /// Whether a request to the origin was still in flight at the end of a close.
+    pub(crate) is_stalled: Arc<AtomicBool>,
+    pub(crate) tasks: TaskGroup,
+}
+
+impl Core {
+    fn check_zone(&self, zone: ZoneIndex) -> Result<()> {
+        self.geometry.check_zone(zone)
+    }
+
+    /// Age of the oldest operation that isn't at the origin, in this process.
+    pub fn age(&self) -> Duration {
+        let pending = self.pending.borrow();
+        pending.oldest().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
+    }
+
+    /// Whether an append of this length has to wait.
+    fn is_at_bound(&self, length: u64) -> bool {
+        let (pending, operations) = {
+            let pending = self.pending.borrow();
+            (pending.bytes(), pending.len() + self.queue.borrow().len())
+        };
+        let queued = self.queued_bytes.get();
+        queued > 0 && queued + length > QUEUE_BYTES
+            || pending + queued > 0 && pending + queued + length > self.max_lag.bytes
+            || operations >= MAX_PENDING
+            || pending > 0 && self.age() >= self.max_lag.age
+    }
+
+    /// Waits until the lag permits an append.
+    async fn admit(&self, zone: ZoneIndex, length: u64) -> Result<()> {
+        let mut waiting = None;
+        loop {
+            self.health.check()?;
+            self.local.borrow().check_append(zone)?;
+            if !self.is_at_bound(length) {
+                return Ok(());
+            }
+            if waiting.is_none() {
+                count(&self.counters.waits, 1);
+                waiting = Some(self.waiting.enter(zone, &self.progress));
+            }
+            self.demand.changed.notify_all();
+            self.progress.notified().await;
+        }
+    }
+
+    /// Puts an operation into the queue.
+    fn enqueue(&self, entry: Entry, payload: Payload, done: OneshotSender<Result<()>>) {
+        self.queued_bytes.set(self.queued_bytes.get() + entry.length());
+        self.submitted.set(self.submitted.get() + 1);
+        self.queue.borrow_mut().push_back(Queued { entry, payload, done });
+        self.arrived.notify_one();
+    }
+
+    /// Puts an operation into the queue, and waits until it is written to the fast device.
+    async fn submit(&self, entry: Entry, payload: Payload) -> Result<()> {
+        let (done, mut completed) = oneshot();
+        self.enqueue(entry, payload, done);
+        completed
+            .receive()
+            .await
+            .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
+    }
+
+    /// Puts into the log, before all operations of users, that begun zones are interrupted: the cache wasn't
+    /// closed. Nothing waits for it: without this record the next open finds the stop unclean again.
+    pub fn note_unclean(&self) {
+        let (done, _) = oneshot();
+        self.enqueue(Entry::of(Action::Unclean, ZoneIndex(0), 0), Payload::new(), done);
+    }
+
+    /// Appends, at byte `wanted` if that is given.
+    ///
+    /// # Errors
+    /// Errors of [`Zones::append_at`], and of the fast device.
+    pub async fn append(
+        &self,
+        zone: ZoneIndex,
+        wanted: Option<u64>,
+        payload: Payload,
+    ) -> Result<ZoneAddress> {
+        let length = payload.len() as u64;
+        self.admit(zone, length).await?;
+        let sum = self.sum_of(payload.slices());
+        let entry = {
+            let mut local = self.local.borrow_mut();
+            let offset = local.append(zone, wanted, length)?;
+            let generation = local.zone(zone).generation;
+            Entry { action: Action::Append, zone, generation, offset, length: length as u32, sum }
+        };
+        self.demand.last_append.set(Some(runtime::now()));
+        self.submit(entry, payload).await?;
+        Ok(ZoneAddress::new(zone.0, entry.offset))
+    }
+
+    /// Checksum of appended data.
+    pub fn sum_of(&self, slices: &[Data]) -> u32 {
+        let key = self.superblock.get().identity.key;
+        match slices {
+            [one] => keyed_sum(key, &[one]),
+            _ => keyed_sum(key, &slices.iter().map(|slice| &**slice).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Waits until the appends to a zone that came before are in the queue.
+    async fn after_appends(&self, zone: ZoneIndex) -> Result<()> {
+        self.check_zone(zone)?;
+        let ticket = self.waiting.ticket();
+        while self.waiting.has_before(zone, ticket) {
+            self.health.check()?;
+            self.progress.notified().await;
+        }
+        Ok(())
+    }
+
+    /// Makes a change of a zone without data, if `change` finds that there is one.
+    async fn change(
+        &self,
+        zone: ZoneIndex,
+        action: Action,
+        change: impl FnOnce(&mut ZoneTable) -> Result<bool>,
+    ) -> Result<()> {
+        self.check_zone(zone)?;
+        self.health.check()?;
+        let generation = self.local.borrow().zone(zone).generation;
+        let is_changed = change(&mut self.local.borrow_mut())?;
+        match is_changed {
+            true => self.submit(Entry::of(action, zone, generation), Payload::new()).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Opens a zone explicitly.
+    ///
+    /// # Errors
+    /// Errors of [`Zones::open`], and of the fast device.
+    pub async fn open_zone(&self, zone: ZoneIndex) -> Result<()> {
+        self.change(zone, Action::Open, |table| table.open(zone)).await
+    }
+
+    /// Closes a zone.
+    ///
+    /// # Errors
+    /// Errors of [`Zones::close`], and of the fast device.
+    pub async fn close_zone(&self, zone: ZoneIndex) -> Result<()> {
+        self.change(zone, Action::Close, |table| table.close(zone)).await
+    }
+
+    /// Finishes a zone. It is durable on the fast device when this returns.
+    ///
+    /// # Errors
+    /// Errors of [`Zones::finish`], and of the fast device.
+    pub async fn finish_zone(&self, zone: ZoneIndex) -> Result<()> {
+        self.after_appends(zone).await?;
+        self.change(zone, Action::Finish, |table| table.finish(zone)).await?;
+        // Also for a zone that is full already: the finish that another call submitted may not be durable.
+        self.written().await?;
+        self.flush().await
+    }
+
+    /// Waits until the operations that are queued now are written.
+    async fn written(&self) -> Result<()> {
+        let target = self.submitted.get();
+        while self.written.get() < target {
+            self.health.check_device()?;
+            self.progress.notified().await;
+        }
+        Ok(())
+    }
+
+    /// Resets a zone. The new generation is durable on the fast device when this returns.
+    ///
+    /// # Errors
+    /// Errors of [`Zones::reset`], and of the fast device.
+    pub async fn reset_zone(&self, zone: ZoneIndex) -> Result<u64> {
+        self.after_appends(zone).await?;
+        let mut generation = 0;
+        self.change(zone, Action::Reset, |table| {
+            generation = table.reset(zone)?;
+            Ok(true)
+        })
+        .await?;
+        self.flush().await?;
+        Ok(generation)
+    }
+
+    /// Makes everything durable on the fast device that completed before this call.
+    ///
+    /// # Errors
+    /// Errors of the fast device.
+    pub async fn flush(&self) -> Result<()> {
+        self.log.end_epoch();
+        count(&self.counters.flushes, 1);
+        self.make_durable(self.log.completed.get()).await
+    }
+
+    /// Makes the records up to this one durable. One flush of the fast device serves all calls that came
+    /// before it.
+    ///
+    /// # Errors
+    /// Errors of the fast device.
+    pub async fn make_durable(&self, record: u64) -> Result<()> {
+        loop {
+            self.health.check_device()?;
+            if self.log.durable.get() >= record {
+                return Ok(());
+            }
+            if self.log.is_flushing.get() {
+                self.log.flushed.notified().await;
+                continue;
+            }
+            self.log.is_flushing.set(true);
+            let covered = self.log.completed.get();
+            let outcome = match self.fast.geometry().volatile_cache {
+                true => self.fast.flush().await,
+                false => Ok(()),
+            };
+            count(&self.counters.fast_flushes, 1);
+            self.log.is_flushing.set(false);
+            match outcome {
+                Ok(()) => self.log.durable.set(self.log.durable.get().max(covered)),
+                // The data of a failed flush may be lost, whatever a later flush returns.
+                Err(error) => self.fail(&error.in_context("flushing it")),
+            }
+            self.log.flushed.notify_all();
+            self.demand.changed.notify_all();
+        }
+    }
+
+    /// Refuses further changes: the fast device failed.
+    pub fn fail(&self, error: &Error) {
+        self.health.fail(error);
+        self.wake_all();
+    }
+
+    /// Wakes everything that waits.
+    pub fn wake_all(&self) {
+        self.progress.notify_all();
+        self.arrived.notify_all();
+        self.demand.changed.notify_all();
+        self.demand.urgent.notify_all();
+        self.log.flushed.notify_all();
+    }
+
+    /// Uploads everything that is completed now, and waits until it is durable at the origin.
+    ///
+    /// # Errors
+    /// The first error of the origin since the call began; errors that end the uploads.
+    pub async fn drain(&self) -> Result<()> {
+        let target = self.log.completed.get();
+        self.demand.target.set(self.demand.target.get().max(target));
+        self.health.origin_error.replace(None);
+        self.demand.changed.notify_all();
+        self.demand.urgent.notify_all();
+        loop {
+            let oldest = self.pending.borrow().oldest().map(|oldest| oldest.record);
+            if oldest.is_none_or(|oldest| oldest > target) {
+                return Ok(());
+            }
+            self.health.check()?;
+            if let Some(error) = self.health.origin_error.borrow().clone() {
+                return Err(error.in_context("uploading to the origin"));
+            }
+            self.progress.notified().await;
+        }
+    }
+
+    /// Ends all tasks, and records a clean stop in the superblock. What isn't at the origin stays on the fast
+    /// device.
+    ///
+    /// # Errors
+    /// Errors of the fast device; those of the origin if everything is uploaded before a close.
+    pub async fn close(self: Rc<Self>) -> Result<()> {
+        if self.demand.on_close.get() {
+            self.drain().await?;
+        }
+        self.health.is_closing.set(true);
+        self.wake_all();
+        // Open handles don't delay a close: a client may keep one forever.
+        self.tasks.ended().await;
+        self.make_durable(self.log.completed.get()).await?;
+        self.write_superblock(|superblock| superblock.clean = true).await
+    }
+
+    /// Reads, from the log where it has the data, and from the origin.
+    pub async fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+        buffer.clear();
+        let length = buffer.len();
+        if let Err(error) = self.check_read(at, length) {
+            return (Err(error), buffer);
+        }
+        let pieces = self.index.borrow().pieces(at, length as u64);
+        if let [only] = pieces.as_slice()
+            && only.address.is_none()
+        {
+            count(&self.counters.origin_reads, 1);
+            return self.origin.read(at, buffer).await;
+        }
+        let oldest = pieces.iter().filter_map(|piece| piece.address).min();
+        let _reader = oldest.map(|address| self.readers.enter(address));
+        let mut offset = at.offset.0;
+        for piece in pieces {
+            let outcome = match piece.address {
+                Some(address) => self.read_log(address, piece.length).await,
+                None => self.read_origin(ZoneAddress::new(at.zone.0, offset), piece.length).await,
+            };
+            match outcome {
+                Ok(data) => buffer.append(&data),
+                Err(error) => {
+                    buffer.clear();
+                    return (Err(error), buffer);
+                }
+            }
+            offset += piece.length;
+        }
+        (Ok(()), buffer)
+    }
+
+    fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
+        self.geometry.check_read(at, length)?;
+        let zone = self.local.borrow().zone(at.zone);
+        if zone.state == ZoneState::Offline {
+            return Err(Error::corrupt(format!("zone {} is offline", at.zone)));
+        }
+        match at.offset.0 + length as u64 <= zone.write_pointer {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "read of {length} bytes at {at}: no data was appended from byte {} on",
+                zone.write_pointer
+            ))),
+        }
+    }
+
+    async fn read_origin(&self, at: ZoneAddress, length: u64) -> Result<Data> {
+        count(&self.counters.origin_reads, 1);
+        let (outcome, buffer) = self.origin.read(at, Buffer::new(length as usize)).await;
+        outcome.map(|()| buffer.freeze())
+    }
+
+    /// Reads bytes of the log. The caller has entered [`Core::readers`], or the bytes are pending.
+    ///
+    /// # Errors
+    /// Errors of the fast device.
+    pub async fn read_log(&self, address: u64, length: u64) -> Result<Data> {
+        count(&self.counters.log_reads, 1);
+        let block = self.layout.block_size;
+        let start = address / block * block;
+        let skipped = address - start;
+        let whole = (skipped + length).next_multiple_of(block);
+        let (outcome, buffer) = self.fast.read(self.layout.place(start), Buffer::new(whole as usize)).await;
+        outcome.map_err(|error| error.in_context("reading the log of the write cache of zones"))?;
+        Ok(buffer.freeze().slice(skipped as usize..(skipped + length) as usize))
+    }
+
+    /// Reports the local state of zones.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a first zone after the last one.
+    pub fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
+        if first.0 > self.geometry.zones {
+            return self.geometry.check_zone(first).map(|()| Vec::new());
+        }
+        let end = first.0.saturating_add(count).min(self.geometry.zones);
+        let local = self.local.borrow();
+        Ok((first.0..end).map(|zone| local.report(ZoneIndex(zone))).collect())
+    }
+}

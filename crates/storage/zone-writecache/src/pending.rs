@@ -1,0 +1,167 @@
+//! Operations of the log that aren't durable at the origin, and the batches in which they are applied there.
+
+use crate::format::{Action, Entry, Position};
+use runtime::Instant;
+use std::collections::VecDeque;
+
+/// Limit of the pending operations, which bounds their memory.
+pub const MAX_PENDING: usize = 1 << 16;
+
+/// An operation that isn't durable at the origin.
+#[derive(Debug, Clone, Copy)]
+pub struct Pending {
+    /// The operation.
+    pub entry: Entry,
+    /// Address of the data in the log, in bytes.
+    pub data: u64,
+    /// Number of the operation's record.
+    pub record: u64,
+    /// Position after the operation.
+    pub end: Position,
+    /// Number of flushes by users before the operation.
+    pub flush_epoch: u64,
+    /// Wall-clock time of the record, in ms.
+    pub written: u64,
+    /// Time since which the operation is pending, in this process.
+    pub since: Instant,
+}
+
+/// Next step at the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batch {
+    /// This number of operations: appends, and operations without an effect at the origin. One flush makes
+    /// the appends durable.
+    Appends(usize),
+    /// One operation that is durable once it returns, or has to wait for the appends before it.
+    Barrier,
+}
+
+/// Choice of batches.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Limit of the appended bytes of a batch.
+    pub bytes: u64,
+    /// Whether appends of several flush epochs may be in one batch: the origin flushes atomically.
+    pub joins_epochs: bool,
+    /// Whether zones are closed at the origin: it has a limit of open zones.
+    pub closes: bool,
+}
+
+/// The pending operations, in the order of the log.
+#[derive(Debug, Default)]
+pub struct PendingList {
+    list: VecDeque<Pending>,
+    /// Appended bytes of the list.
+    bytes: u64,
+}
+
+impl PendingList {
+    /// Adds an operation after all others.
+    pub fn push(&mut self, pending: Pending) {
+        self.bytes += pending.entry.length();
+        self.list.push_back(pending);
+    }
+
+    /// Appended bytes that aren't durable at the origin.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The oldest operation.
+    pub fn oldest(&self) -> Option<&Pending> {
+        self.list.front()
+    }
+
+    /// All operations, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Pending> + Clone {
+        self.list.iter()
+    }
+
+    /// Removes the oldest operation, which is durable at the origin.
+    pub fn pop(&mut self) -> Option<Pending> {
+        let pending = self.list.pop_front()?;
+        self.bytes -= pending.entry.length();
+        Some(pending)
+    }
+
+    /// Returns the next batch of the operations whose records are durable: those up to record `durable`.
+    /// `None` if there is none.
+    ///
+    /// Appends of one flush epoch may become durable in any order, as on a device that loses power before the
+    /// next flush. A finish and a reset are durable at once, so they are batches of their own.
+    pub fn next_batch(&self, limits: BatchLimits, durable: u64) -> Option<Batch> {
+        let mut count = 0;
+        let mut bytes = 0;
+        let mut epoch = None;
+        for Pending { entry, flush_epoch, .. } in self.list.iter().take_while(|op| op.record <= durable) {
+            let is_barrier = match entry.action {
+                Action::Finish | Action::Reset => true,
+                Action::Close => limits.closes,
+                Action::Append | Action::Open | Action::Unclean => false,
+            };
+            if is_barrier {
+                return Some(if count == 0 { Batch::Barrier } else { Batch::Appends(count) });
+            }
+            if entry.action == Action::Append {
+                let other_epoch = epoch.is_some_and(|epoch| epoch != *flush_epoch);
+                if other_epoch && !limits.joins_epochs || count > 0 && bytes + entry.length() > limits.bytes {
+                    break;
+                }
+                epoch = Some(*flush_epoch);
+                bytes += entry.length();
+            }
+            count += 1;
+        }
+        (count > 0).then_some(Batch::Appends(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::ZoneIndex;
+
+    fn list(operations: &[(Action, u64)]) -> PendingList {
+        let mut list = PendingList::default();
+        let main = || async { runtime::now() };
+        let since = runtime::simulate(runtime::Simulation::new(1), main).expect("it ends").value;
+        for (number, (action, flush_epoch)) in operations.iter().enumerate() {
+            let mut entry = Entry::of(*action, ZoneIndex(0), 0);
+            entry.length = if *action == Action::Append { 100 } else { 0 };
+            let record = number as u64 + 1;
+            list.push(Pending {
+                entry,
+                data: 0,
+                record,
+                end: Position::default(),
+                flush_epoch: *flush_epoch,
+                written: 0,
+                since,
+            });
+        }
+        list
+    }
+
+    #[test]
+    fn a_batch_ends_at_flushes_and_barriers() {
+        use Action::{Append, Close, Finish, Open, Reset};
+        let usual = BatchLimits { bytes: 1000, joins_epochs: false, closes: false };
+        let joins = BatchLimits { joins_epochs: true, ..usual };
+        let pending =
+            list(&[(Append, 1), (Open, 1), (Append, 1), (Close, 2), (Append, 2), (Finish, 2), (Append, 3)]);
+        assert_eq!(pending.next_batch(usual, 9), Some(Batch::Appends(4)));
+        assert_eq!(pending.next_batch(joins, 9), Some(Batch::Appends(5)));
+        assert_eq!(pending.next_batch(joins, 2), Some(Batch::Appends(2)), "the rest isn't durable locally");
+        assert_eq!(pending.next_batch(joins, 0), None);
+        assert_eq!(pending.next_batch(BatchLimits { closes: true, ..joins }, 9), Some(Batch::Appends(3)));
+        assert_eq!(pending.next_batch(BatchLimits { bytes: 150, ..joins }, 9), Some(Batch::Appends(2)));
+        assert_eq!(pending.next_batch(BatchLimits { bytes: 1, ..joins }, 9), Some(Batch::Appends(2)));
+        assert_eq!(list(&[(Reset, 1), (Append, 1)]).next_batch(joins, 9), Some(Batch::Barrier));
+        assert_eq!(pending.bytes(), 400);
+    }
+}

@@ -1,0 +1,398 @@
+//! Creating and opening a write cache of zones.
+//!
+//! Opening reads the newest superblock and the checkpoint that it names, and follows the records of the log
+//! from there. Records before the tail, and records that are known to be durable, must be valid. The first
+//! other invalid record ends the log. The operations before the tail bring the checkpoint to the cut, the
+//! later ones bring the cut to the local state and are pending. The origin must fit them. Then a new epoch
+//! begins durably, so that records after the end of the log stay invalid.
+
+use crate::checkpoint;
+use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, header_bytes};
+use crate::index::Index;
+use crate::layout::{Layout, max_append, max_record};
+use crate::pending::{Pending, PendingList};
+use crate::reconcile::reconcile;
+use crate::settings::Options;
+use crate::table::ZoneTable;
+use crate::upload::write_superblock;
+use block::{Buffer, Data, Device, Error, Result, ZoneAddress, ZoneGeometry, ZoneReport};
+use zones::record::{Identity, keyed_sum};
+use zones::sector;
+
+/// Bytes of the log that are searched at a time for a later record.
+const SEARCH_STEP: u64 = 256 << 10;
+
+/// Result of opening.
+pub struct Recovered {
+    /// Layout of the fast device.
+    pub layout: Layout,
+    /// Superblock that was written for this epoch.
+    pub superblock: Superblock,
+    /// State at the origin.
+    pub cut: ZoneTable,
+    /// State that users see.
+    pub local: ZoneTable,
+    /// Operations from the cut to the local state.
+    pub pending: PendingList,
+    /// Location of the data in the log.
+    pub index: Index,
+    /// Position of the next record.
+    pub head: Position,
+    /// Number of flushes by users before the next record.
+    pub flush_epoch: u64,
+    /// Whether the cache wasn't closed.
+    pub is_unclean: bool,
+}
+
+/// Creates a cache on the fast device over the present state of the origin.
+///
+/// # Errors
+/// Errors of the fast device; [`Error::Invalid`] for one that is too small.
+pub async fn format(
+    fast: &dyn Device,
+    geometry: &ZoneGeometry,
+    reports: &[ZoneReport],
+    options: &Options,
+) -> Result<()> {
+    let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes)?;
+    let table = ZoneTable::from_reports(reports, geometry);
+    let start = Position { address: 0, record: 1, entry: 0 };
+    let superblock = Superblock {
+        block_size: layout.block_size as u32,
+        identity: Identity::draw(),
+        sequence: 0,
+        zones: geometry.zones,
+        zone_capacity: geometry.zone_capacity,
+        ring: layout.ring,
+        epoch: 0,
+        first_of_epoch: 1,
+        checkpoint: 0,
+        checkpoint_at: start,
+        tail: start,
+        durable: 0,
+        clean: true,
+    };
+    checkpoint::write_table(fast, &layout, &superblock.identity, 0, table.zones()).await?;
+    for sequence in [0, 1] {
+        write_superblock(fast, &layout, &Superblock { sequence, ..superblock }).await?;
+    }
+    Ok(())
+}
+
+/// Reads the newer of the two superblocks.
+async fn read_superblock(fast: &dyn Device) -> Result<Superblock> {
+    let block = fast.geometry().block_size.bytes();
+    let distance = block.max(4096);
+    let whole = fast.geometry().range(block::BlockIndex(0), 2 * distance as usize);
+    whole.map_err(|error| error.in_context("the fast device is too small for a write cache of zones"))?;
+    let (outcome, buffer) = fast.read(block::BlockIndex(0), Buffer::new(2 * distance as usize)).await;
+    outcome.map_err(|error| error.in_context("reading the superblocks of the write cache of zones"))?;
+    let bytes = buffer.filled();
+    let copies = [0, distance as usize].map(|start| Superblock::decode(&bytes[start..]));
+    sector::newest(copies, |superblock| superblock.sequence).map_err(|error| match error {
+        Error::NotFound(_) => Error::not_found(format!(
+            "the fast device holds {}; expected a write cache of zones; if its last contents are lost, set new_fast=true and \
+             give an empty device: the origin keeps its state",
+            sector::describe(bytes)
+        )),
+        other => other,
+    })
+}
+
+/// Whether the fast device begins with zeros, where a superblock would be.
+///
+/// # Errors
+/// Errors of the fast device.
+pub async fn is_empty(fast: &dyn Device) -> Result<bool> {
+    match read_superblock(fast).await {
+        Ok(_) => return Ok(false),
+        Err(Error::NotFound(_)) => {}
+        Err(error) => return Err(error),
+    }
+    let block = fast.geometry().block_size.bytes();
+    let (outcome, buffer) = fast.read(block::BlockIndex(0), Buffer::new(2 * block.max(4096) as usize)).await;
+    outcome?;
+    Ok(buffer.filled().iter().all(|byte| *byte == 0))
+}
+
+/// Opens the cache.
+///
+/// # Errors
+/// Errors of the fast device; [`Error::NotFound`] for one without a cache; [`Error::Corrupt`] for a damaged
+/// cache; [`Error::Protocol`] for an origin that doesn't belong to it.
+pub async fn open(
+    fast: &dyn Device,
+    geometry: &ZoneGeometry,
+    reports: &[ZoneReport],
+    options: &Options,
+) -> Result<Recovered> {
+    let superblock = read_superblock(fast).await?;
+    let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes)?;
+    check_shape(&superblock, &layout, geometry)?;
+    let zones = checkpoint::read(fast, &layout, &superblock).await?;
+    let mut replay = Replay {
+        superblock,
+        cut: ZoneTable::new(zones, geometry),
+        local: None,
+        pending: PendingList::default(),
+        index: Index::default(),
+        flush_epoch: 0,
+    };
+    let head = Scan { fast, layout: &layout, superblock: &superblock, geometry }.follow(&mut replay).await?;
+    let Replay { cut, local, pending, index, flush_epoch, .. } = replay;
+    let mut local = local.unwrap_or_else(|| cut.clone());
+    reconcile(&cut, pending.iter(), reports)?;
+    let is_unclean = !superblock.clean;
+    match is_unclean {
+        // The operation that the log gets for it has no effect on the local table then.
+        true => local.interrupt(),
+        false => local.close_all(),
+    }
+    let superblock = Superblock {
+        sequence: superblock.sequence + 1,
+        epoch: superblock.epoch + 1,
+        first_of_epoch: head.record,
+        clean: false,
+        ..superblock
+    };
+    // Records that only the kernel's page cache has must not reach the origin before the device.
+    fast.flush().await?;
+    write_superblock(fast, &layout, &superblock).await?;
+    let flush_epoch = flush_epoch + 1;
+    Ok(Recovered { layout, superblock, cut, local, pending, index, head, flush_epoch, is_unclean })
+}
+
+fn check_shape(superblock: &Superblock, layout: &Layout, geometry: &ZoneGeometry) -> Result<()> {
+    let Superblock { zones, zone_capacity, .. } = *superblock;
+    if (zones, zone_capacity) != (geometry.zones, geometry.zone_capacity) {
+        return Err(Error::protocol(format!(
+            "the origin doesn't belong to this fast device: it has {} zones of {} bytes; expected {zones} zones of \
+             {zone_capacity} bytes; use the fast device and the origin that were last used together",
+            geometry.zones, geometry.zone_capacity
+        )));
+    }
+    let found = (u64::from(superblock.block_size), superblock.ring);
+    match found == (layout.block_size, layout.ring) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "fast device with blocks of {} bytes and space for a ring of {} bytes; expected {} and {}, as when it was \
+             formatted; give a device of that size",
+            layout.block_size, layout.ring, found.0, found.1
+        ))),
+    }
+}
+
+/// State that is built from the log.
+struct Replay {
+    superblock: Superblock,
+    cut: ZoneTable,
+    /// Set once the tail is passed.
+    local: Option<ZoneTable>,
+    pending: PendingList,
+    index: Index,
+    flush_epoch: u64,
+}
+
+impl Replay {
+    /// Applies a record, whose successor is at `next`.
+    fn apply(&mut self, header: &Header, data: u64, next: Position) -> Result<()> {
+        let (mut data, since) = (data, runtime::now());
+        let last = header.entries.len();
+        self.flush_epoch = self.flush_epoch.max(header.flush_epoch);
+        for (number, entry) in header.entries.iter().enumerate() {
+            let at = (header.record, number as u32);
+            let is_done = at < (self.superblock.tail.record, self.superblock.tail.entry);
+            let is_before = at < (self.superblock.checkpoint_at.record, self.superblock.checkpoint_at.entry);
+            match entry.action {
+                Action::Append => {
+                    let place = ZoneAddress::new(entry.zone.0, entry.offset);
+                    self.index.insert(place, entry.length(), data);
+                }
+                Action::Reset => self.index.forget_zone(entry.zone),
+                _ => {}
+            }
+            if is_done && !is_before {
+                self.cut.apply(entry)?;
+            }
+            if !is_done {
+                self.local.get_or_insert_with(|| self.cut.clone()).apply(entry)?;
+                let end = match number + 1 == last {
+                    true => next,
+                    false => {
+                        Position { address: header.address, record: header.record, entry: number as u32 + 1 }
+                    }
+                };
+                self.pending.push(Pending {
+                    entry: *entry,
+                    data,
+                    record: header.record,
+                    end,
+                    flush_epoch: header.flush_epoch,
+                    written: header.written,
+                    since,
+                });
+            }
+            data += entry.length();
+        }
+        Ok(())
+    }
+}
+
+/// A walk over the records.
+struct Scan<'a> {
+    fast: &'a dyn Device,
+    layout: &'a Layout,
+    superblock: &'a Superblock,
+    geometry: &'a ZoneGeometry,
+}
+
+impl Scan<'_> {
+    /// Applies all records from the checkpoint to the end of the log. Returns the position after the last.
+    async fn follow(&self, replay: &mut Replay) -> Result<Position> {
+        let Superblock { checkpoint_at, tail, durable, .. } = *self.superblock;
+        let mut at = Position { entry: 0, ..checkpoint_at };
+        let mut known_durable = durable.max(tail.record.saturating_sub(u64::from(tail.entry == 0)));
+        loop {
+            let found = self.record(at).await?;
+            let is_known = at.record <= known_durable;
+            let Some(header) = found else {
+                self.check_end(at, known_durable).await?;
+                return Ok(at);
+            };
+            // Data that was durable is verified when it is uploaded.
+            let is_whole = is_known || self.has_its_data(&header).await?;
+            if !is_whole {
+                self.check_end(at, known_durable).await?;
+                return Ok(at);
+            }
+            known_durable = known_durable.max(header.durable);
+            let next = self.next(&header);
+            let data = header.address + header.bytes(self.layout.block_size);
+            replay.apply(&header, data, next)?;
+            at = next;
+        }
+    }
+
+    fn next(&self, header: &Header) -> Position {
+        let address = header.address + header.record_bytes(self.layout.block_size);
+        Position { address, record: header.record + 1, entry: 0 }
+    }
+
+    /// Reads the record at a position: there, or at the start of the next lap. Where both have one, an
+    /// earlier epoch wrote the first and lost it, so the later epoch's is the record.
+    async fn record(&self, at: Position) -> Result<Option<Header>> {
+        let here = self.header(at.address, at.record).await?;
+        let left = self.layout.left(at.address);
+        if left == self.layout.ring || left >= max_record(self.layout.block_size, max_append(self.geometry)) {
+            return Ok(here);
+        }
+        let next_lap = self.header(at.address + left, at.record).await?;
+        Ok(here.into_iter().chain(next_lap).max_by_key(|header| header.epoch))
+    }
+
+    /// Reads a header with this number at this address.
+    async fn header(&self, address: u64, record: u64) -> Result<Option<Header>> {
+        let found = self.any_header(address).await?;
+        let Superblock { epoch, first_of_epoch, .. } = *self.superblock;
+        Ok(found.filter(|header| {
+            let is_of_epoch = match record < first_of_epoch {
+                true => header.epoch < epoch,
+                false => header.epoch == epoch,
+            };
+            header.record == record && is_of_epoch
+        }))
+    }
+
+    /// Reads a header at this address, of any record of this cache.
+    async fn any_header(&self, address: u64) -> Result<Option<Header>> {
+        let block = self.layout.block_size;
+        let first = header_bytes(0, block);
+        if first > self.layout.left(address) {
+            return Ok(None);
+        }
+        let mut bytes = self.read(address, first).await?;
+        let Some(length) = Header::length(&bytes) else { return Ok(None) };
+        let whole = (length as u64).next_multiple_of(block);
+        if whole > self.layout.left(address) {
+            return Ok(None);
+        }
+        if whole > first {
+            bytes = self.read(address, whole).await?;
+        }
+        let header = Header::decode(&bytes, &self.superblock.identity).ok();
+        Ok(header.filter(|header| {
+            let length = header.record_bytes(block);
+            header.address == address
+                && length <= self.layout.left(address)
+                && header.entries.len() <= MAX_ENTRIES
+        }))
+    }
+
+    async fn read(&self, address: u64, length: u64) -> Result<Data> {
+        let (outcome, buffer) =
+            self.fast.read(self.layout.place(address), Buffer::new(length as usize)).await;
+        outcome.map_err(|error| {
+            error.in_context(format!("reading address {address} of the log of the write cache of zones"))
+        })?;
+        Ok(buffer.freeze())
+    }
+
+    /// Whether the data of a record has its checksums.
+    async fn has_its_data(&self, header: &Header) -> Result<bool> {
+        let block = self.layout.block_size;
+        let length: u64 = header.entries.iter().map(Entry::length).sum();
+        if length == 0 {
+            return Ok(true);
+        }
+        let start = header.address + header.bytes(block);
+        let data = self.read(start, length.next_multiple_of(block)).await?;
+        let mut at = 0;
+        Ok(header.entries.iter().filter(|entry| entry.action == Action::Append).all(|entry| {
+            let bytes = &data[at..at + entry.length as usize];
+            at += entry.length as usize;
+            keyed_sum(self.superblock.identity.key, &[bytes]) == entry.sum
+        }))
+    }
+
+    /// Refuses an end of the log before a record that was durable.
+    async fn check_end(&self, at: Position, known_durable: u64) -> Result<()> {
+        if at.record <= known_durable {
+            return Err(self.damage(at, known_durable));
+        }
+        // The record after a torn one is at most one record away.
+        let most =
+            max_record(self.layout.block_size, max_append(self.geometry)).min(self.layout.left(at.address));
+        let block = self.layout.block_size;
+        let mut read = 0;
+        while read < most {
+            let step = (most - read).min(SEARCH_STEP.next_multiple_of(block));
+            let bytes = self.read(at.address + read, step).await?;
+            for (number, bytes) in bytes.chunks_exact(block as usize).enumerate() {
+                if Header::length(bytes).is_some() {
+                    self.check_later(at.address + read + number as u64 * block, at).await?;
+                }
+            }
+            read += step;
+        }
+        self.check_later(at.address + self.layout.left(at.address), at).await
+    }
+
+    /// Refuses a missing record if the record at `later` shows that it was durable.
+    async fn check_later(&self, later: u64, missing: Position) -> Result<()> {
+        let Some(header) = self.any_header(later).await? else { return Ok(()) };
+        let is_of_epoch =
+            header.epoch == self.superblock.epoch || header.record < self.superblock.first_of_epoch;
+        match is_of_epoch && header.record > missing.record && header.durable >= missing.record {
+            true => Err(self.damage(missing, header.durable)),
+            false => Ok(()),
+        }
+    }
+
+    fn damage(&self, at: Position, durable: u64) -> Error {
+        Error::corrupt(format!(
+            "record {} of the write cache of zones, at address {}, is damaged, and records up to {durable} were durable: the \
+             fast device lost data; the origin alone has an earlier state",
+            at.record, at.address
+        ))
+    }
+}

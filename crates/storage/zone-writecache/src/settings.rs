@@ -1,0 +1,100 @@
+//! Settings of a write cache of zones.
+
+use block::{Error, Result};
+use stack::{format_duration, format_size, parse_duration, parse_size};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Permitted limits of the lag in bytes.
+const LAG_BYTES: RangeInclusive<u64> = 1 << 20..=1 << 40;
+/// Permitted limits of the lag in time.
+const LAG_TIME: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
+
+/// Limit of what the fast device may have before the origin: in bytes, and in the age of the oldest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaxLag {
+    /// Limit of the appended bytes.
+    pub bytes: u64,
+    /// Limit of the age of the oldest operation.
+    pub age: Duration,
+}
+
+impl Default for MaxLag {
+    fn default() -> Self {
+        MaxLag { bytes: 64 << 20, age: Duration::from_secs(5) }
+    }
+}
+
+impl MaxLag {
+    /// Parses `64MiB or 5s`, in any order; a limit that isn't given has its default.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for any other text, and for limits out of range.
+    pub fn parse(text: &str) -> Result<Self> {
+        let wrong = || {
+            Error::invalid(format!(
+                "max_lag \"{text}\": expected a size, a duration or both, such as \"64MiB or 5s\""
+            ))
+        };
+        let (mut bytes, mut age) = (None, None);
+        for word in text.split(" or ").map(str::trim) {
+            match (parse_duration(word), parse_size(word)) {
+                (Ok(duration), _) if age.is_none() => age = Some(duration),
+                (Err(_), Ok(size)) if bytes.is_none() => bytes = Some(size),
+                _ => return Err(wrong()),
+            }
+        }
+        let default = MaxLag::default();
+        let lag = MaxLag { bytes: bytes.unwrap_or(default.bytes), age: age.unwrap_or(default.age) };
+        if !LAG_BYTES.contains(&lag.bytes) {
+            let [given, least, most] = [lag.bytes, *LAG_BYTES.start(), *LAG_BYTES.end()].map(format_size);
+            return Err(Error::invalid(format!("max_lag {given}: expected {least} to {most}")));
+        }
+        if !LAG_TIME.contains(&lag.age) {
+            let [given, least, most] = [lag.age, *LAG_TIME.start(), *LAG_TIME.end()].map(format_duration);
+            return Err(Error::invalid(format!("max_lag {given}: expected {least} to {most}")));
+        }
+        Ok(lag)
+    }
+}
+
+/// Options of opening a write cache of zones.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Create the cache from scratch; what only the fast device held is lost.
+    pub format: bool,
+    /// Create the cache if the fast device is empty, over the present state of the origin.
+    pub new_fast: bool,
+    /// Limit of the lag of the origin.
+    pub max_lag: MaxLag,
+    /// Time limit of a request to the fast device.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            format: false,
+            new_fast: false,
+            max_lag: MaxLag::default(),
+            timeout: Duration::from_secs(120),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_in_any_order() {
+        let seconds = Duration::from_secs;
+        assert_eq!(MaxLag::parse("64MiB or 5s"), Ok(MaxLag::default()));
+        assert_eq!(MaxLag::parse("2s or 1GiB"), Ok(MaxLag { bytes: 1 << 30, age: seconds(2) }));
+        assert_eq!(MaxLag::parse("1m"), Ok(MaxLag { age: seconds(60), ..MaxLag::default() }));
+        assert_eq!(MaxLag::parse("2MiB"), Ok(MaxLag { bytes: 2 << 20, ..MaxLag::default() }));
+        for wrong in ["", "5s or 6s", "1MiB or 2MiB", "1MiB and 5s", "fast", "1KiB", "1ms", "48h"] {
+            assert!(MaxLag::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
