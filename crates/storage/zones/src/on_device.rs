@@ -19,7 +19,7 @@
 //!
 //! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
 //! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
-//! `layout` the positions on the device, `defaults` the zones of stores on the log kit.
+//! `layout` the positions on the device, `staging` the area of writes that aren't in a zone yet, `defaults` the zones of stores on the log kit.
 
 pub mod defaults;
 pub mod format;
@@ -27,12 +27,13 @@ mod kind;
 mod layout;
 mod open;
 mod slot;
+mod staging;
 mod usage;
 mod volume;
 
 use block::{
     Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
-    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+    Staging, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 pub use kind::KIND;
 use std::rc::Rc;
@@ -52,6 +53,9 @@ pub struct Options {
     /// Distance between two zones, in bytes; must match an existing volume. By default, that of the volume,
     /// or [`DEFAULT_ZONE_SIZE`].
     pub zone_size: Option<u64>,
+    /// Size in bytes of the staging area that a format leaves for acknowledged writes of a store; by default
+    /// 1 MiB if at least 16 zones of at least 4 MiB fit beside it.
+    pub staging: Option<u64>,
     /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
     /// Limit of active zones; 0 is no limit.
@@ -68,7 +72,7 @@ pub struct Options {
 /// # Errors
 /// As [`OnDevice::open`] with `format`, for options that don't fit.
 pub fn geometry(device: &block::DeviceGeometry, zone_size: u64, max_append: u64) -> Result<ZoneGeometry> {
-    let layout = layout::Layout::for_device(device, zone_size)?;
+    let layout = layout::Layout::for_device(device, zone_size, None)?;
     let options = Options { max_append: Some(max_append), ..Options::default() };
     open::zone_geometry(device, &layout, &options)
 }
@@ -95,7 +99,7 @@ impl OnDevice {
         }
         let handle = device.open().await?;
         if options.format {
-            open::format(&*handle, options.zone_size).await?;
+            open::format(&*handle, &options).await?;
         }
         let volume = open::read(&*handle, &options).await?;
         drop(handle);
@@ -273,6 +277,12 @@ impl Zones for Handle {
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
         runtime::carry(async move { volume.reserve(&*device, zone, bytes).await })
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        let range = self.volume.layout.staging_range()?;
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        Some(Rc::new(staging::StagingArea { device, volume, range }))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
