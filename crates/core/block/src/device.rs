@@ -52,10 +52,11 @@ pub struct Extent {
 
 /// Bytes of a device that plain calls read and write, without a task or a request.
 ///
-/// A write returns once the bytes are where every later read finds them, in the page cache for example: it is an
-/// acknowledged `write` of [`Device`] with the granularity of bytes. It survives the end of this process where
-/// the part [keeps acknowledged writes](crate::DevicePart::keeps_acknowledged), and a power cut after a flush of
-/// the device. A power cut before it leaves any mixture of old and new bytes, torn at `atomic_write`.
+/// A write returns once the bytes are where every later read finds them, in the page cache for example: it is
+/// an acknowledged `write` of [`Device`] with the granularity of bytes. It survives the end of this process
+/// where the part [keeps acknowledged writes](crate::DevicePart::keeps_acknowledged), and a power cut after a
+/// flush of the device. A power cut before it leaves any mixture of old and new bytes, torn at
+/// `atomic_write`.
 pub trait CachedBytes {
     /// Fills `bytes` with those at `offset`.
     ///

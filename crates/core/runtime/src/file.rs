@@ -298,8 +298,8 @@ impl File {
         }
     }
 
-    /// Reads at `offset` until `bytes` are filled, on this thread: for cached pages, as other tasks of the shard
-    /// wait meanwhile.
+    /// Reads at `offset` until `bytes` are filled, on this thread: for cached pages, as other tasks of the
+    /// shard wait meanwhile.
     ///
     /// # Errors
     /// [`Error::Io`] if the file ends first.

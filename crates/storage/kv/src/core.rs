@@ -4,11 +4,11 @@
 //! buffer is frozen, and written as a table of level 0; compaction merges tables of one level with those of
 //! the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Parts: `commit` (group commit), `staging` (acknowledged writes without a record), `gate` (order of writes of a key), `buffers`, `tables`, `table_zones`
-//! (appends to tables), `compactions`, `peers` (the other shards). The fields of each part are private to its
-//! file, except parts of their own: the appender and the requests of `commit`, the snapshots of `tables`, the
-//! write controller of `compactions`, and the shared space and the numbers of `peers`. `owner` is the log
-//! kit's interface for owners.
+//! Parts: `commit` (group commit), `staging` (acknowledged writes without a record), `gate` (order of writes
+//! of a key), `buffers`, `tables`, `table_zones` (appends to tables), `compactions`, `peers` (the other
+//! shards). The fields of each part are private to its file, except parts of their own: the appender and the
+//! requests of `commit`, the snapshots of `tables`, the write controller of `compactions`, and the shared
+//! space and the numbers of `peers`. `owner` is the log kit's interface for owners.
 //!
 //! Elsewhere: opening (`recovery`), and clients (`store`).
 

@@ -2,10 +2,11 @@
 //! "Staged writes of the key-value store" describes the bytes.
 //!
 //! The area is divided among the shards, and the part of a shard into blocks. A block has a header and then
-//! entries one after the other, each with the writes of one call. Nothing records their number: they end at the
-//! first one that doesn't verify. The checksum of an entry covers the identity and the epoch of the log, the
-//! shard and the sequence of the entry's first write, so neither a torn entry nor one from an earlier use of the
-//! block is ever taken for an entry.
+//! entries one after the other, each with the writes of one call. Nothing records their number: they end at
+//! the first one that doesn't verify. The checksum of an entry covers the identity and the epoch of the log,
+//! the shard and the sequence of the entry's first write, which is that of the write after the entry before
+//! it plus the number of writes between them that weren't staged. So neither a torn entry nor one from an
+//! earlier use of the block is ever taken for an entry.
 
 use crate::batch::Write;
 use crate::key_version::Sequence;
@@ -21,8 +22,8 @@ const MAGIC: [u8; 8] = *b"SILTSTAG";
 const VERSION: u32 = 1;
 /// Length of a block's header, in bytes: within one sector, so that a power cut doesn't tear it.
 pub const HEADER: usize = size_of::<RawHeader>();
-/// Bytes of an entry beside its writes: length and checksum.
-pub const ENTRY_OVERHEAD: usize = 8;
+/// Bytes of an entry beside its writes: length, skipped writes and checksum.
+pub const ENTRY_OVERHEAD: usize = 12;
 /// Maximum and minimum size of a block, in bytes.
 const MAX_BLOCK: u64 = 64 << 10;
 const MIN_BLOCK: u64 = 4096;
@@ -41,7 +42,7 @@ pub struct Division {
 }
 
 impl Division {
-    /// Division of an area of `bytes` bytes; `None` if it is too small for so many shards.
+    /// Division of an area among shards; `None` if it is too small for their number.
     pub fn new(bytes: u64, shards: u16) -> Option<Self> {
         let part = bytes / u64::from(shards.max(1));
         let block = (part / BLOCKS / MIN_BLOCK * MIN_BLOCK).clamp(MIN_BLOCK, MAX_BLOCK);
@@ -127,17 +128,30 @@ impl Writer {
         into.extend_from_slice(raw.as_bytes());
     }
 
-    /// Encodes an entry whose first write has this sequence. `scratch` gets the bytes that the checksum covers.
-    pub fn encode_entry(&self, sequence: Sequence, writes: &[u8], scratch: &mut Vec<u8>, into: &mut Vec<u8>) {
-        let checksum = self.checksum(sequence, writes, scratch);
+    /// Encodes an entry whose first write has this sequence, `skipped` after the last write of the entry
+    /// before it. `scratch` gets the bytes that the checksum covers.
+    pub fn encode_entry(
+        &self,
+        (sequence, skipped): (Sequence, u32),
+        writes: &[u8],
+        scratch: &mut Vec<u8>,
+        into: &mut Vec<u8>,
+    ) {
+        let checksum = self.checksum((sequence, skipped), writes, scratch);
         into.extend_from_slice(&scratch[size_of::<EntryKey>()..]);
         into.extend_from_slice(&checksum.to_le_bytes());
     }
 
-    fn checksum(&self, sequence: Sequence, writes: &[u8], scratch: &mut Vec<u8>) -> u32 {
+    fn checksum(
+        &self,
+        (sequence, skipped): (Sequence, u32),
+        writes: &[u8],
+        scratch: &mut Vec<u8>,
+    ) -> u32 {
         scratch.clear();
         scratch.extend_from_slice(self.key(sequence).as_bytes());
         scratch.extend_from_slice(&(writes.len() as u32).to_le_bytes());
+        scratch.extend_from_slice(&skipped.to_le_bytes());
         scratch.extend_from_slice(writes);
         crc(scratch)
     }
@@ -147,7 +161,8 @@ fn crc(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// Decodes the header of a block of this log and shard. Returns its writer and the sequence of its first write.
+/// Decodes the header of a block of this log and shard. Returns its writer and the sequence of its first
+/// write.
 fn decode_header(block: &[u8], uuid: [u8; 16], shard: u16) -> Option<(Writer, Sequence)> {
     let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
     let is_ours = raw.magic == MAGIC
@@ -158,19 +173,22 @@ fn decode_header(block: &[u8], uuid: [u8; 16], shard: u16) -> Option<(Writer, Se
     is_ours.then(|| (Writer { uuid, epoch: raw.epoch.get(), shard }, raw.first.get()))
 }
 
-/// Decodes the entry at the beginning of `bytes`, if it is the one with this sequence. Returns its writes.
+/// Decodes the entry at the beginning of `bytes`, if it is one whose sequence isn't below `next`. Returns its
+/// sequence and its writes.
 fn decode_entry<'a>(
     bytes: &'a [u8],
     writer: &Writer,
-    sequence: Sequence,
+    next: Sequence,
     scratch: &mut Vec<u8>,
-) -> Option<&'a [u8]> {
+) -> Option<(Sequence, &'a [u8])> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
-    let length = u32::from_le_bytes(*length) as usize;
+    let (skipped, rest) = rest.split_first_chunk::<4>()?;
+    let (length, skipped) = (u32::from_le_bytes(*length) as usize, u32::from_le_bytes(*skipped));
+    let sequence = next.checked_add(u64::from(skipped))?;
     let (writes, rest) = rest.split_at_checked(length).filter(|_| length > 0)?;
     let (stored, _) = rest.split_first_chunk::<4>()?;
-    let expected = writer.checksum(sequence, writes, scratch);
-    (u32::from_le_bytes(*stored) == expected).then_some(writes)
+    let expected = writer.checksum((sequence, skipped), writes, scratch);
+    (u32::from_le_bytes(*stored) == expected).then_some((sequence, writes))
 }
 
 /// Number of encoded writes.
@@ -193,10 +211,10 @@ pub struct StagedWrites {
 
 /// Finds the writes of a shard that follow `last`, the last write in its records, without a gap.
 ///
-/// Entries of the newest epoch in the part are valid: a store erases the whole area before it takes writes, so
-/// all entries are from the last epoch that did. It may be older than that of the root, `root_epoch`, by more
-/// than one: each opening begins an epoch, also one that is interrupted before it has moved the staged writes to
-/// the log. It is never newer, since a root is durable before its epoch takes writes.
+/// Entries of the newest epoch in the part are valid: a store erases the whole area before it takes writes,
+/// so all entries are from the last epoch that did. It may be older than that of the root, `root_epoch`, by
+/// more than one: each opening begins an epoch, also one that is interrupted before it has moved the staged
+/// writes to the log. It is never newer, since a root is durable before its epoch takes writes.
 pub fn recover(
     part: &[u8],
     division: Division,
@@ -213,16 +231,16 @@ pub fn recover(
     blocks.sort_by_key(|(_, first, _)| *first);
     let (mut found, mut last, mut scratch) = (StagedWrites::default(), last, Vec::new());
     for (writer, first, block) in blocks {
-        let (mut sequence, mut at) = (first, HEADER);
-        while let Some(writes) = decode_entry(&block[at..], &writer, sequence, &mut scratch) {
-            let next = sequence + count(writes)?;
+        let (mut next, mut at) = (first, HEADER);
+        while let Some((sequence, writes)) = decode_entry(&block[at..], &writer, next, &mut scratch) {
+            next = sequence + count(writes)?;
             if sequence == last + 1 {
                 found.entries.push(writes.to_vec());
                 last = next - 1;
             } else if sequence > last && found.gap.is_none() {
                 found.gap = Some((last, sequence));
             }
-            (sequence, at) = (next, at + ENTRY_OVERHEAD + writes.len());
+            at += ENTRY_OVERHEAD + writes.len();
         }
     }
     Ok(found)

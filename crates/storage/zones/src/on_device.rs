@@ -14,12 +14,16 @@
 //! - A device without a whole volume of this version, or with one of another device, is refused with an error
 //!   that names its contents. A zone whose header is damaged is offline; the others are usable.
 //!
+//! Before zone 0 there may be a staging area ([`block::Staging`]), which a store overwrites in place. Its
+//! bytes are the store's; a format writes zeros, so that its space is allocated.
+//!
 //! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone
 //! without free space stays open until it is finished, and counts against `max_open`.
 //!
 //! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
 //! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
-//! `layout` the positions on the device, `staging` the area of writes that aren't in a zone yet, `defaults` the zones of stores on the log kit.
+//! `layout` the positions on the device, `staging` the area of writes that aren't in a zone yet, `defaults`
+//! the zones of stores on the log kit.
 
 pub mod defaults;
 pub mod format;

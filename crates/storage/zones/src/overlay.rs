@@ -243,8 +243,8 @@ impl Handle {
     }
 }
 
-/// Staging area below, which the overlay doesn't change: what it holds is ignored once a store over the overlay
-/// has read it.
+/// Staging area below, which the overlay doesn't change: what it holds is ignored once a store over the
+/// overlay has read it.
 struct UnchangedStaging(Rc<dyn Staging>);
 
 impl Staging for UnchangedStaging {

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Maximum bytes of writes that are acknowledged or queued before they are in a record.
 const MAX_PENDING: usize = 4 << 20;
-/// Maximum bytes of acknowledged writes, and longest delay, after which these are put into a record: the headers of
-/// smaller records would be larger than the writes.
+/// Maximum bytes of acknowledged writes, and longest delay, after which these are put into a record: the
+/// headers of smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
 
@@ -220,8 +220,8 @@ impl Core {
         }
     }
 
-    /// Whether a write takes effect and is acknowledged before its record is written: with `Buffered`, and with
-    /// `Written` once it is staged.
+    /// Whether a write takes effect and is acknowledged before its record is written: with `Buffered`, and
+    /// with `Written` once it is staged.
     fn takes_effect_early(&self, batch: &Batch, acknowledge: Acknowledge) -> Result<bool> {
         let may_be_staged = acknowledge == Acknowledge::Written && self.commit.staging.is_some();
         if !(acknowledge == Acknowledge::Buffered || may_be_staged) || !self.has_zones(batch.bytes().len()) {
@@ -234,8 +234,8 @@ impl Core {
         }
     }
 
-    /// Puts writes into the log that an earlier epoch had staged, and makes them durable. Runs before the store
-    /// takes writes of clients.
+    /// Puts writes into the log that an earlier epoch had staged, and makes them durable. Runs before the
+    /// store takes writes of clients.
     ///
     /// # Errors
     /// Errors of the log: the writes are still staged then.

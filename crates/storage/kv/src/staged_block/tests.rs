@@ -20,7 +20,7 @@ fn stage(part: &mut [u8], block: u64, writer: Writer, first: Sequence, counts: &
     let (mut encoded, mut scratch, mut next) = (Vec::new(), Vec::new(), first);
     writer.encode_header(first, &mut encoded);
     for count in counts {
-        writer.encode_entry(next, &writes(*count, next), &mut scratch, &mut encoded);
+        writer.encode_entry((next, 0), &writes(*count, next), &mut scratch, &mut encoded);
         next += count;
     }
     let at = DIVISION.place(0, block).start as usize;
@@ -71,6 +71,20 @@ fn entries_that_follow_the_log_are_found_in_order() {
     assert_eq!(found(&part, 8), StagedWrites { entries: Vec::new(), gap: Some((8, 11)) });
 }
 
+/// Writes between two entries have records of their own.
+#[test]
+fn entries_after_writes_that_were_not_staged_are_found_if_the_log_has_these() {
+    let mut part = empty();
+    let (mut encoded, mut scratch) = (Vec::new(), Vec::new());
+    WRITER.encode_header(11, &mut encoded);
+    for (sequence, skipped) in [(11, 0), (15, 3), (16, 0)] {
+        WRITER.encode_entry((sequence, skipped), &writes(1, sequence), &mut scratch, &mut encoded);
+    }
+    part[..encoded.len()].copy_from_slice(&encoded);
+    assert_eq!(found(&part, 14).entries, expected(&[(15, 1), (16, 1)]));
+    assert_eq!(found(&part, 10), StagedWrites { entries: expected(&[(11, 1)]), gap: Some((11, 15)) });
+}
+
 #[test]
 fn a_gap_between_blocks_ends_them_and_is_reported() {
     let mut part = empty();
@@ -94,7 +108,8 @@ fn entries_of_an_earlier_use_of_a_block_are_never_taken() {
     }
 }
 
-/// The same sequences in another epoch, log or shard. Only the newest epoch has taken writes since the erasure.
+/// The same sequences in another epoch, log or shard. Only the newest epoch has taken writes since the
+/// erasure.
 #[test]
 fn blocks_of_other_epochs_logs_and_shards_are_ignored() {
     let other = [

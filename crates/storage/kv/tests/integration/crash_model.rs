@@ -69,8 +69,8 @@ pub fn batch(client: usize, changes: &[Change]) -> Batch {
     batch
 }
 
-/// A batch that a client wrote, with event numbers of the disk: it can't be on the disk before `from`, survives
-/// the end of the process at and after `kept`, and is durable at and after `durable`.
+/// A batch that a client wrote, with event numbers of the disk: it can't be on the disk before `from`,
+/// survives the end of the process at and after `kept`, and is durable at and after `durable`.
 #[derive(Debug, Clone)]
 struct Step {
     changes: Vec<Change>,

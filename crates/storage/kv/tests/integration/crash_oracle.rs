@@ -649,8 +649,8 @@ fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
     println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// Small writes of a store whose staging area is `staging` bytes, by as many clients as shards: staged ones, some
-/// that were only buffered between them, and idle times, in which the staged ones get a record.
+/// Small writes of a store whose staging area is `staging` bytes, by as many clients as shards: staged ones,
+/// some that were only buffered between them, and idle times, in which the staged ones get a record.
 fn staged(shards: u16, staging: u64) -> Case {
     let mut random = Random::new(u64::from(shards));
     let mut value = 0;

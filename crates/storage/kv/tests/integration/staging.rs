@@ -214,7 +214,7 @@ fn openings_that_are_interrupted_lose_nothing() {
         let mut killed = after_kill(&disk).await;
         for _ in 0..4 {
             let place = staged_blocks(&contents(&killed).await)[0];
-            let rules = format!("write error=io bytes={place}..{}", place + 4096);
+            let rules = format!("write error=EIO range={place}..{}", place + 4096);
             let rules = parse_rules(&[rules], stack::Contract::Device).unwrap();
             let failing: Arc<dyn DevicePart> =
                 Arc::new(FaultDevicePart::new(killed.clone(), rules, 1).unwrap());
@@ -231,14 +231,14 @@ fn openings_that_are_interrupted_lose_nothing() {
 /// Writes go by records as soon as staging fails, and are acknowledged when these are written.
 #[test]
 fn a_failed_write_of_the_staging_area_is_never_acknowledged() {
-    for error in ["io", "nospace"] {
+    for error in ["EIO", "ENOSPC"] {
         simulate(5, 1, move || async move {
             let disk = disk();
             let store = format(&disk, &settings(1)).await;
             put(&store, 0..1).await;
             store.close().await.unwrap();
             let place = staged_blocks(&contents(&disk).await)[0] as u64;
-            let rules = format!("write error={error} bytes={place}..{} after=7", place + STAGING);
+            let rules = format!("write error={error} range={place}..{} after=7", place + STAGING);
             let rules = parse_rules(&[rules], stack::Contract::Device).unwrap();
             let failing: Arc<dyn DevicePart> =
                 Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
@@ -289,7 +289,8 @@ fn buffered_and_flushed_writes_are_not_staged() {
     });
 }
 
-/// Through a layer that doesn't pass synchronous writes on, staged writes are found and no new ones are staged.
+/// Through a layer that doesn't pass synchronous writes on, staged writes are found and no new ones are
+/// staged.
 #[test]
 fn staged_writes_are_found_through_a_layer_that_can_not_stage() {
     simulate(8, 1, || async {
@@ -297,7 +298,7 @@ fn staged_writes_are_found_through_a_layer_that_can_not_stage() {
         let store = format(&disk, &settings(1)).await;
         put(&store, 0..50).await;
         let killed = after_kill(&disk).await;
-        let layer = FaultZonesPart::new(zones(&killed, false).await, Vec::new(), 1).unwrap();
+        let layer = FaultZonesPart::new(zones(&killed, false).await, Vec::new(), 1);
         let store = Store::open(Arc::new(layer), &settings(1)).await.unwrap();
         put(&store, 50..60).await;
         assert_eq!(missing(&store, 0..60).await, [0; 0]);
@@ -323,6 +324,12 @@ fn a_salvaged_store_shows_staged_writes_and_leaves_them() {
     });
 }
 
+fn incompressible(number: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 1500];
+    runtime::Random::new(number).fill(&mut bytes);
+    bytes
+}
+
 #[test]
 fn a_full_store_keeps_what_it_acknowledged() {
     simulate(10, 2, || async {
@@ -330,7 +337,7 @@ fn a_full_store_keeps_what_it_acknowledged() {
         let store = format(&disk, &settings(2)).await;
         let mut kept = Vec::new();
         for number in 0..20_000_u64 {
-            match store.put(&key(number), &[number as u8; 1500]).await {
+            match store.put(&key(number), &incompressible(number)).await {
                 Ok(()) => kept.push(number),
                 Err(Error::NoSpace(_)) => break,
                 Err(error) => panic!("{error}"),
@@ -340,7 +347,7 @@ fn a_full_store_keeps_what_it_acknowledged() {
         let other = open(&after_kill(&disk).await, &settings(2)).await;
         for number in kept {
             let found = other.get(&key(number)).await.unwrap();
-            assert_eq!(found.map(|found| found.value), Some(vec![number as u8; 1500]), "{number}");
+            assert_eq!(found.map(|found| found.value), Some(incompressible(number)), "{number}");
         }
     });
 }

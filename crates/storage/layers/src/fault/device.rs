@@ -219,8 +219,8 @@ impl Device for FaultDevice {
     }
 }
 
-/// Synchronous access to a range of the device: an operation of its own for the rules, which count it by itself.
-/// It has errors, dropped and torn writes; delays and other actions have no effect.
+/// Synchronous access to a range of the device: an operation of its own for the rules, which count it by
+/// itself. It has errors, dropped and torn writes; delays and other actions have no effect.
 struct FaultyBytes {
     inner: Box<dyn CachedBytes>,
     decider: Decider,

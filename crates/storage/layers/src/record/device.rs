@@ -306,9 +306,9 @@ impl Device for RecordDevice {
     }
 }
 
-/// Synchronous access to a range of the device. A write is recorded as one of the whole blocks that it changes,
-/// submitted and completed at this moment, as the page cache writes them back. It doesn't wait for capacity of
-/// the recorder, which it can't.
+/// Synchronous access to a range of the device. A write is recorded as one of the whole blocks that it
+/// changes, submitted and completed at this moment, as the page cache writes them back. It doesn't wait for
+/// capacity of the recorder, which it can't.
 struct RecordedBytes {
     inner: Box<dyn CachedBytes>,
     log: Log,

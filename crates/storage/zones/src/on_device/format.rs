@@ -48,8 +48,8 @@ pub struct Superblock {
     pub first_zone: u64,
     /// Number of zones.
     pub zones: u32,
-    /// Size of the staging area before zone 0, in bytes; 0 without one. A program without staging refuses other
-    /// values, instead of ignoring writes in the area.
+    /// Size of the staging area before zone 0, in bytes; 0 without one. A program without staging refuses
+    /// other values, instead of ignoring writes in the area.
     pub staging: u32,
     /// Whether the headers of open zones hold their write pointers, because the volume was closed cleanly.
     pub clean: bool,

@@ -1,5 +1,5 @@
-//! The staging area: bytes between the headers and zone 0 that are overwritten in place. The volume doesn't know
-//! their format.
+//! The staging area: bytes between the headers and zone 0 that are overwritten in place. The volume doesn't
+//! know their format.
 
 use super::volume::{Volume, overwrite_with_zeros};
 use block::{BlockRange, Buffer, CachedBytes, Call, Device, Result, Staging};

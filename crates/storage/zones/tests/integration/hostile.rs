@@ -114,6 +114,14 @@ proptest! {
     }
 }
 
+/// Programs from before the staging area refuse bytes that aren't zeros here.
+#[test]
+fn a_staging_area_is_in_bytes_that_earlier_programs_expect_to_be_zeros() {
+    let bytes = |staging| Superblock { staging, ..superblock() }.encode().to_data()[64..508].to_vec();
+    assert_eq!(bytes(0), [0; 444]);
+    assert_ne!(bytes(1 << 20), [0; 444]);
+}
+
 /// Records with a valid checksum and invalid contents.
 #[test]
 fn planted_headers_are_refused() {
