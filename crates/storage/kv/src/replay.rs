@@ -319,7 +319,12 @@ impl Replay<'_> {
             }
         }
         self.writes.retain(|replayed| replayed.record > flushed);
-        Ok(RecoveredShard { manifest: self.manifest, writes: self.writes, staged: Vec::new(), lost: self.lost })
+        Ok(RecoveredShard {
+            manifest: self.manifest,
+            writes: self.writes,
+            staged: Vec::new(),
+            lost: self.lost,
+        })
     }
 }
 

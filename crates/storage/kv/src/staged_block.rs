@@ -142,12 +142,7 @@ impl Writer {
         into.extend_from_slice(&checksum.to_le_bytes());
     }
 
-    fn checksum(
-        &self,
-        (sequence, skipped): (Sequence, u32),
-        writes: &[u8],
-        scratch: &mut Vec<u8>,
-    ) -> u32 {
+    fn checksum(&self, (sequence, skipped): (Sequence, u32), writes: &[u8], scratch: &mut Vec<u8>) -> u32 {
         scratch.clear();
         scratch.extend_from_slice(self.key(sequence).as_bytes());
         scratch.extend_from_slice(&(writes.len() as u32).to_le_bytes());

@@ -36,8 +36,8 @@ mod usage;
 mod volume;
 
 use block::{
-    Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
-    Staging, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+    Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Staging, Status,
+    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 pub use kind::KIND;
 use std::rc::Rc;

@@ -2,8 +2,8 @@
 
 use super::Shared;
 use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, Durability, Error,
-    Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, Durability,
+    Error, Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::file::File;
 use std::rc::Rc;

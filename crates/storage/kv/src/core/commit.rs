@@ -301,8 +301,9 @@ impl Core {
     /// Time until the queued writes are put into an entry; `None` if that is now.
     fn wait_of_pending(&self) -> Option<Duration> {
         let pending = self.commit.pending.borrow();
-        let since =
-            pending.since.filter(|_| pending.bytes.len() < self.commit.record_bytes && !self.kit.is_closing())?;
+        let since = pending
+            .since
+            .filter(|_| pending.bytes.len() < self.commit.record_bytes && !self.kit.is_closing())?;
         BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 

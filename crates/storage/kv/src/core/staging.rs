@@ -7,8 +7,8 @@
 //! for their records.
 
 use super::Core;
-use crate::broken::if_broken;
 use crate::batch::Batch;
+use crate::broken::if_broken;
 use crate::key_version::Sequence;
 use crate::staged_block::{Division, ENTRY_OVERHEAD, HEADER, Writer};
 use block::{CachedBytes, Zones};
@@ -119,7 +119,9 @@ impl Staging {
         self.unstaged.set(0);
         let mut ring = self.ring.borrow_mut();
         let length = batch.bytes().len() + ENTRY_OVERHEAD;
-        let Some((block, is_begun)) = ring.place(self.division, (first, length), committed) else { return false };
+        let Some((block, is_begun)) = ring.place(self.division, (first, length), committed) else {
+            return false;
+        };
         let Ring { encoded, scratch, next, .. } = &mut *ring;
         encoded.clear();
         if is_begun {

@@ -90,7 +90,10 @@ fn a_gap_between_blocks_ends_them_and_is_reported() {
     let mut part = empty();
     stage(&mut part, 0, WRITER, 11, &[1, 1]);
     stage(&mut part, 1, WRITER, 15, &[1]);
-    assert_eq!(found(&part, 10), StagedWrites { entries: expected(&[(11, 1), (12, 1)]), gap: Some((12, 15)) });
+    assert_eq!(
+        found(&part, 10),
+        StagedWrites { entries: expected(&[(11, 1), (12, 1)]), gap: Some((12, 15)) }
+    );
 }
 
 /// A block that is used again has entries of its earlier use after the end of the new ones, at all distances.

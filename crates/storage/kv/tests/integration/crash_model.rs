@@ -292,7 +292,8 @@ mod tests {
     #[test]
     fn what_was_durable_is_there_and_a_batch_is_whole() {
         for shards in [1, 2] {
-            let check = |cuts, values: &[(u64, u64)]| client().check(shards, (&cuts, false), &map(values)).is_ok();
+            let check =
+                |cuts, values: &[(u64, u64)]| client().check(shards, (&cuts, false), &map(values)).is_ok();
             assert!(check(4..=4, &[]) && check(4..=4, &[(0, 1)]));
             assert!(!check(5..=5, &[]) && check(5..=5, &[(0, 1)]));
             assert!(!check(4..=5, &[]), "a state of several cuts");

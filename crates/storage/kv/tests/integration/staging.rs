@@ -176,8 +176,7 @@ fn a_write_after_one_that_was_only_buffered_brings_it_along() {
         for number in 0..100 {
             let mut batch = kv::Batch::new();
             batch.put(&key(number), &number.to_le_bytes());
-            let acknowledge =
-                if number % 3 == 1 { Acknowledge::Buffered } else { Acknowledge::Written };
+            let acknowledge = if number % 3 == 1 { Acknowledge::Buffered } else { Acknowledge::Written };
             store.write(batch, acknowledge).await.unwrap();
             if acknowledge == Acknowledge::Written {
                 let other = open(&after_kill(&disk).await, &settings(1)).await;

@@ -5,8 +5,8 @@ use super::rule::{Action, Distance, Operation, Rule};
 use super::{FaultDevicePart, FaultPart};
 use block::layer::DeviceLayer;
 use block::{
-    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Payload,
-    ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability,
+    Extent, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::range_lock::SharedRangeLock;
 use std::rc::Rc;

@@ -4,8 +4,8 @@ use super::format::{DeviceEntry, RecordType, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
 use block::layer::DeviceLayer;
 use block::{
-    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use std::rc::Rc;
 use std::sync::Arc;

@@ -82,7 +82,8 @@ impl Layout {
         }
         let room = geometry.bytes().saturating_sub(2 * area + staging) / (zone_size + area);
         let with = |zones: u32| {
-            let first_zone = ((2 + u64::from(zones)) * area + staging).next_multiple_of(ALIGNMENT.min(zone_size));
+            let first_zone =
+                ((2 + u64::from(zones)) * area + staging).next_multiple_of(ALIGNMENT.min(zone_size));
             Layout { block_size, zone_size, first_zone, zones, staging }
         };
         let most = with(u32::try_from(room).unwrap_or(u32::MAX));
@@ -249,7 +250,8 @@ mod tests {
             (8192, 65536, u32::MAX),
         ];
         for (zone_size, first_zone, zones) in hostile {
-            let layout = Layout { block_size: BlockSize::default(), zone_size, first_zone, zones, staging: 0 };
+            let layout =
+                Layout { block_size: BlockSize::default(), zone_size, first_zone, zones, staging: 0 };
             assert!(layout.check(&geometry(40 << 20, 4096)).is_err(), "{layout:?}");
         }
     }

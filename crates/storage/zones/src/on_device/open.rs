@@ -37,7 +37,8 @@ const FIRST_GENERATIONS: u64 = 1 << 48;
 pub(super) async fn format(device: &dyn Device, options: &Options) -> Result<()> {
     let geometry = device.geometry();
     layout::check_device(geometry)?;
-    let layout = Layout::for_device(geometry, options.zone_size.unwrap_or(DEFAULT_ZONE_SIZE), options.staging)?;
+    let layout =
+        Layout::for_device(geometry, options.zone_size.unwrap_or(DEFAULT_ZONE_SIZE), options.staging)?;
     let uuid = draw_uuid();
     let generation = runtime::random_u64() % FIRST_GENERATIONS + 1;
 

@@ -20,7 +20,8 @@ impl Staging for StagingArea {
 
     fn read(&self) -> Call<'_, Result<Buffer>> {
         Call::new(async move {
-            let (result, buffer) = self.device.read(self.range.start, Buffer::new(self.bytes() as usize)).await;
+            let (result, buffer) =
+                self.device.read(self.range.start, Buffer::new(self.bytes() as usize)).await;
             result.map(|()| buffer).map_err(|error| error.in_context("reading the staging area of the zones"))
         })
     }

@@ -5,8 +5,8 @@
 
 use super::image::Image;
 use block::{
-    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error, Part,
-    Payload, ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, DevicePart, Durability,
+    Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
