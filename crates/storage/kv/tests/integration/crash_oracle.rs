@@ -697,8 +697,8 @@ fn check_staged(shards: u16, staging: u64) -> Result<u64, String> {
 
 #[test]
 fn staged_writes_survive_kills_and_keep_their_order_at_power_cuts() {
-    // The smallest rings have two blocks of 4 KiB. More shards have too many permitted combinations of their parts
-    // to check here.
+    // The smallest rings have two blocks of 4 KiB. More shards have too many permitted combinations of their
+    // parts to check here.
     for (shards, staging) in [(1, 8 << 10), (1, 64 << 10), (2, 16 << 10)] {
         let states = check_staged(shards, staging).unwrap_or_else(|error| panic!("{error}"));
         println!("{shards} shards, {staging} bytes: {states} states");
