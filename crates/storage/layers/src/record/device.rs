@@ -324,7 +324,7 @@ impl CachedBytes for RecordedBytes {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let size = self.geometry.block_size;
-        let end = offset.checked_add(bytes.len() as u64).unwrap_or(u64::MAX);
+        let end = offset.saturating_add(bytes.len() as u64);
         if bytes.is_empty() || end > size.bytes_of(self.range.count) {
             return self.inner.write(offset, bytes);
         }
