@@ -50,6 +50,27 @@ pub struct Extent {
     pub state: ExtentState,
 }
 
+/// Bytes of a device that plain calls read and write, without a task or a request.
+///
+/// A write returns once the bytes are where every later read finds them, in the page cache for example: it is
+/// an acknowledged `write` of [`Device`] with the granularity of bytes. It survives the end of this process
+/// where the part [keeps acknowledged writes](crate::DevicePart::keeps_acknowledged), and a power cut after a
+/// flush of the device. A power cut before it leaves any mixture of old and new bytes, torn at
+/// `atomic_write`.
+pub trait CachedBytes {
+    /// Fills `bytes` with those at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a range outside of these bytes; errors of the medium.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Writes `bytes` at `offset`. After an error any part of them may have been written.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and [`Error::NoSpace`](crate::Error::NoSpace).
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+}
+
 /// A handle of one shard on a device.
 ///
 /// # Promises
@@ -103,5 +124,13 @@ pub trait Device {
             BlockCount(0) => Vec::new(),
             _ => vec![Extent { range, state }],
         }))
+    }
+
+    /// Returns synchronous access to the bytes of a range, for small writes that only have to survive the end
+    /// of this process. The default is `None`: a device without such an access, or a layer over one that
+    /// doesn't pass it on.
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        let _ = range;
+        None
     }
 }

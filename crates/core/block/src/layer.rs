@@ -7,12 +7,12 @@
 use crate::address::{BlockIndex, BlockRange, ZoneAddress, ZoneIndex};
 use crate::buffer::{Buffer, Payload};
 use crate::call::Call;
-use crate::device::{Device, Durability, Extent, ReadOutcome, ZeroMode};
+use crate::device::{CachedBytes, Device, Durability, Extent, ReadOutcome, ZeroMode};
 use crate::error::{Error, Result};
 use crate::fullness::Fullness;
 use crate::geometry::{DeviceGeometry, EraseGuarantee, ZoneGeometry};
 use crate::part::{DevicePart, Part, PartUse, Status, ZonesPart};
-use crate::zones::{ZoneReport, Zones};
+use crate::zones::{Staging, ZoneReport, Zones};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -150,13 +150,13 @@ pub trait Observer<C> {
 /// Handle of a device or of zones whose calls are observed.
 pub struct Observed<H: ?Sized, O> {
     below: Rc<H>,
-    observer: O,
+    observer: Rc<O>,
 }
 
 impl<H: ?Sized, O> Observed<H, O> {
     /// Observes the calls to a handle.
     pub fn new(below: Rc<H>, observer: O) -> Rc<Self> {
-        Rc::new(Observed { below, observer })
+        Rc::new(Observed { below, observer: Rc::new(observer) })
     }
 }
 
@@ -185,7 +185,7 @@ impl<O: Observer<DeviceCall>> Observed<dyn Device, O> {
     }
 }
 
-impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
+impl<O: Observer<DeviceCall> + 'static> Device for Observed<dyn Device, O> {
     fn geometry(&self) -> &DeviceGeometry {
         self.below.geometry()
     }
@@ -243,6 +243,40 @@ impl<O: Observer<DeviceCall>> Device for Observed<dyn Device, O> {
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         observed!(self, DeviceCall::Extents, Position::Block(range.start), 0, self.below.extents(range))
+    }
+
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        let below = self.below.open_cached(range)?;
+        Some(Box::new(ObservedBytes { below, observer: self.observer.clone(), start: range.start }))
+    }
+}
+
+/// Synchronous access to a range of an observed device.
+struct ObservedBytes<O> {
+    below: Box<dyn CachedBytes>,
+    observer: Rc<O>,
+    start: BlockIndex,
+}
+
+impl<O: Observer<DeviceCall>> ObservedBytes<O> {
+    fn observe(&self, call: DeviceCall, bytes: usize, made: impl FnOnce() -> Result<()>) -> Result<()> {
+        if !self.observer.is_on() {
+            return made();
+        }
+        let in_flight = self.observer.begin(call, Position::Block(self.start));
+        let result = made();
+        self.observer.end(in_flight, bytes as u64, result.as_ref().err());
+        result
+    }
+}
+
+impl<O: Observer<DeviceCall>> CachedBytes for ObservedBytes<O> {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.observe(DeviceCall::Read, bytes.len(), || self.below.read(offset, bytes))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.observe(DeviceCall::Write, bytes.len(), || self.below.write(offset, bytes))
     }
 }
 
@@ -308,6 +342,10 @@ impl<O: Observer<ZonesCall>> Zones for Observed<dyn Zones, O> {
 
     fn rewind(&self, at: ZoneAddress) -> Call<'_, Result<()>> {
         self.below.rewind(at)
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        self.below.staging()
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

@@ -3,9 +3,10 @@
 use crate::address::{ZoneAddress, ZoneIndex};
 use crate::buffer::{Buffer, Payload};
 use crate::call::Call;
-use crate::device::ReadOutcome;
+use crate::device::{CachedBytes, ReadOutcome};
 use crate::error::Result;
 use crate::geometry::{EraseGuarantee, ZoneGeometry};
+use std::rc::Rc;
 
 /// State of a zone: the zone state machine of the NVM Express Zoned Namespace Command Set Specification,
 /// revision 1.1, and [`Interrupted`](Self::Interrupted), which the specification doesn't have.
@@ -56,6 +57,49 @@ pub struct ZoneReport {
     /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a
     /// reset is never valid afterwards.
     pub generation: u64,
+}
+
+/// Bytes beside the zones that are overwritten in place: a store keeps acknowledged writes there until their
+/// records are in a zone. All handles share them.
+pub trait Staging {
+    /// Number of bytes.
+    fn bytes(&self) -> u64;
+
+    /// Reads all of them.
+    fn read(&self) -> Call<'_, Result<Buffer>>;
+
+    /// Overwrites all of them with zeros, durably.
+    fn erase(&self) -> Call<'_, Result<()>>;
+
+    /// Returns synchronous access; `None` where the device below has none. What was written can be read and
+    /// erased also through a handle without this access.
+    fn open_cached(&self) -> Option<Box<dyn CachedBytes>>;
+}
+
+/// Staging area of the zones below a layer that doesn't see synchronous writes: it is read and erased, never
+/// written.
+pub fn without_cached(below: Option<Rc<dyn Staging>>) -> Option<Rc<dyn Staging>> {
+    below.map(|below| Rc::new(WithoutCached(below)) as Rc<dyn Staging>)
+}
+
+struct WithoutCached(Rc<dyn Staging>);
+
+impl Staging for WithoutCached {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read(&self) -> Call<'_, Result<Buffer>> {
+        self.0.read()
+    }
+
+    fn erase(&self) -> Call<'_, Result<()>> {
+        self.0.erase()
+    }
+
+    fn open_cached(&self) -> Option<Box<dyn CachedBytes>> {
+        None
+    }
 }
 
 /// A handle of one shard on a set of zones.
@@ -156,6 +200,12 @@ pub trait Zones {
         Call::ready(Err(crate::Error::unsupported(format!(
             "rewinding to {at}: these zones continue no interrupted zone"
         ))))
+    }
+
+    /// Returns the staging area; `None` for zones without one. A layer over zones passes it on: acknowledged
+    /// writes may be in it.
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        None
     }
 
     /// Returns the state of `count` zones, starting with `first`; fewer at the end of the device.

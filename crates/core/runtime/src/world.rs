@@ -346,6 +346,22 @@ impl World {
         inner.files.after_power_cut(&mut inner.random)
     }
 
+    /// Reads a file at once, without an event.
+    pub(crate) fn read_file(&self, handle: u64, offset: u64, bytes: &mut [u8]) -> i32 {
+        let inner = &mut *self.0.borrow_mut();
+        let mut buffer = Buffer::new(bytes.len());
+        let read = inner.files.read(handle, offset, &mut buffer, &mut inner.random, &inner.faults);
+        let filled = buffer.filled();
+        bytes[..filled.len()].copy_from_slice(filled);
+        read
+    }
+
+    /// Writes to a file at once, without an event: programs see it, and a power cut may lose it.
+    pub(crate) fn write_file(&self, handle: u64, offset: u64, bytes: &[u8]) -> i32 {
+        let inner = &mut *self.0.borrow_mut();
+        inner.files.write(handle, offset, bytes, false, &mut inner.random, &inner.faults)
+    }
+
     pub(crate) fn file_length(&self, handle: u64) -> Result<u64> {
         self.0.borrow().files.length(handle)
     }

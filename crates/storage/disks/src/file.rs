@@ -482,6 +482,7 @@ impl DevicePart for FilePart {
                 memory_alignment: alignment as usize,
                 knows_holes: !self.is_block_device && !runtime::is_simulated(),
                 direct: self.shared.direct.load(Ordering::Relaxed),
+                is_cached: self.settings.direct == Direct::Off,
                 shared: self.shared.clone(),
             };
             Ok(Rc::new(handle::FileHandle(Rc::new(inner))) as Rc<dyn Device>)

@@ -34,6 +34,10 @@ mod enabled {
         DropsTombstones,
         /// Zones with deleted data aren't erased in time.
         ForgetsZones,
+        /// Opening doesn't erase the staging area.
+        KeepsStaged,
+        /// Writes are acknowledged as staged that aren't.
+        StagesNothing,
     }
 
     thread_local! {

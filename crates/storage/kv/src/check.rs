@@ -139,6 +139,7 @@ pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u6
     let all: u64 =
         shards.iter().flat_map(|shard| &shard.manifest.tables).map(|table| table.summary.length).sum();
     for (shard, found) in (0..).zip(&shards) {
+        report.log_bytes += found.staged.iter().map(|writes| writes.len() as u64).sum::<u64>();
         report.log_bytes += found.writes.iter().map(|writes| writes.bytes.len() as u64).sum::<u64>();
         check_levels(shard, found, &mut report);
         for table in &found.manifest.tables {

@@ -4,11 +4,11 @@
 //! buffer is frozen, and written as a table of level 0; compaction merges tables of one level with those of
 //! the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Parts: `commit` (group commit), `gate` (order of writes of a key), `buffers`, `tables`, `table_zones`
-//! (appends to tables), `compactions`, `peers` (the other shards). The fields of each part are private to its
-//! file, except parts of their own: the appender and the requests of `commit`, the snapshots of `tables`, the
-//! write controller of `compactions`, and the shared space and the numbers of `peers`. `owner` is the log
-//! kit's interface for owners.
+//! Parts: `commit` (group commit), `staging` (acknowledged writes without a record), `gate` (order of writes
+//! of a key), `buffers`, `tables`, `table_zones` (appends to tables), `compactions`, `peers` (the other
+//! shards). The fields of each part are private to its file, except parts of their own: the appender and the
+//! requests of `commit`, the snapshots of `tables`, the write controller of `compactions`, and the shared
+//! space and the numbers of `peers`. `owner` is the log kit's interface for owners.
 //!
 //! Elsewhere: opening (`recovery`), and clients (`store`).
 
@@ -29,6 +29,7 @@ mod reads;
 mod reclaim;
 mod reserve;
 mod snapshot;
+mod staging;
 mod status;
 mod table_writer;
 mod table_zones;
@@ -59,6 +60,7 @@ use logkit::{Appender, Kit};
 use open_zones::{LANES, OpenZones};
 use peers::Peers;
 use runtime::sync::Notify;
+use staging::Staging;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -169,7 +171,7 @@ impl Core {
         let erasure = erasure(&kit);
         let own = [write_stream(shard), table_stream(shard)];
         let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
-        let RecoveredShard { manifest, writes, lost } = found;
+        let RecoveredShard { manifest, writes, staged, lost } = found;
         let lost = (settings.goal == Goal::Salvage).then(|| Rc::new(Lost::new(lost)));
         if !erasure.counts_operations() {
             manifest.tables.iter().for_each(|table| erasure.clock().raise(table.created));
@@ -180,11 +182,14 @@ impl Core {
         let controller = WriteController::of(settings, shards);
         let (cache_bytes, buffer_bytes) =
             (settings.cache_bytes / u64::from(shards), settings.buffer_bytes / u64::from(shards));
+        // With persistent deletes, values would stay in the staging area beyond their deadline.
+        let is_staged = settings.delete_persistence.is_none() && settings.goal == Goal::Serve;
+        let staging = is_staged.then(|| Staging::new(&*kit.zones, &kit, (shard, shards))).flatten();
         let core = Rc::new(Core {
             peers: Peers::new((shard, shards), space),
             settings: settings.clone(),
             gate: KeyGate::default(),
-            commit: Commit::new(appender),
+            commit: Commit::new(appender, staging),
             buffers: Buffers::new(&kit.pool, buffer_bytes as usize, manifest.flushed),
             tables: Tables::new(&kit, &erasure, cache_bytes, manifest.next_table, lost),
             table_zones: TableZones::new(classes, open_zones, placement),
@@ -200,6 +205,7 @@ impl Core {
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
+        staged.iter().try_for_each(|writes| core.apply(writes))?;
         core.note_unwritten(0);
         // Replayed writes were already counted before the crash.
         core.work.client_bytes.set(0);

@@ -10,7 +10,8 @@
 //! - `table`: the format of sorted tables; `policy`: compaction and placement of tables; `settings`.
 //! - `memory`: the newest entries; `erasure`: zones that must be reset in time; `tree`: tables in zones,
 //!   their levels and manifest.
-//! - `log_entry`: entries of the log; `replay`: the state that the log has; [`check`]: detection of damage;
+//! - `log_entry`: entries of the log; `staged_block`: acknowledged writes that aren't in the log yet;
+//! `replay`: the state that the log has; [`check`]: detection of damage;
 //!   [`audit`](mod@audit): search of the cells of a drive for deleted keys.
 //! - `core`: a shard, the owner of the log; `recovery`: formatting and opening; `store`: [`Store`], the
 //!   interface for tasks of the runtime's shards; `sizes`: default sizes.
@@ -42,6 +43,7 @@ mod replay;
 mod scan;
 mod settings;
 pub mod sizes;
+mod staged_block;
 mod store;
 mod table;
 mod tree;

@@ -3,6 +3,7 @@
 //! The writes are replayed into buffers and flushed to tables before the store is open, so that the buffers'
 //! memory is available for new writes.
 
+use crate::broken::if_broken;
 use crate::core::open_zones::{self, OpenZones};
 use crate::core::{Core, SharedSpace, kit_settings};
 use crate::erasure::{Erasure, Found as FoundPromise};
@@ -41,8 +42,11 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     let found = (0..shards).map(|_| RecoveredShard {
         manifest: Manifest::default(),
         writes: Vec::new(),
+        staged: Vec::new(),
         lost: Vec::new(),
     });
+    // With the contents of an earlier store.
+    erase_staging(&*handle).await?;
     let homes =
         start((zones, handle), parts, (found.collect(), FoundPromise::new(settings.guarantee())), settings)
             .await?;
@@ -86,17 +90,27 @@ pub fn check_zones(zones: &ZoneGeometry, shards: u16) -> Result<()> {
 /// writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
-    let (mut opening, Replayed { shards: found, mut promise, clock }) =
+    let (mut opening, Replayed { shards: mut found, mut promise, clock, is_staging_used }) =
         replay_all(&*handle, settings.goal).await?;
     promise.unlisted = std::mem::take(&mut opening.unlisted);
     let zones_before = opening.pool.list().into_iter().map(|(zone, state)| (zone, state.generation));
     let reset_before: Vec<(u32, u64)> = zones_before.filter(|(_, generation)| *generation > 0).collect();
     let is_new_guarantee = promise.resets.begin(settings.guarantee(), &reset_before);
     let parts = opening.finish(&*handle, clock).await?;
-    let homes = start((zones, handle), parts, (found, promise), settings).await?;
+    let staged: Vec<Vec<Vec<u8>>> = match settings.goal {
+        Goal::Serve => found.iter_mut().map(|shard| std::mem::take(&mut shard.staged)).collect(),
+        Goal::Salvage => Vec::new(),
+    };
+    let homes = start((zones, handle.clone()), parts, (found, promise), settings).await?;
     if settings.goal == Goal::Salvage {
         // In a salvaged store, replayed writes stay in memory, and nothing else is written.
         return Ok(homes);
+    }
+    for (home, entries) in homes.iter().zip(staged).filter(|(_, entries)| !entries.is_empty()) {
+        home.with(|core: Rc<Core>| async move { core.log_staged(entries).await }).await?;
+    }
+    if is_staging_used {
+        erase_staging(&*handle).await?;
     }
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
@@ -110,6 +124,15 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     };
     homes[0].with(is_due).await?;
     Ok(homes)
+}
+
+/// Erases the staging area durably, before any shard writes to it: what it holds later is of this epoch.
+async fn erase_staging(zones: &dyn Zones) -> Result<()> {
+    if_broken!(KeepsStaged, return Ok(()));
+    match zones.staging() {
+        Some(staging) => staging.erase().await,
+        None => Ok(()),
+    }
 }
 
 /// Shard of the runtime that runs a shard of the store.

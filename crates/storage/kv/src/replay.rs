@@ -3,9 +3,10 @@
 
 use crate::erasure::Found as FoundPromise;
 use crate::log_entry::{Recorded, decode_parts};
+use crate::staged_block::{self, Division};
 use crate::tree::extents::{Extent, place};
 use crate::tree::manifest::{Edit, Manifest, State, table_stream, write_stream};
-use block::{Error, Result, ZoneBlock, Zones};
+use block::{Buffer, Error, Result, ZoneBlock, Zones};
 use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::{self, Found};
 use logkit::{Layout, StreamId};
@@ -20,6 +21,8 @@ pub struct RecoveredShard {
     pub manifest: Manifest,
     /// Writes after those in tables, in the order of the log.
     pub writes: Vec<ReplayedWrites>,
+    /// Writes after those of the log, which were staged: each with the encoded writes of an entry.
+    pub staged: Vec<Vec<u8>>,
     /// Unreadable parts of the shard, with [`Goal::Salvage`].
     pub lost: Vec<String>,
 }
@@ -44,6 +47,8 @@ pub(crate) struct Replayed {
     pub promise: FoundPromise,
     /// Clock of the log after the last record.
     pub clock: u64,
+    /// Whether the staging area has anything to erase.
+    pub is_staging_used: bool,
 }
 
 /// Finds the store on these zones and replays its records. Writes nothing.
@@ -59,12 +64,47 @@ pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening
     for (shard, manifest) in (0..).zip(shards) {
         found.push(replay(zones, &opening, (shard, manifest), &mut clock, goal).await?);
     }
+    let area = read_staging(zones, goal, &mut opening.lost).await?;
+    if let Some(area) = &area {
+        let added = add_staged(area.filled(), &mut opening, &mut found);
+        goal.tolerate(added, &mut opening.lost)?;
+    }
     if let Some(first) = found.first_mut() {
         first.lost.splice(0..0, std::mem::take(&mut opening.lost));
     }
     let operations = found.iter().map(|shard: &RecoveredShard| shard.manifest.flushed.sequence).sum();
     let promise = FoundPromise { operations, stale, unlisted: Vec::new(), clock: shown, resets };
-    Ok((opening, Replayed { shards: found, promise, clock }))
+    let is_staging_used = area.is_some_and(|area| area.filled().iter().any(|byte| *byte != 0));
+    Ok((opening, Replayed { shards: found, promise, clock, is_staging_used }))
+}
+
+/// Reads the staging area; `None` if the zones have none.
+async fn read_staging(zones: &dyn Zones, goal: Goal, lost: &mut Vec<String>) -> Result<Option<Buffer>> {
+    match zones.staging() {
+        Some(staging) => goal.tolerate(staging.read().await, lost),
+        None => Ok(None),
+    }
+}
+
+/// Adds the staged writes that follow those of the log.
+fn add_staged(area: &[u8], opening: &mut Opening<Found>, found: &mut [RecoveredShard]) -> Result<()> {
+    let Some(division) = Division::new(area.len() as u64, found.len() as u16) else { return Ok(()) };
+    let (uuid, epoch) = (opening.root.identity.uuid.into_bytes(), opening.root.epoch);
+    for (shard, found) in (0..).zip(found) {
+        let begin = division.place(shard, 0).start as usize;
+        let part = &area[begin..begin + division.part() as usize];
+        let counts = found.writes.iter().map(|replayed| staged_block::count(&replayed.bytes));
+        let last = found.manifest.flushed.sequence + counts.sum::<Result<u64>>()?;
+        let staged = staged_block::recover(part, division, (uuid, epoch, shard), last)?;
+        if let Some((last, next)) = staged.gap {
+            opening.notes.push(format!(
+                "shard {shard}: staged writes from number {next} on are dropped, since the log and the staging area end with number {last}: \
+                 a power cut leaves such a gap, and so does damage of the medium"
+            ));
+        }
+        found.staged = staged.entries;
+    }
+    Ok(())
 }
 
 /// Bytes that are divided among several records, until they are complete.
@@ -279,7 +319,12 @@ impl Replay<'_> {
             }
         }
         self.writes.retain(|replayed| replayed.record > flushed);
-        Ok(RecoveredShard { manifest: self.manifest, writes: self.writes, lost: self.lost })
+        Ok(RecoveredShard {
+            manifest: self.manifest,
+            writes: self.writes,
+            staged: Vec::new(),
+            lost: self.lost,
+        })
     }
 }
 

@@ -18,7 +18,8 @@ pub enum Acknowledge {
     /// In memory. A crash of the program loses unwritten writes: those of the last 10 ms if the medium keeps
     /// up, and at most 12 MiB of each shard and one write.
     Buffered,
-    /// Written to the zones. A power cut loses unflushed writes if the zones have a volatile cache.
+    /// Written to the zones, or to their staging area in the page cache. A power cut loses unflushed writes
+    /// if the zones have a volatile cache.
     #[default]
     Written,
     /// Durable.

@@ -14,12 +14,16 @@
 //! - A device without a whole volume of this version, or with one of another device, is refused with an error
 //!   that names its contents. A zone whose header is damaged is offline; the others are usable.
 //!
+//! Before zone 0 there may be a staging area ([`block::Staging`]), which a store overwrites in place. Its
+//! bytes are the store's; a format writes zeros, so that its space is allocated.
+//!
 //! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone
 //! without free space stays open until it is finished, and counts against `max_open`.
 //!
 //! Modules: `slot` describes the one atomic word per zone that all shards share, `usage` the mark that the
 //! volume is in use, `volume` the operations, [`mod@format`] the bytes, `open` formatting and recovery,
-//! `layout` the positions on the device, `defaults` the zones of stores on the log kit.
+//! `layout` the positions on the device, `staging` the area of writes that aren't in a zone yet, `defaults`
+//! the zones of stores on the log kit.
 
 pub mod defaults;
 pub mod format;
@@ -27,11 +31,12 @@ mod kind;
 mod layout;
 mod open;
 mod slot;
+mod staging;
 mod usage;
 mod volume;
 
 use block::{
-    Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
+    Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Staging, Status,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 pub use kind::KIND;
@@ -52,6 +57,9 @@ pub struct Options {
     /// Distance between two zones, in bytes; must match an existing volume. By default, that of the volume,
     /// or [`DEFAULT_ZONE_SIZE`].
     pub zone_size: Option<u64>,
+    /// Size in bytes of the staging area that a format leaves for acknowledged writes of a store; by default
+    /// 1 MiB if at least 16 zones of at least 4 MiB fit beside it.
+    pub staging: Option<u64>,
     /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
     /// Limit of active zones; 0 is no limit.
@@ -68,7 +76,7 @@ pub struct Options {
 /// # Errors
 /// As [`OnDevice::open`] with `format`, for options that don't fit.
 pub fn geometry(device: &block::DeviceGeometry, zone_size: u64, max_append: u64) -> Result<ZoneGeometry> {
-    let layout = layout::Layout::for_device(device, zone_size)?;
+    let layout = layout::Layout::for_device(device, zone_size, None)?;
     let options = Options { max_append: Some(max_append), ..Options::default() };
     open::zone_geometry(device, &layout, &options)
 }
@@ -95,7 +103,7 @@ impl OnDevice {
         }
         let handle = device.open().await?;
         if options.format {
-            open::format(&*handle, options.zone_size).await?;
+            open::format(&*handle, &options).await?;
         }
         let volume = open::read(&*handle, &options).await?;
         drop(handle);
@@ -286,6 +294,12 @@ impl Zones for Handle {
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
         runtime::carry(async move { volume.rewind(&*device, at).await })
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        let range = self.volume.layout.staging_range()?;
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        Some(Rc::new(staging::StagingArea { device, volume, range }))
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

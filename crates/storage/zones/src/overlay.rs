@@ -9,8 +9,8 @@
 //! - Appends are in order, and nothing is durable: a flush has no effect.
 
 use block::{
-    Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
-    ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+    Buffer, CachedBytes, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Staging,
+    Status, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -243,9 +243,35 @@ impl Handle {
     }
 }
 
+/// Staging area below, which the overlay doesn't change: what it holds is ignored once a store over the
+/// overlay has read it.
+struct UnchangedStaging(Rc<dyn Staging>);
+
+impl Staging for UnchangedStaging {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read(&self) -> Call<'_, Result<Buffer>> {
+        self.0.read()
+    }
+
+    fn erase(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+
+    fn open_cached(&self) -> Option<Box<dyn CachedBytes>> {
+        None
+    }
+}
+
 impl Zones for Handle {
     fn geometry(&self) -> &ZoneGeometry {
         &self.shared.geometry
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        self.below.staging().map(|below| Rc::new(UnchangedStaging(below)) as Rc<dyn Staging>)
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {

@@ -2,8 +2,8 @@
 
 use super::Shared;
 use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error,
-    Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, Durability,
+    Error, Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::file::File;
 use std::rc::Rc;
@@ -28,6 +28,8 @@ pub(super) struct Inner {
     pub(super) knows_holes: bool,
     /// Whether the file was opened with O_DIRECT.
     pub(super) direct: bool,
+    /// Whether the page cache was asked for, so that small writes may stay in it.
+    pub(super) is_cached: bool,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -238,5 +240,45 @@ impl Device for FileHandle {
                 false => Ok(vec![Extent { range, state: ExtentState::Data }]),
             }
         })
+    }
+
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        let geometry = self.0.geometry();
+        if !self.0.is_cached || geometry.read_only || geometry.check(range).is_err() {
+            return None;
+        }
+        let (offset, length) = self.0.bytes(range);
+        Some(Box::new(CachedRange { file: self.0.file.clone(), offset, length }))
+    }
+}
+
+/// Bytes of a file in the page cache.
+struct CachedRange {
+    file: File,
+    offset: u64,
+    length: u64,
+}
+
+impl CachedRange {
+    /// Place in the file of `length` bytes at `offset` of the range.
+    fn place(&self, offset: u64, length: usize) -> Result<u64> {
+        match offset.checked_add(length as u64).is_some_and(|end| end <= self.length) {
+            true => Ok(self.offset + offset),
+            false => Err(Error::invalid(format!(
+                "{length} bytes at {offset} of a range of {}: expected a place inside of its {} bytes",
+                self.file.name(),
+                self.length
+            ))),
+        }
+    }
+}
+
+impl CachedBytes for CachedRange {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.file.read_cached(self.place(offset, bytes.len())?, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_cached(self.place(offset, bytes.len())?, bytes)
     }
 }

@@ -240,3 +240,57 @@ fn no_file_of_a_stack_is_changed_before_all_are_locked() {
     run(move || async move { plan(&text, true)?.build().await.map(drop) }).expect("all are free");
     assert_eq!(["new", "a", "b", "c"].map(|name| std::fs::metadata(path(name)).unwrap().len()), [2 << 20; 4]);
 }
+
+/// Only where the page cache was asked for: elsewhere a write that is acknowledged is on the disk.
+#[test]
+fn plain_calls_write_bytes_to_the_page_cache_with_direct_off_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for direct in ["off", "auto", "on"] {
+        let path = folder.path().join(direct);
+        let line = format!("file({}, size=1MiB, direct={direct})", path.display());
+        run(move || async move {
+            let part = build(&line).await.expect("it builds");
+            let device = part.open().await.expect("it opens");
+            let Some(bytes) = device.open_cached(BlockRange::new(2, 4)) else {
+                assert_ne!(direct, "off");
+                return;
+            };
+            assert_eq!(direct, "off");
+            bytes.write(4090, b"twelve bytes").expect("it is written");
+            let (read, buffer) = device.read(BlockIndex(2), Buffer::new(8192)).await;
+            read.expect("it is read");
+            assert_eq!(&buffer.filled()[4090..4102], b"twelve bytes");
+            assert!(buffer.filled()[..4090].iter().all(|byte| *byte == 0));
+            let mut again = [0; 12];
+            bytes.read(4090, &mut again).expect("it is read");
+            assert_eq!(&again, b"twelve bytes");
+            for (offset, length) in [(16384, 1), (16383, 2), (u64::MAX, 1)] {
+                let refused = bytes.write(offset, &vec![1; length]).expect_err("outside of the range");
+                assert_eq!(refused.errno(), libc::EINVAL, "{refused}");
+            }
+            assert!(device.open_cached(BlockRange::new(250, 7)).is_none(), "outside of the device");
+            device.flush().await.expect("it is durable");
+        });
+    }
+}
+
+#[test]
+fn bytes_that_plain_calls_write_survive_a_power_cut_after_a_flush() {
+    let files = vec![("/disk".into(), vec![0; 1 << 20])];
+    let mut kept = 0;
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed).with_files(files.clone());
+        let run = runtime::simulate(simulation, || async {
+            let device = build("file(/disk, direct=off)").await.expect("it builds");
+            let device = device.open().await.expect("it opens");
+            let bytes = device.open_cached(BlockRange::new(1, 1)).expect("the page cache");
+            bytes.write(0, &[7; 4096]).expect("it is written");
+            let before = survives(1, 7);
+            device.flush().await.expect("it is durable");
+            assert!(survives(1, 7));
+            before
+        });
+        kept += u32::from(run.expect("it ends").value);
+    }
+    assert!(kept < 20, "a power cut before the flush may lose them");
+}

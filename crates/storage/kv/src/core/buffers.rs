@@ -84,6 +84,11 @@ impl Buffers {
         self.sequence.get()
     }
 
+    /// Sequence of the newest write whose record has committed.
+    pub fn committed_sequence(&self) -> Sequence {
+        self.uncommitted.committed_sequence(self.sequence())
+    }
+
     /// Position in the log up to which writes are in tables.
     pub fn flushed(&self) -> Flushed {
         self.flushed.get()
@@ -210,7 +215,7 @@ impl Core {
             return;
         }
         let record = self.commit.last_complete_record(self.peers.shard);
-        let sequence = self.buffers.uncommitted.committed_sequence(self.buffers.sequence());
+        let sequence = self.buffers.committed_sequence();
         self.buffers.active().note_last(Flushed { record, sequence });
         self.push_frozen();
     }

@@ -1,6 +1,7 @@
 //! Commit of the writes of a shard: queued writes become entries of the log, which take effect when their
 //! records commit.
 
+use super::staging::Staging;
 use super::{Core, WRITE_CLASS, add, zones_of_buffered};
 use crate::batch::Batch;
 use crate::log_entry::{Body, EntryContent, KvEntry, Part, decode_parts, encode_parts};
@@ -18,8 +19,8 @@ use std::time::Duration;
 
 /// Maximum bytes of writes that are acknowledged or queued before they are in a record.
 const MAX_PENDING: usize = 4 << 20;
-/// Bytes of acknowledged writes, and longest delay, after which these are put into a record: the headers of
-/// smaller records would be larger than the writes.
+/// Maximum bytes of acknowledged writes, and longest delay, after which these are put into a record: the
+/// headers of smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
 
@@ -63,11 +64,16 @@ pub(crate) struct Commit {
     ended: Cell<u64>,
     /// Notified when an entry of writes has ended.
     progress: Notify,
+    /// Staged writes; `None` where writes can't be staged.
+    staging: Option<Staging>,
+    /// Bytes of acknowledged writes after which these are put into a record.
+    record_bytes: usize,
 }
 
 impl Commit {
     /// Returns the state without writes.
-    pub fn new(appender: Appender<KvEntry>) -> Self {
+    pub fn new(appender: Appender<KvEntry>, staging: Option<Staging>) -> Self {
+        let staged = staging.as_ref().map_or(BUFFERED_BYTES, Staging::record_bytes);
         Commit {
             appender,
             requests: Requests::default(),
@@ -78,7 +84,14 @@ impl Commit {
             submitted: Cell::new(0),
             ended: Cell::new(0),
             progress: Notify::new(),
+            staging,
+            record_bytes: staged.min(BUFFERED_BYTES),
         }
+    }
+
+    /// Staged writes; `None` where writes can't be staged.
+    pub fn staging(&self) -> Option<&Staging> {
+        self.staging.as_ref()
     }
 
     /// Encoded writes that are queued for the next entry.
@@ -132,7 +145,7 @@ impl Commit {
         pending.is_applied = is_applied;
         pending.bytes.extend_from_slice(bytes);
         pending.requests.extend(request);
-        let is_due = pending.bytes.len() >= BUFFERED_BYTES;
+        let is_due = pending.bytes.len() >= self.record_bytes;
         let is_told = is_applied && pending.since.is_some() && !is_due;
         if is_applied {
             pending.since.get_or_insert_with(runtime::now);
@@ -183,27 +196,59 @@ impl Core {
         // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
         // key, and replay has them in this order.
         let is_alone = self.commit.requests.is_empty() && !self.gate.has_batches();
-        let is_buffered =
-            acknowledge == Acknowledge::Buffered && is_alone && self.has_zones(batch.bytes().len());
-        if is_buffered {
-            self.kit.check_known_space(self.kept_zones())?;
+        let is_early = is_alone && self.takes_effect_early(batch, acknowledge)?;
+        if is_early {
             self.apply_early(batch.bytes())?;
+            if let Some(staging) = self.commit.staging().filter(|_| acknowledge == Acknowledge::Buffered) {
+                staging.note_unstaged(self.buffers.sequence());
+            }
         }
         let is_other_kind = |pending: &Pending| {
             !pending.bytes.is_empty()
-                && (pending.is_applied != is_buffered || pending.frees != frees && self.is_low())
+                && (pending.is_applied != is_early || pending.frees != frees && self.is_low())
         };
         // An entry has either acknowledged or waiting writes, and no puts together with deletes if only
         // deletes may take the last zones.
         if is_other_kind(&self.commit.pending.borrow()) {
             self.submit();
         }
-        let request = (!is_buffered).then(|| self.commit.requests.begin(1, None));
-        self.commit.add(batch.bytes(), frees, is_buffered, request);
+        let request = (!is_early).then(|| self.commit.requests.begin(1, None));
+        self.commit.add(batch.bytes(), frees, is_early, request);
         match request {
             Some(request) => self.commit.requests.wait(request).await,
             None => Ok(()),
         }
+    }
+
+    /// Whether a write takes effect and is acknowledged before its record is written: with `Buffered`, and
+    /// with `Written` once it is staged.
+    fn takes_effect_early(&self, batch: &Batch, acknowledge: Acknowledge) -> Result<bool> {
+        let may_be_staged = acknowledge == Acknowledge::Written && self.commit.staging.is_some();
+        if !(acknowledge == Acknowledge::Buffered || may_be_staged) || !self.has_zones(batch.bytes().len()) {
+            return Ok(false);
+        }
+        let known = self.kit.check_known_space(self.kept_zones());
+        match acknowledge {
+            Acknowledge::Buffered => known.map(|()| true),
+            _ => Ok(known.is_ok() && self.stage(batch)),
+        }
+    }
+
+    /// Puts writes into the log that an earlier epoch had staged, and makes them durable. Runs before the
+    /// store takes writes of clients.
+    ///
+    /// # Errors
+    /// Errors of the log: the writes are still staged then.
+    pub(crate) async fn log_staged(self: &Rc<Self>, entries: Vec<Vec<u8>>) -> Result<()> {
+        for writes in &entries {
+            self.apply_early(writes)?;
+            self.commit.add(writes, false, true, None);
+            if self.commit.pending().len() >= BUFFERED_BYTES {
+                self.settle().await?;
+            }
+        }
+        self.settle().await?;
+        flusher::flush(&**self).await
     }
 
     /// Refuses queued writes, unless they were acknowledged, when earlier records find no space on the device
@@ -256,8 +301,9 @@ impl Core {
     /// Time until the queued writes are put into an entry; `None` if that is now.
     fn wait_of_pending(&self) -> Option<Duration> {
         let pending = self.commit.pending.borrow();
-        let since =
-            pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
+        let since = pending
+            .since
+            .filter(|_| pending.bytes.len() < self.commit.record_bytes && !self.kit.is_closing())?;
         BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 

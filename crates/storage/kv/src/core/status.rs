@@ -1,5 +1,6 @@
 //! Status of a shard for operators: its counters and its tables.
 
+use super::staging::Staging;
 use crate::core::Core;
 use crate::key_version::Timestamp;
 use crate::memory::buffer::WriteBuffer;
@@ -62,6 +63,7 @@ impl Core {
             ("tombstones", sum(|summary| summary.tombstones + summary.range_tombstones)),
             ("buffer_bytes", self.buffers.bytes() as u64),
             ("client_bytes", work.client_bytes.get()),
+            ("staged_bytes", self.commit.staging().map_or(0, Staging::staged_bytes)),
             ("flushed_bytes", work.flushed_bytes.get()),
             ("compacted_bytes", work.compacted_bytes.get()),
             ("written_bytes", work.written_bytes.get()),

@@ -69,12 +69,13 @@ pub fn batch(client: usize, changes: &[Change]) -> Batch {
     batch
 }
 
-/// A batch that a client wrote, with event numbers of the disk: it can't be on the disk before `from`, and is
-/// durable at and after `durable`.
+/// A batch that a client wrote, with event numbers of the disk: it can't be on the disk before `from`,
+/// survives the end of the process at and after `kept`, and is durable at and after `durable`.
 #[derive(Debug, Clone)]
 struct Step {
     changes: Vec<Change>,
     from: u64,
+    kept: u64,
     durable: u64,
 }
 
@@ -94,12 +95,17 @@ impl Client {
 
     /// Notes the start of a write.
     pub fn begin(&mut self, changes: &[Change], event: u64) {
-        self.steps.push(Step { changes: changes.to_vec(), from: event, durable: u64::MAX });
+        self.steps.push(Step { changes: changes.to_vec(), from: event, kept: u64::MAX, durable: u64::MAX });
     }
 
     /// Notes that the last write was acknowledged.
     pub fn acknowledge(&mut self) {
         self.acknowledged = self.steps.len();
+    }
+
+    /// Notes that the last write survives the end of the process; earlier ones of its shards do also.
+    pub fn last_is_kept(&mut self, event: u64) {
+        self.steps.last_mut().into_iter().for_each(|step| step.kept = event);
     }
 
     /// Notes that the last write was refused, so it must have no effect.
@@ -147,16 +153,22 @@ impl Client {
         }
     }
 
-    /// Checks whether a store may have these contents after a power cut at these events.
+    /// Checks whether a store may have these contents after a power cut at these events, or the end of its
+    /// process with `is_kill`.
     ///
     /// # Errors
     /// A description of the found and the permitted contents.
-    pub fn check(&self, shards: usize, cuts: &RangeInclusive<u64>, all: &Map) -> Result<(), String> {
+    pub fn check(
+        &self,
+        shards: usize,
+        (cuts, is_kill): (&RangeInclusive<u64>, bool),
+        all: &Map,
+    ) -> Result<(), String> {
         let own = all.iter().filter(|(key, _)| key.starts_with(format!("c{}-", self.number).as_bytes()));
         let found: Map = own.map(|(key, value)| (key.clone(), value.clone())).collect();
         let mut firsts: Vec<Vec<usize>> = vec![Vec::new()];
         for shard in 0..shards {
-            let counts = self.first_parts(shard, shards, cuts, &found)?;
+            let counts = self.first_parts(shard, shards, (cuts, is_kill), &found)?;
             firsts = firsts
                 .into_iter()
                 .flat_map(|first| counts.iter().map(move |count| [first.as_slice(), &[*count]].concat()))
@@ -180,7 +192,7 @@ impl Client {
         &self,
         shard: usize,
         shards: usize,
-        cuts: &RangeInclusive<u64>,
+        (cuts, is_kill): (&RangeInclusive<u64>, bool),
         found: &Map,
     ) -> Result<Vec<usize>, String> {
         let is_here = |key: &[u8]| usize::from(shard_of_key(key, shards)) == shard;
@@ -196,7 +208,8 @@ impl Client {
         let own =
             |(index, step): (usize, &Step)| self.shards_of(step, shards).contains(&shard).then_some(index);
         let steps = || self.steps.iter().enumerate();
-        let durable = steps().filter(|(_, step)| step.durable <= *cuts.end()).filter_map(own).next_back();
+        let survives = |step: &Step| step.durable <= *cuts.end() || is_kill && step.kept <= *cuts.end();
+        let durable = steps().filter(|(_, step)| survives(step)).filter_map(own).next_back();
         let least = durable.map_or(0, |index| index + 1);
         let mut map = Map::new();
         let (mut legal, mut nearest) = (Vec::new(), (usize::MAX, 0, Map::new()));
@@ -279,7 +292,8 @@ mod tests {
     #[test]
     fn what_was_durable_is_there_and_a_batch_is_whole() {
         for shards in [1, 2] {
-            let check = |cuts, values: &[(u64, u64)]| client().check(shards, &cuts, &map(values)).is_ok();
+            let check =
+                |cuts, values: &[(u64, u64)]| client().check(shards, (&cuts, false), &map(values)).is_ok();
             assert!(check(4..=4, &[]) && check(4..=4, &[(0, 1)]));
             assert!(!check(5..=5, &[]) && check(5..=5, &[(0, 1)]));
             assert!(!check(4..=5, &[]), "a state of several cuts");

@@ -18,4 +18,5 @@ mod model;
 mod persistence;
 mod quiet;
 mod slow_zones;
+mod staging;
 mod stalls;

@@ -77,6 +77,11 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl Decider {
+    /// Returns another decider of the same shard, with counters of its own.
+    pub fn again(&self) -> Decider {
+        self.faults.open()
+    }
+
     /// Whether there are no rules, so that calls pass through.
     pub fn is_idle(&self) -> bool {
         self.counters.is_empty()

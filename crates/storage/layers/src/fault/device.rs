@@ -5,8 +5,8 @@ use super::rule::{Action, Distance, Operation, Rule};
 use super::{FaultDevicePart, FaultPart};
 use block::layer::DeviceLayer;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Payload,
-    ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability,
+    Extent, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::range_lock::SharedRangeLock;
 use std::rc::Rc;
@@ -210,6 +210,52 @@ impl Device for FaultDevice {
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         self.inner.extents(range)
+    }
+
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        let inner = self.inner.open_cached(range)?;
+        let start = self.inner.geometry().block_size.offset_of(range.start).0;
+        Some(Box::new(FaultyBytes { inner, decider: self.decider.again(), start }))
+    }
+}
+
+/// Synchronous access to a range of the device: an operation of its own for the rules, which count it by
+/// itself. It has errors, dropped and torn writes; delays and other actions have no effect.
+struct FaultyBytes {
+    inner: Box<dyn CachedBytes>,
+    decider: Decider,
+    /// Offset of the range in the device.
+    start: u64,
+}
+
+impl FaultyBytes {
+    fn decide(&self, operation: Operation, offset: u64, length: usize) -> Option<Plan> {
+        let begin = self.start.saturating_add(offset);
+        self.decider.decide(operation, Some(begin..begin.saturating_add(length as u64)))
+    }
+}
+
+impl CachedBytes for FaultyBytes {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        match self.decide(Operation::Read, offset, bytes.len()).and_then(|plan| plan.error) {
+            Some(error) => Err(error),
+            None => self.inner.read(offset, bytes),
+        }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let Some(mut plan) = self.decide(Operation::Write, offset, bytes.len()) else {
+            return self.inner.write(offset, bytes);
+        };
+        let error = plan.error.clone().map_or(Ok(()), Err);
+        let length = match plan.action {
+            None if error.is_err() => return error,
+            Some(Action::Drop) => return error,
+            Some(Action::Torn { at }) => torn_length(at, bytes.len() as u64, &mut plan.random) as usize,
+            _ => bytes.len(),
+        };
+        self.inner.write(offset, &bytes[..length])?;
+        error
     }
 }
 

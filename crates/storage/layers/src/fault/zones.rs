@@ -6,8 +6,8 @@ use super::rule::{Action, Distance, Operation, Rule};
 use super::{FaultPart, FaultZonesPart};
 use block::layer::ZonesLayer;
 use block::{
-    Buffer, Call, EraseGuarantee, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
-    ZoneReport, Zones, ZonesPart,
+    Buffer, Call, EraseGuarantee, Payload, ReadOutcome, Result, Staging, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart, without_cached,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,6 +53,10 @@ impl FaultZones {
 impl Zones for FaultZones {
     fn geometry(&self) -> &ZoneGeometry {
         self.inner.geometry()
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        without_cached(self.inner.staging())
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {

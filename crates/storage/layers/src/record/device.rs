@@ -4,8 +4,8 @@ use super::format::{DeviceEntry, RecordType, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
 use block::layer::DeviceLayer;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -295,5 +295,51 @@ impl Device for RecordDevice {
             Ok(()) => self.inner.extents(range),
             Err(error) => Call::ready(Err(error)),
         }
+    }
+
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        self.geometry.check(range).ok()?;
+        let inner = self.inner.open_cached(range)?;
+        let (log, geometry) = (self.log.clone(), self.geometry.clone());
+        let leaves_out_data = !self.contents.data;
+        Some(Box::new(RecordedBytes { inner, log, range, geometry, leaves_out_data }))
+    }
+}
+
+/// Synchronous access to a range of the device. A write is recorded as one of the whole blocks that it
+/// changes, submitted and completed at this moment, as the page cache writes them back. It doesn't wait for
+/// capacity of the recorder, which it can't.
+struct RecordedBytes {
+    inner: Box<dyn CachedBytes>,
+    log: Log,
+    range: BlockRange,
+    geometry: DeviceGeometry,
+    leaves_out_data: bool,
+}
+
+impl CachedBytes for RecordedBytes {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.inner.read(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let size = self.geometry.block_size;
+        let end = offset.saturating_add(bytes.len() as u64);
+        if bytes.is_empty() || end > size.bytes_of(self.range.count) {
+            return self.inner.write(offset, bytes);
+        }
+        let first = offset >> size.shift() << size.shift();
+        let mut blocks = Buffer::zeroed((end.next_multiple_of(size.bytes()) - first) as usize);
+        self.inner.read(first, blocks.filled_mut())?;
+        let from = (offset - first) as usize;
+        blocks.filled_mut()[from..from + bytes.len()].copy_from_slice(bytes);
+        let payload = Payload::from(blocks);
+        let place = size.offset_of(self.range.start).0 + first;
+        let fields = SubmissionFields::new(1, place, payload.len() as u64);
+        let leaves_out_data = self.leaves_out_data;
+        let submitted =
+            self.log.submit(&SubmissionFields { data: Some(&payload), leaves_out_data, ..fields })?;
+        let result = self.inner.write(offset, bytes);
+        self.log.complete(submitted, result)
     }
 }

@@ -5,8 +5,8 @@ use super::format::{DeviceEntry, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
 use block::layer::ZonesLayer;
 use block::{
-    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Staging, Status, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart, without_cached,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -87,6 +87,10 @@ impl RecordZones {
 impl Zones for RecordZones {
     fn geometry(&self) -> &ZoneGeometry {
         self.inner.geometry()
+    }
+
+    fn staging(&self) -> Option<Rc<dyn Staging>> {
+        without_cached(self.inner.staging())
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {

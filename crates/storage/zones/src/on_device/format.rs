@@ -48,6 +48,9 @@ pub struct Superblock {
     pub first_zone: u64,
     /// Number of zones.
     pub zones: u32,
+    /// Size of the staging area before zone 0, in bytes; 0 without one. A program without staging refuses
+    /// other values, instead of ignoring writes in the area.
+    pub staging: u32,
     /// Whether the headers of open zones hold their write pointers, because the volume was closed cleanly.
     pub clean: bool,
 }
@@ -79,7 +82,8 @@ struct RawSuperblock {
     first_zone: U64,
     zones: U32,
     flags: U32,
-    reserved: [u8; 444],
+    staging: U32,
+    reserved: [u8; 440],
     crc: U32,
 }
 
@@ -109,7 +113,8 @@ impl Superblock {
             first_zone: self.first_zone.into(),
             zones: self.zones.into(),
             flags: u32::from(self.clean).into(),
-            reserved: [0; 444],
+            staging: self.staging.into(),
+            reserved: [0; 440],
             crc: 0.into(),
         };
         sector::block_of(&raw, self.block_size as usize).into()
@@ -122,7 +127,7 @@ impl Superblock {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of zones")?;
         let flags = raw.flags.get();
-        if flags & !CLEAN != 0 || raw.reserved != [0; 444] {
+        if flags & !CLEAN != 0 || raw.reserved != [0; 440] {
             return Err(Error::protocol("superblock of zones: flags or fields that version 2 doesn't have"));
         }
         if raw.sequence.get() > MAX_COUNT {
@@ -138,6 +143,7 @@ impl Superblock {
             zone_size: raw.zone_size.get(),
             first_zone: raw.first_zone.get(),
             zones: raw.zones.get(),
+            staging: raw.staging.get(),
             clean: flags & CLEAN != 0,
         };
         Ok(superblock)

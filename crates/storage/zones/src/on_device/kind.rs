@@ -71,6 +71,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
     Ok(Options {
         format: arguments.format(),
         zone_size: arguments.optional_size("zone_size")?,
+        staging: None,
         max_open: small(arguments, "max_open")?,
         max_active: small(arguments, "max_active")?,
         max_append: arguments.optional_size("max_append")?,
@@ -102,7 +103,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         volatile_cache: true,
         read_only: false,
     };
-    let layout = Layout::for_device(&geometry, zone_size)
+    let layout = Layout::for_device(&geometry, zone_size, options.staging)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     zone_geometry(&geometry, &layout, &options)
         .map(Shape::of_zones)

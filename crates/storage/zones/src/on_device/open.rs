@@ -4,7 +4,7 @@ use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
 use super::slot::Slot;
 use super::usage::Usage;
-use super::volume::Volume;
+use super::volume::{Volume, overwrite_with_zeros};
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
 use crate::sector;
@@ -34,10 +34,11 @@ const BETWEEN_READS: Duration = Duration::from_millis(5);
 const FIRST_GENERATIONS: u64 = 1 << 48;
 
 /// Formats the whole device as an empty volume. Its contents are lost.
-pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Result<()> {
+pub(super) async fn format(device: &dyn Device, options: &Options) -> Result<()> {
     let geometry = device.geometry();
     layout::check_device(geometry)?;
-    let layout = Layout::for_device(geometry, zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
+    let layout =
+        Layout::for_device(geometry, options.zone_size.unwrap_or(DEFAULT_ZONE_SIZE), options.staging)?;
     let uuid = draw_uuid();
     let generation = runtime::random_u64() % FIRST_GENERATIONS + 1;
 
@@ -45,6 +46,10 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     for copy in 0..2 {
         let block = BlockRange { start: Layout::superblock(layout.block_size, copy), count: BlockCount(1) };
         device.write_zeroes(block, ZeroMode::KeepAllocated, Durability::Durable).await?;
+    }
+    if let Some(staging) = layout.staging_range() {
+        // Written zeros, so that no later write lacks space.
+        overwrite_with_zeros(device, staging).await?;
     }
     let mut first = 0;
     while first < layout.zones {
@@ -67,6 +72,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
             zone_size: layout.zone_size,
             first_zone: layout.first_zone,
             zones: layout.zones,
+            staging: layout.staging as u32,
             clean: true,
         };
         let block = Layout::superblock(layout.block_size, sequence % 2);
@@ -259,6 +265,7 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         zone_size: superblock.zone_size,
         first_zone: superblock.first_zone,
         zones: superblock.zones,
+        staging: u64::from(superblock.staging),
     };
     layout.check(geometry)?;
     if let Some(wanted) = options.zone_size

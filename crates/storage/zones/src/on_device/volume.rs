@@ -463,6 +463,7 @@ impl Volume {
             zone_size: self.layout.zone_size,
             first_zone: self.layout.first_zone,
             zones: self.layout.zones,
+            staging: self.layout.staging as u32,
             clean,
         };
         let block: BlockIndex = Layout::superblock(self.layout.block_size, sequence % 2);
@@ -531,7 +532,7 @@ impl Volume {
 
 /// Writes zeros as data, 1 MiB at a time. `write_zeroes` would not do: a file system may answer it by marking
 /// extents as unwritten, and the old bytes stay on the medium.
-async fn overwrite_with_zeros(device: &dyn Device, range: BlockRange) -> Result<()> {
+pub(super) async fn overwrite_with_zeros(device: &dyn Device, range: BlockRange) -> Result<()> {
     const STEP: u64 = 1 << 20;
     let block_size = device.geometry().block_size;
     let step = BlockCount((STEP >> block_size.shift()).max(1));

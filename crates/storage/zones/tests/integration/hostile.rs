@@ -65,6 +65,7 @@ fn superblock() -> Superblock {
         zone_size: ZONE,
         first_zone: ZONE,
         zones: 7,
+        staging: 0,
         clean: true,
     }
 }
@@ -105,12 +106,20 @@ proptest! {
     }
 
     #[test]
-    fn records_survive_the_trip(sequence in 0_u64..1 << 62, sizes in any::<(u64, u64, u32)>(), clean: bool) {
-        let written = Superblock { sequence, zone_size: sizes.0, first_zone: sizes.1, zones: sizes.2, clean, ..superblock() };
+    fn records_survive_the_trip(sequence in 0_u64..1 << 62, sizes in any::<(u64, u64, u32)>(), staging: u32, clean: bool) {
+        let written = Superblock { sequence, zone_size: sizes.0, first_zone: sizes.1, zones: sizes.2, staging, clean, ..superblock() };
         prop_assert_eq!(Superblock::decode(&written.encode().to_data()).unwrap(), written);
         let written = ZoneHeader { generation: 1 + sequence / 2, write_pointer: sizes.0 % 60 * BLOCK, ..header() };
         prop_assert_eq!(decode_header(&written.encode(BLOCK).to_data()).unwrap(), written);
     }
+}
+
+/// Programs from before the staging area refuse bytes that aren't zeros here.
+#[test]
+fn a_staging_area_is_in_bytes_that_earlier_programs_expect_to_be_zeros() {
+    let bytes = |staging| Superblock { staging, ..superblock() }.encode().to_data()[64..508].to_vec();
+    assert_eq!(bytes(0), [0; 444]);
+    assert_ne!(bytes(1 << 20), [0; 444]);
 }
 
 /// Records with a valid checksum and invalid contents.

@@ -5,8 +5,8 @@
 
 use super::image::Image;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Part,
-    Payload, ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, CachedBytes, Call, Data, Device, DeviceGeometry, DevicePart, Durability,
+    Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -37,6 +37,25 @@ impl ImageDisk {
 
     fn made(geometry: DeviceGeometry, image: Option<Image>) -> Self {
         ImageDisk { shared: Arc::new(Shared { geometry, image, written: Mutex::new(BTreeMap::new()) }) }
+    }
+}
+
+impl Shared {
+    /// Reads blocks into `bytes`, which are zeros.
+    fn read(&self, range: BlockRange, bytes: &mut [u8]) {
+        let size = self.geometry.block_size;
+        if let Some(image) = &self.image {
+            image.read(size.offset_of(range.start).0, bytes);
+        }
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        for (block, data) in written.range(range.start.0..range.end().0) {
+            let from = size.offset_of(BlockIndex(block - range.start.0)).0 as usize;
+            let place = &mut bytes[from..from + size.bytes() as usize];
+            match data {
+                Some(data) => place.copy_from_slice(data),
+                None => place.fill(0),
+            }
+        }
     }
 }
 
@@ -86,20 +105,8 @@ impl Device for Handle {
                 Ok(range) => range,
                 Err(error) => return (Err(error), buffer),
             };
-            let size = self.0.geometry.block_size;
             buffer.append_zeroes(buffer.len());
-            if let Some(image) = &self.0.image {
-                image.read(size.offset_of(range.start).0, buffer.filled_mut());
-            }
-            let written = self.0.written.lock().unwrap_or_else(PoisonError::into_inner);
-            for (block, data) in written.range(range.start.0..range.end().0) {
-                let from = size.offset_of(BlockIndex(block - range.start.0)).0 as usize;
-                let place = &mut buffer.filled_mut()[from..from + size.bytes() as usize];
-                match data {
-                    Some(data) => place.copy_from_slice(data),
-                    None => place.fill(0),
-                }
-            }
+            self.0.read(range, buffer.filled_mut());
             (Ok(()), buffer)
         })
     }
@@ -123,5 +130,53 @@ impl Device for Handle {
 
     fn write_zeroes(&self, range: BlockRange, _: ZeroMode, _: Durability) -> Call<'_, Result<()>> {
         Call::new(async move { self.zero(range) })
+    }
+
+    fn open_cached(&self, range: BlockRange) -> Option<Box<dyn CachedBytes>> {
+        self.0.geometry.check(range).ok()?;
+        Some(Box::new(Bytes { disk: Handle(self.0.clone()), range }))
+    }
+}
+
+/// Bytes of a range of the disk.
+struct Bytes {
+    disk: Handle,
+    range: BlockRange,
+}
+
+impl Bytes {
+    /// Blocks that have `length` bytes at `offset` of the range, and the offset in the first of them.
+    fn blocks(&self, offset: u64, length: usize) -> Result<(BlockRange, usize)> {
+        let size = self.disk.0.geometry.block_size;
+        let end = offset.checked_add(length as u64).filter(|end| *end <= size.bytes_of(self.range.count));
+        let end = end.ok_or_else(|| Error::invalid(format!("{length} bytes at {offset} of a range")))?;
+        let (first, last) = (offset >> size.shift(), end.div_ceil(size.bytes()));
+        let blocks = BlockRange::new(self.range.start.0 + first, last - first);
+        Ok((blocks, (offset - (first << size.shift())) as usize))
+    }
+
+    fn contents(&self, blocks: BlockRange) -> Vec<u8> {
+        let size = self.disk.0.geometry.block_size;
+        let mut bytes = vec![0; size.bytes_of(blocks.count) as usize];
+        self.disk.0.read(blocks, &mut bytes);
+        bytes
+    }
+}
+
+impl CachedBytes for Bytes {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let (blocks, from) = self.blocks(offset, bytes.len())?;
+        bytes.copy_from_slice(&self.contents(blocks)[from..from + bytes.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.disk.0.geometry.check_writable()?;
+        let (blocks, from) = self.blocks(offset, bytes.len())?;
+        let mut contents = self.contents(blocks);
+        contents[from..from + bytes.len()].copy_from_slice(bytes);
+        let size = self.disk.0.geometry.block_size.bytes() as usize;
+        self.disk.put(blocks, |index| Some(Data::copy_of(&contents[index * size..(index + 1) * size])));
+        Ok(())
     }
 }
