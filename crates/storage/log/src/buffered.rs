@@ -7,9 +7,9 @@
 
 use crate::format::VersionId;
 use block::{Data, Payload};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Write buffer of a home shard, read by all shards.
@@ -44,8 +44,7 @@ impl Buffers {
         if let [only] = self.0.as_slice() {
             return only.find(version, block, count);
         }
-        let mut found: Vec<_> =
-            self.0.iter().flat_map(|buffer| buffer.find(version, block, count)).collect();
+        let mut found: Vec<_> = self.0.iter().flat_map(|buffer| buffer.find(version, block, count)).collect();
         found.sort_by_key(|(block, _)| *block);
         found
     }

@@ -130,9 +130,9 @@ impl Reserve {
         let image = pages + directory::blocks_at_most(layout, pages);
         let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
         let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
-        // The cleaner fills a zone and has one that is being sealed; it moves the blocks of a victim to a zone
-        // of their shard.
-        Reserve { open, cleaner: 2 + layout.stripes.shards(), checkpoints }
+        // The cleaner has a zone that is being sealed. On each shard it fills one, and discards in a full log
+        // take one.
+        Reserve { open, cleaner: 1 + 2 * layout.stripes.shards(), checkpoints }
     }
 
     /// Number of all reserved zones.

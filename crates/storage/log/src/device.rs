@@ -256,6 +256,10 @@ impl DevicePart for LogPart {
                 let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, homes, recovered, id).await?);
+                // Its deletion may have begun while the other shards were asked.
+                if core.versions.borrow().get(id).is_none_or(|version| version.is_leaving) {
+                    return Err(crate::snapshot::not_found(&core, &name));
+                }
                 core.views.borrow_mut().retain(|view| view.strong_count() > 0);
                 core.views.borrow_mut().push(Arc::downgrade(&shared.view));
                 Ok(shared)

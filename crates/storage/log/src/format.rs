@@ -241,9 +241,7 @@ impl Own {
     pub fn encode(&self) -> Vec<u8> {
         match (self.home, self.stripes) {
             (Some(sequence), _) => sequence.to_le_bytes().to_vec(),
-            (None, Some((shards, blocks))) => {
-                [*STRIPES, shards.to_le_bytes(), blocks.to_le_bytes()].concat()
-            }
+            (None, Some((shards, blocks))) => [*STRIPES, shards.to_le_bytes(), blocks.to_le_bytes()].concat(),
             (None, None) => Vec::new(),
         }
     }

@@ -26,7 +26,8 @@ impl FullWarning {
 
     /// Whether a write was refused, and 95% of the capacity or more have been used since then.
     pub fn is_full(&self, used: u64, capacity: u64) -> bool {
-        self.has_refused.load(Ordering::Relaxed) && u128::from(used) * 100 >= u128::from(capacity) * u128::from(NOT_FULL)
+        self.has_refused.load(Ordering::Relaxed)
+            && u128::from(used) * 100 >= u128::from(capacity) * u128::from(NOT_FULL)
     }
 }
 

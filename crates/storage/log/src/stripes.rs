@@ -161,7 +161,8 @@ mod tests {
             let stripes = Stripes::new(shards, blocks).expect("a division");
             for volume in [1, 7, 8, 9, 100, 5000] {
                 let mut seen: Vec<Vec<u64>> = (0..shards).map(|_| Vec::new()).collect();
-                (0..volume).for_each(|block| seen[stripes.shard_of(block) as usize].push(stripes.local(block)));
+                (0..volume)
+                    .for_each(|block| seen[stripes.shard_of(block) as usize].push(stripes.local(block)));
                 for (shard, seen) in (0..).zip(&seen) {
                     let expected: Vec<u64> = (0..stripes.blocks_of(shard, volume)).collect();
                     assert_eq!(*seen, expected, "{stripes:?}, {volume} blocks, shard {shard}");
@@ -175,7 +176,10 @@ mod tests {
         let stripes = Stripes::new(3, 8).expect("a division");
         for (start, end) in [(0, 0), (3, 5), (7, 9), (0, 64), (13, 51)] {
             let runs: Vec<Range<u64>> = stripes.runs(start..end).collect();
-            assert_eq!(runs.iter().flat_map(Clone::clone).collect::<Vec<_>>(), (start..end).collect::<Vec<_>>());
+            assert_eq!(
+                runs.iter().flat_map(Clone::clone).collect::<Vec<_>>(),
+                (start..end).collect::<Vec<_>>()
+            );
             assert!(runs.iter().all(|run| run.start / 8 == (run.end - 1) / 8));
         }
         assert_eq!(Stripes::ONE.runs(5..5000).collect::<Vec<_>>(), [5..5000]);

@@ -3,8 +3,8 @@
 use super::{Window, name_of};
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
-use logkit::Sequences;
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
+use logkit::Sequences;
 use logkit::record::{Header, Identity, Kind, Parsed, sum_of};
 use logkit::root::Root;
 use logkit::scan::{self, Found, Kept};
@@ -269,10 +269,11 @@ impl<'a> Walk<'a> {
         self.walked.records += 1;
         self.walked.newer += u64::from(header.epoch > self.root.epoch);
         let first = header.position + 1;
-        let changes = match header.kind == Kind::Entries && header.stream.index() < self.layout.stripes.streams() {
-            true => self.note_changes(found),
-            false => Vec::new(),
-        };
+        let changes =
+            match header.kind == Kind::Entries && header.stream.index() < self.layout.stripes.streams() {
+                true => self.note_changes(found),
+                false => Vec::new(),
+            };
         let block = self.layout.block_bytes();
         let mut bad: Vec<(u32, String)> = Vec::new();
         if header.blocks > 0 {

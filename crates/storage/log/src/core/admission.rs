@@ -19,6 +19,8 @@ use std::time::Duration;
 /// Advice to operators of a full log.
 const REMEDY: &str = "discard some data, delete snapshots, or grow the disk";
 
+/// Most blocks of a request that is larger than the limit of dirty blocks.
+const MAX_REQUEST_BLOCKS: u64 = 1 << 13;
 /// Time after which a change looks again whether another shard has returned capacity.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
@@ -33,10 +35,7 @@ pub(super) struct Admission {
 impl Admission {
     /// Creates the admission of up to `dirty_blocks` blocks of dirty data.
     pub(super) fn new(dirty_blocks: u64) -> Self {
-        Admission {
-            requests: Requests::default(),
-            dirty: Semaphore::new(dirty_blocks as usize),
-        }
+        Admission { requests: Requests::default(), dirty: Semaphore::new(dirty_blocks as usize) }
     }
 
     /// Number of open requests.
@@ -252,9 +251,10 @@ impl Core {
         if most == 0 {
             return Ok(Some(0));
         }
-        // Capacity is reserved before the live blocks are read: a shard counts blocks as live before it returns
-        // their reservation.
-        let growing = self.peers.reserve(most);
+        // Reserved before the live blocks are read: a shard counts blocks as live before it returns their
+        // reservation.
+        let own = self.peers.reserve(most);
+        let growing = own + self.most_of_others();
         let (live, capacity) = (self.kit.pool.live_data(), self.capacity(growing + most));
         if live + growing + most > capacity {
             self.peers.release(most);
@@ -262,6 +262,12 @@ impl Core {
         }
         self.note_space(live + growing + most, capacity, false);
         Ok(Some(most as u32))
+    }
+
+    /// Most blocks that other shards may have reserved: far from a full log, a write doesn't read what they
+    /// have, whose cache lines change with every write there.
+    fn most_of_others(&self) -> u64 {
+        u64::from(self.peers.count() - 1) * self.settings.dirty_blocks.max(MAX_REQUEST_BLOCKS)
     }
 
     /// Reserves capacity for the blocks that the changes add exactly, in a log that is nearly full.
@@ -275,7 +281,7 @@ impl Core {
         });
         let growth: u64 = growth.sum();
         drop(versions);
-        let growing = self.peers.reserve(growth);
+        let growing = self.peers.reserve(growth) + self.peers.growing_of_others();
         let live = self.kit.pool.live_data();
         let has_room = growth == 0 || live + growing + growth <= self.capacity(growing + growth);
         if has_room {

@@ -12,11 +12,11 @@ use crate::format::VersionId;
 use crate::map::{Map, PAGE_BLOCKS, Physical};
 use crate::versions::{PageSet, Version};
 use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex};
-use logkit::{Owner, Sequences, StreamId};
 use logkit::checkpoint::{self, Cut};
 use logkit::moves::wait_for_moves;
 use logkit::pool::{CHECKPOINT_CLASS, Usage, Zone};
 use logkit::record::sum_of;
+use logkit::{Owner, Sequences, StreamId};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -204,7 +204,8 @@ impl Core {
         let is_consistent = others.iter().all(|frozen| frozen.changes == changes);
         let mut dirty = Vec::new();
         for (id, pages, map) in &own.dirty {
-            let of_others = others.iter().filter_map(|other| other.dirty.iter().find(|(other, ..)| other == id));
+            let of_others =
+                others.iter().filter_map(|other| other.dirty.iter().find(|(other, ..)| other == id));
             let (mut pages, mut maps) = (pages.clone(), vec![map]);
             for (_, more, map) in of_others {
                 pages = pages.with(more);

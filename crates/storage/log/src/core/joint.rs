@@ -149,10 +149,7 @@ impl Core {
 
     /// Waits until the blocks of a deleted version have been released on this shard.
     pub async fn released(&self, id: VersionId) {
-        while self.versions.borrow().is_dying(id)
-            && !self.kit.is_closing()
-            && self.kit.failure().is_none()
-        {
+        while self.versions.borrow().is_dying(id) && !self.kit.is_closing() && self.kit.failure().is_none() {
             self.kit.events.freed.notified().await;
         }
     }

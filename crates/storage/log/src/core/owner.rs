@@ -1,4 +1,4 @@
-//! What the kit asks the log device: the owner's side of commits, cleaning and checkpoints.
+//! The log device as an owner of the kit: commits, cleaning, flushes and resets.
 
 use super::Core;
 use crate::entry::LogEntry;
@@ -105,9 +105,7 @@ impl Owner for Core {
     async fn free_dead(self: &Rc<Self>) -> Result<()> {
         match self.peers.index() {
             0 => reset::free_dead(self).await,
-            _ => {
-                self.peers.first().with(|core: Rc<Core>| async move { reset::free_dead(&core).await }).await
-            }
+            _ => self.peers.first().with(|core: Rc<Core>| async move { reset::free_dead(&core).await }).await,
         }
     }
 
@@ -124,7 +122,8 @@ impl Owner for Core {
 
     async fn grace(&self) -> Result<()> {
         let graces = self.begin_graces();
-        let of_others = self.peers.each_other(|core: Rc<Core>| async move { Ok(core.begin_graces()) }).await?;
+        let of_others =
+            self.peers.each_other(|core: Rc<Core>| async move { Ok(core.begin_graces()) }).await?;
         self.kit.readers.grace().await?;
         graces.into_iter().for_each(|(map, grace)| map.end_grace(grace));
         self.end_graces(of_others).await

@@ -51,11 +51,6 @@ impl Totals {
             warning: FullWarning::default(),
         })
     }
-
-    fn sum(&self, part: impl Fn(&Used) -> &AtomicU64) -> u64 {
-        // A shard returns capacity after it has counted the blocks as live.
-        self.used.iter().map(|used| part(used).load(Ordering::Acquire)).sum()
-    }
 }
 
 /// A shard among the others.
@@ -109,15 +104,28 @@ impl Peers {
         &self.totals
     }
 
-    /// Reserves capacity for a change of this shard. Returns the blocks that were reserved before, on all
-    /// shards: of two shards that reserve at the same time, at least one sees the other's blocks.
+    /// Reserves capacity for a change of this shard. Returns the blocks that it had reserved before.
     pub(super) fn reserve(&self, blocks: u64) -> u64 {
         let growing = &self.totals.used[self.index as usize].growing;
-        growing.store(growing.load(Ordering::Relaxed) + blocks, Ordering::Relaxed);
-        if !self.is_alone() {
-            fence(Ordering::SeqCst);
+        let before = growing.load(Ordering::Relaxed);
+        growing.store(before + blocks, Ordering::Release);
+        before
+    }
+
+    /// Blocks that the other shards have reserved. Of two shards that reserve blocks and then ask for those of
+    /// the other, at least one sees them.
+    pub(super) fn growing_of_others(&self) -> u64 {
+        if self.is_alone() {
+            return 0;
         }
-        self.totals.sum(|used| &used.growing) - blocks
+        fence(Ordering::SeqCst);
+        // A shard returns capacity after it has counted the blocks as live.
+        self.sum_of_others(|used| used.growing.load(Ordering::Acquire))
+    }
+
+    fn sum_of_others(&self, part: impl Fn(&Used) -> u64) -> u64 {
+        let others = self.totals.used.iter().enumerate().filter(|(index, _)| *index != self.index as usize);
+        others.map(|(_, used)| part(used)).sum()
     }
 
     /// Returns reserved capacity.
@@ -136,10 +144,8 @@ impl Peers {
     /// Sum of the published dirty pages of the other shards: of all versions, and of those larger than the
     /// disk.
     pub(super) fn dirty_of_others(&self) -> (u64, u64) {
-        let others = || self.totals.used.iter().enumerate().filter(|(index, _)| *index != self.index as usize);
-        let sum = |part: fn(&Used) -> &AtomicU64| {
-            others().map(|(_, used)| part(used).load(Ordering::Relaxed)).sum::<u64>()
-        };
+        let sum =
+            |part: fn(&Used) -> &AtomicU64| self.sum_of_others(|used| part(used).load(Ordering::Relaxed));
         (sum(|used| &used.dirty), sum(|used| &used.thin))
     }
 
@@ -182,9 +188,10 @@ mod tests {
     fn reserved_blocks_of_all_shards_are_seen() {
         let totals = Totals::new(3);
         let [a, b] = [0, 2].map(|index| Peers::new(index, totals.clone()));
-        assert_eq!([a.reserve(5), b.reserve(7), a.reserve(1)], [0, 5, 12]);
+        assert_eq!([a.reserve(5), b.reserve(7), a.reserve(1)], [0, 0, 5]);
+        assert_eq!([a.growing_of_others(), b.growing_of_others()], [7, 6]);
         b.release(7);
-        assert_eq!(a.reserve(0), 6);
+        assert_eq!(a.growing_of_others(), 0);
         a.publish_dirty(3, 2);
         b.publish_dirty(10, 0);
         assert_eq!([a.dirty_of_others(), b.dirty_of_others()], [(10, 0), (3, 2)]);

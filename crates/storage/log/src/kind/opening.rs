@@ -6,6 +6,7 @@ use crate::device::LogPart;
 use crate::format::VersionId;
 use crate::recovery::{self, Access, FileUse, HomeFiles, HomeStorage, Recovered};
 use crate::salvage;
+use crate::versions::VersionSeeds;
 use block::{DevicePart, Error, Result, ZonesPart};
 use logkit::Owner;
 use logkit::root::Root;
@@ -140,11 +141,20 @@ pub async fn open_with(
     let streams = layout.stripes.streams();
     let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= Root::most_epochs(streams);
     let (core, homes) = start(&zones, state, options, blocks).await?;
-    if writes && (options.format || has_many_epochs) {
-        core.write_checkpoint(false).await?;
-        core.prepare_reset().await?;
+    let begin = async {
+        if writes && (options.format || has_many_epochs) {
+            core.write_checkpoint(false).await?;
+            core.prepare_reset().await?;
+        }
+        LogPart::new(zones, core, homes.clone(), recovered).await
+    };
+    let begun = begin.await;
+    if begun.is_err() {
+        for home in &*homes {
+            home.forget().await?;
+        }
     }
-    LogPart::new(zones, core, homes, recovered).await
+    begun
 }
 
 /// Creates the cores of all shards of a log in this state, the home's on this shard. A log that is salvaged
@@ -163,6 +173,28 @@ async fn start(
     let (settings, kit_settings) = options.settings(&layout, blocks, &*policy, 0);
     let core = Core::new(state, settings, kit_settings, policy, totals.clone());
     let mut homes = vec![Home::here(core.clone())];
+    let joined = join(zones, &core, seeds, options, (blocks, totals), &mut homes).await;
+    match joined {
+        Ok(homes) => Ok((core, homes)),
+        Err(error) => {
+            for home in &homes {
+                home.forget().await?;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Creates the cores of the other shards, adds them to `homes`, and makes all shards known to each other.
+async fn join(
+    zones: &Arc<dyn ZonesPart>,
+    core: &Rc<Core>,
+    seeds: Vec<VersionSeeds>,
+    options: &Options,
+    (blocks, totals): (u64, Arc<Totals>),
+    homes: &mut Vec<Home<Core>>,
+) -> Result<Homes> {
+    let layout = core.layout;
     for (shard, seeds) in (1..).zip(seeds) {
         let (peer, damaged, zones) = (core.kit().peer(), core.damaged.clone(), zones.clone());
         let (options, totals) = (options.clone(), totals.clone());
@@ -172,11 +204,12 @@ async fn start(
             let (settings, kit_settings) = options.settings(&layout, blocks, &*policy, shard);
             let peers = Peers::new(shard, totals);
             let parts = (layout, seeds, damaged);
-            Ok::<_, Error>(Home::here(Core::join((peer, handle), parts, settings, kit_settings, policy, peers)))
+            let core = Core::join((peer, handle), parts, settings, kit_settings, policy, peers);
+            Ok::<_, Error>(Home::here(core))
         };
         homes.push(runtime::spawn_on(place_of(shard), join).await??);
     }
-    let homes: Homes = homes.into();
+    let homes: Homes = homes.clone().into();
     for home in &*homes {
         let homes = homes.clone();
         home.with(|core: Rc<Core>| async move {
@@ -186,5 +219,5 @@ async fn start(
         .await?;
     }
     core.publish_images().await?;
-    Ok((core, homes))
+    Ok(homes)
 }

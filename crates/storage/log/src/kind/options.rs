@@ -103,8 +103,8 @@ impl Options {
         logkit::cleaning::make(&self.cleaning, logkit::cleaning::Parameters::for_zones(zones))
     }
 
-    /// Open zones of a log with `shards` shards: of each, one per lane and class of users, one per class of the
-    /// cleaner, and those that are being sealed (`Core::seal`).
+    /// Open zones of a log with `shards` shards: of each, one per lane and class of users, one per class of
+    /// the cleaner, and those that are being sealed (`Core::seal`).
     fn open_zones(&self, policy: &dyn Policy, shards: u32) -> u32 {
         let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
         let movers = u32::from(policy.classes()) - users;

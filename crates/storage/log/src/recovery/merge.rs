@@ -5,8 +5,8 @@
 //! shard, and two of them have the same order in all streams. So there is an order of all records that has
 //! the order of every stream, and replay in it is replay of one log.
 
-use block::{Error, Result};
 use crate::stripes::{Stripes, cleaner_stream, user_stream};
+use block::{Error, Result};
 use logkit::recovery::{number_in, replay_order};
 use logkit::scan::Kept;
 use std::collections::VecDeque;
@@ -16,7 +16,8 @@ use std::collections::VecDeque;
 /// # Errors
 /// [`Error::Corrupt`] if a joint record isn't in the streams of all shards, in the same order.
 pub(super) fn merge<K: Kept>(records: Vec<K>, stripes: Stripes) -> Result<Vec<K>> {
-    let mut queues: Vec<VecDeque<usize>> = (0..stripes.shards()).map(|shard| queue(&records, shard)).collect();
+    let mut queues: Vec<VecDeque<usize>> =
+        (0..stripes.shards()).map(|shard| queue(&records, shard)).collect();
     let is_joint: Vec<bool> = records.iter().map(|record| is_joint(record)).collect();
     let mut order = Vec::with_capacity(records.len());
     loop {
