@@ -295,7 +295,7 @@ impl Device for HalfFlushed {
 /// The oracle finds a flush that leaves out a shard.
 #[test]
 fn a_flush_that_leaves_out_a_shard_is_caught() {
-    let mut oracle = Oracle::limited(seed("a flush of one shard", 5), 1);
+    let mut oracle = Oracle::new(seed("a flush of one shard", 5));
     let (blocks, options) = striped(2, 520, 72);
     oracle.disk.blocks = BlockCount(blocks);
     oracle.workload.operations = 200;

@@ -5,6 +5,7 @@
 //! byte. Decoding accepts untrusted bytes.
 
 use crate::map::Physical;
+use crate::stripes::Stripes;
 use block::{Error, Result};
 use logkit::StreamId;
 use zerocopy::little_endian::{U32, U64};
@@ -246,6 +247,16 @@ impl Own {
         }
     }
 
+    /// Returns the division of the volume's blocks among shards.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for one that no version of this program writes.
+    pub fn division(&self) -> Result<Stripes> {
+        let Some((shards, blocks)) = self.stripes else { return Ok(Stripes::ONE) };
+        let division = Stripes::new(shards, blocks);
+        division.map_err(|error| Error::corrupt(format!("root of the log: {}", error.detail())))
+    }
+
     /// Decodes the part from untrusted bytes.
     ///
     /// # Errors
@@ -296,6 +307,26 @@ mod tests {
             (any::<u32>(), any::<u64>())
                 .prop_map(|(version, blocks)| Change::Grow { version: VersionId(version), blocks }),
         ]
+    }
+
+    #[test]
+    fn the_part_of_a_root_is_read() {
+        let stripes = Stripes::new(7, 256).expect("a division");
+        for own in [
+            Own::default(),
+            Own { home: Some(5), stripes: None },
+            Own { home: None, stripes: stripes.in_root() },
+        ] {
+            assert_eq!(Own::decode(&own.encode()), Ok(own));
+        }
+        assert_eq!(Own { home: None, stripes: stripes.in_root() }.division(), Ok(stripes));
+        assert_eq!(Own::default().division(), Ok(Stripes::ONE));
+        assert!(Own::default().encode().is_empty());
+        for stripes in [(0, 8), (17, 8), (2, 7)] {
+            let wrong = Own { home: None, stripes: Some(stripes) };
+            assert!(matches!(wrong.division(), Err(Error::Corrupt(_))));
+        }
+        assert!(Own::decode(&[0; 12]).is_err() && Own::decode(&[0; 5]).is_err());
     }
 
     proptest! {

@@ -98,7 +98,7 @@ pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
 /// were formatted.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     recovery::check_owner(root, OWNER)?;
-    let stripes = Stripes::of_root(&root.own)?;
+    let stripes = Own::decode(&root.own)?.division()?;
     recovery::check_streams(root, stripes.streams())?;
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(

@@ -4,7 +4,6 @@
 //! shards. Every entry of a record is within one stripe, so each block has one shard that numbers its
 //! changes. A log with one shard has one stripe.
 
-use crate::format::Own;
 use block::{Error, Result};
 use logkit::StreamId;
 use logkit::record::MAX_LINKS;
@@ -13,7 +12,7 @@ use std::ops::Range;
 /// Largest number of shards of a log. A snapshot is a record of all shards, with a link to each but one.
 pub const MAX_SHARDS: u32 = MAX_LINKS as u32;
 /// Default length of a stripe in blocks: a page of the map (4 MiB), so a page has changes of one shard.
-pub const STRIPE_BLOCKS: u32 = crate::map::PAGE_BLOCKS as u32;
+pub const STRIPE_BLOCKS: u32 = 1024;
 
 /// Division of the blocks of a volume among shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,19 +42,7 @@ impl Stripes {
         }
     }
 
-    /// Returns the division that a root names.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for one that no version of this program writes.
-    pub fn of_root(own: &[u8]) -> Result<Self> {
-        match Own::decode(own)?.stripes {
-            None => Ok(Stripes::ONE),
-            Some((shards, blocks)) => Stripes::new(shards, blocks)
-                .map_err(|error| Error::corrupt(format!("root of the log: {}", error.detail()))),
-        }
-    }
-
-    /// Returns the division as a root names it; `None` for one shard.
+    /// Number of shards and of blocks of a stripe, as a root names them; `None` for one shard.
     pub fn in_root(self) -> Option<(u32, u32)> {
         (self.shards > 1).then_some((self.shards, 1 << self.shift))
     }
@@ -71,9 +58,9 @@ impl Stripes {
         2 * self.shards as usize
     }
 
-    /// Whether every page of the map belongs to one shard as a whole.
-    pub fn has_whole_pages(self) -> bool {
-        1 << self.shift >= crate::map::PAGE_BLOCKS
+    /// Whether every page of `blocks` blocks, a power of two, belongs to one shard as a whole.
+    pub fn has_whole_pages(self, blocks: u64) -> bool {
+        1 << self.shift >= blocks
     }
 
     /// Shard that has a block.
@@ -186,17 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn a_root_names_the_division() {
-        for stripes in [Stripes::ONE, Stripes::new(7, 256).expect("a division")] {
-            let own = Own { home: None, stripes: stripes.in_root() }.encode();
-            assert_eq!(Stripes::of_root(&own), Ok(stripes));
+    fn a_division_that_no_log_has_is_refused() {
+        for (shards, blocks) in [(0, 8), (17, 8), (2, 7), (2, 0)] {
+            assert!(Stripes::new(shards, blocks).is_err(), "{shards} shards, {blocks} blocks");
         }
-        assert!(Own { home: None, stripes: None }.encode().is_empty());
-        let wrong = |shards, blocks| Own { home: None, stripes: Some((shards, blocks)) }.encode();
-        for own in [wrong(0, 8), wrong(17, 8), wrong(2, 7)] {
-            assert!(matches!(Stripes::of_root(&own), Err(Error::Corrupt(_))));
-        }
-        assert!(Stripes::new(17, 8).is_err());
+        assert_eq!(Stripes::new(7, 256).map(Stripes::in_root), Ok(Some((7, 256))));
+        assert_eq!(Stripes::new(1, 256), Ok(Stripes::ONE));
+        assert_eq!(Stripes::ONE.in_root(), None);
         assert_eq!(joined(2), [StreamId(2), StreamId(4)]);
     }
 }

@@ -7,11 +7,13 @@
 //! unmapped, and changes of them have no effect.
 
 use super::{Map, Mapping, PAGE_BLOCKS, Physical, make};
-use crate::stripes::Stripes;
+use crate::stripes::{STRIPE_BLOCKS, Stripes};
 use block::Result;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+const _: () = assert!(STRIPE_BLOCKS as u64 == PAGE_BLOCKS, "a stripe is a page");
 
 /// A map of parts by shard.
 #[derive(Debug)]
@@ -146,7 +148,7 @@ impl Map for Striped {
 
     fn load_page(&self, page: u64, entries: &[u32]) {
         assert_eq!(entries.len() as u64, PAGE_BLOCKS, "a whole page");
-        if self.stripes.has_whole_pages() {
+        if self.stripes.has_whole_pages(PAGE_BLOCKS) {
             if let Some((part, page)) = self.whole_page(page) {
                 part.load_page(page, entries);
             }
@@ -160,7 +162,7 @@ impl Map for Striped {
     }
 
     fn expect_pages(&self, pages: &[u64]) {
-        if !self.stripes.has_whole_pages() {
+        if !self.stripes.has_whole_pages(PAGE_BLOCKS) {
             return;
         }
         let mut local: Vec<Vec<u64>> = self.parts.iter().map(|_| Vec::new()).collect();
@@ -177,7 +179,7 @@ impl Map for Striped {
 
     fn save_page(&self, page: u64, entries: &mut [u32]) {
         assert_eq!(entries.len() as u64, PAGE_BLOCKS, "a whole page");
-        if self.stripes.has_whole_pages() {
+        if self.stripes.has_whole_pages(PAGE_BLOCKS) {
             match self.whole_page(page) {
                 Some((part, page)) => part.save_page(page, entries),
                 None => entries.fill(0),

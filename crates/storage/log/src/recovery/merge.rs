@@ -22,9 +22,8 @@ pub(super) fn merge<K: Kept>(records: Vec<K>, stripes: Stripes) -> Result<Vec<K>
     let mut order = Vec::with_capacity(records.len());
     loop {
         for queue in &mut queues {
-            while let Some(next) = queue.pop_front_if(|next| !is_joint[*next]) {
-                order.push(next);
-            }
+            let joint = queue.iter().position(|next| is_joint[*next]).unwrap_or(queue.len());
+            order.extend(queue.drain(..joint));
         }
         let Some(joint) = queues.iter().find_map(|queue| queue.front().copied()) else { break };
         if queues.iter_mut().any(|queue| queue.pop_front() != Some(joint)) {

@@ -168,7 +168,9 @@ fn a_full_log_takes_overwrites_and_discards() {
             for number in 0..count / 2 {
                 volume.discard(place(number), 1).await;
             }
-            for number in 0..count / 2 {
+            // Pages that writes in flight make dirty take a few blocks of a thin volume.
+            let most = count / 2 - 40;
+            for number in 0..most {
                 volume.write(place(count + number), 1, 9).await;
             }
             volume.flush().await;
