@@ -94,6 +94,7 @@ pub use home_device::HomeDevice;
 pub use limited_part::LimitedPart;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
+pub use polling::BusyWait;
 pub use random::Random;
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on, try_blocking};
 pub use requester::{ProcessName, Requester, attributed, requester};

@@ -94,6 +94,11 @@ pub fn shard_count() -> usize {
     with_current(|shard| shard.all.len())
 }
 
+/// Whether the current shard may poll for any event before it sleeps.
+pub(crate) fn may_poll() -> bool {
+    with_current(|shard| shard.may_poll())
+}
+
 /// Submits the started operations of this shard to the kernel now, without waiting for a full batch. Only for
 /// operations that must begin at once: batching is faster.
 pub fn submit_now() {
@@ -182,6 +187,15 @@ impl Shard {
             && let Some(ring) = ring.borrow_mut().as_mut()
         {
             ring.polling().expect_request();
+        }
+    }
+
+    fn may_poll(&self) -> bool {
+        match &self.driver {
+            Driver::Ring(ring) => {
+                ring.borrow_mut().as_mut().is_some_and(|ring| ring.polling().is_allowed_for_any())
+            }
+            Driver::Simulated(_) => false,
         }
     }
 

@@ -1,9 +1,9 @@
 //! One queue on its shard: takes requests from the ring, executes them on the device, and completes them.
 //!
 //! One task drives all requests of the queue, without an allocation or a task per request. While requests
-//! arrive the guest needn't notify this door; when none is left the task asks for a notification and waits
-//! for it in the shard's ring. Completed requests are published together, once per turn, with at most one
-//! notification.
+//! arrive the guest needn't notify this door. When none is left the task looks into the guest's ring for as
+//! long as the shard may poll; then it asks for a notification and waits for it in the shard's ring.
+//! Completed requests are published together, once per turn, with at most one notification.
 
 use super::config::feature;
 use super::inflight::InflightQueue;
@@ -15,6 +15,7 @@ use crate::served::export::{Export, Tally};
 use crate::served::in_flight::{InFlight, SLOTS};
 use crate::served::work::{ByteRange, Operation, Target, Work};
 use block::{Buffer, Call, Data, Device, Error, Result};
+use runtime::BusyWait;
 use runtime::event::{EventSignal, EventWait};
 use runtime::sync::StopToken;
 use std::collections::VecDeque;
@@ -115,6 +116,8 @@ struct Queue<'d> {
     tally: Tally,
     /// Whether completed requests haven't been published.
     unpublished: bool,
+    /// Wait for the next request while none is in flight.
+    idle: BusyWait,
     call: Arc<CallLine>,
 }
 
@@ -200,6 +203,7 @@ impl<'d> Queue<'d> {
             spare: Vec::new(),
             tally: Tally::default(),
             unpublished: false,
+            idle: BusyWait::default(),
             call,
         })
     }
@@ -217,10 +221,16 @@ impl<'d> Queue<'d> {
             let took = takes && self.take_requests()?;
             self.publish()?;
             if took {
+                self.idle.end();
                 continue;
             }
             // At a limit, the end of a request wakes this task.
             if !takes || self.is_full() {
+                return Ok(());
+            }
+            // With requests in flight, the shard itself polls, for their ends too.
+            if self.in_flight.is_empty() && self.idle.again() {
+                context.waker().wake_by_ref();
                 return Ok(());
             }
             // Repeated every time, because the requested index may have been passed since.
