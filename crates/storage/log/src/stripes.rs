@@ -169,7 +169,7 @@ mod tests {
             );
             assert!(runs.iter().all(|run| run.start / 8 == (run.end - 1) / 8));
         }
-        assert_eq!(Stripes::ONE.runs(5..5000).collect::<Vec<_>>(), [5..5000]);
+        assert!(Stripes::ONE.runs(5..5000).eq(std::iter::once(5..5000)));
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl Peers {
         before
     }
 
-    /// Blocks that the other shards have reserved. Of two shards that reserve blocks and then ask for those of
-    /// the other, at least one sees them.
+    /// Blocks that the other shards have reserved. Of two shards that reserve blocks and then ask for those
+    /// of the other, at least one sees them.
     pub(super) fn growing_of_others(&self) -> u64 {
         if self.is_alone() {
             return 0;

@@ -97,7 +97,7 @@ fn contents_stay_on_other_numbers_of_shards() {
                 assert_eq!(volume.versions(0, BLOCKS).await, expected, "epoch {epoch}");
                 volume.flush().await;
                 let image = raw(&disk).await;
-                if epoch % 2 == 0 {
+                if epoch.is_multiple_of(2) {
                     volume.close().await;
                     return (raw(&disk).await, expected);
                 }
