@@ -67,6 +67,8 @@ pub struct Oracle {
     /// Whether the contents must also be a prefix: if an operation is visible, then also every operation that
     /// had completed before it was submitted. A device doesn't promise this; a log does.
     pub prefix: bool,
+    /// Group of a block: each group's contents are a prefix of their own.
+    pub group_of: fn(u64) -> u32,
     /// Whether older states are legal: those that a cut could have left at this moment or at an earlier one.
     /// A device behind a cache may lag behind it.
     pub older: bool,
@@ -155,6 +157,7 @@ impl Oracle {
             disk,
             again_every: 0,
             prefix: false,
+            group_of: |_| 0,
             older: false,
             budget: Arc::new(Budget::unlimited()),
         }
@@ -293,7 +296,7 @@ where
     fn compare(&mut self, contents: &[u8]) -> Result<(), (u64, String)> {
         if self.oracle.prefix
             && let Some(cursor) = self.cursors.last()
-            && let Err(broken) = prefix::check(cursor.history(), contents)
+            && let Err(broken) = prefix::check(cursor.history(), contents, self.oracle.group_of)
         {
             return Err((cursor.cut(), broken));
         }

@@ -8,14 +8,23 @@
 
 use super::stamp;
 use layers::record::replay::{History, Operation};
+use std::collections::BTreeMap;
 
-/// Checks the contents of a client's device.
+/// Checks the contents of a client's device: those of each group of blocks.
 ///
 /// # Errors
 /// The missing operation, and the later one that was found.
-pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
+pub(super) fn check(history: &History, contents: &[u8], group_of: fn(u64) -> u32) -> Result<(), String> {
     let size = history.geometry().block_size;
-    let blocks: Vec<(u64, &[u8])> = (0..).zip(contents.chunks_exact(size.bytes() as usize)).collect();
+    let mut groups: BTreeMap<u32, Vec<(u64, &[u8])>> = BTreeMap::new();
+    for (block, bytes) in (0..).zip(contents.chunks_exact(size.bytes() as usize)) {
+        groups.entry(group_of(block)).or_default().push((block, bytes));
+    }
+    groups.values().try_for_each(|blocks| check_group(history, blocks))
+}
+
+fn check_group(history: &History, blocks: &[(u64, &[u8])]) -> Result<(), String> {
+    let size = history.geometry().block_size;
     let holds = |operation: &Operation, block: u64, found: &[u8]| {
         let start = block << size.shift();
         let covers = operation.range.start <= start && start + size.bytes() <= operation.range.end;
@@ -37,7 +46,7 @@ pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
         }
     }
     let Some(newest) = newest else { return Ok(()) };
-    for (block, found) in &blocks {
+    for (block, found) in blocks {
         let start = block << size.shift();
         let touching: Vec<&Operation> =
             history.operations().iter().filter(|operation| operation.range.contains(&start)).collect();

@@ -1,12 +1,16 @@
 //! The crash oracle on the log: zones are small, so that all of them are used again while the cleaner,
 //! checkpoints and roots are cut at every event.
 
-use block::{BlockCount, BlockSize, DevicePart, Result};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Extent, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
 use log::core::Acknowledge;
 use log::kind::{Options, open};
 use logkit::Counters;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -175,4 +179,133 @@ fn everything_discarded_now_and_then() {
     holds_with("discards of everything", 92, small(320, 60), 200, |oracle| {
         oracle.workload.discards_all = true
     });
+}
+
+fn striped(shards: u32, disk_blocks: u64, volume_blocks: u64) -> (u64, Options) {
+    let (blocks, options) = small(disk_blocks, volume_blocks);
+    (blocks, Options { shards: Some(shards), stripe_blocks: 8, ..options })
+}
+
+/// Shard of a block, by the number of shards.
+fn group_of(shards: u32) -> fn(u64) -> u32 {
+    match shards {
+        2 => |block| (block / 8 % 2) as u32,
+        3 => |block| (block / 8 % 3) as u32,
+        8 => |block| (block / 8 % 8) as u32,
+        _ => |_| 0,
+    }
+}
+
+/// Each shard's blocks are a prefix of the writes to them, with everything that was flushed.
+#[test]
+fn several_home_shards() {
+    for (shards, acknowledge) in
+        [(1, Acknowledge::Log), (2, Acknowledge::Log), (3, Acknowledge::Buffer), (8, Acknowledge::Log)]
+    {
+        let (blocks, options) = striped(shards, 280 + 120 * u64::from(shards), 72);
+        let options = Options { acknowledge, ..options };
+        let name = format!("{shards} home shards, {acknowledge:?}");
+        holds_with(&name, 80 + u64::from(shards), (blocks, options), 250, |oracle| {
+            oracle.group_of = group_of(shards);
+        });
+    }
+}
+
+#[test]
+fn cuts_during_a_recovery_of_several_home_shards() {
+    for shards in [2, 3] {
+        let name = format!("recoveries of {shards} home shards");
+        let on = striped(shards, 280 + 120 * u64::from(shards), 72);
+        let (report, _) = tried(&name, 110 + u64::from(shards), on, 120, |oracle| {
+            oracle.group_of = group_of(shards);
+            oracle.again_every = 331;
+        });
+        assert!(report.recoveries > 500 || !report.is_whole(), "{name}: {} recoveries", report.recoveries);
+    }
+}
+
+/// A log of two shards whose flush reaches the first one only.
+struct HalfFlushing(Arc<log::LogPart>);
+
+struct HalfFlushed {
+    log: Arc<log::LogPart>,
+    device: Rc<dyn Device>,
+}
+
+impl Part for HalfFlushing {
+    fn kind(&self) -> &'static str {
+        "half-flushing"
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        self.0.close()
+    }
+}
+
+impl DevicePart for HalfFlushing {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.0.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let device = self.0.open().await?;
+            Ok(Rc::new(HalfFlushed { log: self.0.clone(), device }) as Rc<dyn Device>)
+        })
+    }
+}
+
+impl Device for HalfFlushed {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.device.read(at, buffer)
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        self.device.write(at, payload, durability)
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(
+            self.log.home.with(|core: Rc<log::core::Core>| async move { core.flush_acknowledged().await }),
+        )
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.device.discard(range)
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.device.write_zeroes(range, mode, durability)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        self.device.extents(range)
+    }
+}
+
+/// The oracle finds a flush that leaves out a shard.
+#[test]
+fn a_flush_that_leaves_out_a_shard_is_caught() {
+    let mut oracle = Oracle::new(seed("a flush of one shard", 5));
+    let (blocks, options) = striped(2, 520, 72);
+    oracle.disk.blocks = BlockCount(blocks);
+    oracle.workload.operations = 200;
+    let main = move || async move {
+        let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
+            let options = Options { format: opening == Opening::Format, ..options.clone() };
+            Ok(Arc::new(HalfFlushing(Arc::new(open(disk, &options).await?))) as Arc<dyn DevicePart>)
+        };
+        oracle.run(open).await
+    };
+    let found = in_simulation(5, main);
+    println!("{}", found.expect_err("a flush of one shard isn't one"));
 }

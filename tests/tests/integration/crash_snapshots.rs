@@ -137,8 +137,15 @@ async fn check(log: &dyn DevicePart, expected: &Expected) -> Result<usize> {
 }
 
 fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
+    holds_on(name, usual_seed, map, at_home, 1);
+}
+
+fn holds_on(name: &str, usual_seed: u64, map: &'static str, at_home: bool, shards: u32) {
     let mut oracle = Oracle::limited(seed(name, usual_seed), 1);
-    oracle.disk.blocks = block::BlockCount(if at_home { 900 + 400 } else { 900 });
+    oracle.disk.blocks = block::BlockCount(match at_home {
+        true => 900 + 400,
+        false => 780 + 120 * u64::from(shards),
+    });
     oracle.workload.operations = 220;
     oracle.workload.queue_depth = 1;
     oracle.again_every = 499;
@@ -154,6 +161,8 @@ fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
                 zone_size: Some(32 << 10),
                 checkpoint_after: 64 << 10,
                 map: map.to_owned(),
+                shards: format.then_some(shards),
+                stripe_blocks: 8,
                 ..Options::default()
             };
             let log: Arc<dyn DevicePart> = match at_home {
@@ -190,4 +199,11 @@ fn at_home() {
 #[test]
 fn hash() {
     holds("snapshots of hash", 32, "hash", false);
+}
+
+#[test]
+fn on_several_home_shards() {
+    for shards in [2, 3, 8] {
+        holds_on(&format!("snapshots of {shards} shards"), 34 + u64::from(shards), "radix", false, shards);
+    }
 }

@@ -5,8 +5,9 @@
 mod operator;
 
 use block::{Error, Result};
-use log::core::Acknowledge;
+use log::core::{Acknowledge, Core};
 use log::kind::{Options, open};
+use log::map::Physical;
 use logkit::Owner;
 use operator::{Operated, check_versions, operate};
 use runtime::Random;
@@ -76,6 +77,11 @@ impl Subject for Setup {
         setup.options.blocks_at_once = pick(&[1, 7, 64, 1 << 14]);
         setup.options.high_watermark = pick(&[0, 1, 10, 30]) as f64;
         setup.options.low_watermark = pick(&[0, 0, 5, 40]) as f64;
+        let home_shards = pick(&[1, 1, 1, 2, 3, 8]);
+        setup.options.shards = Some(home_shards as u32);
+        setup.options.stripe_blocks = pick(&[1, 8, 64]) as u32;
+        // Each has open zones of its own.
+        setup.disk_bytes += (home_shards - 1) << 20;
         setup
     }
 
@@ -90,7 +96,7 @@ impl Subject for Setup {
     async fn open(&self, disks: &Disks, life: &Life) -> Result<Arc<log::LogPart>> {
         let disk = disks.open(0).await?;
         if !life.format {
-            let options = Options { zone_size: None, size: None, ..self.options.clone() };
+            let options = Options { zone_size: None, size: None, shards: None, ..self.options.clone() };
             return Ok(Arc::new(open(disk, &options).await?));
         }
         let options = Options { format: true, ..self.options.clone() };
@@ -108,7 +114,8 @@ impl Subject for Setup {
     }
 
     fn is_ordered(&self, _life: &Life) -> bool {
-        true
+        // Several home shards have a prefix each.
+        self.options.shards == Some(1)
     }
 
     fn survives_kill(&self, _life: &Life) -> bool {
@@ -156,19 +163,24 @@ impl Subject for Setup {
     }
 }
 
+/// Locations of the blocks of all versions of a home shard.
+fn places(core: &Core) -> Vec<Physical> {
+    let versions = core.versions.borrow();
+    let list = versions.list.iter().map(|version| (&version.map, 0..version.blocks));
+    let dying = versions.dying.iter().map(|dying| (&dying.map, dying.released..dying.blocks));
+    let places = list.chain(dying).flat_map(|(map, blocks)| blocks.map(|block| map.lookup(block)));
+    places.filter(|place| place.is_mapped()).collect()
+}
+
 /// Counts the live blocks of each zone, and compares them with the log's running count, by which it resets
-/// zones.
+/// zones. All home shards have to be here.
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
     let Ok(core) = part.home.get() else { return Ok(()) };
     let mut live = BTreeSet::new();
-    let versions = core.versions.borrow();
-    for version in &versions.list {
-        let places = (0..version.blocks).map(|block| version.map.lookup(block));
-        live.extend(places.filter(|place| place.is_mapped()));
-    }
-    for dying in &versions.dying {
-        let places = (dying.released..dying.blocks).map(|block| dying.map.lookup(block));
-        live.extend(places.filter(|place| place.is_mapped()));
+    for home in &**core.peers.homes() {
+        // Home shards on other threads may commit meanwhile.
+        let Ok(core) = home.get() else { return Ok(()) };
+        live.extend(places(&core));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
     live.iter().for_each(|place| by_zone[core.layout.place(*place).zone.0 as usize] += 1);

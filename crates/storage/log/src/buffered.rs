@@ -7,11 +7,12 @@
 
 use crate::format::VersionId;
 use block::{Data, Payload};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Write buffer of a log, shared by all shards.
+/// Write buffer of a home shard, read by all shards.
 #[derive(Debug, Default)]
 pub struct Buffered {
     blocks: Mutex<BTreeMap<(VersionId, u64), (u64, Data)>>,
@@ -20,6 +21,33 @@ pub struct Buffered {
     last: AtomicU64,
     /// Number of uncommitted blocks by write, blocks that a later write has overwritten included.
     waiting: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// The write buffers of all home shards of a log.
+#[derive(Debug, Clone)]
+pub struct Buffers(SmallVec<[Arc<Buffered>; 1]>);
+
+impl Buffers {
+    /// Returns the buffers of the home and of the other shards.
+    pub fn new(home: Arc<Buffered>, others: Vec<Arc<Buffered>>) -> Self {
+        Buffers(std::iter::once(home).chain(others).collect())
+    }
+
+    /// Returns whether all buffers are empty: one load for each.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|buffer| buffer.is_empty())
+    }
+
+    /// Returns the buffered blocks of a range, with their data, in order.
+    pub fn find(&self, version: VersionId, block: u64, count: u64) -> Vec<(u64, Data)> {
+        if let [only] = self.0.as_slice() {
+            return only.find(version, block, count);
+        }
+        let mut found: Vec<_> = self.0.iter().flat_map(|buffer| buffer.find(version, block, count)).collect();
+        found.sort_by_key(|(block, _)| *block);
+        found
+    }
 }
 
 impl Buffered {

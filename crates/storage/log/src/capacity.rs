@@ -41,6 +41,8 @@ pub struct Planned {
     pub parent: VersionId,
     /// Whether the version takes writes.
     pub writable: bool,
+    /// Number of pages of the parent that no checkpoint has.
+    pub unsaved: u64,
 }
 
 fn pages_of(blocks: u64) -> u64 {
@@ -62,7 +64,7 @@ impl Images {
         let there = versions.list.iter().map(|version| (version, version.writable, version.unsaved));
         let planned = planned.and_then(|planned| {
             let parent = versions.get(planned.parent)?;
-            Some((parent, planned.writable, parent.dirty.with(&parent.writing).len()))
+            Some((parent, planned.writable, planned.unsaved))
         });
         for (version, writable, unsaved) in there.chain(planned) {
             let (pages, all) = (pages_of(version.blocks), directory::chunks_of(version.blocks));
@@ -128,7 +130,9 @@ impl Reserve {
         let image = pages + directory::blocks_at_most(layout, pages);
         let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
         let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
-        Reserve { open, cleaner: 3, checkpoints }
+        // The cleaner has a zone that is being sealed. On each shard it fills one, and discards in a full log
+        // take one.
+        Reserve { open, cleaner: 1 + 2 * layout.stripes.shards(), checkpoints }
     }
 
     /// Number of all reserved zones.

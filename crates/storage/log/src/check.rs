@@ -31,7 +31,7 @@ pub(crate) use window::Window;
 
 use crate::changes::Replayable;
 use crate::directory::Directory;
-use crate::format::{CLEANER, STREAMS, USER, VersionId};
+use crate::format::VersionId;
 use crate::layout::Layout;
 use crate::recovery::{self, AtHome, HomeStorage, Recovered, Replay, in_order_of_replay};
 use crate::versions::Versions;
@@ -110,10 +110,10 @@ pub async fn check(
 
 /// Describes a stream for operators.
 pub(crate) fn stream_name(stream: StreamId) -> &'static str {
-    match stream {
-        USER => "users' writes",
-        CLEANER => "the cleaner",
-        _ => "an unknown stream",
+    match stream.0 % 2 {
+        _ if u32::from(stream.0) >= 2 * crate::stripes::MAX_SHARDS => "an unknown stream",
+        0 => "users' writes",
+        _ => "the cleaner",
     }
 }
 
@@ -146,24 +146,24 @@ struct Loaded {
     pool: ZonePool,
     pages: pages::Pages,
     /// Last valid record of each stream.
-    end: [u64; STREAMS],
+    end: Sequences,
     /// Last record of each stream that a later one names as durable.
-    durable: [u64; STREAMS],
+    durable: Sequences,
     /// The directory can't be read, so the blocks that the log needs are unknown.
     is_unknown: bool,
 }
 
 impl Check<'_> {
     /// Returns the records that the newest checkpoint covers.
-    fn covered(&self) -> [u64; STREAMS] {
-        [USER, CLEANER].map(|stream| self.root.covered.of(stream))
+    fn covered(&self) -> Sequences {
+        self.root.covered.clone()
     }
 
     /// Loads the newest checkpoint and replays the records after it; after damage, continues with the rest.
     async fn load(&mut self, at_home: Option<AtHome>) -> Result<Loaded> {
         if let Some(AtHome { known, directory, pool, mut versions, .. }) = at_home {
             self.checked.versions = versions.list.len() as u64;
-            let (mut end, mut durable) = (self.covered(), [0; STREAMS]);
+            let (mut end, mut durable) = (self.covered(), Sequences::default());
             if !self.root.clean {
                 (end, durable) = self.replay(&known, &pool, &mut versions).await;
             }
@@ -197,7 +197,7 @@ impl Check<'_> {
         let mut versions =
             recovery::load(self.zones, &self.layout, &directory, &pool, loading, recovered).await?;
         self.checked.versions = versions.list.len() as u64;
-        let (mut end, mut durable) = (self.covered(), [0; STREAMS]);
+        let (mut end, mut durable) = (self.covered(), Sequences::default());
         if !self.root.clean && !is_unknown {
             (end, durable) = self.replay(&known, &pool, &mut versions).await;
         }
@@ -209,7 +209,7 @@ impl Check<'_> {
         known: &[ZoneEntry],
         pool: &ZonePool,
         versions: &mut Versions,
-    ) -> ([u64; STREAMS], [u64; STREAMS]) {
+    ) -> (Sequences, Sequences) {
         let (zones, layout, root) = (self.zones, &self.layout, self.root);
         let scans = logkit::recovery::scan_all::<Replayable>(
             zones,
@@ -225,16 +225,15 @@ impl Check<'_> {
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be read: {}", error.detail());
                 self.findings.damage(Finding::at(None, 0, what));
-                return (self.covered(), [0; STREAMS]);
+                return (self.covered(), Sequences::default());
             }
         };
-        let durable = [USER, CLEANER].map(|stream| scans.durable.of(stream));
+        let durable = std::mem::take(&mut scans.durable);
         for line in std::mem::take(&mut scans.lost) {
             let what = format!("the records behind the checkpoint can't be read: {line}");
             self.findings.damage(Finding::at(None, 0, what));
         }
         // Records that recovery refuses are reported here, and the others are replayed.
-        scans.durable = Sequences::default();
         self.recovered.scanned_zones = scans.zones;
         let numbers: Vec<(StreamId, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
@@ -244,10 +243,10 @@ impl Check<'_> {
             for line in tail.dropped.first().into_iter().flat_map(|_| tail.describe()).take(1) {
                 self.findings.note(Finding::at(None, 0, line));
             }
-            let (records, end) = in_order_of_replay(tail);
+            let (records, end) = in_order_of_replay(tail, layout.stripes)?;
             // One by one, although it takes longer: the result verifies the batched replay of opening.
             let mut replay = Replay { versions, pool, layout, clock: root.clock };
-            replay.run(&records).map(|()| [USER, CLEANER].map(|stream| end.of(stream)))
+            replay.run(&records).map(|()| end)
         });
         let end = match tail {
             Ok(end) => end,
@@ -257,15 +256,15 @@ impl Check<'_> {
                 return (self.covered(), durable);
             }
         };
-        self.check_end(&numbers, end, durable);
+        self.check_end(&numbers, &end, &durable);
         (end, durable)
     }
 
     /// Compares the end of each stream with its last record that had been durable; `numbers` are those of all
     /// records that were found.
-    fn check_end(&mut self, numbers: &[(StreamId, u64)], end: [u64; STREAMS], durable: [u64; STREAMS]) {
-        for stream in [USER, CLEANER] {
-            let (end, durable) = (end[stream.index()], durable[stream.index()]);
+    fn check_end(&mut self, numbers: &[(StreamId, u64)], end: &Sequences, durable: &Sequences) {
+        for stream in (0..self.layout.stripes.streams() as u16).map(StreamId) {
+            let (end, durable) = (end.of(stream), durable.of(stream));
             if durable > end {
                 let behind = numbers.iter().filter(|(other, number)| *other == stream && *number > end);
                 let behind: BTreeSet<u64> = behind.map(|(_, number)| *number).collect();
@@ -295,7 +294,7 @@ impl Check<'_> {
                     &self.layout,
                     self.root,
                     report,
-                    zone::Tail { end: state.end, durable: state.durable },
+                    zone::Tail { end: state.end.clone(), durable: state.durable.clone() },
                 );
                 walk.on_read = Some(Box::new(move |bytes| progress((done + bytes).min(total), total)));
                 let walked = walk.run().await;

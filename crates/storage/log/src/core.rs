@@ -1,12 +1,18 @@
-//! The log device on its home shard: an owner of the kit whose entries are changes of versions.
+//! The log device on a home shard: an owner of the kit whose entries are changes of versions.
 //!
-//! Writes of all shards are sent here with their data and numbered in the order of arrival, so overlapping
-//! writes need no lock. Reads look up the map on any shard and don't involve the home shard.
+//! Writes to the blocks of this shard are sent here from all shards with their data and numbered in the order
+//! of arrival, so overlapping writes need no lock. Reads look up the map on any shard and don't involve the
+//! home shards. A log has one home shard or several ([`shards`]); the first of them is the home of what
+//! belongs to the whole log.
 
 mod admission;
 mod capacity;
 mod checkpoint;
 mod commit;
+mod joint;
+mod moves;
+mod owner;
+mod shards;
 
 use crate::buffered::Buffered;
 use crate::capacity::Images;
@@ -14,14 +20,16 @@ use crate::damaged::Damaged;
 use crate::entry::LogEntry;
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
-use crate::map::Physical;
 use crate::salvage::Lost;
-use crate::versions::{Effect, Versions};
+use crate::versions::{VersionSeeds, Versions};
 use admission::Admission;
-use block::{Call, Error, Payload, Result, ZoneBlock, ZoneIndex};
+use block::{Call, Result};
 use checkpoint::Superseded;
 use logkit::cleaning::Policy;
-use logkit::{Appender, Kit, Mover, Owner, Piece, Victim};
+use logkit::{Appender, Kit, Peer, flusher};
+use moves::Moves;
+use runtime::sync::Permit;
+pub use shards::{Homes, Peers, Totals, place_of};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -85,11 +93,16 @@ pub trait MapKeeper {
 #[derive(Debug)]
 pub struct View(pub VersionId);
 
-/// State of a log device. Belongs to its home shard.
+/// State of a home shard of a log device.
 pub struct Core {
     kit: Rc<Kit>,
     appender: Appender<LogEntry>,
     admission: Admission,
+    /// This shard among the others.
+    pub peers: Peers,
+    moves: Moves,
+    /// Keeps writes from this shard while a version is created.
+    gate: RefCell<Option<Permit>>,
     /// Division of the zones.
     pub layout: Layout,
     /// Settings.
@@ -139,38 +152,71 @@ pub struct State {
 }
 
 impl Core {
-    /// Creates a log device in this state.
+    /// Creates the core of the home of a log in this state.
     pub fn new(
         state: State,
         settings: Settings,
         kit_settings: logkit::Settings,
         policy: Box<dyn Policy>,
+        totals: Arc<Totals>,
     ) -> Rc<Self> {
+        let State { layout, zones, parts, versions, damaged, home, lost } = state;
+        let own = [kit_settings.user_stream, kit_settings.cleaner_stream];
         let classes = policy.classes();
-        let own = [crate::format::USER, crate::format::CLEANER];
-        let (lanes, steps) = (kit_settings.appends_in_flight, kit_settings.most_steps);
-        let kit = Kit::new(state.parts, state.zones, kit_settings, policy, &own);
-        let core = Rc::new(Core {
-            appender: Appender::new(kit.layout, classes, lanes, steps, &kit.streams, &own),
-            kit,
-            admission: Admission::new(settings.dirty_blocks),
-            layout: state.layout,
-            versions: RefCell::new(state.versions),
-            images: Cell::default(),
-            superseded: Superseded::default(),
-            damaged: Arc::new(state.damaged),
-            home: state.home,
-            lost: state.lost,
-            views: RefCell::default(),
-            handles: Cell::new(0),
-            buffer: Arc::default(),
-            settings,
-        });
+        let kit = Kit::new(parts, zones, kit_settings, policy, &own);
+        let (peers, damaged) = (Peers::new(0, totals), Arc::new(damaged));
+        let core = Self::with(kit, classes, (layout, versions, damaged), settings, peers, (home, lost));
         core.measure_images();
         core
     }
 
-    /// Makes all acknowledged writes durable.
+    /// Creates the core of another shard of a log, with the versions that the home gave it.
+    pub fn join(
+        (peer, zones): (Peer, Rc<dyn block::Zones>),
+        (layout, versions, damaged): (Layout, VersionSeeds, Arc<Damaged>),
+        settings: Settings,
+        kit_settings: logkit::Settings,
+        policy: Box<dyn Policy>,
+        peers: Peers,
+    ) -> Rc<Self> {
+        let own = [kit_settings.user_stream, kit_settings.cleaner_stream];
+        let classes = policy.classes();
+        let kit = Kit::join(peer, zones, kit_settings, policy, &own);
+        Self::with(kit, classes, (layout, versions.plant(), damaged), settings, peers, (None, None))
+    }
+
+    fn with(
+        kit: Rc<Kit>,
+        classes: u8,
+        (layout, versions, damaged): (Layout, Versions, Arc<Damaged>),
+        settings: Settings,
+        peers: Peers,
+        (home, lost): (Option<Rc<dyn MapKeeper>>, Option<Lost>),
+    ) -> Rc<Self> {
+        let own = [kit.settings.user_stream, kit.settings.cleaner_stream];
+        let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
+        Rc::new(Core {
+            appender: Appender::new(kit.layout, classes, lanes, steps, &kit.streams, &own),
+            kit,
+            admission: Admission::new(settings.dirty_blocks),
+            peers,
+            moves: Moves::new(classes),
+            gate: RefCell::default(),
+            layout,
+            versions: RefCell::new(versions),
+            images: Cell::default(),
+            superseded: Superseded::default(),
+            damaged,
+            home,
+            lost,
+            views: RefCell::default(),
+            handles: Cell::new(0),
+            buffer: Arc::default(),
+            settings,
+        })
+    }
+
+    /// Makes all acknowledged writes to the blocks of this shard durable.
     ///
     /// # Errors
     /// The failure of the log; errors of flushing.
@@ -178,7 +224,15 @@ impl Core {
         self.drain_buffer().await?;
         match &self.home {
             Some(home) => home.clone().flush(self.clone()).await,
-            None => self.kit.flush().await,
+            None => self.flush_committed().await,
+        }
+    }
+
+    /// Makes what has committed on this shard durable, with the records of other shards that it depends on.
+    pub(crate) async fn flush_committed(&self) -> Result<()> {
+        match self.peers.is_alone() {
+            true => self.kit.flush().await,
+            false => flusher::flush(self).await,
         }
     }
 
@@ -195,11 +249,6 @@ impl Core {
         )
     }
 
-    /// Returns the location of a block of a victim.
-    fn place(&self, victim: &Victim, block: u32) -> Physical {
-        self.layout.physical(ZoneBlock { zone: ZoneIndex(victim.zone()), block })
-    }
-
     /// Whether a version is open as a device.
     pub fn is_viewed(&self, id: VersionId) -> bool {
         self.views.borrow().iter().filter_map(Weak::upgrade).any(|view| view.0 == id)
@@ -208,161 +257,6 @@ impl Core {
     /// Whether the version exists and is writable.
     pub fn version_is_writable(&self, id: VersionId) -> bool {
         self.versions.borrow().get(id).is_some_and(|version| version.writable)
-    }
-}
-
-/// Name of live data in a zone: the first block of a change in a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Name {
-    version: VersionId,
-    block: u64,
-}
-
-impl Owner for Core {
-    type Entry = LogEntry;
-    type Name = Name;
-
-    #[inline]
-    fn kit(&self) -> &Rc<Kit> {
-        &self.kit
-    }
-
-    #[inline]
-    fn appender(&self) -> &Appender<LogEntry> {
-        &self.appender
-    }
-
-    fn commit(&self, entries: &[LogEntry], zone: u32, position: u32) {
-        self.commit_entries(entries, ZoneBlock { zone: ZoneIndex(zone), block: position });
-    }
-
-    fn refuse(&self, entry: &LogEntry, error: &Error) {
-        self.complete(entry, Err(error.clone()));
-    }
-
-    fn answer(&self, entry: &mut LogEntry, error: &Error) {
-        self.admission.answer(entry, error);
-    }
-
-    fn cut(&self, entry: &mut LogEntry, blocks: u32) -> LogEntry {
-        let bytes = (blocks as usize) << self.layout.block_size.shift();
-        let payload = entry.payload.slice(0..bytes);
-        entry.payload = entry.payload.slice(bytes..entry.payload.len());
-        let growth = entry.growth.min(blocks);
-        entry.growth -= growth;
-        let change = entry.change.cut(blocks);
-        self.admission.was_cut(entry);
-        LogEntry { change, payload, request: entry.request, growth, ticket: entry.ticket }
-    }
-
-    fn has_pieces(&self) -> bool {
-        !self.versions.borrow().dying.is_empty()
-    }
-
-    fn free_piece(&self) -> bool {
-        if !self.has_pieces() {
-            return false;
-        }
-        let mut versions = self.versions.borrow_mut();
-        let mut accounts = self.kit.pool.accounts();
-        let mut died = false;
-        let any = versions.release(self.settings.blocks_at_once, &mut |physical| {
-            self.account(&mut accounts, Effect::Dead(physical, 1));
-            died = true;
-        });
-        drop((versions, accounts));
-        if died && self.kit.is_stuck() {
-            self.kit.look_again();
-        }
-        any
-    }
-
-    fn checkpoint_cost(&self) -> u64 {
-        self.pages_cost()
-    }
-
-    fn checkpoint_zones(&self) -> u32 {
-        self.zones_for_checkpoint()
-    }
-
-    fn space_advice(&self) -> &'static str {
-        "discard some data, or delete snapshots"
-    }
-
-    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
-        self.write_checkpoint(clean).await
-    }
-
-    async fn prepare_reset(self: &Rc<Self>) -> Result<()> {
-        match &self.home {
-            Some(home) => home.clone().demand(self.clone()).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn grace(&self) -> Result<()> {
-        let maps: Vec<_> = self.versions.borrow().list.iter().map(|version| version.map.clone()).collect();
-        let graces: Vec<u64> = maps.iter().map(|map| map.begin_grace()).collect();
-        self.kit.readers.grace().await?;
-        maps.iter().zip(graces).for_each(|(map, grace)| map.end_grace(grace));
-        Ok(())
-    }
-
-    /// Moves exclude checkpoints while several versions exist: the pages of two versions could name different
-    /// locations of the same block, and recovery couldn't detect that it is one block.
-    fn moves_exclude_checkpoints(&self) -> bool {
-        self.versions.borrow().list.len() > 1
-    }
-
-    async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
-        let versions = self.versions.borrow();
-        let mut pieces = Vec::new();
-        for (record, found) in victim.records().iter().enumerate() {
-            let mut first = 0;
-            for change in Change::decode_all(&found.meta)? {
-                let (Change::Write { version, block, count } | Change::Move { version, block, count, .. }) =
-                    change
-                else {
-                    continue;
-                };
-                let position = found.header.position + 1 + first;
-                let at = self.place(victim, position);
-                let name = Name { version, block };
-                let whole = Piece { position, count, name, offset: 0, record, first };
-                versions.live(block, u64::from(count), at, &mut |offset, length| {
-                    pieces.push(whole.part(offset as u32, length as u32));
-                });
-                first += count;
-            }
-        }
-        Ok(pieces)
-    }
-
-    fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
-        let at = self.place(victim, piece.position);
-        let block = piece.name.block + u64::from(piece.offset);
-        let versions = self.versions.borrow();
-        versions.live(block, u64::from(piece.count), at, &mut |offset, length| {
-            visit(offset as u32, length as u32);
-        });
-    }
-
-    /// Moves pieces in the order of the volume.
-    async fn relocate(
-        self: &Rc<Self>,
-        victim: &Victim,
-        class: u8,
-        mut pieces: Vec<(Piece<Name>, block::Data)>,
-        mover: &mut Mover,
-    ) -> Result<()> {
-        pieces.sort_by_key(|(piece, _)| (piece.name.version, piece.name.block + u64::from(piece.offset)));
-        let entries = pieces.into_iter().map(|(piece, data)| {
-            let from = self.place(victim, piece.position);
-            let block = piece.name.block + u64::from(piece.offset);
-            let change = Change::Move { version: piece.name.version, block, count: piece.count, from };
-            LogEntry { change, payload: Payload::from(data), request: None, growth: 0, ticket: 0 }
-        });
-        mover.append(self, class, entries).await
     }
 }
 

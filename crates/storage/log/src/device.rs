@@ -1,9 +1,11 @@
 //! The log as a device: a part, and one handle per shard.
 //!
 //! A read looks up its version's map on the shard of the request, and reads the zones through that shard's
-//! handle. Changes are sent to the home shard as a whole.
+//! handle. Changes are sent to the home shard of their blocks; a change of blocks of several home shards is
+//! divided.
 
-use crate::core::{Acknowledge, Changes, Core, View};
+use crate::buffered::Buffers;
+use crate::core::{Acknowledge, Changes, Core, Homes, View};
 use crate::format::{Change, VersionId};
 use crate::map::{Map, Mapping, Physical};
 use crate::recovery::Recovered;
@@ -29,7 +31,7 @@ const CLOSE_TELLS: std::time::Duration = std::time::Duration::from_secs(5);
 /// A log-structured volume.
 #[derive(Debug)]
 pub struct LogPart {
-    /// Access to the core on its home shard.
+    /// Access to the core on the home of the log.
     pub home: Home<Core>,
     shared: Arc<Shared>,
     /// Whether the zones are closed with the log.
@@ -45,7 +47,9 @@ pub struct Shared {
     pub counters: Arc<Counters>,
     /// Result of recovery at the open.
     pub recovered: Recovered,
-    buffer: Arc<crate::buffered::Buffered>,
+    /// Home shards of the volume's blocks; only the first one for a log that is salvaged.
+    homes: Homes,
+    buffer: Buffers,
     damaged: Arc<crate::damaged::Damaged>,
     version: VersionId,
     view: Arc<View>,
@@ -62,14 +66,27 @@ impl std::fmt::Debug for Shared {
 }
 
 impl LogPart {
-    /// Returns a log whose core was just created on this shard.
-    pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
+    /// Returns a log whose cores were just created, that of the home on this shard.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] for a shard that has ended.
+    pub async fn new(
+        zones: Arc<dyn ZonesPart>,
+        core: Rc<Core>,
+        homes: Homes,
+        recovered: Recovered,
+    ) -> Result<LogPart> {
         if core.lost.is_none() {
             lane::start(&core);
+            let start = |core: Rc<Core>| async move {
+                lane::start(&core);
+                Ok(())
+            };
+            core.peers.each_other(start).await?;
             cleaner::start(&core);
         }
-        let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
-        Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
+        let shared = Shared::new(zones, &core, homes, recovered, VersionId::HEAD).await?;
+        Ok(LogPart { home: shared.homes[0].clone(), shared: Arc::new(shared), owns_zones: true })
     }
 
     /// Returns the log on borrowed zones, which stay open when it is closed.
@@ -89,12 +106,16 @@ impl LogPart {
 }
 
 impl Shared {
-    fn new(
+    async fn new(
         zones: Arc<dyn ZonesPart>,
         core: &Rc<Core>,
+        homes: Homes,
         recovered: Recovered,
         version: VersionId,
     ) -> Result<Self> {
+        let map = core.whole_map(version).await?;
+        let buffers = core.peers.each_other(|core: Rc<Core>| async move { Ok(core.buffer.clone()) }).await?;
+        let buffer = Buffers::new(core.buffer.clone(), buffers);
         let versions = core.versions.borrow();
         let entry = versions
             .get(version)
@@ -113,12 +134,13 @@ impl Shared {
             readers: core.kit().readers.clone(),
             counters: core.kit().counters.clone(),
             recovered,
-            buffer: core.buffer.clone(),
+            homes,
+            buffer,
             damaged: core.damaged.clone(),
             version,
             view: Arc::new(View(version)),
             keeps_acknowledged: core.settings.acknowledge == Acknowledge::Log && zones.keeps_acknowledged(),
-            map: entry.map.clone(),
+            map,
             blocks_at_once: core.settings.blocks_at_once,
             geometry,
             zones,
@@ -132,7 +154,8 @@ impl Part for LogPart {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        self.home.status(crate::status::status)
+        let volume = self.shared.map.clone();
+        self.home.status(move |core| crate::status::status(core, &*volume))
     }
 
     fn fullness(&self) -> Call<'_, Option<Fullness>> {
@@ -145,8 +168,10 @@ impl Part for LogPart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let closed = self.home.with(|core| async move { close(core).await }).await;
-            self.home.forget().await?;
+            let closed = close_all(&self.shared.homes).await;
+            for home in &*self.shared.homes {
+                home.forget().await?;
+            }
             match self.owns_zones {
                 true => closed.and(self.shared.zones.close().await),
                 false => closed,
@@ -166,7 +191,25 @@ impl Tell for LogPart {
     }
 }
 
-/// Writes the queued changes and a last checkpoint; writes nothing for a log that is salvaged.
+/// Writes the queued changes of all shards and a last checkpoint. The home is closed last: its cleaner frees
+/// zones until nothing is queued on the other shards, and moves their blocks.
+async fn close_all(homes: &[Home<Core>]) -> Result<()> {
+    let mut closed = Ok(());
+    for home in homes.iter().rev() {
+        closed = closed.and(home.with(|core| async move { close(core).await }).await);
+    }
+    for home in &homes[1..] {
+        let seal = |core: Rc<Core>| async move {
+            core.close_moves().await;
+            Ok(())
+        };
+        closed = closed.and(home.with(seal).await);
+    }
+    closed?;
+    homes[0].with(|core| async move { checkpoint_at_close(&core).await }).await
+}
+
+/// Writes the queued changes of a shard; writes nothing for a log that is salvaged.
 async fn close(core: Rc<Core>) -> Result<()> {
     core.kit().begin_closing();
     // The lanes and the cleaner seal their zones before they end. Open handles don't delay a close: they
@@ -180,13 +223,14 @@ async fn close(core: Rc<Core>) -> Result<()> {
         0 => {}
         open => tracing::warn!("log: closed while {open} handles of its home shard are open"),
     }
-    if let Some(error) = core.kit().failure() {
-        return Err(error);
+    core.kit().failure().map_or(Ok(()), Err)
+}
+
+async fn checkpoint_at_close(core: &Rc<Core>) -> Result<()> {
+    match core.lost {
+        Some(_) => Ok(()),
+        None => core.write_checkpoint(true).await,
     }
-    if core.lost.is_some() {
-        return Ok(());
-    }
-    core.write_checkpoint(true).await
 }
 
 impl DevicePart for LogPart {
@@ -199,38 +243,51 @@ impl DevicePart for LogPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(open_handle(&self.home, &self.shared))
+        Call::new(open_handle(&self.shared))
     }
 
     fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
         let (name, zones, recovered) =
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
+        let homes = self.shared.homes.clone();
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
                 let _call = core.kit().tasks.enter();
                 let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
-                let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
+                let shared = Arc::new(Shared::new(zones, &core, homes, recovered, id).await?);
+                // Its deletion may have begun while the other shards were asked.
+                if core.versions.borrow().get(id).is_none_or(|version| version.is_leaving) {
+                    return Err(crate::snapshot::not_found(&core, &name));
+                }
                 core.views.borrow_mut().retain(|view| view.strong_count() > 0);
                 core.views.borrow_mut().push(Arc::downgrade(&shared.view));
                 Ok(shared)
             };
             let shared = self.home.with(find).await?;
-            Ok(Arc::new(VersionPart { home: self.home.clone(), shared }) as Arc<dyn DevicePart>)
+            Ok(Arc::new(VersionPart { shared }) as Arc<dyn DevicePart>)
         })
     }
 }
 
-/// Flushes on the home shard for another shard, and for a version when it is closed.
+/// Flushes on a home shard for another shard.
 async fn flush_acknowledged(core: Rc<Core>) -> Result<()> {
     let _call = core.kit().tasks.enter();
     core.flush_acknowledged().await
 }
 
+/// Makes what was acknowledged on all home shards durable.
+async fn flush_all(homes: &[Home<Core>]) -> Result<()> {
+    if let [only] = homes {
+        return only.with(flush_acknowledged).await;
+    }
+    let flushes = homes.iter().map(|home| home.with(flush_acknowledged));
+    runtime::join_all(flushes).await.into_iter().collect()
+}
+
 /// A snapshot or a clone, as a device.
 #[derive(Debug)]
 struct VersionPart {
-    home: Home<Core>,
     shared: Arc<Shared>,
 }
 
@@ -242,7 +299,7 @@ impl Part for VersionPart {
     fn close(&self) -> Call<'_, Result<()>> {
         match self.shared.geometry.read_only {
             true => Call::ready(Ok(())),
-            false => Call::new(self.home.with(flush_acknowledged)),
+            false => Call::new(flush_all(&self.shared.homes)),
         }
     }
 }
@@ -257,35 +314,32 @@ impl DevicePart for VersionPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(open_handle(&self.home, &self.shared))
+        Call::new(open_handle(&self.shared))
     }
 }
 
-async fn open_handle(home: &Home<Core>, shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
-    let core = if home.is_here() { Some(home.get()?) } else { None };
+async fn open_handle(shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
+    let core = |home: &Home<Core>| if home.is_here() { home.get().map(Some) } else { Ok(None) };
+    let cores = shared.homes.iter().map(core).collect::<Result<SmallVec<_>>>()?;
     let zones = shared.zones.open().await?;
     let reads = shared.readers.here();
-    if let Some(core) = &core {
-        core.handles.set(core.handles.get() + 1);
-    }
-    Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
+    let handle = Handle { shared: shared.clone(), cores, reads, zones };
+    handle.cores.iter().flatten().for_each(|core| core.handles.set(core.handles.get() + 1));
+    Ok(Rc::new(handle))
 }
 
 /// Handle of one shard on one version.
 struct Handle {
     shared: Arc<Shared>,
-    home: Home<Core>,
-    /// The core; `None` on other shards than the home.
-    core: Option<Rc<Core>>,
+    /// For each home shard, its core if that is here.
+    cores: SmallVec<[Option<Rc<Core>>; 1]>,
     reads: Arc<ShardReads>,
     zones: Rc<dyn Zones>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(core) = &self.core {
-            core.handles.set(core.handles.get() - 1);
-        }
+        self.cores.iter().flatten().for_each(|core| core.handles.set(core.handles.get() - 1));
     }
 }
 
@@ -368,16 +422,40 @@ impl Handle {
         (outcome, buffer)
     }
 
-    /// Carries out changes on the home shard.
-    async fn send_home(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
-        if let Some(core) = &self.core {
+    /// Carries out changes on the home shard of their blocks.
+    async fn send_home(
+        &self,
+        shard: u32,
+        changes: Changes,
+        payload: Payload,
+        durability: Durability,
+    ) -> Result<()> {
+        if let Some(core) = &self.cores[shard as usize] {
             return core.change(changes, payload, durability).await;
         }
         let work = move |core: Rc<Core>| async move {
             let _call = core.kit().tasks.enter();
             core.change(changes, payload, durability).await
         };
-        self.home.with(work).await
+        self.shared.homes[shard as usize].with(work).await
+    }
+
+    /// Writes blocks of several home shards: each of them gets its blocks in one request.
+    async fn write_divided(&self, range: BlockRange, payload: Payload, durability: Durability) -> Result<()> {
+        let (version, shift) = (self.shared.version, self.shared.layout.block_size.shift());
+        let stripes = self.shared.layout.stripes;
+        let mut parts: SmallVec<[(Changes, Payload); 4]> =
+            (0..stripes.shards()).map(|_| Default::default()).collect();
+        for run in stripes.runs(range.start.0..range.end().0) {
+            let at = |block: u64| ((block - range.start.0) << shift) as usize;
+            let (changes, data) = &mut parts[stripes.shard_of(run.start) as usize];
+            let count = (run.end - run.start) as u32;
+            changes.push(Change::Write { version, block: run.start, count });
+            payload.slice(at(run.start)..at(run.end)).slices().iter().for_each(|it| data.push(it.clone()));
+        }
+        let parts = (0..).zip(parts).filter(|(_, (changes, _))| !changes.is_empty());
+        let writes = parts.map(|(shard, (changes, data))| self.send_home(shard, changes, data, durability));
+        runtime::join_all(writes).await.into_iter().collect()
     }
 
     fn unmap(&self, range: BlockRange, durability: Durability) -> Call<'_, Result<()>> {
@@ -386,26 +464,49 @@ impl Handle {
             return Call::ready(checked);
         }
         Call::new(async move {
+            let stripes = self.shared.layout.stripes;
             let mut at = range.start.0;
-            let mut changes = Changes::new();
+            // Changes that aren't sent yet, by home shard.
+            let mut changes: SmallVec<[Changes; 1]> = (0..stripes.shards()).map(|_| Changes::new()).collect();
+            let mut pending = 0;
+            let mut looked = 0;
             while at < range.end().0 {
-                let count = self.shared.blocks_at_once.min(range.end().0 - at);
-                changes.extend(self.unmapping(at, count));
-                at += count;
-                if changes.len() == PIECES_AT_ONCE {
-                    self.send_home(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
+                let end = range.end().0.min(at + self.shared.blocks_at_once).min(stripes.end_of_stripe(at));
+                if let Some(change) = self.unmapping(at, end - at) {
+                    changes[stripes.shard_of(at) as usize].push(change);
+                    pending += 1;
                 }
-                runtime::yield_now().await;
+                looked += end - at;
+                at = end;
+                if pending == PIECES_AT_ONCE {
+                    self.send_unmappings(&mut changes, Durability::Visible).await?;
+                    pending = 0;
+                }
+                if looked >= self.shared.blocks_at_once || at == range.end().0 {
+                    looked = 0;
+                    runtime::yield_now().await;
+                }
             }
-            if !changes.is_empty() {
-                return self.send_home(changes, Payload::new(), durability).await;
+            if pending > 0 && (durability == Durability::Visible || stripes.shards() == 1) {
+                return self.send_unmappings(&mut changes, durability).await;
             }
+            self.send_unmappings(&mut changes, Durability::Visible).await?;
             match durability {
                 Durability::Visible => Ok(()),
                 // An earlier change that unmapped the range may not be durable.
                 Durability::Durable => self.flush().await,
             }
         })
+    }
+
+    /// Sends changes without data to their home shards.
+    async fn send_unmappings(&self, changes: &mut [Changes], durability: Durability) -> Result<()> {
+        let changes = (0..).zip(changes.iter_mut()).filter(|(_, changes)| !changes.is_empty());
+        let sent = changes.map(|(shard, changes)| {
+            self.send_home(shard, std::mem::take(changes), Payload::new(), durability)
+        });
+        let sent: SmallVec<[_; 1]> = sent.collect();
+        runtime::join_all(sent).await.into_iter().collect()
     }
 
     /// Returns the change that unmaps these blocks; `None` if no acknowledged write is mapped there.
@@ -464,10 +565,15 @@ impl Device for Handle {
         if range.is_empty() {
             return Call::ready(Ok(()));
         }
+        let stripes = self.shared.layout.stripes;
+        if range.end().0 > stripes.end_of_stripe(at.0) {
+            return Call::new(self.write_divided(range, payload, durability));
+        }
         let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };
-        match &self.core {
+        let shard = stripes.shard_of(at.0);
+        match &self.cores[shard as usize] {
             Some(core) => core.write(change, payload, durability),
-            None => Call::new(self.send_home(Changes::from_elem(change, 1), payload, durability)),
+            None => Call::new(self.send_home(shard, Changes::from_elem(change, 1), payload, durability)),
         }
     }
 
@@ -476,9 +582,9 @@ impl Device for Handle {
             return Call::ready(Ok(()));
         }
         Call::new(async move {
-            match &self.core {
-                Some(core) => core.flush_acknowledged().await,
-                None => self.home.with(flush_acknowledged).await,
+            match self.cores.as_slice() {
+                [Some(core)] => core.flush_acknowledged().await,
+                _ => flush_all(&self.shared.homes).await,
             }
         })
     }

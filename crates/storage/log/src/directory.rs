@@ -4,7 +4,7 @@
 //! written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB. A page's
 //! checksum is stored with its location, so that a stale page is detected.
 
-use crate::format::{MAX_NAME, STREAMS, VersionId};
+use crate::format::{MAX_NAME, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use block::Result;
@@ -203,7 +203,8 @@ pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
 /// Returns the number of blocks of a directory with these numbers of chunks and of bytes of versions, its
 /// records' headers included.
 pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
-    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, STREAMS);
+    let bytes =
+        64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, layout.stripes.streams());
     let blocks = bytes.div_ceil(layout.block_size.bytes());
     blocks + blocks.div_ceil(u64::from(layout.max_append - 1))
 }

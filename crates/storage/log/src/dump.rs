@@ -7,17 +7,18 @@
 use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
-use crate::format::{CLEANER, Change, Own, USER, VersionId};
+use crate::format::{Change, Own, VersionId};
 use crate::layout::Layout;
 use crate::map::Physical;
 use crate::recovery::{self, HomeStorage, Recovered};
+use crate::stripes::{Stripes, cleaner_stream, user_stream};
 use crate::versions::Versions;
 use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
-use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::CHECKPOINT_CLASS;
 use logkit::record::{Header, Kind, sum_of};
 use logkit::root::{self, Root};
+use logkit::{StreamId, ZonePool};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ pub async fn dump(
         "block_size": root.block_size.bytes(),
         "zone_blocks": root.zone_blocks,
         "zones": root.zones,
+        "shards": layout.stripes.shards(),
         "epoch": root.epoch,
         "clean": root.clean,
         "roots": all_roots(&*handle, &layout, root, &reports).await,
@@ -77,7 +79,7 @@ pub async fn dump(
                 .await
             {
                 Ok((state, recovered)) => {
-                    value["tail"] = tail(&recovered, &state.parts);
+                    value["tail"] = tail(&recovered, &state.parts, layout.stripes);
                     value["versions"] = versions(&state.versions);
                     value["zone_list"] = zone_list(&layout, &reports, &state.parts.pool, true);
                 }
@@ -120,8 +122,9 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
         all.extend(here.into_iter().skip(skipped).map(|place| {
             let roots::RootCopy { position, number, root } = place;
             let boundary = |boundary: &root::Boundary| {
-                let last = &boundary.last;
-                json!({ "epoch": boundary.epoch, "users": last.of(USER), "cleaner": last.of(CLEANER) })
+                let mut value = last_records(layout.stripes, |stream| boundary.last.of(stream));
+                value["epoch"] = boundary.epoch.into();
+                value
             };
             json!({
                 "number": number,
@@ -129,7 +132,7 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
                 "block": position,
                 "epoch": root.epoch,
                 "clean": root.clean,
-                "covered": { "users": root.covered.of(USER), "cleaner": root.covered.of(CLEANER) },
+                "covered": last_records(layout.stripes, |stream| root.covered.of(stream)),
                 "checkpoint": root.checkpoint,
                 "home": Own::decode(&root.own).ok().and_then(|own| own.home),
                 "clock": root.clock,
@@ -144,13 +147,23 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
     all
 }
 
-fn tail(recovered: &Recovered, parts: &logkit::Parts) -> Value {
-    let last = parts.streams.all_committed();
-    let checkpoint = parts.checkpoints.root().checkpoint;
+/// Returns the last records of the streams; those of several shards are listed by shard.
+fn last_records(stripes: Stripes, last: impl Fn(StreamId) -> u64) -> Value {
+    let by_shard = |stream: fn(u32) -> StreamId| match stripes.shards() {
+        1 => last(stream(0)).into(),
+        shards => (0..shards).map(|shard| Value::from(last(stream(shard)))).collect::<Value>(),
+    };
+    json!({ "users": by_shard(user_stream), "cleaner": by_shard(cleaner_stream) })
+}
+
+fn tail(recovered: &Recovered, parts: &logkit::Parts, stripes: Stripes) -> Value {
+    let committed = parts.streams.all_committed();
+    let mut last = last_records(stripes, |stream| committed.of(stream));
+    last["checkpoint"] = parts.checkpoints.root().checkpoint.into();
     json!({
         "replayed": recovered.replayed,
         "discarded": recovered.discarded,
-        "last": { "users": last.of(USER), "cleaner": last.of(CLEANER), "checkpoint": checkpoint },
+        "last": last,
         "clock": parts.clock,
     })
 }
@@ -220,8 +233,9 @@ fn zone_list(layout: &Layout, reports: &[ZoneReport], pool: &ZonePool, has_count
             value["written"] = entry.written.into();
             value["opened"] = entry.opened.into();
             value["changed"] = entry.changed.into();
-            value["last_user"] = entry.last.of(USER).into();
-            value["last_cleaner"] = entry.last.of(CLEANER).into();
+            let mut last = last_records(layout.stripes, |stream| entry.last.of(stream));
+            value["last_user"] = last["users"].take();
+            value["last_cleaner"] = last["cleaner"].take();
         }
         value
     };

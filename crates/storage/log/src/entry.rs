@@ -1,8 +1,9 @@
 //! Entries of the log's records: changes with their data, and the requests that they complete.
 
 use crate::format::Change;
+use crate::stripes;
 use block::Payload;
-use logkit::Entry;
+use logkit::{Entry, StreamId};
 use runtime::RequestKey;
 
 /// A change, with its data.
@@ -16,6 +17,9 @@ pub struct LogEntry {
     pub request: Option<RequestKey>,
     /// Number of blocks by which the change may grow the live data; capacity is reserved for them.
     pub growth: u32,
+    /// Number of other shards whose streams the change joins: all for a change of versions, which the first
+    /// shard appends; otherwise 0.
+    pub joins: u8,
     /// Number of the data in the buffer, if the change was acknowledged from there; otherwise 0.
     pub ticket: u64,
 }
@@ -53,6 +57,11 @@ impl Entry for LogEntry {
 
     fn is_moved(&self) -> bool {
         matches!(self.change, Change::Move { .. })
+    }
+
+    #[inline]
+    fn joins(&self) -> &[StreamId] {
+        stripes::joined(self.joins)
     }
 
     fn is_acknowledged(&self) -> bool {

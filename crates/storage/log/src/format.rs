@@ -5,16 +5,17 @@
 //! byte. Decoding accepts untrusted bytes.
 
 use crate::map::Physical;
+use crate::stripes::Stripes;
 use block::{Error, Result};
 use logkit::StreamId;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Stream of users' writes, in the order in which they were submitted.
+/// Stream of users' writes of a log with one shard, in the order in which they were submitted.
 pub const USER: StreamId = StreamId(0);
-/// Stream of blocks that the cleaner moved.
+/// Stream of blocks that the cleaner moved, of a log with one shard.
 pub const CLEANER: StreamId = StreamId(1);
-/// Number of streams.
+/// Number of streams of a log with one shard.
 pub const STREAMS: usize = 2;
 
 /// Size of an extent in bytes.
@@ -225,7 +226,13 @@ pub struct Own {
     /// Oldest transaction of the map's home that the log can be opened with; `None` without a home. A log
     /// with a home has no checkpoints: the home holds their contents.
     pub home: Option<u64>,
+    /// Number of home shards and number of blocks of a stripe ([`Stripes`](crate::stripes::Stripes)); `None`
+    /// for one shard. Only a log with one shard has a home of its map.
+    pub stripes: Option<(u32, u32)>,
 }
+
+/// First bytes of the part of a log with several shards.
+const STRIPES: &[u8; 4] = b"SHRD";
 
 /// Kind of the owner in a root.
 pub const OWNER: [u8; 8] = *b"log     ";
@@ -233,7 +240,21 @@ pub const OWNER: [u8; 8] = *b"log     ";
 impl Own {
     /// Encodes the part.
     pub fn encode(&self) -> Vec<u8> {
-        self.home.map_or(Vec::new(), |sequence| sequence.to_le_bytes().to_vec())
+        match (self.home, self.stripes) {
+            (Some(sequence), _) => sequence.to_le_bytes().to_vec(),
+            (None, Some((shards, blocks))) => [*STRIPES, shards.to_le_bytes(), blocks.to_le_bytes()].concat(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// Returns the division of the volume's blocks among shards.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for one that no version of this program writes.
+    pub fn division(&self) -> Result<Stripes> {
+        let Some((shards, blocks)) = self.stripes else { return Ok(Stripes::ONE) };
+        let division = Stripes::new(shards, blocks);
+        division.map_err(|error| Error::corrupt(format!("root of the log: {}", error.detail())))
     }
 
     /// Decodes the part from untrusted bytes.
@@ -241,11 +262,16 @@ impl Own {
     /// # Errors
     /// [`Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode(bytes: &[u8]) -> Result<Own> {
-        match (bytes, <[u8; 8]>::try_from(bytes)) {
-            ([], _) => Ok(Own { home: None }),
-            (_, Ok(sequence)) => Ok(Own { home: Some(u64::from_le_bytes(sequence)) }),
+        let words = bytes.as_chunks::<4>();
+        match (bytes, <[u8; 8]>::try_from(bytes), words) {
+            ([], ..) => Ok(Own::default()),
+            (_, Ok(sequence), _) => Ok(Own { home: Some(u64::from_le_bytes(sequence)), stripes: None }),
+            (.., ([magic, shards, blocks], [])) if magic == STRIPES => Ok(Own {
+                home: None,
+                stripes: Some((u32::from_le_bytes(*shards), u32::from_le_bytes(*blocks))),
+            }),
             _ => Err(Error::corrupt(format!(
-                "root of the log: the log device's part has {} bytes; expected 0 or 8",
+                "root of the log: the log device's part has {} bytes; expected 0, 8, or 12 that begin with \"SHRD\"",
                 bytes.len()
             ))),
         }
@@ -281,6 +307,26 @@ mod tests {
             (any::<u32>(), any::<u64>())
                 .prop_map(|(version, blocks)| Change::Grow { version: VersionId(version), blocks }),
         ]
+    }
+
+    #[test]
+    fn the_part_of_a_root_is_read() {
+        let stripes = Stripes::new(7, 256).expect("a division");
+        for own in [
+            Own::default(),
+            Own { home: Some(5), stripes: None },
+            Own { home: None, stripes: stripes.in_root() },
+        ] {
+            assert_eq!(Own::decode(&own.encode()), Ok(own));
+        }
+        assert_eq!(Own { home: None, stripes: stripes.in_root() }.division(), Ok(stripes));
+        assert_eq!(Own::default().division(), Ok(Stripes::ONE));
+        assert!(Own::default().encode().is_empty());
+        for stripes in [(0, 8), (17, 8), (2, 7)] {
+            let wrong = Own { home: None, stripes: Some(stripes) };
+            assert!(matches!(wrong.division(), Err(Error::Corrupt(_))));
+        }
+        assert!(Own::decode(&[0; 12]).is_err() && Own::decode(&[0; 5]).is_err());
     }
 
     proptest! {

@@ -87,6 +87,12 @@ pub const KIND: Kind = Kind {
         )
         .or("0"),
         Key::optional(
+            "shards",
+            ValueKind::Integer { min: 1, max: crate::stripes::MAX_SHARDS as u64 },
+            "the number of shards that write to a new log, each the blocks of its own stripes of 4 MiB; an existing log has \
+             the number that it was made with",
+        ),
+        Key::optional(
             "salvage",
             ValueKind::Bool,
             "open a damaged log to copy what can be read: nothing is written to its storage, and writes are refused",
@@ -166,9 +172,23 @@ impl Options {
             checkpoint_after: arguments.size("checkpoint_after")?,
             high_watermark: arguments.float("high_watermark")?,
             low_watermark: arguments.float("low_watermark")?,
+            shards: shards(arguments)?,
+            stripe_blocks: crate::stripes::STRIPE_BLOCKS,
             salvage: arguments.salvage()?,
             blocks_at_once: options::BLOCKS_AT_ONCE,
         })
+    }
+}
+
+/// Returns the number of shards that a stack names.
+fn shards(arguments: &Arguments) -> Result<Option<u32>> {
+    let shards = arguments.optional_integer("shards")?.map(|shards| shards as u32);
+    match (map_place(arguments)?, shards) {
+        (MapPlace::Pmem(_), Some(shards)) if shards > 1 => Err(arguments.refuse(
+            "shards",
+            format!("shards={shards}: a log with a map in a file of its own has one shard; leave out shards or map_home"),
+        )),
+        _ => Ok(shards),
     }
 }
 

@@ -1,6 +1,7 @@
-//! Numbering of the zones' blocks for maps.
+//! Numbering of the zones' blocks for maps, and the division of the volume's blocks among shards.
 
 use crate::map::Physical;
+use crate::stripes::Stripes;
 use block::{BlockSize, Error, Result, ZoneBlock, ZoneGeometry, ZoneIndex};
 
 /// Block size of a log, in bytes.
@@ -15,6 +16,8 @@ pub struct Layout {
     /// 2^64 / `zone_blocks`, rounded up: each block number in a map is divided by `zone_blocks`, a thousand
     /// times per page.
     reciprocal: u64,
+    /// Division of the volume's blocks among shards.
+    pub stripes: Stripes,
 }
 
 impl std::ops::Deref for Layout {
@@ -50,7 +53,14 @@ impl Layout {
                 kit.block_size
             )));
         }
-        Ok(Layout { kit, reciprocal: u64::MAX / u64::from(kit.zone_blocks) + 1 })
+        let reciprocal = u64::MAX / u64::from(kit.zone_blocks) + 1;
+        Ok(Layout { kit, reciprocal, stripes: Stripes::ONE })
+    }
+
+    /// Returns the layout of a log whose volume is divided among shards.
+    #[must_use]
+    pub fn with_stripes(self, stripes: Stripes) -> Self {
+        Layout { stripes, ..self }
     }
 
     /// Returns the number of a block of a zone.

@@ -46,6 +46,7 @@ pub mod recovery;
 pub mod salvage;
 pub mod snapshot;
 mod status;
+pub mod stripes;
 mod versions;
 
 pub use device::LogPart;

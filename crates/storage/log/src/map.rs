@@ -26,6 +26,7 @@ pub mod measure;
 mod plain;
 pub mod radix;
 pub mod skiplist;
+pub mod striped;
 
 pub use btree::{Btree, MutexBtree};
 pub use delta::Versioned;
@@ -34,6 +35,7 @@ pub use make::{NAMES, make};
 pub use plain::Plain;
 pub use radix::Radix;
 pub use skiplist::SkipList;
+pub use striped::{Striped, make_striped};
 
 use std::fmt;
 use std::ops::Range;
@@ -174,6 +176,11 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Adds the words that are needed, in addition to the memory of a persistent home, to reopen a map kept
     /// there. Other maps add none.
     fn roots(&self, _roots: &mut Vec<u32>) {}
+
+    /// Returns the map with its parts, if it is divided among shards.
+    fn striped(&self) -> Option<&Striped> {
+        None
+    }
 
     /// Extends the map to `blocks` blocks; the additional ones are unmapped. Never shrinks.
     fn grow(&self, blocks: u64);

@@ -4,6 +4,7 @@
 mod at_home;
 mod batched;
 mod load;
+mod merge;
 mod replay;
 
 pub(crate) use at_home::demanded;
@@ -15,10 +16,11 @@ use crate::changes::Replayable;
 use crate::core::{MapKeeper, State};
 use crate::damaged::Damaged;
 use crate::directory::{Directory, VersionEntry};
-use crate::format::{OWNER, Own, STREAMS, VersionId};
+use crate::format::{OWNER, Own, VersionId};
 use crate::layout::{BLOCK, Layout};
 use crate::map;
 use crate::salvage::{self, Lost, Places};
+use crate::stripes::Stripes;
 use crate::versions::{Version, Versions};
 use batched::Batched;
 use block::{Error, Result, ZoneIndex, ZoneReport, Zones};
@@ -63,7 +65,7 @@ pub async fn format(
 ) -> Result<State> {
     let (pool, identity) = recovery::format(&*zones, &layout).await?;
     let (home, map) = match home {
-        None => (None, map::make(map, blocks)?),
+        None => (None, map::make_striped(map, blocks, layout.stripes)?),
         Some(storage) => {
             let (home, map) = storage.create(identity, layout.zones, blocks).await?;
             (Some(home), map)
@@ -71,8 +73,8 @@ pub async fn format(
     };
     let head = Version::new(VersionEntry::head(blocks, runtime::wall_clock().as_secs()), map);
     // A new home has no transaction yet.
-    let own = Own { home: home.as_ref().map(|_| 0) }.encode();
-    let parts = recovery::create(*layout, pool, identity, STREAMS, OWNER, own);
+    let own = Own { home: home.as_ref().map(|_| 0), stripes: layout.stripes.in_root() }.encode();
+    let parts = recovery::create(*layout, pool, identity, layout.stripes.streams(), OWNER, own);
     let versions = Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() };
     let damaged = Damaged::new(Vec::new(), &[], layout, parts.pool.clone());
     Ok(State { layout, zones, parts, versions, damaged, home, lost: None })
@@ -96,14 +98,15 @@ pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
 /// were formatted.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     recovery::check_owner(root, OWNER)?;
-    recovery::check_streams(root, STREAMS)?;
+    let stripes = Own::decode(&root.own)?.division()?;
+    recovery::check_streams(root, stripes.streams())?;
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(
             "root of the log: block size of {} bytes; expected {BLOCK}",
             root.block_size
         )));
     }
-    Layout::of(recovery::layout_of(zones, root)?)
+    Ok(Layout::of(recovery::layout_of(zones, root)?)?.with_stripes(stripes))
 }
 
 /// Reads the directory that a root names: the zones and the versions. A log without a checkpoint has none.
@@ -260,7 +263,7 @@ impl Checkpoint {
         tail.tell();
         recovered.note(&tail);
         let damaged = std::mem::take(&mut tail.damaged);
-        let (records, end) = in_order_of_replay(tail);
+        let (records, end) = in_order_of_replay(tail, layout.stripes)?;
         Ok((records, end, damaged))
     }
 
@@ -360,10 +363,19 @@ impl State {
 }
 
 /// Sorts the records that are part of the log for replay. Also returns the end of each stream.
-pub(crate) fn in_order_of_replay(tail: Tail<Replayable>) -> (Arc<Vec<Replayable>>, Sequences) {
+///
+/// # Errors
+/// [`Error::Corrupt`] for joint records that no version of this program writes.
+pub(crate) fn in_order_of_replay(
+    tail: Tail<Replayable>,
+    stripes: Stripes,
+) -> Result<(Arc<Vec<Replayable>>, Sequences)> {
     let mut records = tail.records;
-    recovery::sort_for_replay(&mut records, crate::format::USER);
-    (Arc::new(records), tail.end)
+    match stripes.shards() {
+        1 => recovery::sort_for_replay(&mut records, crate::format::USER),
+        _ => records = merge::merge(records, stripes)?,
+    }
+    Ok((Arc::new(records), tail.end))
 }
 
 /// Logs the duration of each stage of an opening, at level debug.

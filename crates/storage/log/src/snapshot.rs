@@ -8,11 +8,12 @@ use crate::capacity::Planned;
 use crate::core::Core;
 use crate::format::{Change, MAX_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
-use crate::versions::own_page;
+use crate::versions::{Version, own_page};
 use block::{Call, Durability, Error, Payload, Result};
 use logkit::Owner;
 use serde_json::{Value, json};
 use stack::{Built, Contract, Key, Kind, Shape, Size, ValueKind};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<Strin
             }
             create(core, parent, name, true).await?
         }
-        Message::List => list(core).await,
+        Message::List => list(core).await?,
         Message::Delete(name) => delete(core, &name).await?,
         Message::Diff(name, other) => diff(core, &name, other.as_deref()).await?,
         Message::Resize(Size(bytes)) => resize(core, bytes).await?,
@@ -106,7 +107,9 @@ pub fn not_found(core: &Core, name: &str) -> Error {
 
 /// Carries out a change of the versions; it is durable when this returns.
 async fn change_versions(core: &Rc<Core>, change: Change) -> Result<()> {
-    core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
+    core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await?;
+    core.commit_everywhere().await?;
+    core.publish_images().await
 }
 
 async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool) -> Result<Value> {
@@ -127,16 +130,42 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         VersionId(versions.next - 1)
     };
     let created = runtime::wall_clock().as_secs();
-    {
-        // A write that was admitted as an overwrite takes new capacity if the snapshot precedes it, so no
-        // write may be in flight.
-        let _alone = core.without_writes().await;
-        core.admit_version(Planned { parent, writable })?;
-        let create = Change::Create { version, parent, writable, created, name: name.clone() };
-        core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
+    let change = Change::Create { version, parent, writable, created, name: name.clone() };
+    match core.peers.is_alone() {
+        true => {
+            // A write that was admitted as an overwrite takes new capacity if the snapshot precedes it, so no
+            // write may be in flight.
+            let _alone = core.without_writes().await;
+            let unsaved = core.unsaved_pages(parent).await?;
+            core.admit_version(Planned { parent, writable, unsaved })?;
+            core.change(smallvec::smallvec![change], Payload::new(), Durability::Visible).await?;
+        }
+        false => {
+            // In a task, since dropping the call must not leave the gates closed.
+            let own = core.clone();
+            let create = async move {
+                let outcome = create_everywhere(&own, version, change).await;
+                outcome.and(own.open_gates().await)
+            };
+            core.kit().tasks.spawn(create).await?;
+        }
     }
-    core.kit().flush().await?;
+    core.flush_committed().await?;
     Ok(json!({ "name": name, "kind": if writable { "clone" } else { "snapshot" }, "created": created }))
+}
+
+/// Creates a version on all shards, while none of them writes. The caller opens the gates of the other
+/// shards.
+async fn create_everywhere(core: &Rc<Core>, version: VersionId, change: Change) -> Result<()> {
+    let Change::Create { parent, writable, .. } = change else { return Ok(()) };
+    let _alone = core.close_gates().await?;
+    let unsaved = core.unsaved_pages(parent).await?;
+    core.admit_version(Planned { parent, writable, unsaved })?;
+    core.change(smallvec::smallvec![change], Payload::new(), Durability::Visible).await?;
+    core.commit_everywhere().await?;
+    let unsaved = core.unsaved_pages(version).await?;
+    core.set_unsaved(version, unsaved);
+    core.publish_images().await
 }
 
 async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
@@ -161,12 +190,12 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     deleted.await?;
     // The version is deleted in any case. Its blocks are released in pieces; after a stop, when the log is
     // opened.
-    while core.versions.borrow().is_dying(version)
-        && !core.kit().is_closing()
-        && core.kit().failure().is_none()
-    {
-        core.kit().events.freed.notified().await;
-    }
+    core.released(version).await;
+    let others = core.peers.each_other(move |core: Rc<Core>| async move {
+        core.released(version).await;
+        Ok(())
+    });
+    others.await?;
     Ok(json!({ "deleted": name }))
 }
 
@@ -176,11 +205,26 @@ fn set_leaving(core: &Core, version: VersionId, is_leaving: bool) {
     versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
 }
 
-async fn list(core: &Rc<Core>) -> Value {
+/// Returns the maps of all versions with the parts of all shards.
+async fn whole_maps(core: &Rc<Core>) -> Result<BTreeMap<VersionId, Arc<dyn Map>>> {
+    let all: Vec<VersionId> = core.versions.borrow().list.iter().map(|version| version.id).collect();
+    let mut maps = BTreeMap::new();
+    for id in all {
+        // A version may have been deleted meanwhile.
+        if let Ok(map) = core.whole_map(id).await {
+            maps.insert(id, map);
+        }
+    }
+    Ok(maps)
+}
+
+async fn list(core: &Rc<Core>) -> Result<Value> {
+    let maps = whole_maps(core).await?;
+    let whole = |version: &Version| maps.get(&version.id).cloned();
     let entries: Vec<_> = {
         let versions = core.versions.borrow();
         let named = versions.list.iter().filter(|version| !version.name.is_empty());
-        let entries = named.map(|version| {
+        let entries = named.filter_map(|version| {
             let mut parent = version.parent.and_then(|id| versions.get(id));
             while let Some(deleted) = parent.filter(|parent| parent.is_deleted()) {
                 parent = deleted.parent.and_then(|id| versions.get(id));
@@ -194,7 +238,8 @@ async fn list(core: &Rc<Core>) -> Value {
                 "parent": parent,
                 "blocks": version.blocks,
             });
-            (told, version.map.clone(), versions.relatives(version), version.blocks)
+            let relatives = versions.relatives(version).filter_map(whole).collect::<Vec<_>>();
+            Some((told, whole(version)?, relatives, version.blocks))
         });
         entries.collect()
     };
@@ -212,7 +257,7 @@ async fn list(core: &Rc<Core>) -> Value {
         told["bytes_unique"] = (unique << core.layout.block_size.shift()).into();
         snapshots.push(told);
     }
-    json!({ "snapshots": snapshots })
+    Ok(json!({ "snapshots": snapshots }))
 }
 
 async fn diff(core: &Rc<Core>, name: &str, other: Option<&str>) -> Result<Value> {
@@ -221,12 +266,12 @@ async fn diff(core: &Rc<Core>, name: &str, other: Option<&str>) -> Result<Value>
         Some(other) => find(core, other)?,
         None => VersionId::HEAD,
     };
-    let map = |id: VersionId| -> Result<(Arc<dyn Map>, u64)> {
-        let versions = core.versions.borrow();
-        let version = versions.get(id).ok_or_else(|| not_found(core, name))?;
-        Ok((version.map.clone(), version.blocks))
+    let map = async |id: VersionId| -> Result<(Arc<dyn Map>, u64)> {
+        let map = core.whole_map(id).await?;
+        let blocks = core.versions.borrow().get(id).map(|version| version.blocks);
+        Ok((map, blocks.ok_or_else(|| not_found(core, name))?))
     };
-    let ((one, blocks), (two, others)) = (map(id)?, map(other)?);
+    let ((one, blocks), (two, others)) = (map(id).await?, map(other).await?);
     let (mut left, mut right) = (vec![0; PAGE_BLOCKS as usize], vec![0; PAGE_BLOCKS as usize]);
     let mut ranges: Vec<[u64; 2]> = Vec::new();
     for page in 0..blocks.max(others).div_ceil(PAGE_BLOCKS) {

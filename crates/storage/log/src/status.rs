@@ -1,13 +1,15 @@
 //! Status of a log.
 
 use crate::core::Core;
+use crate::map::Map;
 use block::Status;
 use logkit::Owner;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 
-/// Returns counters and the state of the zones.
-pub fn status(core: &Core) -> Status {
+/// Returns counters and the state of the zones; `volume` is the map of the volume with the parts of all
+/// shards.
+pub fn status(core: &Core, volume: &dyn Map) -> Status {
     let mut status = Status::new();
     let kit = core.kit();
     let counters = &kit.counters;
@@ -60,11 +62,13 @@ pub fn status(core: &Core) -> Status {
     status.insert("reset_zones".into(), value(&counters.reset_zones).into());
     status.insert("checkpoints".into(), value(&counters.checkpoints).into());
     status.insert("checkpoint_lag_blocks".into(), kit.since_checkpoint().into());
-    let versions = core.versions.borrow();
-    let dirty: u64 = versions.list.iter().map(|version| version.dirty.len()).sum();
-    status.insert("dirty_pages".into(), dirty.into());
-    let bytes = versions.list.last().map_or(0, |version| version.map.bytes());
+    status.insert("dirty_pages".into(), core.dirty_pages().into());
+    let bytes = match core.peers.is_alone() {
+        true => core.versions.borrow().list.last().map_or(0, |version| version.map.bytes()),
+        false => volume.bytes(),
+    };
     status.insert("map_bytes".into(), bytes.into());
+    status.insert("shards".into(), core.layout.stripes.shards().into());
     if let Some(home) = &core.home {
         status.insert("map_home".into(), home.status());
     }

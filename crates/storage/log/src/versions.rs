@@ -17,8 +17,10 @@
 //! versions, so a power cut during the release loses no data.
 
 mod apply;
+mod divide;
 
 pub use apply::{Effect, apply};
+pub use divide::VersionSeeds;
 
 use crate::directory::{PageTable, VersionEntry};
 use crate::format::VersionId;
@@ -468,11 +470,10 @@ impl Versions {
         self.dying.iter().any(|dying| dying.id == id)
     }
 
-    /// Returns the maps of a version's parent and children.
-    pub fn relatives(&self, version: &Version) -> Vec<Arc<dyn Map>> {
+    /// Returns a version's parent and children.
+    pub fn relatives(&self, version: &Version) -> impl Iterator<Item = &Version> {
         let parent = version.parent.and_then(|id| self.get(id));
-        let children = self.children(version.id);
-        parent.into_iter().chain(children).map(|relative| relative.map.clone()).collect()
+        parent.into_iter().chain(self.children(version.id))
     }
 
     /// Extends a version to this number of blocks.

@@ -1,9 +1,10 @@
 //! The records of one zone: their headers, the summary, and all their data.
 
 use super::{Window, name_of};
-use crate::format::{Change, STREAMS, VersionId};
+use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
+use logkit::Sequences;
 use logkit::record::{Header, Identity, Kind, Parsed, sum_of};
 use logkit::root::Root;
 use logkit::scan::{self, Found, Kept};
@@ -15,10 +16,10 @@ use std::collections::BTreeSet;
 const FEW: usize = 8;
 
 /// Last valid record of each stream, and last record known to have been durable.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Tail {
-    pub(super) end: [u64; STREAMS],
-    pub(super) durable: [u64; STREAMS],
+    pub(super) end: Sequences,
+    pub(super) durable: Sequences,
 }
 
 /// Data block as its record describes it; [`Entry::NONE`] if no record describes the block.
@@ -268,10 +269,11 @@ impl<'a> Walk<'a> {
         self.walked.records += 1;
         self.walked.newer += u64::from(header.epoch > self.root.epoch);
         let first = header.position + 1;
-        let changes = match header.kind == Kind::Entries && header.stream.index() < STREAMS {
-            true => self.note_changes(found),
-            false => Vec::new(),
-        };
+        let changes =
+            match header.kind == Kind::Entries && header.stream.index() < self.layout.stripes.streams() {
+                true => self.note_changes(found),
+                false => Vec::new(),
+            };
         let block = self.layout.block_bytes();
         let mut bad: Vec<(u32, String)> = Vec::new();
         if header.blocks > 0 {
@@ -347,11 +349,8 @@ impl<'a> Walk<'a> {
         if header.kind != Kind::Entries {
             return;
         }
-        let stream = header.stream.index();
-        let (Some(end), Some(durable)) = (self.tail.end.get(stream), self.tail.durable.get(stream)) else {
-            return;
-        };
-        if header.sequence <= *end || header.sequence > *durable || !self.root.admits(header) {
+        let (end, durable) = (self.tail.end.of(header.stream), self.tail.durable.of(header.stream));
+        if header.sequence <= end || header.sequence > durable || !self.root.admits(header) {
             return;
         }
         let name = name_of(header);

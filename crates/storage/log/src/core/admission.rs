@@ -8,38 +8,34 @@
 use super::{Acknowledge, Changes, Core};
 use crate::entry::LogEntry;
 use crate::format::Change;
-use crate::full_warning::FullWarning;
 use block::{Call, Durability, Error, Fullness, Payload, Result};
 use logkit::cleaning::Arrival;
 use logkit::lane;
 use runtime::sync::{Permit, Semaphore};
 use runtime::{RequestKey, Requests};
-use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Advice to operators of a full log.
 const REMEDY: &str = "discard some data, delete snapshots, or grow the disk";
 
-/// Open requests, and the capacity that is reserved for their changes.
+/// Most blocks of a request that is larger than the limit of dirty blocks.
+const MAX_REQUEST_BLOCKS: u64 = 1 << 13;
+/// Time after which a change looks again whether another shard has returned capacity.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
+/// Open requests, and their data in memory.
 #[derive(Debug)]
 pub(super) struct Admission {
     requests: Requests,
     /// Permits for blocks of dirty data.
     dirty: Rc<Semaphore>,
-    /// Blocks of capacity that are reserved for changes that are queued or in flight.
-    growing: Cell<u64>,
-    warning: FullWarning,
 }
 
 impl Admission {
     /// Creates the admission of up to `dirty_blocks` blocks of dirty data.
     pub(super) fn new(dirty_blocks: u64) -> Self {
-        Admission {
-            requests: Requests::default(),
-            dirty: Semaphore::new(dirty_blocks as usize),
-            growing: Cell::new(0),
-            warning: FullWarning::default(),
-        }
+        Admission { requests: Requests::default(), dirty: Semaphore::new(dirty_blocks as usize) }
     }
 
     /// Number of open requests.
@@ -141,10 +137,12 @@ impl Core {
                 let settled = core.kit.events.settled.notified();
                 match core.admit(&changes) {
                     Ok(Some(growth)) => break growth,
-                    Ok(None) => settled.await,
+                    Ok(None) if core.peers.is_alone() => settled.await,
+                    // Capacity that another shard returns isn't notified here.
+                    Ok(None) => drop(runtime::timeout(BETWEEN_LOOKS, settled).await),
                     Err(_) if !is_certain && core.checkpoint_may_help() => {
                         is_certain = true;
-                        core.write_checkpoint(false).await?;
+                        core.checkpoint_at_home().await?;
                     }
                     Err(error) => return Err(error),
                 }
@@ -157,7 +155,7 @@ impl Core {
     /// Completes the request of an entry that has committed or failed, and returns the reserved capacity.
     pub(crate) fn complete(&self, entry: &LogEntry, outcome: Result<()>) {
         if entry.growth > 0 {
-            self.admission.growing.set(self.admission.growing.get() - u64::from(entry.growth));
+            self.peers.release(u64::from(entry.growth));
             self.kit.events.settled.notify_all();
         }
         if let Some(request) = entry.request {
@@ -227,7 +225,7 @@ impl Core {
         waiting.await?;
         match durability {
             Durability::Visible => Ok(()),
-            Durability::Durable => self.kit.flush().await,
+            Durability::Durable => self.flush_committed().await,
         }
     }
 
@@ -241,51 +239,69 @@ impl Core {
             }
             _ => 0,
         };
-        lane::push(self, class, LogEntry { change, payload, request: Some(request), growth, ticket });
+        let joins = self.joins_of(&change);
+        lane::push(self, class, LogEntry { change, payload, request: Some(request), growth, joins, ticket });
     }
 
     /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight:
     /// they may have reserved more than they need, because the blocks that they overwrite are looked up only
     /// when capacity is short. Fails with [`Error::NoSpace`] if there is no capacity.
     fn admit(&self, changes: &[Change]) -> Result<Option<u32>> {
-        let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
-        if growth == 0 {
+        let most: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
+        if most == 0 {
             return Ok(Some(0));
         }
-        let (live, growing) = (self.kit.pool.live_data(), self.admission.growing.get());
-        let capacity = self.capacity(growing + growth);
-        if live + growing + growth > capacity {
-            let versions = self.versions.borrow();
-            growth = changes
-                .iter()
-                .map(|change| match change {
-                    Change::Write { version, block, count } => versions
-                        .position(*version)
-                        .map_or(0, |position| versions.growth(position, *block, u64::from(*count))),
-                    _ => 0,
-                })
-                .sum();
-            drop(versions);
-            let has_room = growth == 0 || live + growing + growth <= self.capacity(growing + growth);
-            if !has_room && growing > 0 && live + growth <= self.capacity(growth) {
-                return Ok(None);
-            }
-            if !has_room {
-                self.note_space(live + growing, capacity, true);
-                return Err(Error::no_space(format!(
-                    "the log is full: {live} blocks of data, of {}; {REMEDY}",
-                    self.capacity(growth)
-                )));
-            }
+        // Reserved before the live blocks are read: a shard counts blocks as live before it returns their
+        // reservation.
+        let own = self.peers.reserve(most);
+        let growing = own + self.most_of_others();
+        let (live, capacity) = (self.kit.pool.live_data(), self.capacity(growing + most));
+        if live + growing + most > capacity {
+            self.peers.release(most);
+            return self.admit_exactly(changes, capacity);
         }
-        self.admission.growing.set(growing + growth);
-        self.note_space(live + growing + growth, capacity, false);
-        Ok(Some(growth as u32))
+        self.note_space(live + growing + most, capacity, false);
+        Ok(Some(most as u32))
+    }
+
+    /// Most blocks that other shards may have reserved: far from a full log, a write doesn't read what they
+    /// have, whose cache lines change with every write there.
+    fn most_of_others(&self) -> u64 {
+        u64::from(self.peers.count() - 1) * self.settings.dirty_blocks.max(MAX_REQUEST_BLOCKS)
+    }
+
+    /// Reserves capacity for the blocks that the changes add exactly, in a log that is nearly full.
+    fn admit_exactly(&self, changes: &[Change], capacity: u64) -> Result<Option<u32>> {
+        let versions = self.versions.borrow();
+        let growth = changes.iter().map(|change| match change {
+            Change::Write { version, block, count } => versions
+                .position(*version)
+                .map_or(0, |position| versions.growth(position, *block, u64::from(*count))),
+            _ => 0,
+        });
+        let growth: u64 = growth.sum();
+        drop(versions);
+        let growing = self.peers.reserve(growth) + self.peers.growing_of_others();
+        let live = self.kit.pool.live_data();
+        let has_room = growth == 0 || live + growing + growth <= self.capacity(growing + growth);
+        if has_room {
+            self.note_space(live + growing + growth, capacity, false);
+            return Ok(Some(growth as u32));
+        }
+        self.peers.release(growth);
+        if growing > 0 && live + growth <= self.capacity(growth) {
+            return Ok(None);
+        }
+        self.note_space(live + growing, capacity, true);
+        Err(Error::no_space(format!(
+            "the log is full: {live} blocks of data, of {}; {REMEDY}",
+            self.capacity(growth)
+        )))
     }
 
     /// Warns once if the log refused a write because it is full.
     fn note_space(&self, used: u64, capacity: u64, refused: bool) {
-        if self.admission.warning.note(used, capacity, refused) {
+        if self.peers.totals().warning.note(used, capacity, refused) {
             tracing::warn!(
                 "log {}: the log is full, writes are refused: {used} of {capacity} blocks are used; {REMEDY}",
                 self.kit.identity.uuid,
@@ -301,7 +317,7 @@ impl Core {
 
     /// Whether the log refused a write, and has had no free capacity since then.
     pub(crate) fn is_full(&self) -> bool {
-        self.admission.warning.is_full(self.kit.pool.live_data(), self.capacity(0))
+        self.peers.totals().warning.is_full(self.kit.pool.live_data(), self.capacity(0))
     }
 
     /// Live blocks of the capacity; what the cleaner can give back isn't used.

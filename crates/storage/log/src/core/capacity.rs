@@ -4,14 +4,52 @@ use super::Core;
 use crate::capacity::{Images, Planned};
 use block::{Error, Result};
 use logkit::Owner;
+use std::rc::Rc;
 
 impl Core {
     /// Recomputes the space that checkpoints may take, after versions were created, deleted or saved.
     pub fn measure_images(&self) {
-        let versions = self.versions.borrow();
-        let images = Images::of(&versions, None, &self.layout);
-        self.images.set((images, images.zones(&self.layout, 0)));
+        let images = Images::of(&self.versions.borrow(), None, &self.layout);
+        self.set_images((images, images.zones(&self.layout, 0)));
+    }
+
+    fn set_images(&self, images: (Images, u64)) {
+        self.images.set(images);
         self.kit().events.settled.notify_all();
+    }
+
+    /// Passes the space that checkpoints may take, as the home has computed it, on to the other shards.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] for a shard that has ended.
+    pub async fn publish_images(&self) -> Result<()> {
+        let images = self.images.get();
+        let set = move |core: Rc<Core>| async move {
+            core.set_images(images);
+            Ok(())
+        };
+        self.peers.each_other(set).await.map(drop)
+    }
+
+    /// Publishes the number of dirty pages of this shard, if others need it.
+    pub(super) fn publish_dirty(&self) {
+        if self.peers.is_alone() {
+            return;
+        }
+        let thin = if self.images.get().0.has_thin() { self.dirty_thin_pages_here() } else { 0 };
+        self.peers.publish_dirty(self.dirty_pages_here(), thin);
+    }
+
+    fn dirty_pages_here(&self) -> u64 {
+        self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum()
+    }
+
+    /// Number of pages of all versions that no checkpoint has, on all shards.
+    pub fn dirty_pages(&self) -> u64 {
+        match self.peers.is_alone() {
+            true => self.dirty_pages_here(),
+            false => self.dirty_pages_here() + self.peers.dirty_of_others().0,
+        }
     }
 
     /// Returns the most pages that a checkpoint writes: a dirty page that versions share is dirty in each.
@@ -50,6 +88,13 @@ impl Core {
     }
 
     fn dirty_thin_pages(&self) -> u64 {
+        match self.peers.is_alone() {
+            true => self.dirty_thin_pages_here(),
+            false => self.dirty_thin_pages_here() + self.peers.dirty_of_others().1,
+        }
+    }
+
+    fn dirty_thin_pages_here(&self) -> u64 {
         let versions = self.versions.borrow();
         let thin =
             versions.list.iter().filter(|version| version.writable && version.blocks > self.layout.blocks());

@@ -9,18 +9,20 @@
 use super::Core;
 use crate::directory::{Directory, PagePlace};
 use crate::format::VersionId;
-use crate::map::{PAGE_BLOCKS, Physical};
+use crate::map::{Map, PAGE_BLOCKS, Physical};
 use crate::versions::{PageSet, Version};
 use block::{Buffer, Error, Result, ZoneBlock, ZoneIndex};
-use logkit::Owner;
 use logkit::checkpoint::{self, Cut};
 use logkit::moves::wait_for_moves;
 use logkit::pool::{CHECKPOINT_CLASS, Usage, Zone};
 use logkit::record::sum_of;
+use logkit::{Owner, Sequences, StreamId};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes of metadata per page of a record: version and page.
 const PAGE_NAME: usize = 8;
@@ -28,6 +30,8 @@ const PAGE_NAME: usize = 8;
 const MAX_ATTEMPTS: u32 = 100;
 /// Number of pages between two yields to other tasks.
 const PAGES_AT_ONCE: usize = 4;
+/// Time until all shards have the same versions.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
 
 /// Pages that are part of the durable checkpoint and no longer of the maps. The next checkpoint frees them.
 #[derive(Debug, Default)]
@@ -37,6 +41,39 @@ impl Superseded {
     fn add(&self, pages: impl IntoIterator<Item = (u64, Physical)>) {
         self.0.borrow_mut().extend(pages);
     }
+}
+
+/// State of a version for a checkpoint: its dirty pages, and its map.
+type FrozenVersion = (VersionId, PageSet, Arc<dyn Map>);
+
+/// State of a shard at the time when its dirty pages were taken.
+struct Frozen {
+    /// Number of versions that the shard has created and deleted.
+    changes: u64,
+    /// Last records that had taken effect.
+    committed: [(StreamId, u64); 2],
+    /// The versions, parents before their children.
+    dirty: Vec<FrozenVersion>,
+}
+
+/// State of all shards for a checkpoint.
+struct FrozenVersions {
+    changes: u64,
+    /// Whether all shards had the same versions.
+    is_consistent: bool,
+    cut: Cut,
+    dirty: Vec<FrozenVersion>,
+}
+
+/// The pages to write, in order.
+fn jobs_of(dirty: &[FrozenVersion]) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for (version, pages, _) in dirty {
+        jobs.extend(pages.iter().map(|page| Job { page, version: *version }));
+    }
+    // Stable sort: for each page, parents come before their children, whose images are often identical.
+    jobs.sort_by_key(|job| job.page);
+    jobs
 }
 
 /// A page to write.
@@ -53,10 +90,12 @@ impl Core {
             // A transaction takes only a few lines per block.
             return 0;
         }
-        let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
         // A page that versions share is written once.
-        let dirty = dirty.min(self.most_pages());
-        let directory = self.kit().checkpoints.directory_blocks(&self.kit().layout);
+        let dirty = self.dirty_pages().min(self.most_pages());
+        let directory = match self.peers.index() {
+            0 => self.kit().checkpoints.directory_blocks(&self.kit().layout),
+            _ => self.peers.directory(),
+        };
         dirty + dirty / 64 + directory + 2
     }
 
@@ -83,25 +122,108 @@ impl Core {
         let write = async || {
             self.compact_checkpoints();
             let outcome = self.write_all(clean).await;
-            let mut versions = self.versions.borrow_mut();
-            versions.list.iter_mut().for_each(|version| version.writing = PageSet::default());
-            outcome
+            self.thaw();
+            let thaw = |core: Rc<Core>| async move {
+                core.thaw();
+                core.kit().turns.end_checkpoint();
+                Ok(())
+            };
+            outcome.and(self.peers.each_other(thaw).await.map(drop))
         };
         checkpoint::take(self, write).await
     }
 
-    fn take_dirty(&self) -> Vec<Job> {
-        let mut versions = self.versions.borrow_mut();
-        let mut jobs = Vec::new();
-        for version in &mut versions.list {
-            let dirty = std::mem::take(&mut version.dirty);
-            jobs.extend(dirty.iter().map(|page| Job { page, version: version.id }));
-            version.writing = dirty;
+    /// Writes a checkpoint, on the home.
+    ///
+    /// # Errors
+    /// Errors of [`write_checkpoint`](Self::write_checkpoint).
+    pub async fn checkpoint_at_home(self: &Rc<Self>) -> Result<()> {
+        if self.peers.is_alone() {
+            return self.write_checkpoint(false).await;
         }
+        self.peers.first().with(|core: Rc<Core>| async move { core.write_checkpoint(false).await }).await
+    }
+
+    /// Takes the dirty pages of this shard for a checkpoint, with the last records that they include: nothing
+    /// is awaited in between.
+    fn freeze(&self) -> Frozen {
+        let kit = self.kit();
+        let own = [kit.settings.user_stream, kit.settings.cleaner_stream];
+        let mut versions = self.versions.borrow_mut();
+        let mut dirty = Vec::with_capacity(versions.list.len());
+        for version in &mut versions.list {
+            let pages = std::mem::take(&mut version.dirty);
+            // A version that another shard creates later, from this one, has pages of an earlier attempt.
+            version.writing = version.writing.with(&pages);
+            dirty.push((version.id, pages, version.map.clone()));
+        }
+        let frozen = Frozen {
+            changes: versions.changes,
+            committed: own.map(|stream| (stream, self.appender().committed(stream))),
+            dirty,
+        };
         drop(versions);
-        // Stable sort: for each page, parents come before their children, whose images are often identical.
-        jobs.sort_by_key(|job| job.page);
-        jobs
+        self.publish_dirty();
+        frozen
+    }
+
+    /// Freezes this shard once its moves permit it, as on the home.
+    async fn freeze_for_home(&self) -> Result<Frozen> {
+        self.kit().turns.begin_checkpoint();
+        wait_for_moves(self).await;
+        Ok(self.freeze())
+    }
+
+    /// Ends a checkpoint on this shard.
+    fn thaw(&self) {
+        let mut versions = self.versions.borrow_mut();
+        versions.list.iter_mut().for_each(|version| version.writing = PageSet::default());
+        drop(versions);
+        self.publish_dirty();
+    }
+
+    /// Freezes all shards, each at a time of its own.
+    async fn freeze_all(self: &Rc<Self>) -> Result<FrozenVersions> {
+        wait_for_moves(&**self).await;
+        let clock = self.kit().clock();
+        let own = self.freeze();
+        let freeze = |core: Rc<Core>| async move { core.freeze_for_home().await };
+        let others = match self.peers.each_other(freeze).await {
+            Ok(others) => others,
+            Err(error) => {
+                self.give_back(&jobs_of(&own.dirty));
+                return Err(error);
+            }
+        };
+        let mut cut = Cut { covered: Sequences::default(), clock };
+        let changes = own.changes;
+        let all = || std::iter::once(&own).chain(&others);
+        for (stream, last) in all().flat_map(|frozen| &frozen.committed) {
+            cut.covered.set(*stream, *last);
+        }
+        let is_consistent = others.iter().all(|frozen| frozen.changes == changes);
+        let mut dirty = Vec::new();
+        for (id, pages, map) in &own.dirty {
+            let of_others =
+                others.iter().filter_map(|other| other.dirty.iter().find(|(other, ..)| other == id));
+            let (mut pages, mut maps) = (pages.clone(), vec![map]);
+            for (_, more, map) in of_others {
+                pages = pages.with(more);
+                maps.push(map);
+            }
+            let map = match self.peers.is_alone() {
+                true => map.clone(),
+                false => self.join_maps(maps.into_iter()),
+            };
+            dirty.push((*id, pages, map));
+        }
+        Ok(FrozenVersions { changes, is_consistent, cut, dirty })
+    }
+
+    /// Whether no shard has created or deleted a version since this number of changes.
+    async fn has_same_versions(&self, changes: u64) -> Result<bool> {
+        let count = |core: Rc<Core>| async move { Ok(core.versions.borrow().changes) };
+        Ok(self.peers.each_other(count).await?.into_iter().all(|other| other == changes))
     }
 
     /// Marks pages that may not have been written as dirty again.
@@ -143,21 +265,34 @@ impl Core {
         let mut attempts = 0;
         let (cut, directory, freed, saved) = loop {
             attempts += 1;
-            wait_for_moves(&**self).await;
-            let changes = self.versions.borrow().changes;
-            let cut = Cut::now(kit);
-            let jobs = self.take_dirty();
+            let FrozenVersions { changes, is_consistent, cut, dirty } = self.freeze_all().await?;
+            let jobs = jobs_of(&dirty);
             // Records whose effects the pages include have to be durable before the root.
-            let written = self.write_pages(&jobs).await;
-            if let Err(error) = match written {
-                Ok(()) => kit.flush().await,
-                failed => failed,
-            } {
-                self.give_back(&jobs);
-                return Err(error);
-            }
+            let written = match is_consistent {
+                true => self.write_and_flush(&jobs, &dirty).await,
+                // A change of versions takes effect on the other shards at once.
+                false => {
+                    runtime::sleep(BETWEEN_ATTEMPTS).await;
+                    Ok(())
+                }
+            };
+            let is_same = match written {
+                Ok(()) => self.has_same_versions(changes).await,
+                Err(error) => Err(error),
+            };
+            let is_same = match is_same {
+                Ok(is_same) if is_consistent => is_same,
+                Ok(_) => {
+                    self.give_back(&jobs);
+                    false
+                }
+                Err(error) => {
+                    self.give_back(&jobs);
+                    return Err(error);
+                }
+            };
             let mut versions = self.versions.borrow_mut();
-            if versions.changes == changes {
+            if is_same && versions.changes == changes {
                 let orphaned = std::mem::take(&mut versions.orphaned);
                 let saved: Vec<VersionId> = versions.list.iter().map(|version| version.id).collect();
                 drop(versions);
@@ -187,7 +322,14 @@ impl Core {
             version.unsaved = 0;
         }
         self.measure_images();
-        Ok(())
+        self.peers.publish_directory(kit.checkpoints.directory_blocks(&kit.layout));
+        self.publish_images().await
+    }
+
+    /// Writes pages, and makes them and all records whose effects they include durable.
+    async fn write_and_flush(self: &Rc<Self>, jobs: &[Job], dirty: &[FrozenVersion]) -> Result<()> {
+        self.write_pages(jobs, dirty).await?;
+        self.flush_all().await
     }
 
     /// Returns the pages that are part of the durable checkpoint and no longer of any version.
@@ -205,7 +347,7 @@ impl Core {
     }
 
     /// Writes pages, as many per record as fit.
-    async fn write_pages(self: &Rc<Self>, jobs: &[Job]) -> Result<()> {
+    async fn write_pages(self: &Rc<Self>, jobs: &[Job], dirty: &[FrozenVersion]) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
         let mut at = 0;
@@ -224,8 +366,10 @@ impl Core {
             while sums.len() < most as usize && at < jobs.len() {
                 let job = jobs[at];
                 at += 1;
-                let Some(map) = self.versions.borrow().get(job.version).map(|version| version.map.clone())
-                else {
+                if self.versions.borrow().position(job.version).is_none() {
+                    continue;
+                }
+                let Some((.., map)) = dirty.iter().find(|(version, ..)| *version == job.version) else {
                     continue;
                 };
                 // Maps with lookups of single blocks take long for a page, so other tasks run in between.

@@ -72,9 +72,13 @@ impl Core {
         if has_deleted || has_died && kit.is_stuck() {
             kit.look_again();
         }
-        if has_deleted || has_new_versions {
+        if (has_deleted || has_new_versions) && self.peers.index() == 0 {
             self.measure_images();
         }
+        if has_deleted && self.peers.index() > 0 {
+            self.release_deleted();
+        }
+        self.publish_dirty();
         failed
     }
 

@@ -61,7 +61,7 @@ impl HomeStorage for Storage {
                 covered: Sequences::new(&moment.covered),
                 clock: moment.clock,
                 // Epochs that had ended at the home's moment are covered.
-                own: Own { home: Some(known.sequence) }.encode(),
+                own: Own { home: Some(known.sequence), stripes: None }.encode(),
                 boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
                 ..root.clone()
             };

@@ -61,7 +61,7 @@ impl MapKeeper for MapHome {
     fn demand(self: Rc<Self>, core: Rc<Core>) -> Call<'static, Result<()>> {
         Call::new(async move {
             let _alone = core.kit().checkpointing.acquire(1).await;
-            let own = Own { home: Some(self.sequence()) }.encode();
+            let own = Own { home: Some(self.sequence()), stripes: None }.encode();
             let root = core.kit().checkpoints.root().clone();
             match root.own == own {
                 true => Ok(()),
@@ -145,7 +145,7 @@ impl MapHome {
             count(&kit.counters.checkpoints, 1);
         }
         if clean {
-            let own = Own { home: Some(self.sequence()) }.encode();
+            let own = Own { home: Some(self.sequence()), stripes: None }.encode();
             let root = Root { clean, own, ..kit.checkpoints.root().clone() };
             write_root(&**core, root).await?;
         }

@@ -2,8 +2,8 @@
 
 use crate::capacity::{Images, MAX_SHARE, Reserve, capacity};
 use crate::core::{Acknowledge, Settings};
-use crate::format::{CLEANER, USER};
 use crate::layout::{BLOCK, Layout};
+use crate::stripes::{STRIPE_BLOCKS, Stripes, cleaner_stream, user_stream};
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::cleaning::Policy;
 use logkit::layout::ROOT_ZONES;
@@ -54,6 +54,11 @@ pub struct Options {
     pub high_watermark: f64,
     /// Percentage of free zones below which cleaning is faster than writes.
     pub low_watermark: f64,
+    /// Number of home shards; `None` for one in a new log, and for any in an existing one.
+    pub shards: Option<u32>,
+    /// Number of blocks of a stripe of a new log with several home shards. Not a key: a page of the map is
+    /// right for any use but small tests.
+    pub stripe_blocks: u32,
     /// Whether to open the log read-only, to copy its readable data.
     pub salvage: bool,
     /// Number of blocks that are discarded, or released after a deletion, between two yields to other tasks.
@@ -81,6 +86,8 @@ impl Default for Options {
             checkpoint_after: 64 << 20,
             high_watermark: 1.0,
             low_watermark: 0.0,
+            shards: None,
+            stripe_blocks: STRIPE_BLOCKS,
             salvage: false,
             blocks_at_once: BLOCKS_AT_ONCE,
         }
@@ -96,15 +103,15 @@ impl Options {
         logkit::cleaning::make(&self.cleaning, logkit::cleaning::Parameters::for_zones(zones))
     }
 
-    fn open_zones(&self, policy: &dyn Policy) -> u32 {
+    /// Open zones of a log with `shards` shards: of each, one per lane and class of users, one per class of
+    /// the cleaner, and those that are being sealed (`Core::seal`).
+    fn open_zones(&self, policy: &dyn Policy, shards: u32) -> u32 {
         let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
         let movers = u32::from(policy.classes()) - users;
-        // One per lane and class, one per class of the cleaner, and the zones that are being sealed
-        // (`Core::seal`).
-        users * self.appends_in_flight + movers + self.appends_in_flight
+        shards * (users * self.appends_in_flight + movers + self.appends_in_flight)
     }
 
-    /// Returns the division of these zones into blocks.
+    /// Returns the division of these zones into blocks, and of a new log's volume among shards.
     ///
     /// # Errors
     /// [`Error::Unsupported`] and [`Error::Invalid`], with the requirement, for zones that can't hold a log
@@ -117,20 +124,38 @@ impl Options {
                  size"
             )));
         }
+        let shards = if self.format { self.shards.unwrap_or(1) } else { 1 };
         let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
+        let layout = layout.with_stripes(Stripes::new(shards, self.stripe_blocks)?);
+        self.check_open_zones(zones, &layout)?;
+        Ok(layout)
+    }
+
+    /// Checks that zones permit as many open ones as the log has.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the numbers.
+    pub fn check_open_zones(&self, zones: &ZoneGeometry, layout: &Layout) -> Result<()> {
+        let (policy, shards) = (self.policy(zones.zones)?, layout.stripes.shards());
         // In addition to the data zones, one for a checkpoint and the root zones: the next root zone may be
         // opened while the other is written.
-        let most = self.open_zones(&*self.policy(zones.zones)?) + 1 + ROOT_ZONES;
+        let needed = |shards| self.open_zones(&*policy, shards) + 1 + ROOT_ZONES;
         for (name, limit) in [("max_open", zones.max_open), ("max_active", zones.max_active)] {
-            if limit != 0 && limit < most {
-                return Err(Error::invalid(format!(
-                    "its zones have {name}={limit}; expected 0 (no limit) or at least {most}, the log's open zones with \
-                     appends_in_flight={} and cleaning={}",
-                    self.appends_in_flight, self.cleaning
-                )));
+            if limit == 0 || limit >= needed(shards) {
+                continue;
             }
+            let fewer = (1..shards).rev().find(|shards| needed(*shards) <= limit);
+            let advice = fewer.map_or(String::new(), |fewer| format!("; take shards={fewer} or fewer"));
+            let of_shards = if shards > 1 { format!(", shards={shards}") } else { String::new() };
+            return Err(Error::invalid(format!(
+                "its zones have {name}={limit}; expected 0 (no limit) or at least {}, the log's open zones with \
+                 appends_in_flight={}{of_shards} and cleaning={}{advice}",
+                needed(shards),
+                self.appends_in_flight,
+                self.cleaning
+            )));
         }
-        Ok(layout)
+        Ok(())
     }
 
     /// Returns the zones that the log reserves for a volume of `blocks` blocks, with `open` open zones.
@@ -154,6 +179,7 @@ impl Options {
     fn fewest_zones(&self, layout: &Layout, open: u32) -> u32 {
         let fits = |zones: &u32| {
             Layout::of(logkit::Layout { zones: *zones, ..**layout })
+                .map(|one| one.with_stripes(layout.stripes))
                 .is_ok_and(|layout| self.largest_volume(&layout, open) * USUAL_SHARE / MAX_SHARE > 0)
         };
         (layout.zones..u32::MAX).take(MIN_ZONES_SEARCHED).find(fits).unwrap_or(u32::MAX)
@@ -164,7 +190,7 @@ impl Options {
     /// # Errors
     /// [`Error::Invalid`], with a size that works, if the size leaves the cleaner too little free space.
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
-        let open = self.open_zones(policy);
+        let open = self.open_zones(policy, layout.stripes.shards());
         let disk_blocks = layout.blocks();
         let most = self.largest_volume(layout, open);
         let block = layout.block_size.bytes();
@@ -222,25 +248,40 @@ impl Options {
         }
     }
 
-    /// Returns the settings of the log device and of the kit.
+    /// Checks that a number of shards, if given, is that of the existing log.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the existing log's number.
+    pub fn check_shards(&self, stripes: Stripes) -> Result<()> {
+        match self.shards {
+            Some(shards) if shards != stripes.shards() => Err(Error::invalid(format!(
+                "shards {shards}: expected {}, the number of the existing log; leave the key out, or format the log anew",
+                stripes.shards()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the settings of a shard of the log device and of the kit.
     pub fn settings(
         &self,
         layout: &Layout,
         blocks: u64,
         policy: &dyn Policy,
+        shard: u32,
     ) -> (Settings, logkit::Settings) {
-        let disk_blocks = layout.blocks();
-        let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy));
+        let (disk_blocks, shards) = (layout.blocks(), layout.stripes.shards());
+        let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy, shards));
         let settings = Settings {
             acknowledge: self.acknowledge,
-            dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
+            dirty_blocks: (self.dirty / layout.block_size.bytes() / u64::from(shards)).max(1),
             capacity: capacity(layout, &reserve) * MAX_SHARE / 100,
             reserved_zones: Images::of_volume(layout, blocks.min(disk_blocks)).zones(layout, 0),
             blocks_at_once: self.blocks_at_once.max(1),
         };
         let kit = logkit::Settings {
-            user_stream: USER,
-            cleaner_stream: CLEANER,
+            user_stream: user_stream(shard),
+            cleaner_stream: cleaner_stream(shard),
             appends_in_flight: self.appends_in_flight,
             data_blocks: layout.data_blocks(),
             record_blocks: layout.single_blocks(),

@@ -77,7 +77,7 @@ pub(crate) async fn load(
                 map.grow(entry.blocks);
                 map
             }
-            None => map::make(structure, entry.blocks)?,
+            None => map::make_striped(structure, entry.blocks, layout.stripes)?,
         };
         let pages = own_pages(entry, parent, &mut lost)?;
         counted.extend(pages.iter().map(|page| page.physical));

@@ -191,7 +191,9 @@ fn fewest_zones(line: Line) -> u64 {
 
 /// Runs lines with each combination of values that `is_wanted` accepts.
 fn check_grid(shards: usize, bytes: u64, is_wanted: impl Fn(&Line) -> bool) {
-    for options in ["", ", ack=buffer", ", appends_in_flight=1, cleaning=greedy, checkpoint_after=256KiB"] {
+    for options in
+        ["", ", ack=buffer", ", appends_in_flight=1, cleaning=greedy, checkpoint_after=256KiB", ", shards=3"]
+    {
         let line = Line {
             shards,
             zones: 256,

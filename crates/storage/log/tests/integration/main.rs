@@ -7,6 +7,7 @@ mod conformance;
 mod damage;
 mod full;
 mod geometry;
+mod homes;
 mod host_full;
 mod life;
 mod log_cost;
