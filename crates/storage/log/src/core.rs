@@ -2,7 +2,7 @@
 //!
 //! Writes to the blocks of this shard are sent here from all shards with their data and numbered in the order
 //! of arrival, so overlapping writes need no lock. Reads look up the map on any shard and don't involve the
-//! home shards. A log has one home shard or several ([`shards`]); the first of them is the home of what
+//! home shards. A log has one home shard or several (`shards`); the first of them is the home of what
 //! belongs to the whole log.
 
 mod admission;

@@ -226,7 +226,7 @@ pub struct Own {
     /// Oldest transaction of the map's home that the log can be opened with; `None` without a home. A log
     /// with a home has no checkpoints: the home holds their contents.
     pub home: Option<u64>,
-    /// Number of home shards and number of blocks of a stripe ([`Stripes`](crate::stripes::Stripes)); `None`
+    /// Number of home shards and number of blocks of a stripe ([`Stripes`]); `None`
     /// for one shard. Only a log with one shard has a home of its map.
     pub stripes: Option<(u32, u32)>,
 }
