@@ -9,8 +9,8 @@
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
-//! An error of the origin repeats the batch after a pause, without end. Only an origin that has another writer,
-//! or was changed by one, ends the uploads ([`is_final`]).
+//! An error of the origin repeats the batch after a pause, without end. Only an origin that has another
+//! writer, or was changed by one, ends the uploads.
 
 use crate::core::Core;
 use crate::counters::count;

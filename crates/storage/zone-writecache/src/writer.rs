@@ -11,8 +11,8 @@ use std::rc::Rc;
 /// Attempts at writing a record before the fast device counts as failed.
 const ATTEMPTS: usize = 3;
 
-/// Writes records until the cache is closed. Once the fast device has failed or the uploads have ended, it only
-/// completes calls, with that error.
+/// Writes records until the cache is closed. Once the fast device has failed or the uploads have ended, it
+/// only completes calls, with that error.
 pub async fn run(core: Rc<Core>) {
     loop {
         if core.queue.borrow().is_empty() {

@@ -144,7 +144,7 @@ async fn work(
     Ok(())
 }
 
-/// What a power cut of the machine leaves, and what the client knows.
+/// State after a power cut of the machine, and the client's writes.
 struct Left {
     objects: BTreeMap<String, Stored>,
     fast: CrashDisk,
@@ -236,7 +236,7 @@ fn a_fast_device_that_lies_is_found() {
     assert!((1..=8).any(is_lost));
 }
 
-/// The store is gone for a minute: writes go on up to the limit of the lag, then they wait, and nothing fails.
+/// During an outage of a minute writes continue up to the limit of the lag. Then they wait; nothing fails.
 #[test]
 fn an_outage_of_the_store_is_waiting() {
     let (objects, model) = world(1, |bucket| async move {
