@@ -94,7 +94,7 @@ pub struct Health {
     failed: RefCell<Option<Error>>,
     /// Error of the last attempt at the origin; `None` after a success.
     pub origin_error: RefCell<Option<Error>>,
-    /// The origin doesn't belong to this fast device any more.
+    /// The origin doesn't belong to this fast device any more: it has another writer, or was changed by one.
     conflict: RefCell<Option<Error>>,
     is_closing: Cell<bool>,
 }
@@ -105,7 +105,7 @@ impl Health {
         self.failed.borrow_mut().get_or_insert_with(|| error.in_context("the fast device failed"));
     }
 
-    /// Notes that the origin was changed by another writer.
+    /// Notes that the origin has another writer, or was changed by one.
     pub fn set_conflict(&self, error: &Error) {
         self.conflict.borrow_mut().get_or_insert_with(|| error.clone());
     }
@@ -373,11 +373,14 @@ impl Core {
     /// Makes everything durable on the fast device that completed before this call.
     ///
     /// # Errors
-    /// Errors of the fast device.
+    /// Errors of the fast device; the error that ended the uploads, since what is durable there will never be
+    /// at the origin.
     pub async fn flush(&self) -> Result<()> {
+        self.health.check_conflict()?;
         self.log.end_epoch();
         count(&self.counters.flushes, 1);
-        self.make_durable(self.log.completed.get()).await
+        self.make_durable(self.log.completed.get()).await?;
+        self.health.check_conflict()
     }
 
     /// Makes the records up to this one durable. One flush of the fast device serves all calls that came

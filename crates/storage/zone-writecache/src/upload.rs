@@ -9,8 +9,8 @@
 //! 5. The cut moves, and the tail in the superblock with it.
 //! 6. From time to time the cut is written as a checkpoint, which frees space of the ring.
 //!
-//! An error of the origin repeats the batch after a pause, without end. Only an origin that was changed by
-//! another writer ends the uploads.
+//! An error of the origin repeats the batch after a pause, without end. Only an origin that has another
+//! writer, or was changed by one, ends the uploads.
 
 use crate::core::Core;
 use crate::counters::count;
@@ -65,12 +65,21 @@ pub async fn run(core: Rc<Core>) {
             }
             Some(Err(error)) => {
                 needs_reconcile = true;
-                core.note_error(error);
+                match is_final(&error) {
+                    true => core.end_uploads(&error),
+                    false => core.note_error(error),
+                }
                 let _ = runtime::timeout(pause, core.demand.urgent.notified()).await;
                 pause = (pause * 2).min(PAUSE.1);
             }
         }
     }
+}
+
+/// Whether no repetition can succeed after this error of the origin: it takes no writes any more. An object
+/// store says so when another writer has taken over.
+fn is_final(error: &Error) -> bool {
+    matches!(error, Error::ReadOnly(_))
 }
 
 /// Result of a step.
@@ -154,6 +163,15 @@ impl Core {
         }
         self.health.origin_error.replace(Some(error));
         self.progress.notify_all();
+    }
+
+    /// Ends the uploads for good: changes and flushes fail with this error from now on.
+    fn end_uploads(&self, error: &Error) {
+        count(&self.counters.origin_errors, 1);
+        let error = error.in_context("the origin of the write cache of zones takes no more writes");
+        tracing::error!("{error}; what isn't uploaded stays on the fast device");
+        self.health.set_conflict(&error);
+        self.wake_all();
     }
 
     /// Carries out one batch.
@@ -381,4 +399,24 @@ pub async fn write_superblock(
     let place = layout.superblock(superblock.sequence);
     let written = fast.write(place, superblock.encode(), Durability::Durable).await;
     written.map_err(|error| error.in_context("writing a superblock of the write cache of zones"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_origin_that_takes_no_writes_ends_the_uploads() {
+        assert!(is_final(&Error::read_only("fenced: this writer was replaced")));
+        for passing in [
+            Error::disconnected("away"),
+            Error::timed_out("slow"),
+            Error::no_space("quota"),
+            Error::io("500"),
+            Error::corrupt("a zone is offline"),
+            Error::busy("too many open zones"),
+        ] {
+            assert!(!is_final(&passing), "{passing}");
+        }
+    }
 }

@@ -11,7 +11,8 @@ use std::rc::Rc;
 /// Attempts at writing a record before the fast device counts as failed.
 const ATTEMPTS: usize = 3;
 
-/// Writes records until the cache is closed or the fast device has failed.
+/// Writes records until the cache is closed. Once the fast device has failed or the uploads have ended, it
+/// only completes calls, with that error.
 pub async fn run(core: Rc<Core>) {
     loop {
         if core.queue.borrow().is_empty() {
@@ -23,7 +24,8 @@ pub async fn run(core: Rc<Core>) {
             runtime::yield_now().await;
             continue;
         }
-        if let Err(error) = core.health.check_device() {
+        // Also operations that were queued before, so that none is written after one that isn't.
+        if let Err(error) = core.health.check_device().and_then(|()| core.health.check_conflict()) {
             let queued: Vec<Queued> = core.queue.borrow_mut().drain(..).collect();
             core.complete(queued, &Err(error));
             continue;
@@ -133,6 +135,7 @@ impl Core {
                 return Ok(at);
             }
             self.health.check_device()?;
+            self.health.check_conflict()?;
             self.demand.needs_space.set(true);
             self.demand.changed.notify_all();
             self.progress.notified().await;

@@ -1,6 +1,10 @@
 //! The write cache of zones: its promises, and the suite of the contract.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
+mod bucket;
+#[path = "../../../zones/tests/integration/common/mod.rs"]
+mod crash_disk;
+mod fence;
 mod origins;
 mod promises;
 mod suite;
