@@ -28,7 +28,8 @@ mod enabled {
     /// Rule that the stores of a simulation break.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Broken {
-        /// The position of a flush is before the first part of an incomplete entry, and counts writes after it.
+        /// The record of a flush is before the first part of an incomplete entry, and its sequence counts
+        /// writes after that.
         CountsTwice,
         /// A checkpoint covers writes that aren't in tables.
         CoversBuffers,

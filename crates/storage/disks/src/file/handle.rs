@@ -279,7 +279,7 @@ impl CachedBytes for CachedRange {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        // After a failed sync a written page may be gone without another error.
+        // After a failed sync the loss of a page may be reported nowhere.
         self.handle.shared.durability.check(self.handle.file.name())?;
         self.handle.file.write_cached(self.place(offset, bytes.len())?, bytes)
     }

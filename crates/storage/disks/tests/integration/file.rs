@@ -274,7 +274,7 @@ fn plain_calls_write_bytes_to_the_page_cache_with_direct_off_alone() {
     }
 }
 
-/// A page that is written then may be gone without another error.
+/// The loss of such a page may be reported nowhere.
 #[test]
 fn plain_calls_write_nothing_after_a_failed_flush() {
     let mut failed = 0;

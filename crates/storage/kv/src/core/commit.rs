@@ -203,8 +203,8 @@ impl Core {
             }
         }
         self.check_open()?;
-        // An entry has no puts together with deletes if only deletes may take the last zones. Submitted before
-        // this write takes effect, which counts among the queued ones then.
+        // An entry has no puts together with deletes if only deletes may take the last zones. The queued
+        // writes are submitted before this one takes effect: it would count as one of them.
         if self.commit.has_pending_of(|pending| pending.frees != frees) && self.is_low() {
             self.submit();
         }

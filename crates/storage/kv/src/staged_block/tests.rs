@@ -147,7 +147,7 @@ fn an_epoch_after_that_of_the_root_is_refused() {
     assert!(error.detail().contains("epoch 6, and the newest root of the log is of epoch 5"), "{error}");
 }
 
-/// Its writes would be erased.
+/// An opening would erase the writes in it.
 #[test]
 fn another_version_of_a_block_of_the_log_is_refused() {
     let version_2 = |writer: Writer| {
