@@ -28,8 +28,13 @@ mod enabled {
     /// Rule that the stores of a simulation break.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Broken {
+        /// The record of a flush is before the first part of an incomplete entry, and its sequence counts
+        /// writes after that.
+        CountsTwice,
         /// A checkpoint covers writes that aren't in tables.
         CoversBuffers,
+        /// Replay freezes a buffer after some of the entries that end in a record.
+        DividesRecords,
         /// Compaction drops tombstones although older versions are below.
         DropsTombstones,
         /// Zones with deleted data aren't erased in time.

@@ -171,7 +171,7 @@ impl Core {
         let erasure = erasure(&kit);
         let own = [write_stream(shard), table_stream(shard)];
         let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
-        let RecoveredShard { manifest, writes, staged, lost } = found;
+        let RecoveredShard { manifest, writes, staged, lost, .. } = found;
         let lost = (settings.goal == Goal::Salvage).then(|| Rc::new(Lost::new(lost)));
         if !erasure.counts_operations() {
             manifest.tables.iter().for_each(|table| erasure.clock().raise(table.created));
@@ -180,6 +180,10 @@ impl Core {
         let compaction =
             settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?;
         let controller = WriteController::of(settings, shards);
+        // An entry that isn't in a table may begin before the last flush.
+        let needed = writes.iter().map(|replayed| replayed.first).min();
+        let flushed = manifest.flushed;
+        let covered = needed.map_or(flushed.record, |first| flushed.record.min(first - 1));
         let (cache_bytes, buffer_bytes) =
             (settings.cache_bytes / u64::from(shards), settings.buffer_bytes / u64::from(shards));
         // With persistent deletes, values would stay in the staging area beyond their deadline.
@@ -190,7 +194,7 @@ impl Core {
             settings: settings.clone(),
             gate: KeyGate::default(),
             commit: Commit::new(appender, staging),
-            buffers: Buffers::new(&kit.pool, buffer_bytes as usize, manifest.flushed),
+            buffers: Buffers::new(&kit.pool, buffer_bytes as usize, flushed, covered),
             tables: Tables::new(&kit, &erasure, cache_bytes, manifest.next_table, lost),
             table_zones: TableZones::new(classes, open_zones, placement),
             compactions: Compactions::new(compaction, controller),

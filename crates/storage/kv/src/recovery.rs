@@ -44,6 +44,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
         writes: Vec::new(),
         staged: Vec::new(),
         lost: Vec::new(),
+        has_lost_writes: false,
     });
     // With the contents of an earlier store.
     erase_staging(&*handle).await?;

@@ -2,6 +2,7 @@
 //! tables. Writes nothing.
 
 use crate::erasure::Found as FoundPromise;
+use crate::key_version::Sequence;
 use crate::log_entry::{Recorded, decode_parts};
 use crate::staged_block::{self, Division};
 use crate::tree::extents::{Extent, place};
@@ -25,6 +26,8 @@ pub struct RecoveredShard {
     pub staged: Vec<Vec<u8>>,
     /// Unreadable parts of the shard, with [`Goal::Salvage`].
     pub lost: Vec<String>,
+    /// Whether unreadable parts have writes that are in no table: the sequence of the last one is unknown.
+    pub has_lost_writes: bool,
 }
 
 /// An entry of writes from the log.
@@ -93,8 +96,15 @@ fn add_staged(area: &[u8], opening: &mut Opening<Found>, found: &mut [RecoveredS
     for (shard, found) in (0..).zip(found) {
         let begin = division.place(shard, 0).start as usize;
         let part = &area[begin..begin + division.part() as usize];
-        let counts = found.writes.iter().map(|replayed| staged_block::count(&replayed.bytes));
-        let last = found.manifest.flushed.sequence + counts.sum::<Result<u64>>()?;
+        if found.has_lost_writes {
+            // The writes that follow those of the log aren't known then.
+            let is_used = part.iter().any(|byte| *byte != 0);
+            found.lost.extend(is_used.then(|| {
+                format!("staged writes of shard {shard}: the writes of the log before them are damaged")
+            }));
+            continue;
+        }
+        let last = last_write(shard, found)?;
         let staged = staged_block::recover(part, division, (uuid, epoch, shard), last)?;
         if let Some((last, next)) = staged.gap {
             opening.notes.push(format!(
@@ -105,6 +115,20 @@ fn add_staged(area: &[u8], opening: &mut Opening<Found>, found: &mut [RecoveredS
         found.staged = staged.entries;
     }
     Ok(())
+}
+
+/// Sequence of a shard's last write in the log.
+fn last_write(shard: u16, found: &RecoveredShard) -> Result<Sequence> {
+    let flushed = found.manifest.flushed.sequence;
+    found.writes.iter().try_fold(flushed, |last, replayed| {
+        let count = staged_block::count(&replayed.bytes)?;
+        last.checked_add(count).ok_or_else(|| {
+            Error::corrupt(format!(
+                "shard {shard}: record {} has {count} writes after number {last}; expected numbers below 2^64",
+                replayed.record
+            ))
+        })
+    })
 }
 
 /// Bytes that are divided among several records, until they are complete.
@@ -187,11 +211,13 @@ async fn replay(
         edited: Assembly::default(),
         writes: Vec::new(),
         damaged_writes: Vec::new(),
+        has_lost_writes: false,
         lost: Vec::new(),
     };
     for record in &records {
         let mut position = record.header.position + 1;
         let entries = goal.tolerate(Recorded::decode_all(record), &mut replay.lost)?;
+        replay.has_lost_writes |= entries.is_none();
         for entry in entries.unwrap_or_default() {
             let blocks = entry.blocks();
             *clock += u64::from(blocks);
@@ -228,6 +254,8 @@ struct Replay<'a> {
     writes: Vec<ReplayedWrites>,
     /// Records whose writes are damaged, each with a damaged block.
     damaged_writes: Vec<(u64, (u32, u32))>,
+    /// Whether writes in the records can't be decoded.
+    has_lost_writes: bool,
     lost: Vec<String>,
 }
 
@@ -297,7 +325,9 @@ impl Replay<'_> {
             }
             Ok(())
         });
-        self.goal.tolerate(decoded, &mut self.lost).map(drop)
+        let decoded = self.goal.tolerate(decoded, &mut self.lost)?;
+        self.has_lost_writes |= decoded.is_none();
+        Ok(())
     }
 
     /// Drops what is in tables already, and counts the blocks of all tables as live.
@@ -307,6 +337,7 @@ impl Replay<'_> {
         for (number, at) in self.damaged_writes.iter().filter(|(number, _)| *number > flushed) {
             let is_gone = gone(shard, *number, "writes, whose keys are unknown", *at);
             goal.tolerate(Err::<(), _>(is_gone), &mut self.lost)?;
+            self.has_lost_writes = true;
         }
         let mut accounts = opening.pool.accounts();
         for table in std::mem::take(&mut self.manifest.tables) {
@@ -324,6 +355,7 @@ impl Replay<'_> {
             writes: self.writes,
             staged: Vec::new(),
             lost: self.lost,
+            has_lost_writes: self.has_lost_writes,
         })
     }
 }

@@ -10,7 +10,7 @@
 
 use crate::batch::Write;
 use crate::key_version::Sequence;
-use block::Result;
+use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use std::ops::Range;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -156,16 +156,27 @@ fn crc(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// Decodes the header of a block of this log and shard. Returns its writer and the sequence of its first
-/// write.
-fn decode_header(block: &[u8], uuid: [u8; 16], shard: u16) -> Option<(Writer, Sequence)> {
-    let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
-    let is_ours = raw.magic == MAGIC
-        && raw.version.get() == VERSION
-        && raw.crc.get() == crc(&raw.as_bytes()[..HEADER - 4])
-        && raw.uuid == uuid
-        && raw.shard.get() == shard;
-    is_ours.then(|| (Writer { uuid, epoch: raw.epoch.get(), shard }, raw.first.get()))
+/// Decodes the header of a block of this log and shard; `None` for other bytes. Returns its writer and the
+/// sequence of its first write.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a block of this log in another version of the format.
+fn decode_header(block: &[u8], uuid: [u8; 16], shard: u16) -> Result<Option<(Writer, Sequence)>> {
+    let Ok((raw, _)) = RawHeader::ref_from_prefix(block) else { return Ok(None) };
+    let is_of_log =
+        raw.magic == MAGIC && raw.uuid == uuid && raw.crc.get() == crc(&raw.as_bytes()[..HEADER - 4]);
+    if !is_of_log {
+        return Ok(None);
+    }
+    let version = raw.version.get();
+    if version != VERSION {
+        return Err(Error::unsupported(format!(
+            "shard {shard}: the staging area has writes in version {version} of its format; this program reads version {VERSION}: open the \
+             store with the program that wrote them, and close it there"
+        )));
+    }
+    let is_of_shard = raw.shard.get() == shard;
+    Ok(is_of_shard.then(|| (Writer { uuid, epoch: raw.epoch.get(), shard }, raw.first.get())))
 }
 
 /// Decodes the entry at the beginning of `bytes`, if it is one whose sequence isn't below `next`. Returns its
@@ -189,7 +200,7 @@ fn decode_entry<'a>(
 /// Number of encoded writes.
 ///
 /// # Errors
-/// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no version of this program writes.
+/// [`Error::Corrupt`] for bytes that no version of this program writes.
 pub fn count(writes: &[u8]) -> Result<u64> {
     let mut count = 0;
     Write::decode_all(writes, |_| count += 1).map(|()| count)
@@ -210,6 +221,10 @@ pub struct StagedWrites {
 /// so all entries are from the last epoch that did. It may be older than that of the root, `root_epoch`, by
 /// more than one: each opening begins an epoch, also one that is interrupted before it has moved the staged
 /// writes to the log. It is never newer, since a root is durable before its epoch takes writes.
+///
+/// # Errors
+/// [`Error::Unsupported`] for blocks in another version of the format; [`Error::Corrupt`] for an epoch after
+/// that of the root, and for entries that no version of this program writes.
 pub fn recover(
     part: &[u8],
     division: Division,
@@ -217,19 +232,32 @@ pub fn recover(
     last: Sequence,
 ) -> Result<StagedWrites> {
     let blocks = part.chunks_exact(division.block as usize);
-    let mut blocks: Vec<(Writer, Sequence, &[u8])> = blocks
-        .filter_map(|block| decode_header(block, uuid, shard).map(|(writer, first)| (writer, first, block)))
-        .filter(|(writer, _, _)| writer.epoch <= root_epoch)
-        .collect();
+    let decoded = blocks.filter_map(|block| {
+        let header = decode_header(block, uuid, shard).transpose()?;
+        Some(header.map(|(writer, first)| (writer, first, block)))
+    });
+    let mut blocks: Vec<(Writer, Sequence, &[u8])> = decoded.collect::<Result<_>>()?;
     let newest = blocks.iter().map(|(writer, _, _)| writer.epoch).max();
+    if let Some(epoch) = newest.filter(|epoch| *epoch > root_epoch) {
+        return Err(Error::corrupt(format!(
+            "shard {shard}: the staging area has writes of epoch {epoch}, and the newest root of the log is of epoch {root_epoch}; expected \
+             none after it: a root is damaged, or parts of two copies were mixed; restore the store from a backup, or copy what can be read \
+             with the key salvage"
+        )));
+    }
     blocks.retain(|(writer, _, _)| Some(writer.epoch) == newest);
     blocks.sort_by_key(|(_, first, _)| *first);
     let (mut found, mut last, mut scratch) = (StagedWrites::default(), last, Vec::new());
     for (writer, first, block) in blocks {
         let (mut next, mut at) = (first, HEADER);
         while let Some((sequence, writes)) = decode_entry(&block[at..], &writer, next, &mut scratch) {
-            next = sequence + count(writes)?;
-            if sequence == last + 1 {
+            let count = count(writes)?;
+            next = sequence.checked_add(count).ok_or_else(|| {
+                Error::corrupt(format!(
+                    "shard {shard}: {count} staged writes from number {sequence} on; expected numbers below 2^64"
+                ))
+            })?;
+            if Some(sequence) == last.checked_add(1) {
                 found.entries.push(writes.to_vec());
                 last = next - 1;
             } else if sequence > last && found.gap.is_none() {

@@ -248,13 +248,13 @@ impl Device for FileHandle {
             return None;
         }
         let (offset, length) = self.0.bytes(range);
-        Some(Box::new(CachedRange { file: self.0.file.clone(), offset, length }))
+        Some(Box::new(CachedRange { handle: self.0.clone(), offset, length }))
     }
 }
 
 /// Bytes of a file in the page cache.
 struct CachedRange {
-    file: File,
+    handle: Rc<Inner>,
     offset: u64,
     length: u64,
 }
@@ -266,7 +266,7 @@ impl CachedRange {
             true => Ok(self.offset + offset),
             false => Err(Error::invalid(format!(
                 "{length} bytes at {offset} of a range of {}: expected a place inside of its {} bytes",
-                self.file.name(),
+                self.handle.file.name(),
                 self.length
             ))),
         }
@@ -275,10 +275,12 @@ impl CachedRange {
 
 impl CachedBytes for CachedRange {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.file.read_cached(self.place(offset, bytes.len())?, bytes)
+        self.handle.file.read_cached(self.place(offset, bytes.len())?, bytes)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.file.write_cached(self.place(offset, bytes.len())?, bytes)
+        // After a failed sync the loss of a page may be reported nowhere.
+        self.handle.shared.durability.check(self.handle.file.name())?;
+        self.handle.file.write_cached(self.place(offset, bytes.len())?, bytes)
     }
 }

@@ -274,6 +274,28 @@ fn plain_calls_write_bytes_to_the_page_cache_with_direct_off_alone() {
     }
 }
 
+/// The loss of such a page may be reported nowhere.
+#[test]
+fn plain_calls_write_nothing_after_a_failed_flush() {
+    let mut failed = 0;
+    for seed in 0..20 {
+        failed += u32::from(simulate(seed, || async {
+            let device = build("file(/disk, direct=off)").await.expect("it builds");
+            let device = device.open().await.expect("it opens");
+            let bytes = device.open_cached(BlockRange::new(1, 1)).expect("the page cache");
+            bytes.write(0, &[7; 100]).expect("it is written");
+            if device.flush().await.is_ok() {
+                bytes.write(0, &[8; 100]).expect("it is written");
+                return false;
+            }
+            let error = bytes.write(0, &[8; 100]).expect_err("a flush has failed");
+            assert_eq!(error.errno(), libc::EIO);
+            true
+        }));
+    }
+    assert!((1..20).contains(&failed), "{failed} of 20 seeds had a failed flush");
+}
+
 #[test]
 fn bytes_that_plain_calls_write_survive_a_power_cut_after_a_flush() {
     let files = vec![("/disk".into(), vec![0; 1 << 20])];

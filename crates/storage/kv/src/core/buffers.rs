@@ -3,12 +3,15 @@
 use super::uncommitted::Uncommitted;
 use super::{Core, add, zone_bytes};
 use crate::batch::Write;
+use crate::broken::if_broken;
 use crate::erasure::Erasure;
 use crate::key_version::{KeyVersion, RangeTombstone, Sequence, Timestamp, Value};
 use crate::log_entry::Body;
 use crate::memory::buffer::{Flushed, WriteBuffer};
 use crate::memory::memtable::Memtable;
 use crate::replay::ReplayedWrites;
+use crate::staged_block;
+use crate::tree::manifest::write_stream;
 use block::{Error, Result};
 use logkit::{Owner, ZonePool};
 use std::cell::{Cell, Ref, RefCell};
@@ -26,6 +29,8 @@ pub(crate) struct Buffers {
     /// Frozen buffers, oldest first.
     frozen: RefCell<Vec<Rc<WriteBuffer>>>,
     flushed: Cell<Flushed>,
+    /// Last record up to which replay needs none: below `flushed` if a later entry begins before that.
+    covered: Cell<u64>,
     /// Sequence of the newest write.
     sequence: Cell<Sequence>,
     uncommitted: Uncommitted,
@@ -36,13 +41,15 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Returns an empty buffer; `flushed` is the position in the log up to which writes are in tables.
-    pub fn new(pool: &Arc<ZonePool>, capacity: usize, flushed: Flushed) -> Self {
+    /// Returns an empty buffer; `flushed` is the position in the log up to which writes are in tables, and
+    /// `covered` the last record up to which replay needs none.
+    pub fn new(pool: &Arc<ZonePool>, capacity: usize, flushed: Flushed, covered: u64) -> Self {
         Buffers {
             capacity,
             active: RefCell::new(WriteBuffer::new(pool, capacity)),
             frozen: RefCell::default(),
             flushed: Cell::new(flushed),
+            covered: Cell::new(covered),
             sequence: Cell::new(flushed.sequence),
             uncommitted: Uncommitted::default(),
             has_new_zone: Cell::new(false),
@@ -94,6 +101,18 @@ impl Buffers {
         self.flushed.get()
     }
 
+    /// Notes that all writes are in tables, up to this position, and that replay needs no record up to
+    /// `covered`.
+    pub fn note_flushed(&self, flushed: Flushed, covered: u64) {
+        self.flushed.set(flushed);
+        self.covered.set(covered);
+    }
+
+    /// Last record up to which replay needs none.
+    pub fn covered(&self) -> u64 {
+        self.covered.get()
+    }
+
     /// Notes that a record in `zone` has writes of the active buffer.
     pub fn note_zone(&self, zone: u32) {
         if self.active().note_zone(zone) {
@@ -112,6 +131,11 @@ impl Buffers {
         self.has_new_zone.take()
     }
 
+    /// Whether these are all writes that have taken effect and aren't in a log entry.
+    pub fn has_queued(&self, writes: &[u8]) -> bool {
+        staged_block::count(writes) == Ok(self.uncommitted.pending())
+    }
+
     /// Notes that the queued writes, which have taken effect, were submitted in a log entry.
     pub fn early_submitted(&self, body: &Rc<Body>) {
         self.uncommitted.submitted(body);
@@ -128,7 +152,9 @@ impl Buffers {
         let is_of = |last: Flushed| last.sequence <= flushed.sequence && last.record <= flushed.record;
         let mut frozen = self.frozen.borrow_mut();
         while frozen.first().is_some_and(|buffer| is_of(buffer.last())) {
-            frozen.remove(0).release(clock);
+            let released = frozen.remove(0);
+            self.covered.set(released.covered());
+            released.release(clock);
         }
     }
 }
@@ -147,10 +173,10 @@ impl Core {
             let buffer = self.buffers.active().clone();
             replayed.zones.iter().for_each(|zone| _ = buffer.note_zone(*zone));
             self.apply(&replayed.bytes)?;
-            let later = needed.get(number + 1).map(|first| first - 1);
-            let record = later.unwrap_or(u64::MAX).min(replayed.record);
-            buffer.note_last(Flushed { record, sequence: self.buffers.sequence() });
-            if buffer.memtable.bytes() >= self.buffers.capacity {
+            let record = replayed.record;
+            let covered = needed.get(number + 1).map_or(record, |first| record.min(first - 1));
+            buffer.note_last(Flushed { record, sequence: self.buffers.sequence() }, covered);
+            if ends_record(&writes, number) && buffer.memtable.bytes() >= self.buffers.capacity {
                 self.push_frozen();
             }
         }
@@ -214,10 +240,17 @@ impl Core {
         if self.buffers.active().is_empty() {
             return;
         }
-        let record = self.commit.last_complete_record(self.peers.shard);
-        let sequence = self.buffers.committed_sequence();
-        self.buffers.active().note_last(Flushed { record, sequence });
+        let flushed =
+            Flushed { record: self.committed_record(), sequence: self.buffers.committed_sequence() };
+        let covered = self.commit.last_complete_record(self.peers.shard);
+        self.buffers.active().note_last(flushed, covered);
         self.push_frozen();
+    }
+
+    /// Last record whose entries have all taken effect, also while it commits.
+    fn committed_record(&self) -> u64 {
+        if_broken!(CountsTwice, return self.commit.last_complete_record(self.peers.shard));
+        self.commit.appender.committed(write_stream(self.peers.shard))
     }
 
     /// Freezes the active buffer, and replaces it by a new one.
@@ -234,6 +267,12 @@ impl Core {
         buffers.frozen.borrow_mut().push(full);
         self.events.changed.notify_all();
     }
+}
+
+/// Whether no later entry ends in the same record as this one: a flush has all entries of its last record.
+fn ends_record(writes: &[ReplayedWrites], number: usize) -> bool {
+    if_broken!(DividesRecords, return true);
+    writes.get(number + 1).is_none_or(|next| next.record > writes[number].record)
 }
 
 /// Applies a write to a memtable; returns the bytes of its keys and value.

@@ -28,7 +28,7 @@ impl Core {
             self.erasure.begin_cut();
             for (shard, home) in (0..).zip(&homes) {
                 let own = home.with(|core: Rc<Core>| async move { Ok(core.cut()) }).await?;
-                cover(&mut cut.covered, shard, &own.manifest.flushed, own.tables);
+                cover(&mut cut.covered, shard, own.writes, own.tables);
                 state.shards.push(own.manifest);
             }
             state.stale = stale;

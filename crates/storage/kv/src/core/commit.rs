@@ -23,6 +23,10 @@ const MAX_PENDING: usize = 4 << 20;
 /// headers of smaller records would be larger than the writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
+/// Longest wait of an opening for space for the staged writes of an earlier run, and the interval of its
+/// checks.
+const STAGED_PATIENCE: Duration = Duration::from_secs(30);
+const STAGED_LOOK: Duration = Duration::from_millis(20);
 
 /// Writes queued for the next record.
 #[derive(Debug, Default)]
@@ -97,6 +101,12 @@ impl Commit {
     /// Encoded writes that are queued for the next entry.
     pub fn pending(&self) -> Ref<'_, Vec<u8>> {
         Ref::map(self.pending.borrow(), |pending| &pending.bytes)
+    }
+
+    /// Whether writes are queued, and they are of this kind.
+    fn has_pending_of(&self, is_of_kind: impl Fn(&Pending) -> bool) -> bool {
+        let pending = self.pending.borrow();
+        !pending.bytes.is_empty() && is_of_kind(&pending)
     }
 
     /// Number of entries of writes in flight.
@@ -193,6 +203,11 @@ impl Core {
             }
         }
         self.check_open()?;
+        // An entry has no puts together with deletes if only deletes may take the last zones. The queued
+        // writes are submitted before this one takes effect: it would count as one of them.
+        if self.commit.has_pending_of(|pending| pending.frees != frees) && self.is_low() {
+            self.submit();
+        }
         // A write isn't acknowledged early while an earlier one hasn't taken effect: both may change the same
         // key, and replay has them in this order.
         let is_alone = self.commit.requests.is_empty() && !self.gate.has_batches();
@@ -203,13 +218,8 @@ impl Core {
                 staging.note_unstaged(self.buffers.sequence());
             }
         }
-        let is_other_kind = |pending: &Pending| {
-            !pending.bytes.is_empty()
-                && (pending.is_applied != is_early || pending.frees != frees && self.is_low())
-        };
-        // An entry has either acknowledged or waiting writes, and no puts together with deletes if only
-        // deletes may take the last zones.
-        if is_other_kind(&self.commit.pending.borrow()) {
+        // An entry has either acknowledged or waiting writes. None waits if this one has taken effect.
+        if self.commit.has_pending_of(|pending| pending.is_applied != is_early) {
             self.submit();
         }
         let request = (!is_early).then(|| self.commit.requests.begin(1, None));
@@ -244,11 +254,31 @@ impl Core {
             self.apply_early(writes)?;
             self.commit.add(writes, false, true, None);
             if self.commit.pending().len() >= BUFFERED_BYTES {
-                self.settle().await?;
+                self.settle_staged().await?;
             }
         }
-        self.settle().await?;
+        self.settle_staged().await?;
         flusher::flush(&**self).await
+    }
+
+    /// Waits until earlier writes are in records, also while the device below has no space for these: the
+    /// cleaner may free some.
+    async fn settle_staged(&self) -> Result<()> {
+        let begin = runtime::now();
+        loop {
+            let settled = self.settle().await;
+            let Err(error @ Error::NoSpace(_)) = settled else { return settled };
+            if self.kit.failure().is_some() || begin.elapsed() >= STAGED_PATIENCE {
+                return Err(error.in_context(format!(
+                    "shard {}: writes of an earlier run that are staged found no space in the log; they stay staged: give the \
+                     device below more space and open the store again, or read them with the key salvage",
+                    self.peers.shard
+                )));
+            }
+            self.freeze_for_space();
+            self.kit.look_again();
+            runtime::sleep(STAGED_LOOK).await;
+        }
     }
 
     /// Refuses queued writes, unless they were acknowledged, when earlier records find no space on the device
@@ -269,6 +299,10 @@ impl Core {
         if bytes.is_empty() {
             return;
         }
+        debug_assert!(
+            self.buffers.has_queued(if is_applied { &bytes } else { &[] }),
+            "an entry has all writes that have taken effect and are in none"
+        );
         let body = encode_parts([Part { shard: self.peers.shard, bytes: &bytes }].into_iter());
         add(&self.commit.submitted, 1);
         self.commit.pushed(body.len() as u64);

@@ -75,16 +75,14 @@ impl Core {
     /// Returns this shard's state for a checkpoint, taken without an await.
     pub(crate) fn cut(&self) -> Cut {
         let tables = self.tables.levels().all().map(|table| table.present_meta()).collect();
-        let flushed = match self.is_all_in_tables() {
-            // Includes records without writes after the last flush.
-            true => {
-                let record = self.commit.appender.committed(write_stream(self.peers.shard));
-                Flushed { record, sequence: self.buffers.sequence() }
-            }
-            false => self.buffers.flushed(),
-        };
+        if self.is_all_in_tables() {
+            // Includes records without writes after the last flush. Later checkpoints cover them also.
+            let record = self.commit.appender.committed(write_stream(self.peers.shard));
+            self.buffers.note_flushed(Flushed { record, sequence: self.buffers.sequence() }, record);
+        }
+        let (flushed, writes) = (self.buffers.flushed(), self.buffers.covered());
         let manifest = crate::tree::manifest::Manifest { tables, flushed, next_table: self.tables.next() };
-        Cut { manifest, tables: self.commit.appender.committed(table_stream(self.peers.shard)) }
+        Cut { manifest, writes, tables: self.commit.appender.committed(table_stream(self.peers.shard)) }
     }
 
     /// Whether all committed or acknowledged writes are in tables.
@@ -97,6 +95,8 @@ impl Core {
 /// State of a shard for a checkpoint.
 pub(crate) struct Cut {
     pub manifest: crate::tree::manifest::Manifest,
+    /// Last record of the stream of users that replay over the manifest doesn't need.
+    pub writes: u64,
     /// Last record of the stream of tables whose effect the manifest includes.
     pub tables: u64,
 }

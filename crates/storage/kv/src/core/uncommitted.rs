@@ -30,6 +30,11 @@ impl Uncommitted {
         self.pending.set(self.pending.get() + writes);
     }
 
+    /// Number of writes that are queued for the next log entry.
+    pub fn pending(&self) -> u64 {
+        self.pending.get()
+    }
+
     /// Notes that the queued writes were submitted in a log entry.
     pub fn submitted(&self, body: &Rc<Body>) {
         self.log_entries.borrow_mut().push_back((body.clone(), self.pending.take()));

@@ -17,9 +17,10 @@ const LIVE: u32 = 1;
 /// Position in a shard's log up to which writes are in tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flushed {
-    /// Last record of the stream of users whose writes are in tables.
+    /// Last record of the stream of users such that all entries that end in it or before are in tables.
     pub record: u64,
-    /// Sequence of the last write up to that record.
+    /// Sequence of the last write of these entries. Recovery counts the writes of later entries from here on,
+    /// so it is exact.
     pub sequence: Sequence,
 }
 
@@ -31,6 +32,7 @@ pub struct WriteBuffer {
     pool: Arc<ZonePool>,
     zones: RefCell<Vec<u32>>,
     last: Cell<Flushed>,
+    covered: Cell<u64>,
 }
 
 impl WriteBuffer {
@@ -42,6 +44,7 @@ impl WriteBuffer {
             pool: pool.clone(),
             zones: RefCell::default(),
             last: Cell::default(),
+            covered: Cell::default(),
         })
     }
 
@@ -71,14 +74,21 @@ impl WriteBuffer {
         zones.len() > 1 && !self.pool.filter(&zones, |zone| zone.usage != Usage::Open).is_empty()
     }
 
-    /// Notes the last record with writes of this buffer.
-    pub fn note_last(&self, last: Flushed) {
+    /// Notes the last record with writes of this buffer, and the last record up to which replay needs none
+    /// once the buffer is in a table: an entry that begins before the end of the buffer may end after it.
+    pub fn note_last(&self, last: Flushed, covered: u64) {
         self.last.set(last);
+        self.covered.set(covered);
     }
 
     /// Last record with writes of this buffer.
     pub fn last(&self) -> Flushed {
         self.last.get()
+    }
+
+    /// Last record up to which replay needs none once this buffer is in a table.
+    pub fn covered(&self) -> u64 {
+        self.covered.get()
     }
 
     /// Whether the buffer has neither writes nor zones.

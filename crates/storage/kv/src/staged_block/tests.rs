@@ -115,11 +115,7 @@ fn entries_of_an_earlier_use_of_a_block_are_never_taken() {
 /// erasure.
 #[test]
 fn blocks_of_other_epochs_logs_and_shards_are_ignored() {
-    let other = [
-        Writer { epoch: EPOCH + 1, ..WRITER },
-        Writer { uuid: [8; 16], ..WRITER },
-        Writer { shard: 1, ..WRITER },
-    ];
+    let other = [Writer { uuid: [8; 16], ..WRITER }, Writer { shard: 1, ..WRITER }];
     for writer in other {
         let mut part = empty();
         stage(&mut part, 0, writer, 11, &[1, 1]);
@@ -135,6 +131,57 @@ fn blocks_of_other_epochs_logs_and_shards_are_ignored() {
     assert_eq!(found(&part, 10).entries, expected(&[(11, 1), (12, 1)]));
     stage(&mut part, 1, WRITER, 13, &[1]);
     assert_eq!(found(&part, 10), StagedWrites { entries: Vec::new(), gap: Some((10, 13)) });
+}
+
+fn refusal(part: &[u8], last: Sequence) -> Error {
+    recover(part, DIVISION, (UUID, EPOCH, 0), last).expect_err("it is refused")
+}
+
+#[test]
+fn an_epoch_after_that_of_the_root_is_refused() {
+    let mut part = empty();
+    stage(&mut part, 0, WRITER, 11, &[1]);
+    stage(&mut part, 1, Writer { epoch: EPOCH + 1, ..WRITER }, 12, &[1]);
+    let error = refusal(&part, 10);
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    assert!(error.detail().contains("epoch 6, and the newest root of the log is of epoch 5"), "{error}");
+}
+
+/// An opening would erase the writes in it.
+#[test]
+fn another_version_of_a_block_of_the_log_is_refused() {
+    let version_2 = |writer: Writer| {
+        let mut part = empty();
+        stage(&mut part, 1, writer, 11, &[1]);
+        let at = DIVISION.place(0, 1).start as usize;
+        let header = &mut part[at..at + HEADER];
+        header[8] = 2;
+        let crc = crc(&header[..HEADER - 4]);
+        header[HEADER - 4..].copy_from_slice(&crc.to_le_bytes());
+        part
+    };
+    for writer in [WRITER, Writer { shard: 1, epoch: EPOCH - 1, ..WRITER }] {
+        let error = refusal(&version_2(writer), 10);
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        assert!(error.detail().contains("version 2 of its format; this program reads version 1"), "{error}");
+    }
+    assert_eq!(found(&version_2(Writer { uuid: [8; 16], ..WRITER }), 10), StagedWrites::default());
+}
+
+#[test]
+fn numbers_beyond_the_largest_are_refused() {
+    let mut part = empty();
+    stage(&mut part, 0, WRITER, u64::MAX - 3, &[2]);
+    assert_eq!(found(&part, u64::MAX - 4).entries, expected(&[(u64::MAX - 3, 2)]));
+    let (mut encoded, mut scratch) = (Vec::new(), Vec::new());
+    WRITER.encode_header(u64::MAX - 1, &mut encoded);
+    WRITER.encode_entry((u64::MAX - 1, 0), &writes(3, 0), &mut scratch, &mut encoded);
+    part[..encoded.len()].copy_from_slice(&encoded);
+    for last in [0, u64::MAX - 2, u64::MAX] {
+        assert!(
+            refusal(&part, last).detail().contains("3 staged writes from number 18446744073709551614 on")
+        );
+    }
 }
 
 #[test]

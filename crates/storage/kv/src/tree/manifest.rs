@@ -249,10 +249,10 @@ pub fn shard_of(stream: StreamId) -> u16 {
     stream.0 / 2
 }
 
-/// Sets the records of a shard that a checkpoint covers: its writes that are in tables, and all tables and
-/// edits up to `tables`.
-pub fn cover(covered: &mut Sequences, shard: u16, flushed: &Flushed, tables: u64) {
-    covered.set(write_stream(shard), flushed.record);
+/// Sets the records of a shard that a checkpoint covers: those of its writes up to `writes`, which replay
+/// doesn't need, and all tables and edits up to `tables`.
+pub fn cover(covered: &mut Sequences, shard: u16, writes: u64, tables: u64) {
+    covered.set(write_stream(shard), writes);
     covered.set(table_stream(shard), tables);
 }
 

@@ -7,9 +7,11 @@ use block::{
 use kv::{Acknowledge, Broken, DeletePersistence, Goal, Settings, Store, with_broken};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::record::replay::ImageDisk;
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -348,6 +350,211 @@ fn a_full_store_keeps_what_it_acknowledged() {
             let found = other.get(&key(number)).await.unwrap();
             assert_eq!(found.map(|found| found.value), Some(incompressible(number)), "{number}");
         }
+    });
+}
+
+/// A disk whose requests take time; `disk` shows what was written.
+fn slow(disk: &Arc<dyn DevicePart>, seed: u64) -> Arc<dyn DevicePart> {
+    let rules = parse_rules(&["any delay=50us..500us".to_owned()], stack::Contract::Device).unwrap();
+    Arc::new(FaultDevicePart::new(disk.clone(), rules, seed).unwrap())
+}
+
+/// Keys of acknowledged writes, with the lengths of their values.
+type Known = Rc<RefCell<Vec<(Vec<u8>, usize)>>>;
+
+/// Writes 8 new keys at once, the first of them with a value of `length` bytes: keys of one shard, or of any
+/// if `shard` is none.
+async fn write_several(store: Store, known: Known, (shard, shards): (Option<u16>, u16), length: usize) {
+    let first = known.borrow().len() as u64 * 1000 + length as u64 * 1_000_000;
+    let is_there = |key: &Vec<u8>| shard.is_none_or(|shard| kv::shard_of_key(key, shards.into()) == shard);
+    let keys: Vec<Vec<u8>> = (first..).map(key).filter(is_there).take(8).collect();
+    let mut batch = kv::Batch::new();
+    let mut written = Vec::new();
+    for (number, key) in keys.into_iter().enumerate() {
+        let mut value = vec![0; if number == 0 { length } else { 10 }];
+        runtime::Random::new(first).fill(&mut value);
+        batch.put(&key, &value);
+        written.push((key, value.len()));
+    }
+    store.write(batch, Acknowledge::Written).await.unwrap();
+    known.borrow_mut().extend(written);
+}
+
+/// Keys of acknowledged writes that aren't there after the end of the process.
+async fn missing_after_kill(disk: &Arc<dyn DevicePart>, settings: &Settings, known: &Known) -> Vec<String> {
+    let store = open(&after_kill(disk).await, settings).await;
+    let mut missing = Vec::new();
+    for (key, length) in known.borrow().clone() {
+        let found = store.get(&key).await.unwrap();
+        if found.is_none_or(|found| found.value.len() != length) {
+            missing.push(String::from_utf8(key).unwrap());
+        }
+    }
+    missing
+}
+
+/// Writes of several records, and batches of several shards, one beside the other.
+async fn write_large_ones(store: &Store, known: &Known, shards: u16, random: &mut runtime::Random) {
+    let clients: Vec<_> = (0..3_u16)
+        .map(|client| {
+            let (store, known) = (store.clone(), known.clone());
+            let wait = Duration::from_micros(random.below(1500));
+            let is_joint = shards > 1 && client == 0;
+            let lengths: &[usize] = if is_joint { &[10, 20_000] } else { &[3000, 30_000, 60_000, 130_000] };
+            let length = lengths[random.below(lengths.len() as u64) as usize] + usize::from(client);
+            let shard = (!is_joint).then(|| random.below(shards.into()) as u16);
+            async move {
+                runtime::sleep(wait).await;
+                write_several(store, known, (shard, shards), length).await;
+            }
+        })
+        .collect();
+    runtime::join_all(clients).await;
+}
+
+/// Result of `main` in a simulation, while a rule is broken.
+fn simulated<F: Future<Output = Vec<String>> + 'static>(
+    (seed, rule): (u64, Option<Broken>),
+    main: impl FnOnce() -> F + Send + 'static,
+) -> Vec<String> {
+    with_broken(rule, || {
+        let world = runtime::Simulation { shards: 1, ..runtime::Simulation::new(seed) };
+        runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}")).value
+    })
+}
+
+/// Writes that are missing after kills of a store with staged writes after large ones.
+fn missing_after_large_ones(seed: u64, shards: u16, rule: Option<Broken>) -> Vec<String> {
+    simulated((seed, rule), move || async move {
+        let disk = disk();
+        let settings = Settings { buffer_bytes: u64::from(shards) * (64 << 10), ..settings(shards) };
+        let store = format(&slow(&disk, seed), &settings).await;
+        let (mut random, known) = (runtime::Random::new(seed), Known::default());
+        let mut missing = Vec::new();
+        for _ in 0..8 {
+            write_large_ones(&store, &known, shards, &mut random).await;
+            runtime::sleep(Duration::from_micros(random.below(5000))).await;
+            for _ in 0..4 {
+                let shard = random.below(shards.into()) as u16;
+                write_several(store.clone(), known.clone(), (Some(shard), shards), 11).await;
+                missing.extend(missing_after_kill(&disk, &settings, &known).await);
+            }
+        }
+        assert!(number(&store, "staged_bytes").await > 0);
+        store.close().await.unwrap();
+        missing
+    })
+}
+
+/// A buffer is frozen, and its table written, while a write is in the log in part.
+#[test]
+fn staged_writes_after_large_ones_survive_a_kill() {
+    for (seed, shards) in (1..=10).flat_map(|seed| [(seed, 1), (seed, 2)]) {
+        let missing = missing_after_large_ones(seed, shards, None);
+        assert_eq!(missing, [""; 0], "seed {seed}, {shards} shards");
+    }
+    for shards in [1, 2] {
+        let is_noticed = |seed| !missing_after_large_ones(seed, shards, Some(Broken::CountsTwice)).is_empty();
+        assert!((1..=10).any(is_noticed), "{shards} shards: the broken rule is noticed");
+    }
+}
+
+/// Writes that are missing after kills in an opening.
+fn missing_after_openings(seed: u64, rule: Option<Broken>) -> Vec<String> {
+    simulated((seed, rule), move || async move {
+        let disk = disk();
+        let large = Settings { buffer_bytes: 4 << 20, ..settings(1) };
+        let store = format(&slow(&disk, seed), &large).await;
+        let (mut random, known) = (runtime::Random::new(seed), Known::default());
+        for _ in 0..4 {
+            write_large_ones(&store, &known, 1, &mut random).await;
+        }
+        for _ in 0..4 {
+            write_several(store.clone(), known.clone(), (None, 1), 11).await;
+        }
+        let killed = after_kill(&disk).await;
+        let settings = Settings { buffer_bytes: 16 << 10, ..settings(1) };
+        let is_open = Rc::new(Cell::new(false));
+        let opening = runtime::spawn({
+            let (slow, settings, is_open) = (slow(&killed, seed), settings.clone(), is_open.clone());
+            async move {
+                let store = open(&slow, &settings).await;
+                is_open.set(true);
+                store
+            }
+        });
+        let (mut looks, mut missing) = (0, Vec::new());
+        while !is_open.get() {
+            runtime::sleep(Duration::from_micros(300)).await;
+            missing.extend(missing_after_kill(&killed, &settings, &known).await);
+            looks += 1;
+        }
+        assert!(looks > 5, "{looks} looks");
+        opening.await.close().await.unwrap();
+        missing
+    })
+}
+
+/// Replay fills several buffers, some of which are in tables when the opening ends.
+#[test]
+fn openings_that_are_killed_at_any_time_lose_nothing() {
+    for seed in 1..=10 {
+        assert_eq!(missing_after_openings(seed, None), [""; 0], "seed {seed}");
+    }
+    let is_noticed = |seed| !missing_after_openings(seed, Some(Broken::DividesRecords)).is_empty();
+    assert!((1..=10).any(is_noticed), "the broken rule is noticed");
+}
+
+/// Puts and deletes alternate while only deletes may take the last zones: each kind has entries of its own,
+/// and a staged write counts as committed only once its own has.
+#[test]
+fn puts_beside_deletes_on_a_nearly_full_store_are_kept() {
+    simulate(11, 1, || async {
+        let disk = disk();
+        // So large tables that zones for one of them are kept, in which small writes are staged.
+        let settings = Settings { buffer_bytes: 1 << 20, table_bytes: 1 << 20, ..settings(1) };
+        let store = format(&disk, &settings).await;
+        let mut kept = Vec::new();
+        for number in 0..20_000_u64 {
+            match store.put(&key(number), &incompressible(number)).await {
+                Ok(()) => kept.push(number),
+                Err(Error::NoSpace(_)) => break,
+                Err(error) => panic!("{error}"),
+            }
+            store.delete(&key(100_000 + number)).await.unwrap();
+        }
+        assert!(kept.len() < 20_000, "{}", kept.len());
+        let other = open(&after_kill(&disk).await, &settings).await;
+        for number in kept {
+            let found = other.get(&key(number)).await.unwrap();
+            assert_eq!(found.map(|found| found.value), Some(incompressible(number)), "{number}");
+        }
+    });
+}
+
+/// Their sequences aren't known, so older values could hide newer ones.
+#[test]
+fn a_salvaged_store_drops_staged_writes_after_damaged_ones() {
+    simulate(12, 1, || async {
+        let disk = disk();
+        let store = format(&disk, &settings(1)).await;
+        let mut batch = kv::Batch::new();
+        let value: Vec<u8> = (0..6).flat_map(incompressible).collect();
+        batch.put(b"long", &value);
+        store.write(batch, Acknowledge::Flushed).await.unwrap();
+        runtime::sleep(Duration::from_secs(5)).await;
+        put(&store, 0..10).await;
+        let mut bytes = contents(&disk).await;
+        let at = conformance::images::find_all(&bytes, &value[..100])[0];
+        bytes[at + 20] ^= 1;
+        let damaged = with_contents(&bytes).await;
+        let overlay = zones::Overlay::new(zones(&damaged, false).await, 64 << 20);
+        let salvage = Settings { goal: Goal::Salvage, ..settings(1) };
+        let store = Store::open(Arc::new(overlay), &salvage).await.unwrap();
+        let lost = store.status().await.unwrap()["lost"].to_string();
+        assert!(lost.contains("staged writes of shard 0"), "{lost}");
+        assert_eq!(missing(&store, 0..10).await.len(), 10);
+        store.close().await.unwrap();
     });
 }
 
