@@ -359,8 +359,8 @@ impl Core {
     }
 }
 
-/// Takes the share of a change in the capacity that is left of its request's: each change returns its own when
-/// it has committed, so that none is returned before the blocks that it is for are live.
+/// Takes the share of a change in the capacity that is left of its request's: each change returns its own
+/// when it has committed, so that none is returned before the blocks that it is for are live.
 fn take_share(left: &mut u32, change: &Change) -> u32 {
     let share = change.data_blocks().min(*left);
     *left -= share;

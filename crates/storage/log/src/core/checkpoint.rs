@@ -191,8 +191,8 @@ impl Core {
         Ok(self.freeze())
     }
 
-    /// Ends a checkpoint, or an attempt that has written nothing, on this shard. Pages that may not be written
-    /// are dirty again in the same turn, so that a version that is created later has them in any case.
+    /// Ends a checkpoint, or an attempt that has written nothing, on this shard. Pages that may not be
+    /// written are dirty again in the same turn, so that a version that is created later has them in any case.
     fn thaw(&self, is_written: bool) {
         let mut versions = self.versions.borrow_mut();
         for version in &mut versions.list {
@@ -280,8 +280,8 @@ impl Core {
     /// Writes the dirty pages of all versions.
     ///
     /// # Errors
-    /// Errors of writing; [`Error::Busy`] if versions are created and deleted all the time. The caller ends the
-    /// last attempt in any case.
+    /// Errors of writing; [`Error::Busy`] if versions are created and deleted all the time. The caller ends
+    /// the last attempt in any case.
     async fn write_versions(self: &Rc<Self>) -> Result<Written> {
         for _ in 0..MAX_ATTEMPTS {
             if let Some(written) = self.try_versions().await? {

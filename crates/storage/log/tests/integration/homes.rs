@@ -351,7 +351,7 @@ async fn ask_all(volume: &Volume, of: fn(&Core) -> u64) -> Vec<u64> {
     let ask = move |core: Rc<Core>| async move {
         let mut all = vec![of(&core)];
         all.extend(core.peers.each_other(move |core: Rc<Core>| async move { Ok(of(&core)) }).await?);
-        Ok(all)
+        Ok::<_, Error>(all)
     };
     volume.part.home.with(ask).await.expect("they answer")
 }
