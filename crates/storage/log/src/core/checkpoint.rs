@@ -192,7 +192,7 @@ impl Core {
     }
 
     /// Ends a checkpoint, or an attempt that has written nothing, on this shard. Pages that may not be
-    /// written are dirty again in the same turn, so that a version that is created later has them in any case.
+    /// written are dirty again in the same turn, so that a version that is created later has them.
     fn thaw(&self, is_written: bool) {
         let mut versions = self.versions.borrow_mut();
         for version in &mut versions.list {
