@@ -23,6 +23,7 @@ use crate::layout::Layout;
 use crate::salvage::Lost;
 use crate::versions::{VersionSeeds, Versions};
 use admission::Admission;
+pub use admission::MAX_REQUEST_BLOCKS;
 use block::{Call, Result};
 use checkpoint::Superseded;
 use logkit::cleaning::Policy;
@@ -111,6 +112,8 @@ pub struct Core {
     pub versions: RefCell<Versions>,
     /// Space that checkpoints may take, and the number of its zones while no thin page is dirty.
     pub images: Cell<(Images, u64)>,
+    /// Number of times that the home had computed them.
+    images_number: Cell<u64>,
     /// Pages that the next checkpoint frees.
     pub superseded: Superseded,
     /// Blocks that are known to be damaged.
@@ -167,6 +170,7 @@ impl Core {
         let (peers, damaged) = (Peers::new(0, totals), Arc::new(damaged));
         let core = Self::with(kit, classes, (layout, versions, damaged), settings, peers, (home, lost));
         core.measure_images();
+        core.publish_directory();
         core
     }
 
@@ -205,6 +209,7 @@ impl Core {
             layout,
             versions: RefCell::new(versions),
             images: Cell::default(),
+            images_number: Cell::new(0),
             superseded: Superseded::default(),
             damaged,
             home,

@@ -5,7 +5,7 @@
 //! divided.
 
 use crate::buffered::Buffers;
-use crate::core::{Acknowledge, Changes, Core, Homes, View};
+use crate::core::{Acknowledge, Changes, Core, Homes, MAX_REQUEST_BLOCKS, View};
 use crate::format::{Change, VersionId};
 use crate::map::{Map, Mapping, Physical};
 use crate::recovery::Recovered;
@@ -440,8 +440,22 @@ impl Handle {
         self.shared.homes[shard as usize].with(work).await
     }
 
-    /// Writes blocks of several home shards: each of them gets its blocks in one request.
+    /// Writes blocks of several home shards, or many blocks of one, in parts that a shard admits.
     async fn write_divided(&self, range: BlockRange, payload: Payload, durability: Durability) -> Result<()> {
+        let shift = self.shared.layout.block_size.shift();
+        let bytes = |block: u64| ((block - range.start.0) << shift) as usize;
+        let mut at = range.start.0;
+        while at < range.end().0 {
+            let end = range.end().0.min(at + MAX_REQUEST_BLOCKS);
+            let part = payload.slice(bytes(at)..bytes(end));
+            self.write_part(BlockRange::new(at, end - at), part, durability).await?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Writes blocks of several home shards: each of them gets its blocks in one request.
+    async fn write_part(&self, range: BlockRange, payload: Payload, durability: Durability) -> Result<()> {
         let (version, shift) = (self.shared.version, self.shared.layout.block_size.shift());
         let stripes = self.shared.layout.stripes;
         let mut parts: SmallVec<[(Changes, Payload); 4]> =
@@ -566,7 +580,8 @@ impl Device for Handle {
             return Call::ready(Ok(()));
         }
         let stripes = self.shared.layout.stripes;
-        if range.end().0 > stripes.end_of_stripe(at.0) {
+        let is_large = range.count.0 > MAX_REQUEST_BLOCKS && stripes.shards() > 1;
+        if is_large || range.end().0 > stripes.end_of_stripe(at.0) {
             return Call::new(self.write_divided(range, payload, durability));
         }
         let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };

@@ -82,7 +82,9 @@ pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<Strin
         Message::Diff(name, other) => diff(core, &name, other.as_deref()).await?,
         Message::Resize(Size(bytes)) => resize(core, bytes).await?,
         Message::Checkpoint => {
-            core.write_checkpoint(false).await?;
+            // In a task, since dropping the call must not leave pages that are neither dirty nor written.
+            let own = core.clone();
+            core.kit().tasks.spawn(async move { own.write_checkpoint(false).await }).await?;
             json!({ "checkpoint": true })
         }
     };
@@ -311,6 +313,8 @@ async fn resize(core: &Rc<Core>, bytes: u64) -> Result<Value> {
             now * block
         )));
     }
-    change_versions(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
+    // In a task, since dropping the call doesn't cancel the record.
+    let (own, change) = (core.clone(), Change::Grow { version: VersionId::HEAD, blocks });
+    core.kit().tasks.spawn(async move { change_versions(&own, change).await }).await?;
     Ok(json!({ "bytes": bytes, "takes_effect": "when the stack is opened again" }))
 }

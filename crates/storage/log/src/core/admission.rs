@@ -19,8 +19,9 @@ use std::time::Duration;
 /// Advice to operators of a full log.
 const REMEDY: &str = "discard some data, delete snapshots, or grow the disk";
 
-/// Most blocks of a request that is larger than the limit of dirty blocks.
-const MAX_REQUEST_BLOCKS: u64 = 1 << 13;
+/// Most blocks of a request to one of several shards that is larger than the limit of dirty blocks; a handle
+/// divides larger ones.
+pub const MAX_REQUEST_BLOCKS: u64 = 1 << 13;
 /// Time after which a change looks again whether another shard has returned capacity.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
@@ -204,7 +205,7 @@ impl Core {
         let has_data = !payload.is_empty();
         let buffers = self.buffers();
         let mut at = 0;
-        let mut growth = Some(growth);
+        let mut left = growth;
         let request = self.admission.requests.begin(changes.len() as u32, permit);
         let shift = self.layout.block_size.shift();
         for change in changes {
@@ -214,7 +215,8 @@ impl Core {
                 false => payload.slice(at..at + bytes),
             };
             at += bytes;
-            self.queue(change, payload, request, growth.take().unwrap_or(0), buffers);
+            let growth = take_share(&mut left, &change);
+            self.queue(change, payload, request, growth, buffers);
         }
         self.kit.events.work.notify_one();
         let waiting = self.admission.requests.wait(request);
@@ -256,7 +258,10 @@ impl Core {
         let own = self.peers.reserve(most);
         let growing = own + self.most_of_others();
         let (live, capacity) = (self.kit.pool.live_data(), self.capacity(growing + most));
-        if live + growing + most > capacity {
+        // While the device below has no space, requests are answered before their changes, which keep their
+        // capacity: other shards may have reserved more than the limit of their requests.
+        let is_certain = self.peers.is_alone() || !self.kit.space.is_doubtful();
+        if live + growing + most > capacity || !is_certain {
             self.peers.release(most);
             return self.admit_exactly(changes, capacity);
         }
@@ -351,5 +356,31 @@ impl Core {
             _ => Arrival::New,
         };
         policy.place(arrival)
+    }
+}
+
+/// Takes the share of a change in the capacity that is left of its request's: each change returns its own
+/// when it has committed, so that none is returned before the blocks that it is for are live.
+fn take_share(left: &mut u32, change: &Change) -> u32 {
+    let share = change.data_blocks().min(*left);
+    *left -= share;
+    share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::VersionId;
+
+    #[test]
+    fn each_change_of_a_request_has_a_share_of_its_capacity() {
+        let write = |count| Change::Write { version: VersionId::HEAD, block: 0, count };
+        let unmap = Change::Unmap { version: VersionId::HEAD, block: 0, count: 9 };
+        let changes = [write(8), unmap, write(3), write(8)];
+        for (growth, expected) in [(19, [8, 0, 3, 8]), (10, [8, 0, 2, 0]), (0, [0; 4])] {
+            let mut left = growth;
+            assert_eq!(changes.each_ref().map(|change| take_share(&mut left, change)), expected);
+            assert_eq!(left, 0);
+        }
     }
 }

@@ -10,12 +10,30 @@ impl Core {
     /// Recomputes the space that checkpoints may take, after versions were created, deleted or saved.
     pub fn measure_images(&self) {
         let images = Images::of(&self.versions.borrow(), None, &self.layout);
+        self.images_number.set(self.images_number.get() + 1);
         self.set_images((images, images.zones(&self.layout, 0)));
     }
 
     fn set_images(&self, images: (Images, u64)) {
         self.images.set(images);
+        // Whether dirty pages of large versions are counted depends on the images.
+        self.publish_dirty();
         self.kit().events.settled.notify_all();
+    }
+
+    /// Recomputes the space that checkpoints may take after a change of versions, and passes it on to the
+    /// other shards in a task: the call that made the change may have ended before it took effect.
+    pub(super) fn versions_changed(&self) {
+        self.measure_images();
+        if self.peers.is_alone() {
+            return;
+        }
+        let Ok(core) = self.peers.first().get() else { return };
+        let publish = async move {
+            // This fails only for a shard that has ended.
+            let _ended = core.publish_images().await;
+        };
+        self.kit().tasks.spawn(publish).detach();
     }
 
     /// Passes the space that checkpoints may take, as the home has computed it, on to the other shards.
@@ -23,12 +41,21 @@ impl Core {
     /// # Errors
     /// [`Error::Closed`] for a shard that has ended.
     pub async fn publish_images(&self) -> Result<()> {
-        let images = self.images.get();
+        let (images, number) = (self.images.get(), self.images_number.get());
         let set = move |core: Rc<Core>| async move {
-            core.set_images(images);
+            // Another message may have brought newer ones.
+            if number > core.images_number.get() {
+                core.images_number.set(number);
+                core.set_images(images);
+            }
             Ok(())
         };
         self.peers.each_other(set).await.map(drop)
+    }
+
+    /// Publishes the number of blocks of the newest directory, on the home.
+    pub(super) fn publish_directory(&self) {
+        self.peers.publish_directory(self.kit().checkpoints.directory_blocks(&self.layout));
     }
 
     /// Publishes the number of dirty pages of this shard, if others need it.

@@ -3,7 +3,9 @@
 //!
 //! No version may be created or deleted between the first page and the directory, as pages would then be of
 //! different sets of versions. If that happens, the checkpoint starts over; pages that it has written stay
-//! valid. While several versions exist, no block is moved during a checkpoint
+//! valid. If the shards have different versions from the start, nothing is written, and each shard marks the
+//! pages that it gave up as dirty again, in its own versions: it may have a version that the home doesn't
+//! have yet. While several versions exist, no block is moved during a checkpoint
 //! ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
 
 use super::Core;
@@ -54,6 +56,16 @@ struct Frozen {
     committed: [(StreamId, u64); 2],
     /// The versions, parents before their children.
     dirty: Vec<FrozenVersion>,
+}
+
+/// Versions whose pages are all on the medium, for a checkpoint that names them.
+struct Written {
+    cut: Cut,
+    /// The owner's part of the directory.
+    directory: Vec<u8>,
+    /// Pages that this directory doesn't name.
+    freed: Vec<(u64, Physical)>,
+    versions: Vec<VersionId>,
 }
 
 /// State of all shards for a checkpoint.
@@ -121,10 +133,15 @@ impl Core {
         }
         let write = async || {
             self.compact_checkpoints();
-            let outcome = self.write_all(clean).await;
-            self.thaw();
-            let thaw = |core: Rc<Core>| async move {
-                core.thaw();
+            let written = self.write_versions().await;
+            let is_written = written.is_ok();
+            let outcome = match written {
+                Ok(written) => self.commit_versions(written, clean).await,
+                Err(error) => Err(error),
+            };
+            self.thaw(is_written);
+            let thaw = move |core: Rc<Core>| async move {
+                core.thaw(is_written);
                 core.kit().turns.end_checkpoint();
                 Ok(())
             };
@@ -153,7 +170,7 @@ impl Core {
         let mut dirty = Vec::with_capacity(versions.list.len());
         for version in &mut versions.list {
             let pages = std::mem::take(&mut version.dirty);
-            // A version that another shard creates later, from this one, has pages of an earlier attempt.
+            // A version that is created from this one has them, and those of an earlier attempt.
             version.writing = version.writing.with(&pages);
             dirty.push((version.id, pages, version.map.clone()));
         }
@@ -174,12 +191,28 @@ impl Core {
         Ok(self.freeze())
     }
 
-    /// Ends a checkpoint on this shard.
-    fn thaw(&self) {
+    /// Ends a checkpoint, or an attempt that has written nothing, on this shard. Pages that may not be
+    /// written are dirty again in the same turn, so that a version that is created later has them.
+    fn thaw(&self, is_written: bool) {
         let mut versions = self.versions.borrow_mut();
-        versions.list.iter_mut().for_each(|version| version.writing = PageSet::default());
+        for version in &mut versions.list {
+            let pages = std::mem::take(&mut version.writing);
+            if !is_written {
+                version.dirty = version.dirty.with(&pages);
+            }
+        }
         drop(versions);
         self.publish_dirty();
+    }
+
+    /// Marks the pages of an attempt as dirty again, on all shards.
+    async fn take_back(&self) -> Result<()> {
+        self.thaw(false);
+        let thaw = |core: Rc<Core>| async move {
+            core.thaw(false);
+            Ok(())
+        };
+        self.peers.each_other(thaw).await.map(drop)
     }
 
     /// Freezes all shards, each at a time of its own.
@@ -188,13 +221,7 @@ impl Core {
         let clock = self.kit().clock();
         let own = self.freeze();
         let freeze = |core: Rc<Core>| async move { core.freeze_for_home().await };
-        let others = match self.peers.each_other(freeze).await {
-            Ok(others) => others,
-            Err(error) => {
-                self.give_back(&jobs_of(&own.dirty));
-                return Err(error);
-            }
-        };
+        let others = self.peers.each_other(freeze).await?;
         let mut cut = Cut { covered: Sequences::default(), clock };
         let changes = own.changes;
         let all = || std::iter::once(&own).chain(&others);
@@ -226,16 +253,6 @@ impl Core {
         Ok(self.peers.each_other(count).await?.into_iter().all(|other| other == changes))
     }
 
-    /// Marks pages that may not have been written as dirty again.
-    fn give_back(&self, jobs: &[Job]) {
-        let mut versions = self.versions.borrow_mut();
-        for job in jobs {
-            if let Some(position) = versions.position(job.version) {
-                versions.list[position].dirty.insert(job.page);
-            }
-        }
-    }
-
     /// Marks the pages of zones with few live pages as dirty, so that checkpoints stay compact.
     fn compact_checkpoints(&self) {
         let is_full = |zone: &Zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full;
@@ -260,52 +277,51 @@ impl Core {
         }
     }
 
-    async fn write_all(self: &Rc<Self>, clean: bool) -> Result<()> {
+    /// Writes the dirty pages of all versions.
+    ///
+    /// # Errors
+    /// Errors of writing; [`Error::Busy`] if versions are created and deleted all the time. The caller ends
+    /// the last attempt in any case.
+    async fn write_versions(self: &Rc<Self>) -> Result<Written> {
+        for _ in 0..MAX_ATTEMPTS {
+            if let Some(written) = self.try_versions().await? {
+                return Ok(written);
+            }
+        }
+        Err(Error::busy(
+            "checkpoint: snapshots are created and deleted faster than it can be written; try again later",
+        ))
+    }
+
+    /// Writes the dirty pages of all versions; `None` if not all shards had the same versions all the time.
+    async fn try_versions(self: &Rc<Self>) -> Result<Option<Written>> {
+        let FrozenVersions { changes, is_consistent, cut, dirty } = self.freeze_all().await?;
+        if !is_consistent {
+            // A change of versions takes effect on the other shards at once.
+            runtime::sleep(BETWEEN_ATTEMPTS).await;
+            self.take_back().await?;
+            return Ok(None);
+        }
+        self.write_pages(&jobs_of(&dirty), &dirty).await?;
+        // Records whose effects the pages include have to be durable before the root.
+        self.flush_all().await?;
+        let is_same = self.has_same_versions(changes).await?;
+        let mut versions = self.versions.borrow_mut();
+        if !is_same || versions.changes != changes {
+            return Ok(None);
+        }
+        let orphaned = std::mem::take(&mut versions.orphaned);
+        let saved = versions.list.iter().map(|version| version.id).collect();
+        drop(versions);
+        // A version that is deleted before the root is written is still in this directory.
+        let (directory, freed) = (self.directory().encode(), self.freed_pages(orphaned));
+        Ok(Some(Written { cut, directory, freed, versions: saved }))
+    }
+
+    /// Writes the directory and the root of versions whose pages are written.
+    async fn commit_versions(self: &Rc<Self>, written: Written, clean: bool) -> Result<()> {
         let kit = self.kit();
-        let mut attempts = 0;
-        let (cut, directory, freed, saved) = loop {
-            attempts += 1;
-            let FrozenVersions { changes, is_consistent, cut, dirty } = self.freeze_all().await?;
-            let jobs = jobs_of(&dirty);
-            // Records whose effects the pages include have to be durable before the root.
-            let written = match is_consistent {
-                true => self.write_and_flush(&jobs, &dirty).await,
-                // A change of versions takes effect on the other shards at once.
-                false => {
-                    runtime::sleep(BETWEEN_ATTEMPTS).await;
-                    Ok(())
-                }
-            };
-            let is_same = match written {
-                Ok(()) => self.has_same_versions(changes).await,
-                Err(error) => Err(error),
-            };
-            let is_same = match is_same {
-                Ok(is_same) if is_consistent => is_same,
-                Ok(_) => {
-                    self.give_back(&jobs);
-                    false
-                }
-                Err(error) => {
-                    self.give_back(&jobs);
-                    return Err(error);
-                }
-            };
-            let mut versions = self.versions.borrow_mut();
-            if is_same && versions.changes == changes {
-                let orphaned = std::mem::take(&mut versions.orphaned);
-                let saved: Vec<VersionId> = versions.list.iter().map(|version| version.id).collect();
-                drop(versions);
-                // Pages that this directory doesn't name. A version that is deleted before the root is
-                // written is still in it.
-                break (cut, self.directory().encode(), self.freed_pages(orphaned), saved);
-            }
-            if attempts == MAX_ATTEMPTS {
-                return Err(Error::busy(
-                    "checkpoint: snapshots are created and deleted faster than it can be written; try again later",
-                ));
-            }
-        };
+        let Written { cut, directory, freed, versions: saved } = written;
         if let Err(error) = checkpoint::commit(self, cut, &directory, clean).await {
             // If the log has failed, it is unknown which root is authoritative, so the pages of both stay.
             if kit.failure().is_none() {
@@ -322,14 +338,8 @@ impl Core {
             version.unsaved = 0;
         }
         self.measure_images();
-        self.peers.publish_directory(kit.checkpoints.directory_blocks(&kit.layout));
+        self.publish_directory();
         self.publish_images().await
-    }
-
-    /// Writes pages, and makes them and all records whose effects they include durable.
-    async fn write_and_flush(self: &Rc<Self>, jobs: &[Job], dirty: &[FrozenVersion]) -> Result<()> {
-        self.write_pages(jobs, dirty).await?;
-        self.flush_all().await
     }
 
     /// Returns the pages that are part of the durable checkpoint and no longer of any version.

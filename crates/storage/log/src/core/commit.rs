@@ -73,7 +73,7 @@ impl Core {
             kit.look_again();
         }
         if (has_deleted || has_new_versions) && self.peers.index() == 0 {
-            self.measure_images();
+            self.versions_changed();
         }
         if has_deleted && self.peers.index() > 0 {
             self.release_deleted();

@@ -2,12 +2,14 @@
 //! more shards of the runtime than the log has.
 
 use crate::conformance::conforms;
+use crate::life::controlled::{ControlledDisk, LATENCY};
 use crate::life::{Volume, copy_of, disk, raw, run};
 use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Error, Part, Result};
-use log::core::Acknowledge;
+use log::core::{Acknowledge, Core};
 use log::kind::{Options, open};
-use runtime::{Config, Random, ShardIndex};
+use runtime::{Config, Random, ShardIndex, Simulation};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Options of a log with stripes of a few blocks.
 fn striped(shards: u32) -> Options {
@@ -336,4 +338,124 @@ fn another_number_of_shards_is_refused() {
         let report = log::check::check_device(disk, &|_, _| {}).await.expect("a report");
         assert!(!report.is_damaged(), "{report:?}");
     });
+}
+
+/// Runs an epoch on two simulated shards.
+fn simulate<Fut: Future<Output = ()> + 'static>(seed: u64, main: impl FnOnce() -> Fut) {
+    let world = Simulation { trace_lines: 0, ..Simulation::new(seed) }.with_shards(2);
+    runtime::simulate(world, main).expect("it ends");
+}
+
+/// Asks the home, then the other shards.
+async fn ask_all(volume: &Volume, of: fn(&Core) -> u64) -> Vec<u64> {
+    let ask = move |core: Rc<Core>| async move {
+        let mut all = vec![of(&core)];
+        all.extend(core.peers.each_other(move |core: Rc<Core>| async move { Ok(of(&core)) }).await?);
+        Ok::<_, Error>(all)
+    };
+    volume.part.home.with(ask).await.expect("they answer")
+}
+
+/// A snapshot takes effect on one shard after the other. A checkpoint that begins in between loses no page of
+/// it.
+#[test]
+fn a_checkpoint_during_a_snapshot_loses_no_page() {
+    const ROUNDS: u64 = 24;
+    for seed in 0..12 {
+        println!("seed {seed}");
+        simulate(seed, move || async move {
+            let (disk, _controls) = ControlledDisk::over(disk(48));
+            let options = Options { size: Some(64 * 4096), checkpoint_after: 64 << 20, ..striped(2) };
+            let volume = Volume::make(&disk, &options).await;
+            for round in 1..=ROUNDS {
+                // A block of the second shard, so that the home itself has no dirty page.
+                volume.write(8, 8, round).await;
+                let part = volume.part.clone();
+                let name = format!("snapshot create s{round}");
+                let create = runtime::spawn(async move { part.message(&name).await });
+                // All operations take the same time, so this ends when one of them does.
+                runtime::sleep(LATENCY * (seed % 4) as u32).await;
+                for _ in 0..round {
+                    runtime::yield_now().await;
+                }
+                volume.part.message("checkpoint").await.expect("a checkpoint");
+                create.await.expect("a snapshot");
+            }
+            volume.close().await;
+            let report = log::check::check_device(disk.clone(), &|_, _| {}).await.expect("a report");
+            assert!(!report.is_damaged(), "{report:?}");
+            let volume = Volume::open(&disk, &options).await;
+            for round in 1..=ROUNDS {
+                let version = volume.part.version(&format!("s{round}")).await.expect("it is there");
+                let device = version.open().await.expect("it opens");
+                let (outcome, buffer) = device.read(BlockIndex(8), Buffer::new(8 * 4096)).await;
+                outcome.expect("a read");
+                let found = buffer.filled().chunks_exact(4096).zip(8..);
+                let found =
+                    found.map(|(bytes, block)| crate::life::version_of(block, bytes).expect("a block"));
+                assert_eq!(found.collect::<Vec<_>>(), [round; 8], "snapshot {round}");
+                drop(device);
+                version.close().await.expect("it closes");
+            }
+            volume.close().await;
+        });
+    }
+}
+
+#[test]
+fn all_shards_know_the_pages_that_a_recovery_made_dirty() {
+    run_on(2, || async {
+        let options = Options { checkpoint_after: 64 << 20, ..striped(3) };
+        let disk = disk(40);
+        let volume = Volume::make(&disk, &options).await;
+        volume.write(0, 100, 1).await;
+        volume.flush().await;
+        let copy = copy_of(&raw(&disk).await).await;
+        volume.close().await;
+        let volume = Volume::open(&copy, &options).await;
+        // Recovery gave the whole page to the home.
+        assert_eq!(ask_all(&volume, Core::dirty_pages).await, [1; 3]);
+        volume.close().await;
+    });
+}
+
+/// A caller that doesn't wait for a change of versions: all shards count its pages nevertheless.
+#[test]
+fn all_shards_count_the_pages_of_a_change_whose_call_was_dropped() {
+    simulate(1, || async {
+        let (disk, _controls) = ControlledDisk::over(disk(48));
+        let volume = Volume::make(&disk, &striped(3)).await;
+        assert_eq!(ask_all(&volume, Core::most_pages).await, [2; 3]);
+        let resize = format!("resize {}", 12 << 20);
+        let early = runtime::timeout(Duration::from_nanos(1), volume.part.message(&resize)).await;
+        assert!(early.is_err(), "the call ends first");
+        runtime::sleep(Duration::from_millis(50)).await;
+        assert_eq!(ask_all(&volume, Core::most_pages).await, [3; 3]);
+        volume.close().await;
+    });
+}
+
+/// A write that is larger than a shard admits at a time.
+#[test]
+fn a_large_write_is_divided() {
+    const BLOCKS: u64 = log::core::MAX_REQUEST_BLOCKS * 5 / 4;
+    for stripe_blocks in [8, 1 << 14] {
+        run_on(2, move || async move {
+            let disk = disk(128);
+            let options = Options {
+                size: Some(48 << 20),
+                zone_size: Some(1 << 20),
+                checkpoint_after: 64 << 20,
+                stripe_blocks,
+                ..striped(2)
+            };
+            let volume = Volume::make(&disk, &options).await;
+            volume.write(3, BLOCKS, 1).await;
+            volume.write(20, BLOCKS, 2).await;
+            let found = [volume.versions(0, 24).await, volume.versions(24, BLOCKS).await].concat();
+            let expected = [vec![0; 3], vec![1; 17], vec![2; BLOCKS as usize], vec![0; 4]].concat();
+            assert_eq!(found, expected);
+            volume.close().await;
+        });
+    }
 }

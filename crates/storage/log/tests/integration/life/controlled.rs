@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Duration of an operation.
-const LATENCY: Duration = Duration::from_micros(50);
+pub const LATENCY: Duration = Duration::from_micros(50);
 /// Interval at which an unanswered operation checks whether it may be answered.
 const LOOK: Duration = Duration::from_millis(10);
 
