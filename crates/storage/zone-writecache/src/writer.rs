@@ -133,12 +133,13 @@ impl Core {
                 return Ok(at);
             }
             self.health.check_device()?;
-            self.demand.needs_space.set(true);
-            self.demand.changed.notify_all();
-            self.progress.notified().await;
+            // The uploader, which frees space, ends with a close.
             if self.health.is_closing() {
                 self.health.check()?;
             }
+            self.demand.needs_space.set(true);
+            self.demand.changed.notify_all();
+            self.progress.notified().await;
         }
     }
 

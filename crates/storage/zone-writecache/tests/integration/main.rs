@@ -3,6 +3,8 @@
 
 mod origins;
 mod promises;
+mod recovery;
+mod stalls;
 mod suite;
 
 use block::{BlockIndex, BlockSize, Buffer, DevicePart, Durability, ZonesPart};
