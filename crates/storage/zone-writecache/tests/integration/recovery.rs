@@ -1,4 +1,4 @@
-//! What opening finds in the log, and in which state it leaves the origin.
+//! Records that an open has to find or to miss in the log, and the state in which it leaves the origin.
 
 use crate::origins::{Mode, Switched};
 use crate::promises::{KIB, filled, number, read, simulated, text};
@@ -13,7 +13,7 @@ fn zones_of(options: ram::Options) -> Arc<RamZones> {
     Arc::new(RamZones::new(ram::Options { durable: block::Durable::OnFlush, ..options }).unwrap())
 }
 
-/// Number of the only block of the device that has this byte everywhere, at the first of several.
+/// Number of the first block of the device that has this byte everywhere.
 async fn find(fast: &Arc<dyn DevicePart>, byte: u8) -> u64 {
     let device = fast.open().await.unwrap();
     let (_, buffer) = device.read(BlockIndex(0), Buffer::new(FAST as usize)).await;
@@ -126,7 +126,7 @@ fn a_close_writes_a_checkpoint() {
     });
 }
 
-/// What an open has found was made durable by it: its loss is damage from then on.
+/// An open makes the records durable that it finds: the loss of one is damage from then on.
 #[test]
 fn records_of_an_earlier_start_are_not_lost_silently() {
     simulated(|| async {
@@ -174,6 +174,35 @@ fn damaged_data_ends_the_uploads() {
         assert_eq!(number(&*part, "origin_errors").await, errors, "it isn't tried again");
         let below = zones.open().await.unwrap();
         assert_eq!(below.report(ZoneIndex(at.zone.0), 1).await.unwrap()[0].write_pointer, 0);
+    });
+}
+
+/// A zone of the origin that can't be written any more ends the uploads, with an open as well; what is pending
+/// is still read.
+#[test]
+fn a_worn_origin_ends_the_uploads() {
+    simulated(|| async {
+        let (fast, zones) = (fast_device(), ram_zones());
+        let (origin, switch) = Switched::new(zones);
+        let mut part = open(&fast, origin.clone(), true).await.unwrap();
+        let mut handle = part.open().await.unwrap();
+        runtime::sleep(Duration::from_secs(1)).await;
+        switch.set(Mode::IsWorn);
+        let at = handle.append(ZoneIndex(0), filled(7, 4 * KIB)).await.unwrap();
+        handle.flush(&[ZoneIndex(0)]).await.unwrap();
+        for _ in 0..2 {
+            runtime::sleep(Duration::from_secs(60)).await;
+            let errors = number(&*part, "origin_errors").await;
+            assert!(text(&*part, "conflict").await.contains("ReadOnly"), "{:?}", part.status().await);
+            runtime::sleep(Duration::from_secs(600)).await;
+            assert_eq!(number(&*part, "origin_errors").await, errors, "it isn't tried again");
+            assert!(handle.append(ZoneIndex(0), filled(8, KIB)).await.is_err());
+            assert_eq!(read(&handle, at, 4 * KIB).await.unwrap(), [7; 4 * KIB]);
+            drop(handle);
+            part.close().await.unwrap();
+            part = open(&fast, origin.clone(), false).await.unwrap();
+            handle = part.open().await.unwrap();
+        }
     });
 }
 
