@@ -177,7 +177,7 @@ fn damaged_data_ends_the_uploads() {
     });
 }
 
-/// A zone of the origin that can't be written any more ends the uploads, with an open as well; what is pending
+/// A zone of the origin that can't be written any more ends the uploads, also after an open. What is pending
 /// is still read.
 #[test]
 fn a_worn_origin_ends_the_uploads() {
