@@ -8,15 +8,16 @@
 //! 5. A flush waits until a flush of the fast device covers the record.
 //! 6. The uploader applies the pending operations at the origin, in order, and moves the tail.
 
+use crate::checkpoint;
 use crate::counters::{Counters, count};
 use crate::format::{Action, Entry, Position, Superblock};
-use crate::index::Index;
+use crate::index::{Index, Piece};
 use crate::layout::Layout;
-use crate::pending::{MAX_PENDING, PendingList};
+use crate::pending::{MAX_CHANGES, MAX_PENDING, PendingList};
 use crate::readers::Readers;
 use crate::settings::MaxLag;
 use crate::table::ZoneTable;
-use crate::waiting::WaitingAppends;
+use crate::waiting::{WaitingAppend, WaitingAppends};
 use block::{
     Buffer, Data, Device, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
     ZoneReport, ZoneState, Zones,
@@ -25,6 +26,7 @@ use runtime::sync::{Notify, OneshotSender, oneshot};
 use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -33,6 +35,9 @@ use zones::record::keyed_sum;
 
 /// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
 const QUEUE_BYTES: u64 = 16 << 20;
+
+/// Time without progress of the origin after which a close doesn't wait for uploads any more.
+const DRAIN_STALL: Duration = Duration::from_secs(60);
 
 /// An operation that waits for the fast device.
 pub struct Queued {
@@ -94,7 +99,8 @@ pub struct Health {
     failed: RefCell<Option<Error>>,
     /// Error of the last attempt at the origin; `None` after a success.
     pub origin_error: RefCell<Option<Error>>,
-    /// The origin doesn't belong to this fast device any more: it has another writer, or was changed by one.
+    /// Error that ended the uploads: the origin has another writer, was changed by one, or can't take what is
+    /// pending.
     conflict: RefCell<Option<Error>>,
     is_closing: Cell<bool>,
 }
@@ -105,7 +111,8 @@ impl Health {
         self.failed.borrow_mut().get_or_insert_with(|| error.in_context("the fast device failed"));
     }
 
-    /// Notes that the origin has another writer, or was changed by one.
+    /// Notes that no upload is possible any more: the origin has another writer or was changed by one, one of
+    /// its zones has failed, or data to upload is damaged.
     pub fn set_conflict(&self, error: &Error) {
         self.conflict.borrow_mut().get_or_insert_with(|| error.clone());
     }
@@ -199,26 +206,32 @@ impl Core {
         pending.oldest().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
     }
 
+    /// Number of operations that the origin lacks.
+    fn operations(&self) -> usize {
+        self.pending.borrow().len() + self.queue.borrow().len()
+    }
+
     /// Whether an append of this length has to wait.
     fn is_at_bound(&self, length: u64) -> bool {
-        let (pending, operations) = {
-            let pending = self.pending.borrow();
-            (pending.bytes(), pending.len() + self.queue.borrow().len())
-        };
+        let pending = self.pending.borrow().bytes();
         let queued = self.queued_bytes.get();
         queued > 0 && queued + length > QUEUE_BYTES
             || pending + queued > 0 && pending + queued + length > self.max_lag.bytes
-            || operations >= MAX_PENDING
+            || self.operations() >= MAX_PENDING
             || pending > 0 && self.age() >= self.max_lag.age
     }
 
-    /// Waits until the lag permits an append.
+    /// Waits until the lag permits an append, and no append waits that came before it.
     async fn admit(&self, zone: ZoneIndex, length: u64) -> Result<()> {
-        let mut waiting = None;
+        let mut waiting: Option<WaitingAppend<'_>> = None;
         loop {
             self.health.check()?;
             self.local.borrow().check_append(zone)?;
-            if !self.is_at_bound(length) {
+            let is_first = match &waiting {
+                Some(waiting) => waiting.is_first(),
+                None => self.waiting.len() == 0,
+            };
+            if is_first && !self.is_at_bound(length) {
                 return Ok(());
             }
             if waiting.is_none() {
@@ -248,11 +261,14 @@ impl Core {
             .unwrap_or_else(|| Err(Error::cancelled("the write cache of zones has ended")))
     }
 
-    /// Puts into the log, before all operations of users, that begun zones are interrupted: the cache wasn't
-    /// closed. Nothing waits for it: without this record the next open finds the stop unclean again.
-    pub fn note_unclean(&self) {
+    /// Puts into the log, before all operations of users, that begun zones are interrupted, or that open ones
+    /// are closed after a clean stop. So replays agree, and the uploader closes the zones that the pending
+    /// operations of earlier starts open at the origin. Nothing waits for it: users see its effect already,
+    /// and no operation is in the log before it.
+    pub fn note_start(&self, is_unclean: bool) {
+        let action = if is_unclean { Action::Unclean } else { Action::Clean };
         let (done, _) = oneshot();
-        self.enqueue(Entry::of(Action::Unclean, ZoneIndex(0), 0), Payload::new(), done);
+        self.enqueue(Entry::of(action, ZoneIndex(0), 0), Payload::new(), done);
     }
 
     /// Appends, at byte `wanted` if that is given.
@@ -308,6 +324,10 @@ impl Core {
     ) -> Result<()> {
         self.check_zone(zone)?;
         self.health.check()?;
+        while self.operations() >= MAX_CHANGES {
+            self.progress.notified().await;
+            self.health.check()?;
+        }
         let generation = self.local.borrow().zone(zone).generation;
         let is_changed = change(&mut self.local.borrow_mut())?;
         match is_changed {
@@ -460,14 +480,44 @@ impl Core {
     /// # Errors
     /// Errors of the fast device; those of the origin if everything is uploaded before a close.
     pub async fn close(self: Rc<Self>) -> Result<()> {
-        if self.demand.on_close.get() {
-            self.drain().await?;
-        }
+        let drained = match self.demand.on_close.get() {
+            true => self.drain_while_it_moves().await,
+            false => Ok(()),
+        };
         self.health.is_closing.set(true);
         self.wake_all();
         // Open handles don't delay a close: a client may keep one forever.
         self.tasks.ended().await;
+        self.end_log().await?;
+        drained
+    }
+
+    /// Drains, unless the origin doesn't take anything for some time.
+    async fn drain_while_it_moves(&self) -> Result<()> {
+        let mut drain = pin!(self.drain());
+        loop {
+            let before = self.superblock.get().tail;
+            match runtime::timeout(DRAIN_STALL, drain.as_mut()).await {
+                Ok(outcome) => return outcome,
+                Err(_elapsed) if self.superblock.get().tail != before => {}
+                Err(_elapsed) => {
+                    return Err(Error::timed_out(format!(
+                        "uploading to the origin before the close: nothing became durable there for {} s; the rest stays on \
+                         the fast device",
+                        DRAIN_STALL.as_secs()
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Makes the log durable, and records a clean stop. The next open begins at a checkpoint of the cut.
+    async fn end_log(&self) -> Result<()> {
         self.make_durable(self.log.completed.get()).await?;
+        let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
+        if tail != checkpoint_at && self.health.check_conflict().is_ok() {
+            checkpoint::write(self).await?;
+        }
         self.write_superblock(|superblock| superblock.clean = true).await
     }
 
@@ -482,27 +532,44 @@ impl Core {
         if let [only] = pieces.as_slice()
             && only.address.is_none()
         {
-            count(&self.counters.origin_reads, 1);
-            return self.origin.read(at, buffer).await;
+            return self.read_origin(at, buffer).await;
         }
+        match self.read_pieces(at, &pieces).await {
+            Ok(parts) => {
+                parts.iter().for_each(|data| buffer.append(data));
+                (Ok(()), buffer)
+            }
+            Err(error) => (Err(error), buffer),
+        }
+    }
+
+    /// Reads the pieces of a range from `at` on, in two passes: the writer waits for the first one, which
+    /// reads the log, and must not wait for the origin.
+    async fn read_pieces(&self, at: ZoneAddress, pieces: &[Piece]) -> Result<Vec<Data>> {
+        let mut of_log = VecDeque::new();
         let oldest = pieces.iter().filter_map(|piece| piece.address).min();
-        let _reader = oldest.map(|address| self.readers.enter(address));
+        let reader = oldest.map(|address| self.readers.enter(address));
+        for Piece { length, address } in pieces {
+            if let Some(address) = address {
+                of_log.push_back(self.read_log(*address, *length).await?);
+            }
+        }
+        drop(reader);
+        let mut parts = Vec::with_capacity(pieces.len());
         let mut offset = at.offset.0;
-        for piece in pieces {
-            let outcome = match piece.address {
-                Some(address) => self.read_log(address, piece.length).await,
-                None => self.read_origin(ZoneAddress::new(at.zone.0, offset), piece.length).await,
-            };
-            match outcome {
-                Ok(data) => buffer.append(&data),
-                Err(error) => {
-                    buffer.clear();
-                    return (Err(error), buffer);
+        for Piece { length, address } in pieces {
+            match address {
+                Some(_) => parts.extend(of_log.pop_front()),
+                None => {
+                    let place = ZoneAddress::new(at.zone.0, offset);
+                    let (outcome, buffer) = self.read_origin(place, Buffer::new(*length as usize)).await;
+                    outcome?;
+                    parts.push(buffer.freeze());
                 }
             }
-            offset += piece.length;
+            offset += length;
         }
-        (Ok(()), buffer)
+        Ok(parts)
     }
 
     fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
@@ -520,10 +587,16 @@ impl Core {
         }
     }
 
-    async fn read_origin(&self, at: ZoneAddress, length: u64) -> Result<Data> {
+    /// Reads from the origin, as long as the cache isn't being closed: an origin that never answers must not
+    /// delay the close for ever.
+    async fn read_origin(&self, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
         count(&self.counters.origin_reads, 1);
-        let (outcome, buffer) = self.origin.read(at, Buffer::new(length as usize)).await;
-        outcome.map(|()| buffer.freeze())
+        let (origin, length) = (self.origin.clone(), buffer.len());
+        let read = runtime::spawn(async move { origin.read(at, buffer).await });
+        self.unless_closed(read).await.unwrap_or_else(|| {
+            let error = "reading from the origin: the write cache of zones was closed meanwhile";
+            (Err(Error::closed(error)), Buffer::new(length))
+        })
     }
 
     /// Reads bytes of the log. The caller has entered [`Core::readers`], or the bytes are pending.

@@ -218,11 +218,20 @@ pub enum Action {
     Close = 5,
     /// The cache was opened after an unclean stop: all begun zones are interrupted.
     Unclean = 6,
+    /// The cache was opened after a clean stop: all open zones are closed.
+    Clean = 7,
 }
 
 impl Action {
-    const ALL: [Action; 6] =
-        [Action::Append, Action::Finish, Action::Reset, Action::Open, Action::Close, Action::Unclean];
+    const ALL: [Action; 7] = [
+        Action::Append,
+        Action::Finish,
+        Action::Reset,
+        Action::Open,
+        Action::Close,
+        Action::Unclean,
+        Action::Clean,
+    ];
 }
 
 /// An operation of a record.

@@ -10,6 +10,9 @@ pub const MAX_ZONES: u32 = 1 << 18;
 const RECORD_DATA: u64 = 1 << 20;
 /// Limit of an append: an append is one record.
 pub const MAX_APPEND: u64 = 4 << 20;
+/// Limit of the log between a checkpoint and the tail. An open reads that much log, and a checkpoint of
+/// [`MAX_ZONES`] zones is a twelfth of it.
+const CHECKPOINT_DISTANCE: u64 = 64 << 20;
 /// Distance of the superblocks, in bytes, unless a block is larger.
 const SUPERBLOCK_DISTANCE: u64 = 4096;
 
@@ -34,9 +37,10 @@ pub fn max_append(origin: &ZoneGeometry) -> u64 {
     origin.max_append.min((MAX_APPEND / unit * unit).max(unit))
 }
 
-/// Limit of the bytes of a record, whatever the limit of the lag is.
-pub fn max_record(block_size: u64, max_append: u64) -> u64 {
-    record_bytes(block_size, RECORD_DATA.max(max_append))
+/// Limit of the bytes of a record, whatever the limits of the lag and of an append were when it was written:
+/// the origin's limit of an append isn't a part of its format, and may be another one at each open.
+pub fn max_record(block_size: u64, granularity: u32) -> u64 {
+    record_bytes(block_size, RECORD_DATA.max(MAX_APPEND).max(u64::from(granularity)))
 }
 
 fn record_bytes(block_size: u64, data: u64) -> u64 {
@@ -78,6 +82,11 @@ impl Layout {
             )));
         }
         Ok(Layout { block_size, slot, ring_start, ring, record_data })
+    }
+
+    /// Bytes of the log between a checkpoint and the tail after which the next checkpoint is written.
+    pub fn checkpoint_distance(&self) -> u64 {
+        CHECKPOINT_DISTANCE.min(self.ring / 4)
     }
 
     fn block(&self, byte: u64) -> BlockIndex {
@@ -160,6 +169,17 @@ mod tests {
         assert_eq!(layout.place(layout.ring - 512).0 + 1, (64 << 20) / 512);
         assert_eq!(layout.record_at(layout.ring - 512, 512), layout.ring - 512);
         assert_eq!(layout.record_at(layout.ring - 512, 1024), layout.ring);
+    }
+
+    #[test]
+    fn a_large_ring_has_no_more_log_to_replay() {
+        let distance = |bytes| {
+            let layout = Layout::for_device(&device(bytes), &geometry(1000), 8 << 20).expect("large enough");
+            (layout.checkpoint_distance(), layout.ring)
+        };
+        let (small, ring) = distance(64 << 20);
+        assert_eq!(small, ring / 4);
+        assert_eq!(distance(1 << 40).0, 64 << 20);
     }
 
     #[test]

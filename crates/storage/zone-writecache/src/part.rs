@@ -106,9 +106,7 @@ impl ZoneWriteCachePart {
         };
         let core = Rc::new(core);
         core.tasks.spawn(writer::run(core.clone())).detach();
-        if is_unclean {
-            core.note_unclean();
-        }
+        core.note_start(is_unclean);
         core.tasks.spawn(upload::run(core.clone())).detach();
         Ok(ZoneWriteCachePart { home: Home::here(core), geometry, fast, origin, is_stalled })
     }
@@ -240,10 +238,14 @@ impl Tell for ZoneWriteCachePart {
     type Message = Message;
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
-        Call::new(self.home.with(|core: Rc<Core>| async move {
-            let _call = core.tasks.enter();
-            message.carry_out(&core).await
-        }))
+        let home = self.home.clone();
+        runtime::carry(async move {
+            home.with(|core: Rc<Core>| async move {
+                let _call = core.tasks.enter();
+                message.carry_out(&core).await
+            })
+            .await
+        })
     }
 }
 

@@ -4,8 +4,11 @@ use crate::format::{Action, Entry, Position};
 use runtime::Instant;
 use std::collections::VecDeque;
 
-/// Limit of the pending operations, which bounds their memory.
+/// Limit of the pending operations at which appends wait; it bounds their memory.
 pub const MAX_PENDING: usize = 1 << 16;
+/// Limit of the pending operations at which all changes wait. Changes without data have more than appends,
+/// so that they continue while appends wait for the origin.
+pub const MAX_CHANGES: usize = MAX_PENDING + MAX_PENDING / 4;
 
 /// An operation that isn't durable at the origin.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +46,8 @@ pub struct BatchLimits {
     pub bytes: u64,
     /// Whether appends of several flush epochs may be in one batch: the origin flushes atomically.
     pub joins_epochs: bool,
-    /// Whether zones are closed at the origin: it has a limit of open zones.
+    /// Whether zones are closed at the origin: it has a limit of open zones. The first operation of a start
+    /// closes all that the uploads of earlier starts have opened.
     pub closes: bool,
 }
 
@@ -101,8 +105,8 @@ impl PendingList {
         for Pending { entry, flush_epoch, .. } in self.list.iter().take_while(|op| op.record <= durable) {
             let is_barrier = match entry.action {
                 Action::Finish | Action::Reset => true,
-                Action::Close => limits.closes,
-                Action::Append | Action::Open | Action::Unclean => false,
+                Action::Close | Action::Unclean | Action::Clean => limits.closes,
+                Action::Append | Action::Open => false,
             };
             if is_barrier {
                 return Some(if count == 0 { Batch::Barrier } else { Batch::Appends(count) });
@@ -162,6 +166,12 @@ mod tests {
         assert_eq!(pending.next_batch(BatchLimits { bytes: 150, ..joins }, 9), Some(Batch::Appends(2)));
         assert_eq!(pending.next_batch(BatchLimits { bytes: 1, ..joins }, 9), Some(Batch::Appends(2)));
         assert_eq!(list(&[(Reset, 1), (Append, 1)]).next_batch(joins, 9), Some(Batch::Barrier));
+        for start in [Action::Unclean, Action::Clean] {
+            let pending = list(&[(Append, 1), (start, 1), (Append, 1)]);
+            let closes = BatchLimits { closes: true, ..joins };
+            assert_eq!(pending.next_batch(joins, 9), Some(Batch::Appends(3)));
+            assert_eq!(pending.next_batch(closes, 9), Some(Batch::Appends(1)), "{start:?} closes zones");
+        }
         assert_eq!(pending.bytes(), 400);
     }
 }

@@ -49,30 +49,61 @@ pub fn reconcile<'a>(
     }
     // End of the appends that are still to come, of each zone's present generation.
     let mut ends: Vec<Option<u64>> = vec![None; reports.len()];
+    // A finish of an interrupted zone would keep the upper bound as its end.
+    let mut finishes = vec![false; reports.len()];
     for Pending { entry, .. } in pending.skip(done) {
         let index = entry.zone.0 as usize;
-        if entry.action == Action::Append && entry.generation == expected.zone(entry.zone).generation {
-            ends[index] = Some(entry.end());
+        if entry.generation == expected.zone(entry.zone).generation {
+            match entry.action {
+                Action::Append => ends[index] = Some(entry.end()),
+                Action::Finish => finishes[index] = true,
+                _ => {}
+            }
         }
     }
     let mut rewinds = Vec::new();
-    for (report, end) in reports.iter().zip(ends) {
+    for (report, (end, finishes)) in reports.iter().zip(ends.into_iter().zip(finishes)) {
         let zone = expected.zone(report.zone);
         check(report, &zone, end)?;
-        let is_elsewhere =
-            report.state == ZoneState::Interrupted || report.write_pointer != zone.write_pointer;
-        if end.is_some() && is_elsewhere {
+        // The end of a zone that was interrupted at the cut already isn't known better.
+        let is_interrupted =
+            report.state == ZoneState::Interrupted && (end.is_some() || zone.state != ZoneState::Interrupted);
+        let is_elsewhere = is_interrupted || report.write_pointer != zone.write_pointer;
+        if (end.is_some() || finishes) && is_elsewhere && !has_failed(report) {
             rewinds.push(end_of(report.zone, &zone));
         }
     }
     Ok(Reconciled { done, rewinds })
 }
 
+/// Checks that no change is pending of a zone whose medium failed: it would be repeated for ever.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the first such zone.
+pub fn check_media<'a>(mut pending: impl Iterator<Item = &'a Pending>, reports: &[ZoneReport]) -> Result<()> {
+    let needs = |action| matches!(action, Action::Append | Action::Finish | Action::Reset);
+    let failed = pending.find_map(|Pending { entry, .. }| {
+        let report = reports.get(entry.zone.0 as usize)?;
+        (needs(entry.action) && has_failed(report)).then_some(report)
+    });
+    match failed {
+        None => Ok(()),
+        Some(ZoneReport { zone, state, .. }) => Err(Error::corrupt(format!(
+            "zone {zone} of the origin is {state:?}, and changes of it are pending that it can't take: uploads have ended; \
+             expected a zone that can be written; what is pending can still be read: copy it, and repair the origin's medium"
+        ))),
+    }
+}
+
+fn has_failed(report: &ZoneReport) -> bool {
+    matches!(report.state, ZoneState::Offline | ZoneState::ReadOnly)
+}
+
 /// Checks one zone, whose pending appends end at `end`.
 fn check(report: &ZoneReport, zone: &Zone, end: Option<u64>) -> Result<()> {
     let ZoneReport { zone: index, state, write_pointer, generation } = *report;
     // A zone whose medium failed since the cut is an error of its own.
-    if matches!(state, ZoneState::Offline | ZoneState::ReadOnly) {
+    if has_failed(report) {
         return Ok(());
     }
     let differs = |what: &str| {
@@ -162,6 +193,39 @@ mod tests {
             since,
         };
         operations.iter().map(one).collect()
+    }
+
+    #[test]
+    fn a_zone_is_rewound_before_a_pending_finish() {
+        use ZoneState::{Closed, Interrupted};
+        let steps = pending(&[(Action::Finish, 0, 1, 0, 0)]);
+        let rewinds = |cut, report| {
+            reconcile(&table(&[cut]), steps.iter(), &reports(&[report])).expect("it fits").rewinds
+        };
+        let (at, none) = (ZoneAddress::new(0, 100), Vec::<ZoneAddress>::new());
+        assert_eq!(rewinds((Closed, 100, 1), (Interrupted, 4096, 1)), [at]);
+        assert_eq!(rewinds((Closed, 100, 1), (Interrupted, 100, 1)), [at]);
+        assert_eq!(rewinds((Closed, 100, 1), (Closed, 100, 1)), none);
+        assert_eq!(rewinds((Interrupted, 100, 1), (Interrupted, 4096, 1)), [at]);
+        assert_eq!(rewinds((Interrupted, 4096, 1), (Interrupted, 4096, 1)), none, "only a bound is known");
+    }
+
+    #[test]
+    fn changes_of_a_zone_that_failed_end_the_uploads() {
+        use ZoneState::{Closed, Offline, ReadOnly};
+        for state in [Offline, ReadOnly] {
+            let reports = reports(&[(Closed, 0, 1), (state, 0, 1)]);
+            for action in [Action::Append, Action::Finish, Action::Reset] {
+                let error = check_media(pending(&[(action, 1, 1, 0, 1)]).iter(), &reports);
+                let error = error.expect_err("it can't be applied");
+                assert!(error.detail().contains("zone 1 of the origin is"), "{error}");
+                assert_eq!(check_media(pending(&[(action, 0, 1, 0, 1)]).iter(), &reports), Ok(()));
+            }
+            assert_eq!(check_media(pending(&[(Action::Close, 1, 1, 0, 0)]).iter(), &reports), Ok(()));
+            let cut = table(&[(Closed, 0, 1), (Closed, 0, 1)]);
+            let found = reconcile(&cut, pending(&[(Action::Append, 1, 1, 0, 1)]).iter(), &reports);
+            assert!(found.expect("it can be opened").rewinds.is_empty());
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use crate::checkpoint;
 use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, header_bytes};
 use crate::index::Index;
-use crate::layout::{Layout, max_append, max_record};
+use crate::layout::{Layout, max_record};
 use crate::pending::{Pending, PendingList};
 use crate::reconcile::reconcile;
 use crate::settings::Options;
@@ -138,7 +138,9 @@ pub async fn open(
         index: Index::default(),
         flush_epoch: 0,
     };
-    let head = Scan { fast, layout: &layout, superblock: &superblock, geometry }.follow(&mut replay).await?;
+    let max_record = max_record(layout.block_size, geometry.append_granularity);
+    let scan = Scan { fast, layout: &layout, superblock: &superblock, max_record };
+    let head = scan.follow(&mut replay).await?;
     let Replay { cut, local, pending, index, flush_epoch, .. } = replay;
     let mut local = local.unwrap_or_else(|| cut.clone());
     reconcile(&cut, pending.iter(), reports)?;
@@ -152,6 +154,8 @@ pub async fn open(
         sequence: superblock.sequence + 1,
         epoch: superblock.epoch + 1,
         first_of_epoch: head.record,
+        // Flushed before this is written.
+        durable: head.record - 1,
         clean: false,
         ..superblock
     };
@@ -234,6 +238,8 @@ impl Replay {
             }
             data += entry.length();
         }
+        // Only for its limit: the ring still has everything.
+        self.index.forget_before(0, self.superblock.tail.address);
         Ok(())
     }
 }
@@ -243,15 +249,17 @@ struct Scan<'a> {
     fast: &'a dyn Device,
     layout: &'a Layout,
     superblock: &'a Superblock,
-    geometry: &'a ZoneGeometry,
+    /// Limit of the bytes of a record.
+    max_record: u64,
 }
 
 impl Scan<'_> {
     /// Applies all records from the checkpoint to the end of the log. Returns the position after the last.
     async fn follow(&self, replay: &mut Replay) -> Result<Position> {
-        let Superblock { checkpoint_at, tail, durable, .. } = *self.superblock;
+        let Superblock { checkpoint_at, tail, durable, first_of_epoch, .. } = *self.superblock;
         let mut at = Position { entry: 0, ..checkpoint_at };
-        let mut known_durable = durable.max(tail.record.saturating_sub(u64::from(tail.entry == 0)));
+        let before_tail = tail.record.saturating_sub(u64::from(tail.entry == 0));
+        let mut known_durable = durable.max(before_tail).max(first_of_epoch.saturating_sub(1));
         loop {
             let found = self.record(at).await?;
             let is_known = at.record <= known_durable;
@@ -283,7 +291,7 @@ impl Scan<'_> {
     async fn record(&self, at: Position) -> Result<Option<Header>> {
         let here = self.header(at.address, at.record).await?;
         let left = self.layout.left(at.address);
-        if left == self.layout.ring || left >= max_record(self.layout.block_size, max_append(self.geometry)) {
+        if left == self.layout.ring || left >= self.max_record {
             return Ok(here);
         }
         let next_lap = self.header(at.address + left, at.record).await?;
@@ -359,33 +367,54 @@ impl Scan<'_> {
         if at.record <= known_durable {
             return Err(self.damage(at, known_durable));
         }
-        // The record after a torn one is at most one record away.
-        let most =
-            max_record(self.layout.block_size, max_append(self.geometry)).min(self.layout.left(at.address));
+        // The record after a torn one begins at most one record after it: here, or in the next lap.
+        let left = self.layout.left(at.address);
+        self.search(at.address, self.max_record.min(left - self.layout.block_size), at).await?;
+        let most = match left <= self.max_record {
+            true => self.max_record.min(self.layout.ring - left),
+            false => 0,
+        };
+        self.search(at.address + left, most, at).await
+    }
+
+    /// Searches the addresses from `from` to `from + most`, within a lap, for a record that shows that the
+    /// missing one was durable.
+    async fn search(&self, from: u64, most: u64, missing: Position) -> Result<()> {
         let block = self.layout.block_size;
-        let mut read = 0;
-        while read < most {
-            let step = (most - read).min(SEARCH_STEP.next_multiple_of(block));
-            let bytes = self.read(at.address + read, step).await?;
+        let end = most + block;
+        let (mut read, mut followed) = (0, 0);
+        while read < end {
+            let step = (end - read).min(SEARCH_STEP.next_multiple_of(block));
+            let bytes = self.read(from + read, step).await?;
             for (number, bytes) in bytes.chunks_exact(block as usize).enumerate() {
-                if Header::length(bytes).is_some() {
-                    self.check_later(at.address + read + number as u64 * block, at).await?;
+                let address = from + read + number as u64 * block;
+                if address >= followed && Header::length(bytes).is_some() {
+                    followed = self.check_later(address, missing).await?;
                 }
             }
             read += step;
         }
-        self.check_later(at.address + self.layout.left(at.address), at).await
+        Ok(())
     }
 
-    /// Refuses a missing record if the record at `later` shows that it was durable.
-    async fn check_later(&self, later: u64, missing: Position) -> Result<()> {
-        let Some(header) = self.any_header(later).await? else { return Ok(()) };
-        let is_of_epoch =
-            header.epoch == self.superblock.epoch || header.record < self.superblock.first_of_epoch;
-        match is_of_epoch && header.record > missing.record && header.durable >= missing.record {
-            true => Err(self.damage(missing, header.durable)),
-            false => Ok(()),
+    /// Refuses a missing record if the record at `later`, or one that follows it, shows that it was durable.
+    /// The header of a torn record leads to the next one. Returns the address up to which they were followed.
+    async fn check_later(&self, later: u64, missing: Position) -> Result<u64> {
+        let mut followed = later;
+        let mut found = self.any_header(later).await?;
+        while let Some(header) = found {
+            if header.epoch != self.superblock.epoch || header.record < missing.record {
+                break;
+            }
+            if header.durable >= missing.record {
+                return Err(self.damage(missing, header.durable));
+            }
+            let next = self.next(&header);
+            let is_in_reach = next.address < missing.address + self.layout.ring;
+            found = if is_in_reach { self.record(next).await? } else { None };
+            followed = next.address;
         }
+        Ok(followed)
     }
 
     fn damage(&self, at: Position, durable: u64) -> Error {

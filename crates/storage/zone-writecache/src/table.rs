@@ -220,9 +220,16 @@ impl ZoneTable {
     /// [`Error::Corrupt`] for an operation that doesn't follow from the zone's state.
     pub fn apply(&mut self, entry: &Entry) -> Result<()> {
         let index = entry.zone;
-        if entry.action == Action::Unclean {
-            self.interrupt();
-            return Ok(());
+        match entry.action {
+            Action::Unclean => {
+                self.interrupt();
+                return Ok(());
+            }
+            Action::Clean => {
+                self.close_all();
+                return Ok(());
+            }
+            _ => {}
         }
         if index.0 >= self.len() {
             return Err(Error::corrupt(format!("{entry:?}: zone out of range 0..{}", self.len())));
@@ -252,7 +259,7 @@ impl ZoneTable {
                 Action::Reset => {
                     Zone { state: ZoneState::Empty, write_pointer: 0, generation: generation + 1 }
                 }
-                Action::Unclean => Zone { write_pointer, ..zone },
+                Action::Unclean | Action::Clean => Zone { write_pointer, ..zone },
             },
         );
         Ok(())

@@ -15,8 +15,8 @@
 use crate::core::Core;
 use crate::counters::count;
 use crate::format::{Action, Entry, Superblock};
-use crate::pending::{Batch, BatchLimits, Pending};
-use crate::reconcile::reconcile;
+use crate::pending::{Batch, BatchLimits, MAX_PENDING, Pending};
+use crate::reconcile::{check_media, reconcile};
 use crate::{checkpoint, layout};
 use block::{Durability, EraseGuarantee, Error, Payload, Result, ZoneAddress, ZoneIndex, ZoneReport};
 use runtime::JoinHandle;
@@ -34,8 +34,8 @@ const CHUNK: u64 = 1 << 20;
 const ZONES_AT_ONCE: usize = 4;
 /// Limits of the pause after an error of the origin.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// Time for which a close waits for the batch in flight.
-const LAST_BATCH: Duration = Duration::from_secs(5);
+/// Time for which a close waits for a request to the origin that is in flight.
+const LAST_REQUEST: Duration = Duration::from_secs(5);
 /// Zones of one report.
 const REPORT: u32 = 4096;
 
@@ -49,6 +49,9 @@ pub async fn run(core: Rc<Core>) {
         let limits = core.batch_limits();
         let batch = core.pending.borrow().next_batch(limits, core.log.durable.get());
         let Some(batch) = batch else {
+            if core.health.is_closing() {
+                break;
+            }
             if core.pending.borrow().len() > 0 || !core.checkpoint_if_needed().await {
                 core.demand.changed.notified().await;
             }
@@ -68,6 +71,9 @@ pub async fn run(core: Rc<Core>) {
                 match is_final(&error) {
                     true => core.end_uploads(&error),
                     false => core.note_error(error),
+                }
+                if core.health.is_closing() {
+                    break;
                 }
                 let _ = runtime::timeout(pause, core.demand.urgent.notified()).await;
                 pause = (pause * 2).min(PAUSE.1);
@@ -106,6 +112,7 @@ impl Core {
         let is_due = oldest.record <= self.demand.target.get()
             || self.demand.needs_space.get()
             || self.waiting.len() > 0
+            || pending.len() >= MAX_PENDING / 2
             || pending.bytes() >= UPLOAD_BYTES.min(self.max_lag.bytes / 4);
         let Some(last_append) = self.demand.last_append.get().filter(|_| !is_due) else {
             return Duration::ZERO;
@@ -138,9 +145,9 @@ impl Core {
         }
     }
 
-    /// Waits for a step; `None` if the cache is being closed and the step doesn't end in time. It ends by
-    /// itself, and its result isn't recorded.
-    async fn unless_closed(&self, step: JoinHandle<Result<Done>>) -> Option<Result<Done>> {
+    /// Waits for a task that uses the origin; `None` if the cache is being closed and the task doesn't end in
+    /// time. It ends by itself, and its result isn't recorded.
+    pub async fn unless_closed<T: 'static>(&self, step: JoinHandle<T>) -> Option<T> {
         let mut step = step;
         while !self.health.is_closing() {
             match runtime::timeout(Duration::from_secs(1), &mut step).await {
@@ -148,7 +155,7 @@ impl Core {
                 Err(_elapsed) => {}
             }
         }
-        let outcome = runtime::timeout(LAST_BATCH, &mut step).await.ok();
+        let outcome = runtime::timeout(LAST_REQUEST, &mut step).await.ok();
         if outcome.is_none() {
             self.is_stalled.store(true, std::sync::atomic::Ordering::Release);
             step.detach();
@@ -219,10 +226,11 @@ impl Core {
     async fn reconcile(&self) -> Result<usize> {
         let reports = Self::origin_reports(&*self.origin).await?;
         let found = reconcile(&self.cut.borrow(), self.pending.borrow().iter(), &reports);
-        let found = found.inspect_err(|error| {
-            self.health.set_conflict(error);
-            self.wake_all();
-        })?;
+        let found = found.and_then(|found| {
+            let rest = self.pending.borrow();
+            check_media(rest.iter().skip(found.done), &reports).map(|()| found)
+        });
+        let found = found.inspect_err(|error| self.end_uploads(error))?;
         if found.done == 0 {
             for at in found.rewinds {
                 self.origin.rewind(at).await?;
@@ -299,11 +307,12 @@ impl Core {
              not uploaded",
             append.data
         ));
-        self.fail(&error);
+        // A repetition would read the same bytes.
+        self.end_uploads(&error);
         Err(error)
     }
 
-    /// Finishes, resets or closes a zone of the origin.
+    /// Finishes, resets or closes a zone of the origin; closes all open ones at the start of a cache.
     async fn change_origin(&self, entry: Entry) -> Result<()> {
         let Entry { action, zone, generation, .. } = entry;
         count(&self.counters.origin_changes, 1);
@@ -320,11 +329,17 @@ impl Core {
                              writer uses the origin",
                             generation + 1
                         ));
-                        self.health.set_conflict(&error);
-                        self.wake_all();
+                        self.end_uploads(&error);
                         Err(error)
                     }
                 }
+            }
+            Action::Unclean | Action::Clean => {
+                let reports = Self::origin_reports(&*self.origin).await?;
+                for report in reports.iter().filter(|report| report.state.is_open()) {
+                    self.origin.close(report.zone).await?;
+                }
+                Ok(())
             }
             _ => {
                 // A zone that was only opened locally, or was rewound, isn't open at the origin.
@@ -360,7 +375,8 @@ impl Core {
     async fn checkpoint_if_needed(&self) -> bool {
         let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
         let length = tail.address - checkpoint_at.address;
-        let is_needed = length > self.layout.ring / 4 || length > 0 && self.demand.needs_space.get();
+        let is_needed =
+            length > self.layout.checkpoint_distance() || length > 0 && self.demand.needs_space.get();
         if !is_needed {
             return false;
         }

@@ -1,5 +1,5 @@
-//! Appends that wait because the lag is at its limit. They are in flight: a finish or a reset of their zone
-//! that comes later waits for them.
+//! Appends that wait because the lag is at its limit, in the order of their arrival. They are in flight: a
+//! finish or a reset of their zone that comes later waits for them.
 
 use block::ZoneIndex;
 use runtime::sync::Notify;
@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 pub struct WaitingAppends {
     tickets: Cell<u64>,
     list: RefCell<BTreeSet<(ZoneIndex, u64)>>,
+    order: RefCell<BTreeSet<u64>>,
 }
 
 /// A waiting append, until it is dropped.
@@ -37,6 +38,7 @@ impl WaitingAppends {
     pub fn enter<'a>(&'a self, zone: ZoneIndex, left: &'a Notify) -> WaitingAppend<'a> {
         let place = (zone, self.ticket());
         self.list.borrow_mut().insert(place);
+        self.order.borrow_mut().insert(place.1);
         WaitingAppend { all: self, place, left }
     }
 
@@ -46,9 +48,17 @@ impl WaitingAppends {
     }
 }
 
+impl WaitingAppend<'_> {
+    /// Whether no append waits that came before this one.
+    pub fn is_first(&self) -> bool {
+        self.all.order.borrow().first() == Some(&self.place.1)
+    }
+}
+
 impl Drop for WaitingAppend<'_> {
     fn drop(&mut self) {
         self.all.list.borrow_mut().remove(&self.place);
+        self.all.order.borrow_mut().remove(&self.place.1);
         self.left.notify_all();
     }
 }
@@ -64,7 +74,11 @@ mod tests {
         let ticket = all.ticket();
         let later = all.enter(ZoneIndex(1), &left);
         assert!(all.has_before(ZoneIndex(1), ticket) && !all.has_before(ZoneIndex(0), ticket));
+        let other = all.enter(ZoneIndex(0), &left);
+        assert!(first.is_first() && !later.is_first() && !other.is_first());
         drop(first);
+        assert!(later.is_first() && !other.is_first(), "the zone doesn't matter");
+        drop(other);
         assert!(!all.has_before(ZoneIndex(1), ticket));
         assert_eq!(all.len(), 1);
         drop(later);

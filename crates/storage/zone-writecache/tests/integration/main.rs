@@ -7,6 +7,8 @@ mod crash_disk;
 mod fence;
 mod origins;
 mod promises;
+mod recovery;
+mod stalls;
 mod suite;
 
 use block::{BlockIndex, BlockSize, Buffer, DevicePart, Durability, ZonesPart};

@@ -2,7 +2,7 @@
 
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, Zones, ZonesPart,
+    ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,11 +18,16 @@ pub enum Mode {
     IsFull,
     /// Calls return only once the mode has changed.
     Hangs,
+    /// Reads return only once the mode has changed.
+    HangsReads,
+    /// The medium is worn: zones can only be read.
+    IsWorn,
 }
 
 /// Zones with a switch.
 pub struct Switched {
     inner: Arc<dyn ZonesPart>,
+    geometry: ZoneGeometry,
     switch: Arc<Switch>,
 }
 
@@ -35,8 +40,15 @@ pub struct Switch {
 
 impl Switched {
     pub fn new(inner: Arc<dyn ZonesPart>) -> (Arc<Self>, Arc<Switch>) {
+        let most = inner.geometry().max_append;
+        Self::with_max_append(inner, most)
+    }
+
+    /// Zones with another limit of an append.
+    pub fn with_max_append(inner: Arc<dyn ZonesPart>, max_append: u64) -> (Arc<Self>, Arc<Switch>) {
         let switch = Arc::new(Switch::default());
-        (Arc::new(Switched { inner, switch: switch.clone() }), switch)
+        let geometry = ZoneGeometry { max_append, ..inner.geometry().clone() };
+        (Arc::new(Switched { inner, geometry, switch: switch.clone() }), switch)
     }
 }
 
@@ -50,6 +62,12 @@ impl Switch {
     }
 
     async fn pass(&self, appends: bool) -> Result<()> {
+        self.wait(appends, false).await?;
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn wait(&self, appends: bool, reads: bool) -> Result<()> {
         loop {
             match self.mode.load(Ordering::SeqCst) {
                 mode if mode == Mode::Fails as u8 => {
@@ -58,13 +76,16 @@ impl Switch {
                 mode if mode == Mode::IsFull as u8 && appends => {
                     return Err(Error::no_space("the bucket's quota"));
                 }
+                mode if mode == Mode::IsWorn as u8 && appends => {
+                    return Err(Error::read_only("the zone can't be written any more"));
+                }
                 // Virtual time passes.
-                mode if mode == Mode::Hangs as u8 => runtime::sleep(Duration::from_secs(1)).await,
-                _ => break,
+                mode if mode == Mode::Hangs as u8 || reads && mode == Mode::HangsReads as u8 => {
+                    runtime::sleep(Duration::from_secs(1)).await;
+                }
+                _ => return Ok(()),
             }
         }
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        Ok(())
     }
 }
 
@@ -76,7 +97,7 @@ impl Part for Switched {
 
 impl ZonesPart for Switched {
     fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
+        &self.geometry
     }
 
     fn can_rewind(&self) -> bool {
@@ -86,19 +107,21 @@ impl ZonesPart for Switched {
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
-            Ok(Rc::new(Handle { inner, switch: self.switch.clone() }) as Rc<dyn Zones>)
+            let (geometry, switch) = (self.geometry.clone(), self.switch.clone());
+            Ok(Rc::new(Handle { inner, geometry, switch }) as Rc<dyn Zones>)
         })
     }
 }
 
 struct Handle {
     inner: Rc<dyn Zones>,
+    geometry: ZoneGeometry,
     switch: Arc<Switch>,
 }
 
 impl Zones for Handle {
     fn geometry(&self) -> &ZoneGeometry {
-        self.inner.geometry()
+        &self.geometry
     }
 
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
@@ -124,7 +147,12 @@ impl Zones for Handle {
     }
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
+        Call::new(async move {
+            match self.switch.wait(false, true).await {
+                Ok(()) => self.inner.read(at, buffer).await,
+                Err(error) => (Err(error), buffer),
+            }
+        })
     }
 
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
@@ -153,6 +181,12 @@ impl Zones for Handle {
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        self.inner.report(first, count)
+        Call::new(async move {
+            let mut reports = self.inner.report(first, count).await?;
+            if self.switch.mode.load(Ordering::SeqCst) == Mode::IsWorn as u8 {
+                reports.iter_mut().for_each(|report| report.state = ZoneState::ReadOnly);
+            }
+            Ok(reports)
+        })
     }
 }

@@ -14,27 +14,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use zone_writecache::{Options, ZoneWriteCachePart};
 
-const KIB: usize = 1024;
+pub const KIB: usize = 1024;
 
-fn simulated<F: Future<Output = ()> + 'static>(main: impl FnOnce() -> F) {
+pub fn simulated<F: Future<Output = ()> + 'static>(main: impl FnOnce() -> F) {
     runtime::simulate(Simulation::new(7), main).unwrap();
 }
 
-fn filled(byte: u8, length: usize) -> Payload {
+pub fn filled(byte: u8, length: usize) -> Payload {
     Data::copy_of(&vec![byte; length]).into()
 }
 
-async fn read(handle: &Rc<dyn Zones>, at: ZoneAddress, length: usize) -> block::Result<Vec<u8>> {
+pub async fn read(handle: &Rc<dyn Zones>, at: ZoneAddress, length: usize) -> block::Result<Vec<u8>> {
     let (outcome, buffer) = handle.read(at, Buffer::new(length)).await;
     outcome.map(|()| buffer.filled().to_vec())
 }
 
-async fn number(part: &dyn Part, name: &str) -> u64 {
+pub async fn number(part: &dyn Part, name: &str) -> u64 {
     let status = part.status().await;
     status.get(name).and_then(serde_json::Value::as_u64).unwrap_or_else(|| panic!("{name} in {status:?}"))
 }
 
-async fn text(part: &dyn Part, name: &str) -> String {
+pub async fn text(part: &dyn Part, name: &str) -> String {
     part.status().await.get(name).map_or_else(String::new, |value| value.to_string())
 }
 
