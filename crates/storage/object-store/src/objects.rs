@@ -156,10 +156,21 @@ impl Store {
     /// is dropped, the object may be written or not, or be written later.
     pub async fn put(&self, key: &str, body: Payload, condition: &Condition) -> Result<Put> {
         check_key(key)?;
-        let (nonce, checksum) = (new_nonce(), checksum(&body));
         if body.len() > self.0.limits.parts_above {
+            let (nonce, checksum) = (new_nonce(), checksum(&body));
             return self.put_parts(key, body, condition, &nonce, checksum).await;
         }
+        self.put_whole(key, body, condition).await
+    }
+
+    /// As [`put`](Self::put), by one request whatever the length: for a condition that must be the one that
+    /// [`probe`](Self::probe) has checked. Stores take up to 5 GiB so.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn put_whole(&self, key: &str, body: Payload, condition: &Condition) -> Result<Put> {
+        check_key(key)?;
+        let (nonce, checksum) = (new_nonce(), checksum(&body));
         let damaged = Cell::new(None);
         let returned = |response: &Response| match response.head.header(CHECKSUM) {
             Some(value) if response.head.status == 200 && value != encoded(checksum) => {

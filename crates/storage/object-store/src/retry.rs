@@ -60,6 +60,11 @@ impl Failure {
             Error::Corrupt(_) => Retry::Damaged,
             _ => Retry::Again,
         };
+        let error = match error {
+            // A host without an address: no object is missing.
+            Error::NotFound(text) => Error::io(text),
+            error => error,
+        };
         Failure { error, retry }
     }
 

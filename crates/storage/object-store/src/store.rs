@@ -201,6 +201,11 @@ impl Store {
         })))
     }
 
+    /// URL of the bucket, for messages.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
     /// Returns the counters.
     pub fn counts(&self) -> Counts {
         Counts { connections: self.0.transport.opened.get(), ..*self.0.counts.borrow() }
@@ -326,6 +331,11 @@ impl Client {
     ) -> Result<Response, Failure> {
         let credentials = self.credentials.get().await.map_err(|error| {
             let may_pass = is_lost(&error) || matches!(error, Error::TimedOut(_));
+            let error = match error {
+                // Callers take `NotFound` for a missing object.
+                Error::NotFound(text) => Error::permission_denied(text),
+                error => error,
+            };
             Failure { retry: if may_pass { Retry::Again } else { Retry::Never }, error }
         })?;
         let target = self.sign(call, &credentials);

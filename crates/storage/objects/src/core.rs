@@ -127,8 +127,10 @@ struct Pending {
 struct Zone {
     state: ZoneState,
     generation: u64,
-    /// Whether a finish or a reset owns it: other changes wait.
+    /// Whether a finish, a reset or a rewind owns it: other changes wait.
     is_owned: bool,
+    /// Appends that have begun, such as those that wait for memory: an owner waits for their end.
+    appending: usize,
     write_pointer: u64,
     /// End of the bytes that are there: after a rewind they go on after the write pointer.
     end: u64,
@@ -139,6 +141,19 @@ struct Zone {
     pending: VecDeque<Pending>,
     /// Batch of the last change.
     batch: u64,
+}
+
+/// An append that has begun.
+struct Appending<'c> {
+    core: &'c Core,
+    index: ZoneIndex,
+}
+
+impl Drop for Appending<'_> {
+    fn drop(&mut self) {
+        self.core.zones.borrow_mut()[self.index.0 as usize].appending -= 1;
+        self.core.changed.notify_all();
+    }
 }
 
 /// The zones.
@@ -152,7 +167,8 @@ pub(crate) struct Core {
     limits: Limits,
     memory: Rc<Semaphore>,
     uploads: upload::Uploads,
-    /// Notified when a piece was stored, a zone has no owner any more, and when the log has failed.
+    /// Notified when a piece was stored, an append has ended, a zone has no owner any more, and when the log
+    /// has failed.
     changed: Notify,
     is_closed: Cell<bool>,
 }
@@ -178,6 +194,7 @@ impl Zone {
             state,
             generation: entry.generation,
             is_owned: false,
+            appending: 0,
             write_pointer: entry.end(),
             end: entry.end(),
             resets: 0,
@@ -216,6 +233,7 @@ impl Core {
                 tasks: TaskGroup::default(),
                 next: Cell::new(1),
                 waiting: Cell::new(0),
+                in_flight: Cell::new(0),
                 failures: FailureRun::default(),
             },
             changed: Notify::new(),
@@ -265,10 +283,13 @@ impl Core {
         wanted: Option<u64>,
         payload: Payload,
     ) -> Result<ZoneAddress> {
+        self.with_zone(index, |zone| zone.appending += 1).await?;
+        let begun = Appending { core: &self, index };
         let memory = self.take_memory(payload.len()).await?;
-        let own = self.clone();
+        self.check()?;
         let landed =
-            self.with_zone(index, move |zone| own.land(zone, index, wanted, &payload, memory)).await?;
+            self.land(&mut self.zones.borrow_mut()[index.0 as usize], index, wanted, &payload, memory);
+        drop(begun);
         landed.map(|offset| ZoneAddress::new(index.0, offset))
     }
 
@@ -297,7 +318,8 @@ impl Core {
                 payload.len()
             )));
         }
-        let (at, mut memory) = (zone.write_pointer, Some(memory));
+        // An append that is in several pieces needs its memory until all of them are stored.
+        let (at, memory, mut is_kept) = (zone.write_pointer, Rc::new(memory), false);
         // Those that a rewind repeats are there already.
         let mut repeated = zone.end - at;
         for slice in payload.slices() {
@@ -310,9 +332,11 @@ impl Core {
                 let taken = gather.push(bytes, self.settings.piece_size);
                 (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
                 zone.end = zone.write_pointer;
-                // The memory of an append that is in two pieces is released with the first one.
-                memory.take().into_iter().for_each(|memory| gather.keep(memory));
-                if gather.length() >= self.settings.piece_size {
+                if !is_kept {
+                    gather.keep(memory.clone());
+                }
+                is_kept = gather.length() < self.settings.piece_size;
+                if !is_kept {
                     self.upload(zone, index);
                 }
             }
@@ -365,10 +389,13 @@ impl Core {
                 zone.batch = self.log.push([Change::State { zone: at.zone.0, state: State::Begun }]);
             }
             (zone.state, zone.write_pointer) = (ZoneState::Closed, at.offset.0);
-            self.limits.moved(before, ZoneState::Closed);
             Ok(())
         };
-        self.with_zone(at.zone, rewind).await?
+        // Appends that have begun land before.
+        self.own(at.zone, None).await?;
+        let mut rewound = Ok(());
+        self.release(at.zone, |zone| rewound = rewind(zone));
+        rewound
     }
 
     /// Makes the completed appends to these zones durable.
@@ -446,13 +473,25 @@ impl Core {
         }
     }
 
-    /// Becomes the owner of a zone; `None` if it is in the state `done`.
-    async fn own(&self, index: ZoneIndex, done: Option<ZoneState>) -> Result<Option<ZoneState>> {
-        let own = |zone: &mut Zone| {
-            zone.is_owned = Some(zone.state) != done;
-            zone.is_owned.then_some(zone.state)
+    /// Becomes the owner of a zone, once the appends to it that have begun have ended; false if it is in the
+    /// state `done` then. Appends that wait for memory get it by uploads alone, or end with the log.
+    async fn own(&self, index: ZoneIndex, done: Option<ZoneState>) -> Result<bool> {
+        self.with_zone(index, |zone| zone.is_owned = true).await?;
+        let state = loop {
+            let (state, appending) = {
+                let zone = &self.zones.borrow()[index.0 as usize];
+                (zone.state, zone.appending)
+            };
+            if appending == 0 {
+                break state;
+            }
+            self.changed.notified().await;
         };
-        self.with_zone(index, own).await
+        let is_done = Some(state) == done;
+        if is_done {
+            self.release(index, |_| ());
+        }
+        Ok(!is_done)
     }
 
     /// Ends the ownership of a zone.
@@ -469,7 +508,7 @@ impl Core {
 
     /// Finishes a zone.
     pub async fn finish(self: Rc<Self>, index: ZoneIndex) -> Result<()> {
-        if self.own(index, Some(ZoneState::Full)).await?.is_none() {
+        if !self.own(index, Some(ZoneState::Full)).await? {
             return Ok(());
         }
         let finished = self.finish_owned(index).await;

@@ -3,6 +3,7 @@
 use crate::format::CHUNK;
 use block::Data;
 use runtime::sync::Permit;
+use std::rc::Rc;
 
 /// Bytes that are appended one after the other and become a piece.
 #[derive(Debug)]
@@ -12,10 +13,10 @@ pub(crate) struct Gather {
     chunks: Vec<Data>,
     /// Bytes after the last whole chunk.
     rest: Vec<u8>,
-    memory: Vec<Permit>,
+    memory: Vec<Rc<Permit>>,
 }
 
-/// Bytes of a piece. Its memory is released when it is dropped.
+/// Bytes of a piece. Its memory is released when it is dropped, and the other pieces that share an append.
 #[derive(Debug)]
 pub(crate) struct Sealed {
     /// Offset in the zone.
@@ -24,7 +25,7 @@ pub(crate) struct Sealed {
     pub length: u64,
     /// Each but the last one has [`CHUNK`] bytes.
     pub chunks: Vec<Data>,
-    _memory: Vec<Permit>,
+    _memory: Vec<Rc<Permit>>,
 }
 
 impl Gather {
@@ -50,8 +51,8 @@ impl Gather {
         taken
     }
 
-    /// Keeps memory until the piece is stored.
-    pub fn keep(&mut self, memory: Permit) {
+    /// Keeps memory of an append until the piece is stored.
+    pub fn keep(&mut self, memory: Rc<Permit>) {
         self.memory.push(memory);
     }
 

@@ -7,6 +7,12 @@ use object_store::{Condition, Put, Store};
 
 /// Largest manifest, in bytes: a base with 30 million pieces.
 pub(crate) const MAX_MANIFEST: usize = 512 << 20;
+/// Most pages of a listing of an epoch: a writer has some thousand manifests until the grace is over.
+const MAX_PAGES: usize = 10_000;
+/// Most seals of an epoch: each opening creates a few, unless it ends early.
+const MAX_SEALS: usize = 10_000;
+/// Manifests that are read at the same time.
+pub(crate) const READERS: usize = 32;
 
 /// Identity of a volume and of this writer of it.
 #[derive(Debug, Clone)]
@@ -23,6 +29,23 @@ pub(crate) enum Created {
     Ours,
     /// There is this manifest of another writer.
     Others(Manifest),
+}
+
+/// End of an epoch's manifests.
+pub(crate) struct Newest {
+    /// Number of the last manifest that is not a seal.
+    pub number: u64,
+    /// Last manifest that is not a seal, or the error of damaged bytes.
+    pub manifest: Result<Manifest>,
+    /// Numbers of the seals after it, in order. There may be gaps, which their creator didn't get to.
+    pub seals: Vec<u64>,
+}
+
+impl Newest {
+    /// Whether the next number is a seal, so that the writer of the epoch creates no manifest any more.
+    pub fn is_sealed(&self) -> bool {
+        self.number.checked_add(1).is_some_and(|next| self.seals.first() == Some(&next))
+    }
 }
 
 /// Manifests of a bucket.
@@ -87,7 +110,8 @@ impl Manifests {
     /// Errors of the store; the manifest may have been created.
     pub async fn create(&self, manifest: &Manifest, bytes: &Data) -> Result<Created> {
         let key = self.key(manifest.epoch, manifest.number);
-        if let Put::Written(_) = self.store.put(&key, bytes.clone().into(), &Condition::Absent).await? {
+        // By one request: the condition of other ones isn't checked when formatting.
+        if let Put::Written(_) = self.store.put_whole(&key, bytes.clone().into(), &Condition::Absent).await? {
             return Ok(Created::Ours);
         }
         match self.get(manifest.epoch, manifest.number).await? {
@@ -97,23 +121,86 @@ impl Manifests {
         }
     }
 
-    /// Numbers of the manifests of an epoch that a listing shows, in order.
+    /// Error of a manifest that must be there.
+    pub fn lost(&self, epoch: u32, number: u64) -> Error {
+        Error::corrupt(format!(
+            "object {}: it is missing; expected a manifest, since a later one continues it",
+            self.key(epoch, number)
+        ))
+    }
+
+    /// Passes on the names of the objects that begin with a prefix, in order.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for more pages than these; errors of the store.
+    pub async fn list(&self, prefix: &str, max_pages: usize, mut take: impl FnMut(Name)) -> Result<()> {
+        let mut from = None;
+        for _ in 0..max_pages {
+            let page = self.store.list(prefix, from.as_deref()).await?;
+            page.objects.iter().filter_map(|listed| self.names.parse(&listed.key)).for_each(&mut take);
+            from = page.next;
+            if from.is_none() {
+                return Ok(());
+            }
+        }
+        Err(Error::protocol(format!(
+            "object store \"{}\": the listing of {prefix} has more than {max_pages} pages; expected an end",
+            self.store.name()
+        )))
+    }
+
+    /// Numbers of the manifests of an epoch that a listing shows, in order, from its claim on. The listing
+    /// may be of a moment before the claim.
     ///
     /// # Errors
     /// Errors of the store.
     pub async fn numbers(&self, epoch: u32) -> Result<Vec<u64>> {
-        let (prefix, mut numbers, mut from) = (self.names.manifests_of(epoch), Vec::new(), None);
-        loop {
-            let page = self.store.list(&prefix, from.as_deref()).await?;
-            numbers.extend(page.objects.iter().filter_map(|listed| match self.names.parse(&listed.key) {
-                Some(Name::Manifest { number, .. }) => Some(number),
-                _ => None,
-            }));
-            from = page.next;
-            if from.is_none() {
-                numbers.sort_unstable();
-                return Ok(numbers);
-            }
+        let mut numbers = Vec::new();
+        let take = |name| match name {
+            Name::Manifest { number, .. } => numbers.push(number),
+            Name::Piece(_) => {}
+        };
+        self.list(&self.names.manifests_of(epoch), MAX_PAGES, take).await?;
+        numbers.sort_unstable();
+        if numbers.first() != Some(&0) {
+            numbers.insert(0, 0);
         }
+        Ok(numbers)
+    }
+
+    /// Finds the last of these manifests that isn't a seal.
+    ///
+    /// A seal that isn't the end (one that took the number of a deleted manifest) is before a base, so this
+    /// passes none of them.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if one of them is missing; errors of the store.
+    pub async fn newest(&self, epoch: u32, numbers: &[u64]) -> Result<Newest> {
+        let (mut rest, mut group, mut seals) = (numbers, 1, Vec::new());
+        while !rest.is_empty() && seals.len() <= MAX_SEALS {
+            let (before, group_numbers) = rest.split_at(rest.len().saturating_sub(group));
+            let reads = group_numbers.iter().map(async |number| (*number, self.get(epoch, *number).await));
+            for (number, read) in runtime::join_limited(READERS, reads).await.into_iter().rev() {
+                let manifest = match read {
+                    Ok(Some(manifest)) if manifest.kind == Kind::Seal => {
+                        seals.push(number);
+                        continue;
+                    }
+                    Ok(Some(manifest)) => Ok(manifest),
+                    Ok(None) => return Err(self.lost(epoch, number)),
+                    Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => Err(error),
+                    Err(error) => return Err(error),
+                };
+                seals.reverse();
+                return Ok(Newest { number, manifest, seals });
+            }
+            (rest, group) = (before, READERS);
+        }
+        Err(match seals.len() {
+            count if count > MAX_SEALS => {
+                Error::corrupt(format!("epoch {epoch} has {count} seals; expected at most {MAX_SEALS}"))
+            }
+            _ => self.lost(epoch, 0),
+        })
     }
 }

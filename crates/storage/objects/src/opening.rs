@@ -3,30 +3,41 @@
 //! 1. The epochs are 1, 2, 3, … without a gap, since number 0 of an epoch, its *claim*, is never deleted: a
 //!    few rounds of HEADs at the same time find the last one. One that is found too early has a seal.
 //! 2. A listing of that epoch's manifests shows the last number; the last base and the deltas after it are
-//!    read at the same time. If the manifests go on after what the listing showed, step 3 finds them.
-//! 3. The number after the last one is created as a *seal*. If it is taken by a delta, that one is applied
-//!    first. From then on the old writer creates no manifest, so nothing that it does becomes durable, and
-//!    as the seal is never deleted, that holds for a writer that wakes up after any time.
-//! 4. The next epoch is claimed, and begins with a base.
+//!    read at the same time.
+//! 3. The number after the last one is created as a *seal* (`fence`). If it is taken, the writer was faster,
+//!    and a growing window of numbers is created at once: the writer ends at the first one.
+//! 4. A listing that shows the seal, and no manifest after it, proves that it is one: a number that the
+//!    writer has used and deleted can be created as well, and then a later base is there.
+//! 5. The next epoch is claimed, and begins with a base.
 //!
-//! A crash between the steps leaves a seal without a claim, or a claim without a base: the next opening
+//! From the seal on the old writer creates no manifest, so nothing that it does becomes durable, and as seals
+//! after the last manifest are never deleted, that holds for a writer that wakes up after any time.
+//!
+//! A crash between the steps leaves seals without a claim, or a claim without a base: the next opening
 //! continues from there.
 
 use crate::format::{Kind, Manifest, Writers};
 use crate::manifest_log::{Position, fenced};
-use crate::manifests::{Created, Identity, Manifests};
+use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
 use block::{Data, Error, Result};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Probes of a round of the search for the last epoch.
 const PROBES: u64 = 16;
-/// Most manifests of a chain: one that is longer isn't of this program.
-const MAX_CHAIN: u64 = 100_000;
-/// Manifests that are read at the same time.
-const READERS: usize = 32;
+/// Most manifests of a chain: one that is longer isn't of this program, which writes a base earlier.
+const MAX_CHAIN: u64 = 1024;
 /// Attempts to read manifests, each of which may be overtaken by a writer that deletes old ones.
 const ATTEMPTS: u32 = 3;
+/// Rounds of the fence, and most numbers of one: a writer creates fewer in the time of three requests.
+const ROUNDS: u32 = 32;
+const MAX_WINDOW: u64 = 64;
+/// Pause before another listing, after one that shows an earlier moment.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of a manifest without its body, at most.
+const MANIFEST_HEADER: usize = 1024;
 
 /// Zones to format.
 #[derive(Debug, Clone, Copy)]
@@ -48,10 +59,18 @@ pub(crate) struct Opened {
 
 /// State of an epoch.
 struct Loaded {
+    /// Last manifest that belongs to the state.
     manifest: Manifest,
     table: Table,
-    /// Last number that belongs to the state.
-    last: u64,
+}
+
+/// State by the last manifest of an epoch.
+enum State {
+    Loaded(Box<Loaded>),
+    /// The epoch has no base: the state is that of the epoch before, which its claim names.
+    Before(Manifest),
+    /// Damaged manifests, which a new volume replaces.
+    Damaged,
 }
 
 /// Finds the last epoch; 0 if there is none.
@@ -95,13 +114,6 @@ pub(crate) async fn last_epoch(manifests: &Manifests) -> Result<u32> {
     Ok(low as u32)
 }
 
-fn lost(manifests: &Manifests, epoch: u32, number: u64) -> Error {
-    Error::corrupt(format!(
-        "object {}: it is missing; expected a manifest, since a later one continues it",
-        manifests.key(epoch, number)
-    ))
-}
-
 /// Applies a manifest that follows.
 fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     if manifest.kind == Kind::Base {
@@ -124,7 +136,7 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
         )));
     }
     let reads = (base..number).map(|number| async move {
-        manifests.get(epoch, number).await?.ok_or_else(|| lost(manifests, epoch, number))
+        manifests.get(epoch, number).await?.ok_or_else(|| manifests.lost(epoch, number))
     });
     let mut chain = Vec::new();
     for read in runtime::join_limited(READERS, reads).await {
@@ -142,56 +154,87 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
         applied
             .map_err(|error| error.in_context(format!("object {}", manifests.key(epoch, manifest.number))))?;
     }
-    let manifest = chain.pop().ok_or_else(|| lost(manifests, epoch, number))?;
-    Ok(Loaded { manifest, table, last: number })
+    let manifest = chain.pop().ok_or_else(|| manifests.lost(epoch, number))?;
+    Ok(Loaded { manifest, table })
 }
 
-/// Manifests of an epoch at some moment.
-enum Found {
-    /// A state, and whether a seal follows it.
-    State(Box<Loaded>, bool),
-    /// No base: the state is that of the epoch before. Whether there is a seal.
-    Nothing(Manifest, bool),
-}
-
-async fn look(manifests: &Manifests, epoch: u32) -> Result<Found> {
-    let last = manifests.numbers(epoch).await?.last().copied().unwrap_or_default();
-    let mut last = manifests.get(epoch, last).await?.ok_or_else(|| lost(manifests, epoch, last))?;
-    let is_sealed = last.kind == Kind::Seal;
-    if is_sealed {
-        let before = last.number.saturating_sub(1);
-        last = manifests.get(epoch, before).await?.ok_or_else(|| lost(manifests, epoch, before))?;
-    }
-    match last.kind {
-        Kind::Claim => Ok(Found::Nothing(last, is_sealed)),
-        Kind::Base | Kind::Delta => Ok(Found::State(Box::new(load_chain(manifests, last).await?), is_sealed)),
-        Kind::Seal => Err(Error::corrupt(format!("epoch {epoch} has two seals; expected one"))),
+/// Reads the state that ends with the last manifest of an epoch.
+async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
+    let manifest = newest.manifest.clone()?;
+    match (manifest.kind, manifest.number) {
+        (Kind::Claim, 0) => Ok(State::Before(manifest)),
+        (Kind::Base | Kind::Delta, _) => {
+            load_chain(manifests, manifest).await.map(|loaded| State::Loaded(Box::new(loaded)))
+        }
+        (kind, number) => Err(Error::corrupt(format!(
+            "object {}: a manifest of the kind {kind:?}; expected a base or a delta",
+            manifests.key(manifest.epoch, number)
+        ))),
     }
 }
 
-/// Creates the seal of an epoch after manifest `last`; `follow` gets manifests that are there already.
-async fn seal(
-    manifests: &Manifests,
-    identity: &Identity,
-    mut last: u64,
-    mut follow: impl FnMut(Manifest) -> Result<()>,
-) -> Result<u64> {
-    loop {
-        let seal = identity.manifest(last + 1, Kind::Seal, 0, Vec::new());
-        let bytes = Data::copy_of(&seal.encode());
-        match manifests.create(&seal, &bytes).await? {
-            Created::Ours => return Ok(last),
-            Created::Others(other) if other.kind == Kind::Seal => return Ok(last),
-            Created::Others(other) => {
-                last = other.number;
-                follow(other)?;
+/// As [`load`]; a state that can't be read is [`State::Damaged`] if it `is_replaced`.
+async fn load_or_replace(manifests: &Manifests, newest: &Newest, is_replaced: bool) -> Result<State> {
+    match load(manifests, newest).await {
+        Err(Error::Corrupt(_) | Error::Unsupported(_)) if is_replaced => Ok(State::Damaged),
+        loaded => loaded,
+    }
+}
+
+/// Seals an epoch, whose newest manifest was this one, and returns the one that it ends with.
+///
+/// # Errors
+/// [`Error::Busy`] if the writer, or others that open the volume, are faster each time; errors of the store.
+async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -> Result<Newest> {
+    let (epoch, mut window, mut ours) = (identity.epoch, 1, BTreeSet::new());
+    for round in 1..=ROUNDS {
+        if newest.is_sealed() {
+            return Ok(newest);
+        }
+        let first = newest.number.checked_add(1).ok_or_else(|| Error::overflow("2^64 manifests"))?;
+        if ours.contains(&first) {
+            runtime::sleep(PAUSE).await;
+        } else {
+            let free = (first..=first.saturating_add(window - 1))
+                .filter(|number| !newest.seals.contains(number) && !ours.contains(number));
+            let creations = free.map(async |number| {
+                let seal = identity.manifest(number, Kind::Seal, 0, Vec::new());
+                (number, manifests.create(&seal, &Data::copy_of(&seal.encode())).await)
+            });
+            let created = runtime::join_all(creations).await;
+            for (number, created) in created {
+                match created {
+                    Ok(Created::Ours) => {
+                        ours.insert(number);
+                    }
+                    // A manifest, or damaged bytes: the number is taken.
+                    Ok(Created::Others(_)) | Err(Error::Corrupt(_) | Error::Unsupported(_)) => {}
+                    Err(error) => return Err(error),
+                }
             }
+            window = (window * 2).min(MAX_WINDOW);
+        }
+        // This listing decides, whatever was created.
+        let numbers = manifests.numbers(epoch).await?;
+        let after: Vec<u64> = numbers.iter().copied().filter(|number| *number > newest.number).collect();
+        if after.first() == Some(&first) && after.iter().all(|number| ours.contains(number)) {
+            newest.seals = after;
+            return Ok(newest);
+        }
+        match manifests.newest(epoch, &numbers).await {
+            Ok(found) => newest = found,
+            // Deleted since the listing.
+            Err(Error::Corrupt(_)) if round < ROUNDS => {}
+            Err(error) => return Err(error),
         }
     }
+    Err(Error::busy(format!(
+        "epoch {epoch}: after {ROUNDS} attempts its writer isn't fenced, as it or others that open the zones are faster; stop them, or try again"
+    )))
 }
 
-/// Reads the state of the last epoch, and seals it. Returns the state; `None` if there is no volume, or none
-/// that can be read and `is_replaced`.
+/// Reads the state of an epoch, and seals it. Returns the state; `None` if there is no volume, or none that
+/// can be read and `is_replaced`.
 async fn take_over(
     manifests: &Manifests,
     epoch: u32,
@@ -200,65 +243,140 @@ async fn take_over(
     check: impl Fn(&Table) -> Result<()>,
 ) -> Result<Option<Loaded>> {
     let mut attempt = 0;
-    let found = loop {
+    let (newest, mut state) = loop {
         attempt += 1;
-        match look(manifests, epoch).await {
+        let numbers = manifests.numbers(epoch).await?;
+        let looked = match manifests.newest(epoch, &numbers).await {
+            Ok(newest) => {
+                let state = load_or_replace(manifests, &newest, is_replaced && attempt == ATTEMPTS).await;
+                state.map(|state| (newest, state))
+            }
+            Err(error) => Err(error),
+        };
+        match looked {
             Err(Error::Corrupt(_) | Error::Unsupported(_)) if attempt < ATTEMPTS => {}
-            Err(Error::Corrupt(_) | Error::Unsupported(_)) if is_replaced => break None,
-            other => break Some(other?),
+            looked => break looked?,
         }
     };
-    let identity = |volume| Identity { volume, epoch, writer: writer.clone() };
-    match found {
-        None => {
-            // What the manifests contain doesn't matter: their writer is fenced by its next number.
-            let last = manifests.numbers(epoch).await?.last().copied().unwrap_or_default();
-            seal(manifests, &identity([0; 16]), last, |_| Ok(())).await?;
-            Ok(None)
-        }
-        Some(Found::State(mut loaded, is_sealed)) => {
+    if let State::Loaded(loaded) = &state {
+        check(&loaded.table)?;
+    }
+    let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);
+    let (identity, before) = (Identity { volume, epoch, writer: writer.clone() }, newest.number);
+    let newest = fence(manifests, &identity, newest).await?;
+    if newest.number != before {
+        // The writer has added manifests meanwhile.
+        state = load_or_replace(manifests, &newest, is_replaced).await?;
+        if let State::Loaded(loaded) = &state {
             check(&loaded.table)?;
-            if !is_sealed {
-                let volume = loaded.manifest.volume;
-                let table = &mut loaded.table;
-                loaded.last =
-                    seal(manifests, &identity(volume), loaded.last, |other| apply(table, &other)).await?;
-            }
-            Ok(Some(*loaded))
         }
-        Some(Found::Nothing(claim, is_sealed)) => {
-            let mut state = None;
-            if !is_sealed {
-                seal(manifests, &identity(claim.volume), 0, |other| {
-                    let mut table = Table::new(1, 512)?;
-                    apply(&mut table, &other)?;
-                    let last = other.number;
-                    state = Some(Loaded { manifest: other, table, last });
-                    Ok(())
-                })
-                .await?;
+    }
+    match state {
+        State::Loaded(loaded) => Ok(Some(*loaded)),
+        State::Damaged => Ok(None),
+        State::Before(claim) => match u32::try_from(claim.link).unwrap_or(u32::MAX) {
+            0 => Ok(None),
+            before if before < epoch => {
+                Box::pin(take_over(manifests, before, writer, is_replaced, check)).await
             }
-            match (state, u32::try_from(claim.link).unwrap_or_default()) {
-                (Some(state), _) => Ok(Some(state)),
-                (None, 0) => Ok(None),
-                (None, before) if before < epoch => {
-                    Box::pin(take_over(manifests, before, writer, is_replaced, check)).await
-                }
-                _ => Err(Error::corrupt(format!("the claim of epoch {epoch} names epoch {}", claim.link))),
-            }
-        }
+            _ => Err(Error::corrupt(format!("the claim of epoch {epoch} names epoch {}", claim.link))),
+        },
     }
 }
 
 /// Objects of an epoch that are no longer needed once the next one has a base.
 async fn old_manifests(manifests: &Manifests, epoch: u32, last: u64) -> Result<Vec<Name>> {
     let numbers = manifests.numbers(epoch).await?;
-    // Neither the claim nor the seal.
+    // Neither the claim nor the seals after the last one.
     Ok(numbers
         .into_iter()
         .filter(|number| (1..=last).contains(number))
         .map(|number| Name::Manifest { epoch, number })
         .collect())
+}
+
+async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
+    manifests.store.head(&manifests.key(epoch, 0)).await.map(|found| found.is_some())
+}
+
+fn overtaken(epoch: u32) -> Error {
+    Error::busy(format!(
+        "after epoch {epoch}: another writer has opened the zones at the same time; try again, which fences that one"
+    ))
+}
+
+fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
+    Error::corrupt(format!(
+        "object {}: it is missing, and {found} is there; expected the claim of each epoch: restore it, or use another prefix",
+        manifests.key(epoch, 0)
+    ))
+}
+
+/// Refuses a volume without its first claim: it would be taken for none, and lost by formatting.
+async fn check_empty(manifests: &Manifests) -> Result<()> {
+    // This also finds a bucket that doesn't exist, which the answer to HEAD doesn't say.
+    let page = manifests.store.list(&manifests.names.manifests(), None).await?;
+    let found = page.objects.iter().find(|listed| manifests.names.parse(&listed.key).is_some());
+    match found {
+        // One that another writer has just created.
+        Some(found) if found.key != manifests.key(1, 0) => Err(missing_claim(manifests, 1, &found.key)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a table whose base manifest couldn't be written.
+fn check_length(table: &Table) -> Result<()> {
+    match table.encoded_length() + MANIFEST_HEADER {
+        length if length <= MAX_MANIFEST => Ok(()),
+        length => Err(Error::no_space(format!(
+            "the zone table has {} pieces, a manifest of {length} bytes; expected at most {MAX_MANIFEST}: flush less often, so that pieces are larger",
+            table.stored().0
+        ))),
+    }
+}
+
+/// Finds the last epoch, and takes its state over.
+async fn find(
+    manifests: &Manifests,
+    writer: &Writers,
+    is_replaced: bool,
+    check: impl Fn(&Table) -> Result<()>,
+) -> Result<(u32, Option<Loaded>)> {
+    let epoch = last_epoch(manifests).await?;
+    if epoch == 0 {
+        check_empty(manifests).await?;
+        return Ok((0, None));
+    }
+    let check = |table: &Table| match is_replaced {
+        true => Ok(()),
+        false => check_length(table).and_then(|()| check(table)),
+    };
+    match take_over(manifests, epoch, writer, is_replaced, check).await {
+        // Another writer may have taken it over meanwhile, and deletes its manifests.
+        Err(Error::Corrupt(_)) if has_claim(manifests, epoch.saturating_add(1)).await? => {
+            Err(overtaken(epoch))
+        }
+        taken => taken.map(|found| (epoch, found)),
+    }
+}
+
+/// Claims the epoch of this identity.
+async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
+    let (epoch, before) = (identity.epoch, identity.epoch - 1);
+    if has_claim(manifests, epoch.saturating_add(1)).await? {
+        return Err(match has_claim(manifests, epoch).await? {
+            true => overtaken(before),
+            false => missing_claim(manifests, epoch, &manifests.key(epoch.saturating_add(1), 0)),
+        });
+    }
+    let claim = identity.manifest(0, Kind::Claim, before.into(), Vec::new());
+    match manifests.create(&claim, &Data::copy_of(&claim.encode())).await? {
+        Created::Ours => Ok(()),
+        Created::Others(other) => Err(Error::busy(format!(
+            "epoch {epoch}: writer \"{}\" has opened the zones at the same time; try again, which fences that one",
+            other.writer.name.escape_debug()
+        ))),
+    }
 }
 
 /// Opens a volume for writing, which fences its writer. `format` creates it, in place of an existing one.
@@ -273,14 +391,7 @@ pub(crate) async fn open(
     format: Option<NewZones>,
     check: impl Fn(&Table) -> Result<()>,
 ) -> Result<Opened> {
-    let before = last_epoch(manifests).await?;
-    let found = match before {
-        0 => None,
-        epoch => {
-            let check = |table: &Table| if format.is_some() { Ok(()) } else { check(table) };
-            take_over(manifests, epoch, &writer, format.is_some(), check).await?
-        }
-    };
+    let (before, found) = find(manifests, &writer, format.is_some(), check).await?;
     let mut garbage = Vec::new();
     let (volume, mut table) = match (&found, format) {
         (found, Some(new)) => {
@@ -295,8 +406,9 @@ pub(crate) async fn open(
         (Some(found), None) => (found.manifest.volume, found.table.clone()),
         (None, None) => {
             return Err(Error::not_found(format!(
-                "no volume below the prefix \"{}\" of the bucket; --format creates one",
-                manifests.names.prefix()
+                "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+                manifests.names.prefix(),
+                manifests.store.name()
             )));
         }
     };
@@ -305,23 +417,14 @@ pub(crate) async fn open(
     table.is_clean = false;
     let epoch = before.checked_add(1).ok_or_else(|| Error::overflow("2^32 epochs"))?;
     let identity = Identity { volume, epoch, writer };
-    let claim = identity.manifest(0, Kind::Claim, before.into(), Vec::new());
-    match manifests.create(&claim, &Data::copy_of(&claim.encode())).await? {
-        Created::Ours => {}
-        Created::Others(other) => {
-            return Err(Error::busy(format!(
-                "epoch {epoch}: writer \"{}\" has opened the zones at the same time; try again, which fences that one",
-                other.writer.name.escape_debug()
-            )));
-        }
-    }
+    claim(manifests, &identity).await?;
     let base = identity.manifest(1, Kind::Base, 1, table.encode());
     let bytes = Data::copy_of(&base.encode());
     if let Created::Others(other) = manifests.create(&base, &bytes).await? {
         return Err(fenced(&identity, &other));
     }
-    if let Some(Loaded { manifest, last, .. }) = found {
-        garbage.extend(old_manifests(manifests, manifest.epoch, last).await?);
+    if let Some(Loaded { manifest, .. }) = found {
+        garbage.extend(old_manifests(manifests, manifest.epoch, manifest.number).await?);
     }
     let position = Position { number: 1, base: 1, base_bytes: bytes.len(), delta_bytes: 0 };
     Ok(Opened { identity, table, position, garbage, was_unclean })

@@ -216,6 +216,12 @@ impl Table {
         writer.0
     }
 
+    /// Number of bytes of [`encode`](Self::encode).
+    pub fn encoded_length(&self) -> usize {
+        let changed = self.zones.iter().filter(|entry| **entry != Entry::new());
+        16 + changed.map(|entry| 17 + 16 * entry.pieces.len()).sum::<usize>()
+    }
+
     /// Decodes a table.
     ///
     /// # Errors
@@ -349,6 +355,7 @@ mod tests {
         ];
         changes.iter().for_each(|change| table.apply(change, 5).unwrap());
         assert_eq!(Table::decode(&table.encode()).unwrap(), table);
+        assert_eq!(table.encode().len(), table.encoded_length());
         assert_eq!(decode_changes(&encode_changes(&changes)).unwrap(), changes);
         table.is_clean = false;
         table.interrupt();

@@ -333,3 +333,19 @@ fn requests_work_in_tls() {
         assert_eq!((bucket.connections.get(), store.counts().connections), (1, 1));
     });
 }
+
+/// A condition is checked for one PUT, so what depends on it is written by one, whatever its length.
+#[test]
+fn a_whole_put_has_no_parts() {
+    simulated(1, || async {
+        let bucket = Bucket::start(Faults::default());
+        let store = client(Limits { part: 5 << 20, parts_above: 5 << 20, ..Limits::default() });
+        let body = payload(1, &[6 << 20]);
+        let expected = body.to_data();
+        written(store.put_whole("key", body.slice(0..body.len()), &Condition::Absent).await.unwrap());
+        assert_eq!((bucket.count("PUT"), bucket.count("POST")), (1, 0));
+        assert_eq!(store.get("key", 8 << 20).await.unwrap().data.filled(), &*expected);
+        let again = store.put_whole("key", body, &Condition::Absent).await.unwrap();
+        assert_eq!(again, Put::ConditionFailed);
+    });
+}

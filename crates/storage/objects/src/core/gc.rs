@@ -1,67 +1,74 @@
 //! Search for garbage: objects that no manifest names, of writers that crashed or were fenced.
 
 use super::Core;
+use crate::manifests::Manifests;
 use crate::names::Name;
 use block::Result;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+/// Most pages of a listing: a thousand million objects.
+const MAX_PAGES: usize = 1 << 20;
+/// Most pieces that one search finds; the next one finds the others.
+const MAX_PIECES: usize = 1 << 20;
 
 impl Core {
     /// Lists all objects of the volume, and has those deleted, after the grace, that nothing needs. Returns
     /// their number.
     ///
-    /// An object is needed if the zone table names it, and as the claim or the last manifest of an epoch. Of
+    /// An object is needed if the zone table names it, and as the claim or a seal at the end of an epoch. Of
     /// the present epoch nothing is deleted: what it doesn't need any more is known without a search.
     ///
     /// # Errors
     /// Errors of the store; those of a log that has ended.
     pub async fn collect_garbage(self: Rc<Self>) -> Result<u64> {
         self.check()?;
-        let epoch = self.log.identity().epoch;
-        let names = &self.manifests.names;
+        let (own, names) = (self.log.identity().epoch, &self.manifests.names);
+        // Before the listings as well: what is deleted after one isn't read.
+        let mut known = self.garbage.names();
         let mut found = BTreeSet::new();
-        for prefix in [names.pieces(), names.manifests()] {
-            let mut from = None;
-            loop {
-                let page = self.manifests.store.list(&prefix, from.as_deref()).await?;
-                let listed = page.objects.iter().filter_map(|object| names.parse(&object.key));
-                found.extend(listed.filter(|name| match name {
-                    Name::Piece(piece) => {
-                        piece.epoch < epoch && !self.log.with_table(|table| table.has(piece))
-                    }
-                    Name::Manifest { epoch: of, .. } => *of < epoch,
-                }));
-                from = page.next;
-                if from.is_none() {
-                    break;
-                }
+        let take = |name| match name {
+            Name::Piece(piece)
+                if piece.epoch < own
+                    && found.len() < MAX_PIECES
+                    && !self.log.with_table(|table| table.has(&piece)) =>
+            {
+                found.insert(name);
             }
+            _ => {}
+        };
+        self.manifests.list(&names.pieces(), MAX_PAGES, take).await?;
+        let mut epochs: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        let take = |name| match name {
+            Name::Manifest { epoch, number } if epoch < own && !known.contains(&name) => {
+                epochs.entry(epoch).or_default().push(number);
+            }
+            _ => {}
+        };
+        self.manifests.list(&names.manifests(), MAX_PAGES, take).await?;
+        for (epoch, numbers) in epochs {
+            found.extend(old_manifests(&self.manifests, epoch, &numbers).await?);
         }
         // A reset that is being written may have taken pieces out of the table: they are garbage once its
         // manifest exists.
         self.log.written().await?;
-        let last_of = |epoch: u32| {
-            let all = Name::Manifest { epoch, number: 0 }..=Name::Manifest { epoch, number: u64::MAX };
-            found.range(all).next_back().copied()
-        };
-        let needed: BTreeSet<Name> = found
-            .iter()
-            .filter_map(|name| match name {
-                Name::Manifest { epoch, .. } => last_of(*epoch),
-                Name::Piece(_) => None,
-            })
-            .collect();
-        let known = self.garbage.names();
-        let garbage: Vec<Name> = found
-            .iter()
-            .copied()
-            .filter(|name| {
-                let is_claim = matches!(name, Name::Manifest { number: 0, .. });
-                !is_claim && !needed.contains(name) && !known.contains(name)
-            })
-            .collect();
+        known.extend(self.garbage.names());
+        let garbage: Vec<Name> = found.difference(&known).copied().collect();
         let count = garbage.len() as u64;
         self.garbage.add(garbage);
         Ok(count)
     }
+}
+
+/// Manifests of an earlier epoch that nothing needs: all of these but its claim and the seals at its end. The
+/// first of those fences the writer of the epoch.
+async fn old_manifests(manifests: &Manifests, epoch: u32, numbers: &[u64]) -> Result<Vec<Name>> {
+    let others = numbers.iter().filter(|number| **number > 0).count();
+    if others < 2 {
+        // The seal alone.
+        return Ok(Vec::new());
+    }
+    let last = manifests.newest(epoch, numbers).await?.number;
+    let old = numbers.iter().filter(|number| (1..=last).contains(*number));
+    Ok(old.map(|number| Name::Manifest { epoch, number: *number }).collect())
 }

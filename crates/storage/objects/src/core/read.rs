@@ -1,16 +1,22 @@
 //! Reads: from memory what isn't uploaded, and ranges of pieces otherwise.
 
 use super::Core;
-use crate::format::{chunk_range, object_length, verify};
+use crate::format::{ChunkRange, chunk_range, object_length, verify};
 use crate::names::{Name, PieceName};
 use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Most bytes of a piece that are read with one request, a multiple of a chunk.
 const MAX_READ: u64 = 1 << 20;
 /// Attempts to read bytes whose checksum differs: they may have been damaged on the way.
 const ATTEMPTS: u32 = 3;
+/// Time limit of a read from a store that fails. The client ends earlier when other requests have used up its
+/// retry budget.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Pause before the first further attempt, and the longest one.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Place of bytes.
 enum Source {
@@ -110,6 +116,7 @@ impl Core {
         (outcome, buffer)
     }
 
+    /// Reads bytes of a stored piece, again after failures that may pass.
     async fn read_stored(
         &self,
         name: &PieceName,
@@ -119,39 +126,88 @@ impl Core {
     ) -> Result<()> {
         let range = chunk_range(length, wanted);
         let key = self.manifests.names.key(Name::Piece(*name));
-        let mut attempt = 0;
+        let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
-            attempt += 1;
-            let object = self.manifests.store.get_range(&key, range.at, range.bytes).await;
-            let object = match object {
-                Err(Error::NotFound(text)) => {
-                    let lost = "the object store has lost it";
-                    return Err(self
-                        .log
-                        .check()
-                        .err()
-                        .unwrap_or_else(|| Error::corrupt(format!("{text}: {lost}"))));
-                }
-                // It has other bytes than its manifest says.
-                Err(Error::Invalid(text)) => return Err(Error::corrupt(text)),
-                other => other?,
-            };
             buffer.clear();
-            let expected = object_length(length);
-            let verified = match object.length == expected {
-                true => verify(&self.log.identity().volume, name, &range, object.data.filled(), |bytes| {
-                    buffer.append(bytes);
-                }),
-                false => Err(Error::corrupt(format!("it has {} bytes; expected {expected}", object.length))),
+            let read = self.read_range(name, length, &range, &key, buffer);
+            let error = match runtime::timeout(end - runtime::now(), read).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => error,
+                Err(_) => Error::timed_out(format!("object {key}: not read within {LIMIT:?}")),
             };
-            match verified {
-                Err(_) if attempt < ATTEMPTS => {}
-                Err(error) => {
-                    buffer.clear();
-                    return Err(error.in_context(format!("object {key}")));
+            let is_again = match &error {
+                Error::Corrupt(_) => {
+                    damaged += 1;
+                    damaged < ATTEMPTS
                 }
-                Ok(()) => return Ok(()),
+                error if may_pass(error) && !self.is_closed.get() && runtime::now() + pause < end => {
+                    runtime::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                    true
+                }
+                _ => false,
+            };
+            if !is_again {
+                buffer.clear();
+                return Err(error);
             }
         }
     }
+
+    /// Reads bytes of a stored piece.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the object has other bytes than were written, or is missing; errors of the
+    /// store.
+    async fn read_range(
+        &self,
+        name: &PieceName,
+        length: u64,
+        range: &ChunkRange,
+        key: &str,
+        buffer: &mut Buffer,
+    ) -> Result<()> {
+        let expected = object_length(length);
+        let object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
+            Err(error @ (Error::NotFound(_) | Error::Invalid(_))) => {
+                return Err(self.refused(key, expected, error).await);
+            }
+            other => other?,
+        };
+        if object.length != expected {
+            return Err(other_length(key, object.length, expected));
+        }
+        let volume = &self.log.identity().volume;
+        let verified = verify(volume, name, range, object.data.filled(), |bytes| buffer.append(bytes));
+        verified.map_err(|error| error.in_context(format!("object {key}")))
+    }
+
+    /// Error of a read that the store has refused. The object is damaged only if it is missing, or has
+    /// another length: stores refuse expired credentials and other requests with the same statuses.
+    async fn refused(&self, key: &str, expected: u64, refusal: Error) -> Error {
+        let detail = refusal.detail().to_owned();
+        if detail.contains("NoSuchBucket") {
+            return refusal;
+        }
+        match self.manifests.store.head(key).await {
+            Err(error) => error,
+            // A writer that was fenced has no claim to it.
+            Ok(None) => self
+                .log
+                .check()
+                .err()
+                .unwrap_or_else(|| Error::corrupt(format!("{detail}: the object store has lost it"))),
+            Ok(Some(found)) if found.length != expected => other_length(key, found.length, expected),
+            Ok(Some(_)) => Error::io(format!("{detail}: the object is there")),
+        }
+    }
+}
+
+fn other_length(key: &str, found: u64, expected: u64) -> Error {
+    Error::corrupt(format!("object {key}: it has {found} bytes; expected {expected}"))
+}
+
+/// Whether a later attempt may succeed.
+fn may_pass(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::TimedOut(_) | Error::Disconnected(_) | Error::Os(..))
 }

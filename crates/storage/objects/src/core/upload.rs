@@ -26,6 +26,8 @@ pub(super) struct Uploads {
     pub next: Cell<u64>,
     /// Appends that wait for memory.
     pub waiting: Cell<usize>,
+    /// Bytes of pieces that are being uploaded.
+    pub in_flight: Cell<u64>,
     pub failures: FailureRun,
 }
 
@@ -51,7 +53,12 @@ impl Core {
         memory.ok_or_else(|| self.log.check().err().unwrap_or_else(|| Error::closed("the zones are closed")))
     }
 
+    /// Uploads the longest gathered bytes, unless half of the memory is being uploaded: what that releases
+    /// lets the others become longer, so that a slow store doesn't get many small pieces.
     fn upload_longest(self: &Rc<Self>) {
+        if self.uploads.in_flight.get() >= self.settings.memory / 2 {
+            return;
+        }
         let mut zones = self.zones.borrow_mut();
         let length = |zone: &Zone| zone.gather.as_ref().map_or(0, |gather| gather.length());
         let longest = (0_u32..).zip(zones.iter_mut()).max_by_key(|(_, zone)| length(zone));
@@ -72,7 +79,8 @@ impl Core {
         let sealed = Rc::new(gather.seal());
         let (offset, length) = (sealed.offset, sealed.length);
         let name = self.name(zone, index, offset, 0);
-        let kept = Some(sealed.clone());
+        let (kept, in_flight) = (Some(sealed.clone()), &self.uploads.in_flight);
+        in_flight.set(in_flight.get() + length);
         zone.pending.push_back(Pending { offset, length, sealed: kept, serial: 0, is_queued: false });
         let own = self.clone();
         let task = async move {
@@ -117,6 +125,7 @@ impl Core {
     }
 
     fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<u64>) {
+        self.uploads.in_flight.set(self.uploads.in_flight.get() - sealed.length);
         if let Ok(serial) = stored {
             name.serial = serial;
             let mut zones = self.zones.borrow_mut();

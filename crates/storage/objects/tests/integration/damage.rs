@@ -4,6 +4,7 @@ use crate::common::{append, create, handle, options, read, reopen, world};
 use block::{Error, Part, ZoneIndex};
 use object_store::testing::Bucket;
 use objects::ObjectsPart;
+use std::cell::Cell;
 use std::rc::Rc;
 
 fn keys(bucket: &Bucket, part: &str) -> Vec<String> {
@@ -117,7 +118,9 @@ fn formatting_replaces_a_damaged_volume_and_leaves_no_object_of_it() {
 fn opening_is_refused_without_a_volume_and_with_other_keys() {
     world(4, |bucket| async move {
         let error = ObjectsPart::open(options(false)).await.unwrap_err();
-        assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("--format"), "{error}");
+        let text = error.to_string();
+        assert!(matches!(error, Error::NotFound(_)) && text.contains("--format"), "{text}");
+        assert!(text.contains("10.0.0.1/vol"), "the bucket: {text}");
         let part = create().await;
         let old = handle(&part).await;
         let mut other = options(false);
@@ -127,5 +130,48 @@ fn opening_is_refused_without_a_volume_and_with_other_keys() {
         append(&*old, 0, 1, 512).await;
         old.flush(&[ZoneIndex(0)]).await.unwrap();
         assert!(bucket.objects.borrow().keys().all(|key| key.starts_with("db1/")));
+    });
+}
+
+/// An answer with a status and the code of an error.
+fn refusal(status: u16, code: &str) -> Vec<u8> {
+    let body = format!("<Error><Code>{code}</Code></Error>");
+    format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// Stores refuse requests with the statuses of missing and short objects for other reasons: nothing is lost.
+#[test]
+fn a_refused_read_is_no_damage() {
+    for (status, code) in [(400, "ExpiredToken"), (404, "NoSuchBucket"), (404, "NoSuchKey"), (416, "x")] {
+        world(5, move |bucket| async move {
+            written(true).await;
+            let part = reopen().await;
+            let handle = handle(&part).await;
+            let is_refusing = Rc::new(Cell::new(true));
+            let (switch, is_expired) = (is_refusing.clone(), status == 400);
+            bucket.follow(move |asked| {
+                let is_asked = asked.key.contains("/zones/") && (asked.method == "GET" || is_expired);
+                let head = format!("HTTP/1.1 {status} x\r\n\r\n").into_bytes();
+                let answer = if asked.method == "HEAD" { head } else { refusal(status, code) };
+                (switch.get() && is_asked).then_some(answer)
+            });
+            let error = read(&*handle, 0, 0, 4096).await.unwrap_err();
+            assert!(!matches!(error, Error::Corrupt(_)), "{error}");
+            is_refusing.set(false);
+            assert_eq!(read(&*handle, 0, 0, 90 << 10).await.unwrap(), vec![3; 90 << 10]);
+        });
+    }
+}
+
+#[test]
+fn a_bucket_that_does_not_exist_is_named() {
+    world(6, |bucket| async move {
+        bucket.follow(|asked| {
+            let head = b"HTTP/1.1 404 x\r\n\r\n".to_vec();
+            Some(if asked.method == "HEAD" { head } else { refusal(404, "NoSuchBucket") })
+        });
+        let error = ObjectsPart::open(options(false)).await.unwrap_err().to_string();
+        assert!(error.contains("/vol\"") && error.contains("NoSuchBucket"), "{error}");
+        assert!(!error.contains("--format"), "{error}");
     });
 }

@@ -9,6 +9,7 @@ mod crash;
 mod damage;
 mod fence;
 mod outage;
+mod overtaken;
 mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]
