@@ -384,7 +384,8 @@ async fn write_several(store: Store, known: Known, (shard, shards): (Option<u16>
 async fn missing_after_kill(disk: &Arc<dyn DevicePart>, settings: &Settings, known: &Known) -> Vec<String> {
     let store = open(&after_kill(disk).await, settings).await;
     let mut missing = Vec::new();
-    for (key, length) in known.borrow().clone() {
+    let known = known.borrow().clone();
+    for (key, length) in known {
         let found = store.get(&key).await.unwrap();
         if found.is_none_or(|found| found.value.len() != length) {
             missing.push(String::from_utf8(key).unwrap());
