@@ -34,6 +34,7 @@
 #![doc = include_str!("../DESIGN.md")]
 
 mod address;
+mod busy_wait;
 mod carry;
 pub mod clock;
 mod config;
@@ -83,6 +84,7 @@ mod warning_limit;
 mod world;
 pub mod write_back;
 
+pub use busy_wait::BusyWait;
 pub use carry::{carry, carry_in};
 pub use clock::{
     Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
@@ -94,7 +96,6 @@ pub use home_device::HomeDevice;
 pub use limited_part::LimitedPart;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
-pub use polling::BusyWait;
 pub use random::Random;
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on, try_blocking};
 pub use requester::{ProcessName, Requester, attributed, requester};
