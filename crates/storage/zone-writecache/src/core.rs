@@ -8,7 +8,6 @@
 //! 5. A flush waits until a flush of the fast device covers the record.
 //! 6. The uploader applies the pending operations at the origin, in order, and moves the tail.
 
-use crate::checkpoint;
 use crate::counters::{Counters, count};
 use crate::format::{Action, Entry, Position, Superblock};
 use crate::index::{Index, Piece};
@@ -26,7 +25,6 @@ use runtime::sync::{Notify, OneshotSender, oneshot};
 use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -35,9 +33,6 @@ use zones::record::keyed_sum;
 
 /// Limit of the bytes of appends that wait for the fast device, and of the record in flight.
 const QUEUE_BYTES: u64 = 16 << 20;
-
-/// Time without progress of the origin after which a close doesn't wait for uploads any more.
-const DRAIN_STALL: Duration = Duration::from_secs(60);
 
 /// An operation that waits for the fast device.
 pub struct Queued {
@@ -134,6 +129,11 @@ impl Health {
         }
         self.check_device()?;
         self.check_conflict()
+    }
+
+    /// Notes that the cache is being closed.
+    pub fn set_closing(&self) {
+        self.is_closing.set(true);
     }
 
     /// Whether the cache is being closed.
@@ -472,53 +472,6 @@ impl Core {
             }
             self.progress.notified().await;
         }
-    }
-
-    /// Ends all tasks, and records a clean stop in the superblock. What isn't at the origin stays on the fast
-    /// device.
-    ///
-    /// # Errors
-    /// Errors of the fast device; those of the origin if everything is uploaded before a close.
-    pub async fn close(self: Rc<Self>) -> Result<()> {
-        let drained = match self.demand.on_close.get() {
-            true => self.drain_while_it_moves().await,
-            false => Ok(()),
-        };
-        self.health.is_closing.set(true);
-        self.wake_all();
-        // Open handles don't delay a close: a client may keep one forever.
-        self.tasks.ended().await;
-        self.end_log().await?;
-        drained
-    }
-
-    /// Drains, unless the origin doesn't take anything for some time.
-    async fn drain_while_it_moves(&self) -> Result<()> {
-        let mut drain = pin!(self.drain());
-        loop {
-            let before = self.superblock.get().tail;
-            match runtime::timeout(DRAIN_STALL, drain.as_mut()).await {
-                Ok(outcome) => return outcome,
-                Err(_elapsed) if self.superblock.get().tail != before => {}
-                Err(_elapsed) => {
-                    return Err(Error::timed_out(format!(
-                        "uploading to the origin before the close: nothing became durable there for {} s; the rest stays on \
-                         the fast device",
-                        DRAIN_STALL.as_secs()
-                    )));
-                }
-            }
-        }
-    }
-
-    /// Makes the log durable, and records a clean stop. The next open begins at a checkpoint of the cut.
-    async fn end_log(&self) -> Result<()> {
-        self.make_durable(self.log.completed.get()).await?;
-        let Superblock { tail, checkpoint_at, .. } = self.superblock.get();
-        if tail != checkpoint_at && self.health.check_conflict().is_ok() {
-            checkpoint::write(self).await?;
-        }
-        self.write_superblock(|superblock| superblock.clean = true).await
     }
 
     /// Reads, from the log where it has the data, and from the origin.

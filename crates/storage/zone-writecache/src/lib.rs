@@ -15,6 +15,7 @@
 #![doc = include_str!("../DESIGN.md")]
 
 mod checkpoint;
+mod close;
 mod core;
 mod counters;
 pub mod format;
