@@ -1,5 +1,7 @@
 //! Attached stacks as disks of this kernel: file systems over the death of their server, swap, wrong use.
 
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
+
 use rustix::process::Signal;
 use siltstone_tests::foreign::{
     Attached, Background, Finished, SWAP_PRIORITY, Server, binary, can_attach, lock_swap, random_file, run,
@@ -7,6 +9,7 @@ use siltstone_tests::foreign::{
 };
 use siltstone_tests::need;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tempfile::{TempDir, tempdir};
 
 fn siltstone(arguments: &[&str]) -> Finished {
@@ -243,9 +246,17 @@ fn a_reload_starts_the_installed_program() {
     let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
     let attached = Attached::by(&program, "reload", &stack, &[]);
     let (name, link) = (attached.name().to_owned(), attached.link.clone());
+    // A server serves a moment before the holder lists it in the place of the former one, which has ended.
     let own = || {
-        let exe = format!("/proc/{}/exe", attached.listed()["server"]);
-        std::fs::read_link(exe).expect("a server").display().to_string()
+        let read = || std::fs::read_link(format!("/proc/{}/exe", attached.listed()["server"])).ok();
+        let begun = Instant::now();
+        loop {
+            match read() {
+                Some(exe) => return exe.display().to_string(),
+                None => assert!(begun.elapsed() < Duration::from_secs(10), "no server is listed"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     };
     run_shell(&format!(
         "mkfs.ext4 -q {link}; mount {link} {mnt}; cp {mnt}/../tree/large {mnt}/; sync -f {mnt}"
