@@ -85,7 +85,7 @@ s.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes on
         &[],
         &["stack", "check", "fiel(disk.img, size=1MiB)"],
         r#"
-stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
+stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, objects, zone-writecache, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
  1 | fiel(disk.img, size=1MiB)
    | ^^^^"#,
     );
@@ -137,7 +137,7 @@ stack "no/such/stack": no such file; expected a stack file, or one line such as 
         &[],
         &["stack", "kinds", "fault-zone"],
         r#"
-kind "fault-zone": unknown; did you mean "fault"? expected one of file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv"#,
+kind "fault-zone": unknown; did you mean "fault"? expected one of file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, objects, zone-writecache, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv"#,
     );
     refused(
         &[("t.toml", TWICE)],
@@ -351,7 +351,7 @@ p.toml:10:12: there is no subject "foi" (known: ram)
         &[("p.toml", PLAN)],
         &["bench", "p.toml"],
         r#"
-p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
+p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, objects, zone-writecache, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
  1 | fiel(x.img, size=1MiB)
    | ^^^^
 
@@ -444,7 +444,7 @@ ram(512KiB): job a: size=1048576 at offset 0: the device has only 524288 bytes t
         &[("j.fio", job)],
         &["bench", "j.fio", "--on", "rma(512KiB)"],
         r#"
-stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
+stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, memory-node, redis, stats, fault, record, model, linear, stripe, cache, writecache, mirror, crypt, remote, log, snapshot, zones, ramzones, zns-emulator, objects, zone-writecache, zone-stats, zone-fault, zone-record, nbd, fuse, vhost-user, ublk, fs, kv
  1 | rma(512KiB)
    | ^^^"#,
     );

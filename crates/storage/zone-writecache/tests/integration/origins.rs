@@ -2,7 +2,7 @@
 
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,8 +20,6 @@ pub enum Mode {
     Hangs,
     /// Reads return only once the mode has changed.
     HangsReads,
-    /// The medium is worn: zones can only be read.
-    IsWorn,
 }
 
 /// Zones with a switch.
@@ -75,9 +73,6 @@ impl Switch {
                 }
                 mode if mode == Mode::IsFull as u8 && appends => {
                     return Err(Error::no_space("the bucket's quota"));
-                }
-                mode if mode == Mode::IsWorn as u8 && appends => {
-                    return Err(Error::read_only("the zone can't be written any more"));
                 }
                 // Virtual time passes.
                 mode if mode == Mode::Hangs as u8 || reads && mode == Mode::HangsReads as u8 => {
@@ -181,12 +176,6 @@ impl Zones for Handle {
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
-        Call::new(async move {
-            let mut reports = self.inner.report(first, count).await?;
-            if self.switch.mode.load(Ordering::SeqCst) == Mode::IsWorn as u8 {
-                reports.iter_mut().for_each(|report| report.state = ZoneState::ReadOnly);
-            }
-            Ok(reports)
-        })
+        self.inner.report(first, count)
     }
 }

@@ -177,35 +177,6 @@ fn damaged_data_ends_the_uploads() {
     });
 }
 
-/// A zone of the origin that can't be written any more ends the uploads, also after an open. What is pending
-/// is still read.
-#[test]
-fn a_worn_origin_ends_the_uploads() {
-    simulated(|| async {
-        let (fast, zones) = (fast_device(), ram_zones());
-        let (origin, switch) = Switched::new(zones);
-        let mut part = open(&fast, origin.clone(), true).await.unwrap();
-        let mut handle = part.open().await.unwrap();
-        runtime::sleep(Duration::from_secs(1)).await;
-        switch.set(Mode::IsWorn);
-        let at = handle.append(ZoneIndex(0), filled(7, 4 * KIB)).await.unwrap();
-        handle.flush(&[ZoneIndex(0)]).await.unwrap();
-        for _ in 0..2 {
-            runtime::sleep(Duration::from_secs(60)).await;
-            let errors = number(&*part, "origin_errors").await;
-            assert!(text(&*part, "conflict").await.contains("ReadOnly"), "{:?}", part.status().await);
-            runtime::sleep(Duration::from_secs(600)).await;
-            assert_eq!(number(&*part, "origin_errors").await, errors, "it isn't tried again");
-            assert!(handle.append(ZoneIndex(0), filled(8, KIB)).await.is_err());
-            assert_eq!(read(&handle, at, 4 * KIB).await.unwrap(), [7; 4 * KIB]);
-            drop(handle);
-            part.close().await.unwrap();
-            part = open(&fast, origin.clone(), false).await.unwrap();
-            handle = part.open().await.unwrap();
-        }
-    });
-}
-
 /// The successors of a torn record tell that it was durable, however far their chain goes.
 #[test]
 fn a_chain_of_large_records_tells_that_an_earlier_one_was_durable() {
