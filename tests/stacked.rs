@@ -9,17 +9,17 @@ use std::sync::Arc;
 /// The top of a stack, with the parts below it.
 pub struct Stacked {
     top: Arc<dyn DevicePart>,
-    below: Vec<Arc<dyn DevicePart>>,
+    below: Vec<Arc<dyn Part>>,
 }
 
 impl Stacked {
     /// Takes the top, and the parts that are closed after it, from the top down.
-    pub fn new(top: Arc<dyn DevicePart>, below: Vec<Arc<dyn DevicePart>>) -> Self {
+    pub fn new(top: Arc<dyn DevicePart>, below: Vec<Arc<dyn Part>>) -> Self {
         Stacked { top, below }
     }
 
     /// Parts below the top, from the top down.
-    pub fn below(&self) -> &[Arc<dyn DevicePart>] {
+    pub fn below(&self) -> &[Arc<dyn Part>] {
         &self.below
     }
 }

@@ -1,48 +1,16 @@
 //! The crash oracle on a log on zones of a stack, with every layer for zones between.
 
-use block::{BlockCount, Call, Device, DeviceGeometry, DevicePart, Part, Result, ZonesPart};
+use block::{BlockCount, DevicePart, Result, ZonesPart};
 use layers::fault::{FaultZonesPart, parse_rules};
 use layers::record::{RecordZonesPart, Recorder, Role};
 use layers::stats::StatsZonesPart;
 use log::kind::{Options, open_on_zones};
 use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
-use std::rc::Rc;
+use siltstone_tests::stacked::Stacked;
 use std::sync::Arc;
 
-/// A log and the parts below it, closed from the top down.
-struct Whole {
-    log: log::LogPart,
-    below: [Arc<dyn ZonesPart>; 4],
-}
-
-impl Part for Whole {
-    fn kind(&self) -> &'static str {
-        self.log.kind()
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let mut outcome = self.log.close().await;
-            for part in &self.below {
-                outcome = outcome.and(part.close().await);
-            }
-            outcome
-        })
-    }
-}
-
-impl DevicePart for Whole {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.log.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        self.log.open()
-    }
-}
-
 /// log(zone-record(zone-stats(zone-fault(zones(disk))))).
-async fn open(disk: Arc<dyn DevicePart>, format: bool) -> Result<Whole> {
+async fn open(disk: Arc<dyn DevicePart>, format: bool) -> Result<Stacked> {
     let on_device = zones::on_device::Options { format, zone_size: Some(32 << 10), ..Default::default() };
     let zones: Arc<dyn ZonesPart> = Arc::new(zones::OnDevice::open(disk, on_device).await?);
     // There are many recoveries, and they have nothing in flight that could be reordered.
@@ -57,7 +25,7 @@ async fn open(disk: Arc<dyn DevicePart>, format: bool) -> Result<Whole> {
     let size = Some(60 * 4096);
     let options = Options { format, size, checkpoint_after: 64 << 10, ..Options::default() };
     let log = open_on_zones(recorded.clone(), &options).await?;
-    Ok(Whole { log, below: [recorded, counted, slow, zones] })
+    Ok(Stacked::new(Arc::new(log), vec![recorded, counted, slow, zones]))
 }
 
 #[test]

@@ -105,7 +105,7 @@ async fn raid10(
     whole: &mut Whole,
     format: bool,
     lost: Lost,
-) -> Result<(Arc<dyn DevicePart>, Vec<Arc<dyn DevicePart>>)> {
+) -> Result<(Arc<dyn DevicePart>, Vec<Arc<dyn Part>>)> {
     let mut mirrors: Vec<Arc<dyn DevicePart>> = Vec::new();
     for mirror in 0..2 {
         let mut legs = Vec::new();
@@ -129,7 +129,8 @@ async fn raid10(
         let plan = Plan { legs, settings, permissions, format, bitmap_chunk: format.then_some(16 << 10) };
         mirrors.push(Arc::new(MirrorPart::open(plan).await?));
     }
-    Ok((Arc::new(stripe(mirrors.clone(), 16 << 10)?), mirrors))
+    let below = mirrors.iter().map(|mirror| mirror.clone() as Arc<dyn Part>).collect();
+    Ok((Arc::new(stripe(mirrors, 16 << 10)?), below))
 }
 
 /// Opens the devices that are left. Also returns the cache in the middle, if there is one.
@@ -173,7 +174,7 @@ async fn open(
         };
         options.settings.order = setup.order;
         top = Arc::new(WriteCachePart::open(top, first, options).await?);
-        below.splice(0..0, middle.iter().map(|cache| cache.clone() as Arc<dyn DevicePart>));
+        below.splice(0..0, middle.iter().map(|cache| cache.clone() as Arc<dyn Part>));
     }
     Ok((Arc::new(Stacked::new(top, below)), middle))
 }

@@ -1,13 +1,12 @@
 //! The crash oracle on a log on a write cache of zones. Origin and fast device are two parts of one disk, so
 //! that every cut is a cut of both.
 
-use block::{
-    BlockCount, BlockRange, Call, Device, DeviceGeometry, DevicePart, Part, Result, Zones, ZonesPart,
-};
+use block::{BlockCount, BlockRange, Call, Device, DevicePart, Part, Result, Zones, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::linear::part_of;
 use log::kind::{Options, open_on_zones};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
+use siltstone_tests::stacked::Stacked;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,38 +34,6 @@ enum Lie {
     OriginFlush,
     /// The origin claims to flush atomically: appends of several flushes are sent together.
     Atomic,
-}
-
-/// A part and the parts below it, closed from the top down.
-struct Whole {
-    log: log::LogPart,
-    below: Vec<Arc<dyn ZonesPart>>,
-}
-
-impl Part for Whole {
-    fn kind(&self) -> &'static str {
-        self.log.kind()
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            let mut outcome = self.log.close().await;
-            for part in &self.below {
-                outcome = outcome.and(part.close().await);
-            }
-            outcome
-        })
-    }
-}
-
-impl DevicePart for Whole {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.log.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        self.log.open()
-    }
 }
 
 /// Zones that claim to flush atomically.
@@ -105,14 +72,14 @@ fn rules(list: &[&str], contract: stack::Contract) -> Result<Vec<layers::fault::
     parse_rules(&list, contract)
 }
 
-async fn open(disk: Arc<dyn DevicePart>, format: bool, survivors: Survivors, lie: Lie) -> Result<Whole> {
+async fn open(disk: Arc<dyn DevicePart>, format: bool, survivors: Survivors, lie: Lie) -> Result<Stacked> {
     let on_device = zones::on_device::Options { format, zone_size: Some(32 << 10), ..Default::default() };
     let origin = Arc::new(part_of(disk.clone(), BlockRange::new(0, ORIGIN))?);
     let zones: Arc<dyn ZonesPart> = Arc::new(zones::OnDevice::open(origin, on_device).await?);
     let options = Options { format, size: Some(60 * 4096), checkpoint_after: 64 << 10, ..Options::default() };
     if !format && survivors == Survivors::OriginAlone {
         let log = open_on_zones(zones.clone(), &options).await?;
-        return Ok(Whole { log, below: vec![zones] });
+        return Ok(Stacked::new(Arc::new(log), vec![zones]));
     }
     // There are many recoveries, and they have nothing in flight that could be reordered.
     let mut list: Vec<&str> = if format { vec!["any delay=0us..300us probability=0.5"] } else { vec![] };
@@ -143,7 +110,7 @@ async fn open(disk: Arc<dyn DevicePart>, format: bool, survivors: Survivors, lie
         // From now on the origin alone holds a log.
         cache.message("flush").await?;
     }
-    Ok(Whole { log, below: vec![cache, claims, slow, zones] })
+    Ok(Stacked::new(Arc::new(log), vec![cache, claims, slow, zones]))
 }
 
 fn run(oracle: Oracle, survivors: Survivors, lie: Lie) -> Result<Report, Box<Violation>> {

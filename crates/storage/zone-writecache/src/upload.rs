@@ -68,9 +68,11 @@ pub async fn run(core: Rc<Core>) {
             }
             Some(Err(error)) => {
                 needs_reconcile = true;
-                match is_final(&error) {
-                    true => core.end_uploads(&error),
-                    false => core.note_error(error),
+                // A step ends the uploads itself where it finds why they can't go on.
+                if is_final(&error) {
+                    core.end_uploads(&error);
+                } else if core.health.check_conflict().is_ok() {
+                    core.note_error(error);
                 }
                 if core.health.is_closing() {
                     break;
