@@ -1,7 +1,7 @@
 //! The crash oracle on a log on a write cache of zones. Origin and fast device are two parts of one disk, so
 //! that every cut is a cut of both.
 
-use block::{BlockCount, BlockRange, Call, Device, DevicePart, Part, Result, Zones, ZonesPart};
+use block::{BlockCount, BlockRange, Call, DevicePart, Part, Result, Zones, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::linear::part_of;
 use log::kind::{Options, open_on_zones};

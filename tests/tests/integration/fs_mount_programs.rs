@@ -146,6 +146,14 @@ impl Processes {
         .ok();
     }
 
+    /// Waits for the end of the processes after an orderly stop. `pg_ctl stop` returns once the oldest one
+    /// has removed its file with the process id; for a moment after that it uses the file system.
+    fn stopped(&self) {
+        let pid = std::fs::read_to_string(&self.noted).expect("a file");
+        run_shell(&format!("while test -e /proc/{}/cwd; do sleep 0.01; done", pid.trim())).ok();
+        self.ended();
+    }
+
     /// Notes that the processes have ended.
     fn ended(&self) {
         std::fs::remove_file(&self.noted).expect("a file");
@@ -278,7 +286,7 @@ fn postgresql_recovers_all_transactions_after_kills() {
     cluster.start();
     cluster.check(acknowledged);
     cluster.program("pg_ctl", "-w -s -m fast stop");
-    cluster.processes.ended();
+    cluster.processes.stopped();
     cluster.mount = cluster.mount.unmounted();
     cluster.mount.is_sound();
 }
