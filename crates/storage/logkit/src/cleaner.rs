@@ -153,7 +153,6 @@ impl<O: Owner> Cleaner<O> {
         let mut answers = Answers::default();
         loop {
             let state = self.observe(answers);
-            debug_assert!(state.pace != Admission::Later || !state.users_wait(), "the pace: {state:?}");
             match decision::next(&state) {
                 Action::Begin(task) => {
                     self.begin(task);
@@ -266,7 +265,7 @@ impl<O: Owner> Cleaner<O> {
         };
         // Counting the zones of checkpoints takes time, so it is done only where the decision depends on it.
         let frees_pages = state.is_urgent()
-            && answers.choice == Choice::Nothing
+            && matches!(answers.choice, Choice::Nothing | Choice::Unneeded)
             && kit.since_checkpoint() > 0
             && has_superseded(kit);
         let is_dead_pinned = !state.has_covered && !state.has_coverable && !has_uncommitted;
@@ -337,9 +336,10 @@ impl<O: Owner> Cleaner<O> {
         };
         let (chosen, has_uncommitted) = kit.pool.choose(blocks, &kit.streams.all_committed(), choose);
         let Some(candidate) = &chosen else {
-            return Chosen::Nothing(match has_uncommitted && pressure.is_urgent() {
-                true => Choice::Uncommitted,
-                false => Choice::Nothing,
+            return Chosen::Nothing(match pressure.is_urgent() {
+                true if has_uncommitted => Choice::Uncommitted,
+                true => Choice::Nothing,
+                false => Choice::Unneeded,
             });
         };
         kit.policy.borrow_mut().cleaned(*candidate, now);

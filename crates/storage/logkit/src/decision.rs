@@ -8,7 +8,8 @@
 //!
 //! Two inputs of the decision take time or have side effects: the policy's choice and the pace. They are
 //! requested by [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass
-//! ends.
+//! ends. Another shard may take zones of the same pool after an answer, so an answer given while there were
+//! enough zones doesn't count once users wait: it is requested again.
 //!
 //! Actions are in order of priority: the largest gain at the least cost first. Blocks of deleted versions are
 //! freed before a victim is moved, because that makes moves unnecessary. A reset precedes the checkpoint that
@@ -79,8 +80,10 @@ pub enum Choice {
     /// Not asked in this pass.
     #[default]
     NotAsked,
-    /// No zone is worth cleaning.
+    /// Zones are needed, and none is worth cleaning.
     Nothing,
+    /// Zones weren't needed when the policy was asked.
+    Unneeded,
     /// Zones are needed, and those worth cleaning have records that haven't committed.
     Uncommitted,
 }
@@ -96,7 +99,7 @@ pub enum Admission {
         /// Number of blocks to move per block that users write, rounded up; `None` is without limit.
         per_write: Option<u32>,
     },
-    /// Users' commits wake the cleaner once blocks may be moved. Never returned while users wait for a zone.
+    /// Users' commits wake the cleaner once blocks may be moved. Asked again if users wait for a zone.
     Later,
 }
 
@@ -145,7 +148,7 @@ pub struct State {
     /// No zone of `dead` is covered or coverable although every record has committed: none can be reset
     /// before the owner writes more.
     pub is_dead_pinned: bool,
-    /// A new checkpoint would free pages of the previous one. Only known after [`Choice::Nothing`].
+    /// A new checkpoint would free pages of the previous one. Only known after the policy chose no victim.
     pub frees_pages: bool,
     /// Zone that is being cleaned.
     pub victim: Victim,
@@ -272,7 +275,8 @@ pub fn next(state: &State) -> Action {
         Victim::None => match state.choice {
             Choice::NotAsked => Action::Choose,
             Choice::Uncommitted => Action::Wait { cause: Cause::Commit, until_commit: true },
-            Choice::Nothing => without_victim(state),
+            Choice::Unneeded if state.is_short() => Action::Choose,
+            Choice::Nothing | Choice::Unneeded => without_victim(state),
         },
     }
 }
@@ -299,6 +303,7 @@ fn move_some(state: &State) -> Action {
     }
     match state.pace {
         Admission::NotAsked => Action::AskPace,
+        Admission::Later if state.users_wait() => Action::AskPace,
         Admission::Later => Action::Wait { cause: Cause::Pace, until_commit: false },
         // The higher the pace, the more reads and writes are in flight together.
         Admission::Now { per_write } => {

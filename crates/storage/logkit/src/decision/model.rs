@@ -598,7 +598,8 @@ impl Model {
                 }
                 Action::Choose => {
                     let is_committed = |zone: &usize| self.is_before(*zone, self.committed);
-                    let is_wanted = state.free + state.dead + state.resetting <= state.kept + 2;
+                    let is_wanted =
+                        state.users_wait() || state.free + state.dead + state.resetting <= state.kept + 2;
                     let chosen =
                         self.candidates().filter(is_committed).min_by_key(|zone| self.zones[*zone].live);
                     if let Some(zone) = chosen.filter(|_| is_wanted || self.random.0 & 64 > 0) {
@@ -607,10 +608,11 @@ impl Model {
                         return;
                     }
                     let has_uncommitted = self.candidates().any(|zone| !is_committed(&zone));
-                    choice = Choice::Nothing;
-                    if has_uncommitted && is_wanted {
-                        choice = Choice::Uncommitted;
-                    }
+                    choice = match is_wanted {
+                        true if has_uncommitted => Choice::Uncommitted,
+                        true => Choice::Nothing,
+                        false => Choice::Unneeded,
+                    };
                 }
                 Action::AskPace => {
                     pace = match state.users_wait() || self.random.once_in(2) {

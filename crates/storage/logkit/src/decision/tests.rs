@@ -56,9 +56,14 @@ pub fn check(state: &State, action: Action) {
                     Task::Reserve => state.wants_reserve,
                 }
         }
-        Action::Choose => state.victim == Victim::None && state.choice == Choice::NotAsked,
+        Action::Choose => {
+            let is_outdated = state.choice == Choice::Unneeded && state.is_short();
+            state.victim == Victim::None && (state.choice == Choice::NotAsked || is_outdated)
+        }
         Action::AskPace => {
-            state.victim == Victim::Moves && state.pace == Admission::NotAsked && !state.is_blocked
+            let is_outdated = state.pace == Admission::Later && state.users_wait();
+            let is_needed = state.pace == Admission::NotAsked || is_outdated;
+            state.victim == Victim::Moves && is_needed && !state.is_blocked
         }
         Action::Move { records } => {
             state.victim == Victim::Moves
@@ -128,23 +133,23 @@ fn dead() -> impl Iterator<Item = (u32, bool, bool)> + Clone {
 }
 
 /// Victims with answers of the policy and the pace, as (victim, choice, blocked, pace, frees pages).
-fn answers(users_wait: bool) -> Vec<(Victim, Choice, bool, Admission, bool)> {
+fn answers() -> Vec<(Victim, Choice, bool, Admission, bool)> {
     let mut all = vec![
         (Victim::None, Choice::NotAsked, false, Admission::NotAsked, false),
         (Victim::None, Choice::Uncommitted, false, Admission::NotAsked, false),
         (Victim::None, Choice::Nothing, false, Admission::NotAsked, false),
         (Victim::None, Choice::Nothing, true, Admission::NotAsked, false),
         (Victim::None, Choice::Nothing, false, Admission::NotAsked, true),
+        (Victim::None, Choice::Unneeded, false, Admission::NotAsked, false),
+        (Victim::None, Choice::Unneeded, false, Admission::NotAsked, true),
         (Victim::Moves, Choice::NotAsked, true, Admission::NotAsked, false),
         (Victim::Moves, Choice::NotAsked, false, Admission::NotAsked, false),
+        (Victim::Moves, Choice::NotAsked, false, Admission::Later, false),
         (Victim::Moved, Choice::NotAsked, false, Admission::NotAsked, false),
         (Victim::Moved, Choice::NotAsked, true, Admission::NotAsked, false),
     ];
     for per_write in [None, Some(0), Some(3), Some(MAX_RECORDS + 1)] {
         all.push((Victim::Moves, Choice::NotAsked, false, Admission::Now { per_write }, false));
-    }
-    if !users_wait {
-        all.push((Victim::Moves, Choice::NotAsked, false, Admission::Later, false));
     }
     all
 }
@@ -154,8 +159,8 @@ fn visit_all(visit: &mut impl FnMut(&State)) {
     let tasks = PROGRESS.iter().flat_map(|reset| {
         PROGRESS.iter().flat_map(move |checkpoint| PROGRESS.iter().map(move |it| (*reset, *checkpoint, *it)))
     });
+    let answers = answers();
     for (free, kept, lanes) in zones() {
-        let answers = answers(free <= kept);
         for (reset, checkpoint, reserve) in tasks.clone() {
             let taken = if reset == Progress::Running { 1 } else { 0 };
             for (dead, has_covered, has_coverable) in dead() {
@@ -195,6 +200,21 @@ fn no_action_breaks_its_precondition() {
         visited += 1;
     });
     assert!(visited > 4_000_000, "{visited} states");
+}
+
+/// Between an answer and the next observation, another shard took the last zones.
+#[test]
+fn answers_given_while_there_were_enough_zones_do_not_count_once_users_wait() {
+    let enough = State { free: 4, kept: 3, choice: Choice::Unneeded, ..State::default() };
+    assert_eq!(next(&enough), Action::Wait { cause: Cause::Change, until_commit: false });
+    assert_eq!(next(&State { free: 3, ..enough }), Action::Choose);
+    assert_eq!(
+        next(&State { free: 3, choice: Choice::Nothing, ..enough }),
+        Action::Refuse { until_commit: false }
+    );
+    let paced = State { victim: Victim::Moves, pace: Admission::Later, ..enough };
+    assert_eq!(next(&paced), Action::Wait { cause: Cause::Pace, until_commit: false });
+    assert_eq!(next(&State { free: 3, ..paced }), Action::AskPace);
 }
 
 #[test]
