@@ -4,7 +4,7 @@
 use super::{BLOCK, Setup, check_counts};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use runtime::Random;
-use siltstone_tests::worlds::{self, Model, Stop, Version, read_all, stamped, versions};
+use siltstone_tests::worlds::{self, Model, Stop, Subject, Version, read_all, stamped, versions};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -276,7 +276,7 @@ async fn make_clone(
             return Ok(());
         }
         let (of, contents) = &known[random.below(known.len() as u64) as usize];
-        let mut model = Model::new(contents.len() as u64, true);
+        let mut model = Model::new(contents.len() as u64, world.subject.is_ordered(&world.life));
         model.restart(contents);
         model.number_from(versions + 1);
         let clone =
