@@ -306,7 +306,10 @@ mod tests {
         assert_eq!(all.iter().map(|bytes| bytes.end).max(), Some(end));
         // The stream continues in another zone, with its window.
         let other = streams.note(note(1, 0, 4 * KIB), END).map(|(_, bytes)| bytes);
-        assert!(other.is_some_and(|bytes| bytes.start == CHUNK && bytes.end >= 320 * KIB), "{other:?}");
+        assert!(
+            other.as_ref().is_some_and(|bytes| bytes.start == CHUNK && bytes.end >= 320 * KIB),
+            "{other:?}"
+        );
         assert_eq!(streams.note(note(2, 0, 4 * KIB), END), None, "but not in two");
         streams.forget_zone(ZoneIndex(0));
         assert_eq!(streams.note(note(0, 296 * KIB, 4 * KIB), END), None, "a new stream");

@@ -5,6 +5,7 @@ use super::{CHUNK, FAST, MIB, Slow, check, open, settle, slow, stamped, with_cac
 use crate::crash_disk::CrashDisk;
 use crate::promises::{KIB, number, read};
 use block::{Data, DevicePart, EraseGuarantee, Part, ZoneAddress, ZoneIndex, ZonesPart};
+use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::{Random, Simulation};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -84,7 +85,10 @@ fn cut_after(writes: u64) -> bool {
         }
         part.message("flush").await.unwrap();
         part.close().await.unwrap();
-        let part = open(&fast, origin.clone(), options(false)).await;
+        // Writes take time, so that a cut finds each of them.
+        let rules = parse_rules(&["any delay=50us..200us".to_owned()], stack::Contract::Device).unwrap();
+        let slow_fast: Arc<dyn DevicePart> = Arc::new(FaultDevicePart::new(fast, rules, writes).unwrap());
+        let part = open(&slow_fast, origin.clone(), options(false)).await;
         let start = disk.writes.load(Ordering::Relaxed);
         let working = runtime::spawn(history(part.clone(), model.clone()));
         while !working.is_finished() && disk.writes.load(Ordering::Relaxed) < start + writes {
@@ -95,7 +99,10 @@ fn cut_after(writes: u64) -> bool {
         let left: Arc<dyn DevicePart> = Arc::new(disk.crash(&mut random));
         let origin = origin.crash(&mut random);
         let model = model.borrow().clone();
-        working.abort();
+        match is_over {
+            true => working.await.unwrap(),
+            false => working.abort(),
+        }
         verify(left, origin, &model).await;
         is_over
     };
