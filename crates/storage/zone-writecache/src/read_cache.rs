@@ -1,5 +1,5 @@
-//! The read cache: chunks of the origin's zones in a region of the fast device after the ring, with an index in
-//! memory. It is empty after an open.
+//! The read cache: chunks of the origin's zones in a region of the fast device after the ring, with an index
+//! in memory. It is empty after an open.
 //!
 //! Promises: a chunk is keyed by its zone and the zone's generation, and only bytes below the end that is
 //! durable at the origin are admitted, so no read returns bytes of an earlier generation. One fetch at a time

@@ -174,8 +174,8 @@ impl Slots {
         wasted
     }
 
-    /// Takes a slot for a chunk, from which another chunk is evicted if none is free. Returns the slot, and the
-    /// bytes of the evicted chunk if it was fetched ahead and never read.
+    /// Takes a slot for a chunk, from which another chunk is evicted if none is free. Returns the slot, and
+    /// the bytes of the evicted chunk if it was fetched ahead and never read.
     pub fn take(&mut self) -> Option<(u32, u64)> {
         if let Some(slot) = self.free.pop() {
             return Some((slot, 0));
@@ -203,8 +203,8 @@ impl Slots {
         self.retired += 1;
     }
 
-    /// Enters a chunk that was written to a slot that was taken. Returns the bytes of an earlier, shorter copy
-    /// of the chunk if it was fetched ahead and never read.
+    /// Enters a chunk that was written to a slot that was taken. Returns the bytes of an earlier, shorter
+    /// copy of the chunk if it was fetched ahead and never read.
     pub fn admit(&mut self, slot: u32, key: ChunkKey, length: u64, sums: Sums, is_ahead: bool) -> u64 {
         let wasted = self.forget(key);
         let number = slot as usize;

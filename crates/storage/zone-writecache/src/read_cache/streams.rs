@@ -2,10 +2,10 @@
 //!
 //! A stream is a series of reads of one zone, each of which begins at the end of the one before, or at most
 //! 64 KiB after it: records of a log have headers between the data. It is sequential after four reads, or
-//! three that have 256 KiB together, if at least half of the bytes from its start on were read. Then the window
-//! of bytes ahead of it begins at 256 KiB and doubles with each request, up to four times the bytes that were
-//! read, and up to its limit. A stream that has read a zone to its end continues in the zone whose first
-//! bytes are read next: it keeps its window, so that not every zone begins with a few slow requests.
+//! three that have 256 KiB together, if at least half of the bytes from its start on were read. Then the
+//! window of bytes ahead of it begins at 256 KiB and doubles with each request, up to four times the bytes
+//! that were read, and up to its limit. A stream that has read a zone to its end continues in the zone whose
+//! first bytes are read next: it keeps its window, so that not every zone begins with a few slow requests.
 
 use block::ZoneIndex;
 use std::ops::Range;
