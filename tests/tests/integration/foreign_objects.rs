@@ -278,11 +278,11 @@ fn the_bucket_alone_is_an_earlier_state_after_the_loss_of_the_fast_device() {
     }
 }
 
-/// Writes all blocks in turn, each of them durably, until an error. Returns the number of durable ones, and
-/// the error's number.
-fn write_until_an_error(socket: &Path) -> (u64, u32) {
+/// Writes all blocks in turn, from write number `first` on and each of them durably, until an error. Returns
+/// the number of durable ones, and the error's number.
+fn write_until_an_error(socket: &Path, first: u64) -> (u64, u32) {
     let mut client = RawClient::open(socket).unwrap();
-    for number in 0_u64.. {
+    for number in first.. {
         let bytes = (number + 1).to_le_bytes().repeat(BLOCK as usize / 8);
         let offset = number % BLOCKS * BLOCK;
         let error = match client.call(Command::Write, offset, BLOCK as u32, &bytes).unwrap() {
@@ -324,7 +324,7 @@ fn another_machine_fences_the_first_one() {
     let (first, second) = (Machine::formatted(volume), Machine::new(volume, true));
     let server = first.serve();
     let (written, error, found) = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| write_until_an_error(&server.socket));
+        let writer = scope.spawn(|| write_until_an_error(&server.socket, 0));
         wait_until("writes", || number(&first.status(), "uploaded_bytes") > 1 << 20);
         let other = second.serve();
         let fenced = Instant::now();
@@ -332,13 +332,13 @@ fn another_machine_fences_the_first_one() {
         // Half of the time of the limit, and the processes.
         assert!(fenced.elapsed() < Duration::from_secs(20), "{:?}", fenced.elapsed());
         let found = last_write(&other.socket);
-        let (more, _) = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write_until_an_error(&other.socket));
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_until_an_error(&other.socket, found));
             wait_until("writes of the second one", || number(&second.status(), "uploaded_bytes") > 1 << 20);
             other.process.signal(Signal::KILL);
-            writer.join().unwrap_or((0, 0))
+            // It panics, as its connection breaks.
+            writer.join().unwrap_err();
         });
-        let _ = more;
         (written, error, found)
     });
     println!("{written} writes were durable on the first machine, {found} in the bucket; error {error}");
@@ -346,12 +346,12 @@ fn another_machine_fences_the_first_one() {
     let status = first.status();
     let conflict = status["conflict"].as_str().unwrap_or_default();
     assert!(conflict.contains("fenced") && conflict.contains("process"), "{status}");
-    // What was acknowledged is still read.
-    assert_eq!(last_write(&server.socket).saturating_sub(written), 0);
+    // What was acknowledged is still read; the flush after the last write may be the one that failed.
+    assert!((written..=written + 1).contains(&last_write(&server.socket)));
     drop(server);
     let said = siltstone(&["status", &first.stack()]).refused();
     assert!(said.contains("local") && said.contains("new_fast"), "{said}");
     let server = second.serve();
-    assert!(last_write(&server.socket) > 0);
+    assert!(last_write(&server.socket) > found);
     server.stop();
 }
