@@ -14,9 +14,10 @@
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
 //! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
 //! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
-//! stack.
+//! stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
+mod any_bytes;
 mod core;
 mod format;
 mod garbage;
@@ -31,5 +32,6 @@ mod part;
 mod table;
 
 pub use self::core::Settings;
+pub use any_bytes::check_any_bytes;
 pub use kind::KIND;
 pub use part::{NewVolume, ObjectsPart, Options};

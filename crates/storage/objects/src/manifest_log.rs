@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Most deltas after a base.
 pub(crate) const MAX_CHAIN: u64 = 256;
 /// Bytes of deltas after which a base follows, unless the base is larger.
-const MAX_DELTAS: usize = 1 << 20;
+pub(crate) const MAX_DELTAS: usize = 1 << 20;
 /// Longest pause before a manifest is written again.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 

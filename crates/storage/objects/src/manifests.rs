@@ -13,6 +13,9 @@ const MAX_PAGES: usize = 10_000;
 const MAX_SEALS: usize = 10_000;
 /// Manifests that are read at the same time.
 pub(crate) const READERS: usize = 32;
+/// Longest of several manifests that are read at the same time to find the last one that isn't a seal; longer
+/// ones are read one after the other.
+const MAX_SMALL: usize = 16 << 20;
 
 /// Identity of a volume and of this writer of it.
 #[derive(Debug, Clone)]
@@ -92,8 +95,16 @@ impl Manifests {
     /// # Errors
     /// [`Error::Corrupt`] if it is damaged, with its key; errors of the store.
     pub async fn get(&self, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        self.get_within(MAX_MANIFEST, epoch, number).await
+    }
+
+    /// Reads a manifest of at most `limit` bytes; `None` if it doesn't exist.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`Error::Protocol`] for a longer one.
+    pub async fn get_within(&self, limit: usize, epoch: u32, number: u64) -> Result<Option<Manifest>> {
         let key = self.key(epoch, number);
-        match self.store.get(&key, MAX_MANIFEST).await {
+        match self.store.get(&key, limit).await {
             Ok(object) => {
                 let decoded = Manifest::decode(object.data.filled(), epoch, number);
                 decoded.map(Some).map_err(|error| error.in_context(format!("object {key}")))
@@ -179,8 +190,14 @@ impl Manifests {
         let (mut rest, mut group, mut seals) = (numbers, 1, Vec::new());
         while !rest.is_empty() && seals.len() <= MAX_SEALS {
             let (before, group_numbers) = rest.split_at(rest.len().saturating_sub(group));
-            let reads = group_numbers.iter().map(async |number| (*number, self.get(epoch, *number).await));
+            let reads = group_numbers
+                .iter()
+                .map(async |number| (*number, self.get_within(MAX_SMALL, epoch, *number).await));
             for (number, read) in runtime::join_limited(READERS, reads).await.into_iter().rev() {
+                let read = match read {
+                    Err(Error::Protocol(_)) => self.get(epoch, number).await,
+                    read => read,
+                };
                 let manifest = match read {
                     Ok(Some(manifest)) if manifest.kind == Kind::Seal => {
                         seals.push(number);

@@ -17,11 +17,12 @@
 //! continues from there.
 
 use crate::format::{Kind, Manifest, Writers};
-use crate::manifest_log::{Position, fenced};
+use crate::manifest_log::{MAX_DELTAS, Position, fenced};
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
 use block::{Data, Error, Result};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -135,12 +136,23 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
             manifests.key(epoch, number)
         )));
     }
-    let reads = (base..number).map(|number| async move {
-        manifests.get(epoch, number).await?.ok_or_else(|| manifests.lost(epoch, number))
-    });
     let mut chain = Vec::new();
-    for read in runtime::join_limited(READERS, reads).await {
-        chain.push(read?);
+    if base < number {
+        chain.push(manifests.get(epoch, base).await?.ok_or_else(|| manifests.lost(epoch, base))?);
+        // A writer begins with a new base before its deltas have more bytes, also together: this bounds the
+        // memory, whatever the store answers.
+        let limit = chain[0].body.len().max(MAX_DELTAS) + 2 * MANIFEST_HEADER;
+        let left = Cell::new(limit + MAX_CHAIN as usize * MANIFEST_HEADER);
+        let reads = (base + 1..number).map(async |number| {
+            let found = manifests.get_within(limit.min(left.get()), epoch, number).await;
+            let found = found?.ok_or_else(|| manifests.lost(epoch, number))?;
+            left.set(left.get().saturating_sub(found.body.len()));
+            Ok::<_, Error>(found)
+        });
+        let readers = (MAX_MANIFEST / limit).clamp(1, READERS);
+        for read in runtime::join_limited(readers, reads).await {
+            chain.push(read?);
+        }
     }
     chain.push(last);
     let mut table = Table::new(1, 512)?;

@@ -8,6 +8,7 @@ mod cost;
 mod crash;
 mod damage;
 mod fence;
+mod hostile;
 mod outage;
 mod overtaken;
 mod real;
