@@ -8,10 +8,13 @@ mod cost;
 mod crash;
 mod damage;
 mod fence;
+mod merge;
 mod outage;
 mod overtaken;
 mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]
 mod servers;
+mod sizes;
 mod stores;
+mod worlds;
