@@ -1,8 +1,8 @@
 //! Base manifests that are written beside the deltas.
 //!
 //! # Promises
-//! - A base of manifest `n` has the state after it. Deltas continue while it is written; those after that link
-//!   to it. So a commit waits for a base only when [`MAX_CHAIN`] deltas have no newer one.
+//! - A base of manifest `n` has the state after it. Deltas continue while it is written; those after that
+//!   link to it. So a commit waits for a base only when [`MAX_CHAIN`] deltas have no newer one.
 //! - What the new base replaces is garbage once a durable delta links to it: until then opening needs it.
 //!
 //! Left to others: the deltas (`manifest_log`), and the first base of an epoch (`opening`).
@@ -61,8 +61,8 @@ impl Bases {
         Some(identity.manifest(position.number, Kind::Base, position.number, table.encode()))
     }
 
-    /// Writes the base that was begun, by one attempt. It may be called again with the same bytes after an error:
-    /// no other writer creates objects of this epoch but seals.
+    /// Writes the base that was begun, by one attempt. It may be called again with the same bytes after an
+    /// error: no other writer creates objects of this epoch but seals.
     ///
     /// # Errors
     /// Errors of the store.

@@ -4,15 +4,15 @@
 //! - A merge begins only after an upload that a user has waited for has ended, at the expense of its budget:
 //!   an idle volume ends the merge that has begun, and sends nothing then.
 //! - One zone is merged at a time. The bytes of one merged piece are in memory, as a part of `memory`.
-//! - Uploads go first: a merge waits while appends wait for memory or half of the uploads' slots are taken,
-//!   and ends without a change if that lasts. It ends as well when the store fails or asks for fewer requests,
-//!   and nothing begins until [`QUIET`] later.
+//! - Uploads go first: a merge takes no slot of theirs, and leaves them connections. It waits while appends
+//!   wait for memory, and ends without a change if that lasts. It ends as well when the store fails or asks
+//!   for fewer requests, and nothing begins until [`QUIET`] later.
 //! - The pieces are replaced by one manifest, and deleted a grace later. A read that has their names looks
 //!   again. A reset cancels the merge of its zone.
 //!
 //! Left to others: which pieces are merged, and how much (`merging`).
 
-use super::{Core, MAX_UPLOADS};
+use super::Core;
 use crate::gather::{Gather, Sealed};
 use crate::merging::{self, Budget, Candidates, Job, Run};
 use crate::names::{Name, PieceName};
@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Requests of a merge at the same time.
+/// Requests of a merge at the same time: with those of uploads fewer than the connections of a client.
 const READERS: usize = 8;
 /// Most bytes of a piece that are read with one request, a multiple of a chunk.
 const MAX_READ: u64 = 256 << 10;
@@ -140,8 +140,10 @@ impl Core {
             let mut next = Some(job);
             while let Some((job, resets)) = next.take() {
                 let merge = Merge { core: &own, job, resets };
-                // What has failed is tried again after another upload.
-                if merge.run().await.is_ok() && own.merging.budget.borrow().is_ready() {
+                let merged = merge.run().await;
+                // What has failed is tried again after another upload, when the store is well.
+                let may_continue = own.is_quiet() && own.merging.budget.borrow().is_ready();
+                if merged.is_ok() && may_continue {
                     next = own.next_job();
                 }
             }
@@ -241,7 +243,7 @@ impl Merge<'_> {
         }
     }
 
-    /// Waits until users' uploads leave capacity, and until `memory` bytes are free.
+    /// Waits until no append waits for memory, and `memory` bytes are free.
     async fn turn(&self, memory: u64) -> Result<()> {
         let end = runtime::now() + PATIENCE;
         loop {
@@ -249,15 +251,13 @@ impl Merge<'_> {
             if !self.core.is_quiet() {
                 return Err(cancelled("the object store fails, or asks for fewer requests"));
             }
-            let uploads = &self.core.uploads;
-            let is_free = uploads.waiting.get() == 0
-                && uploads.slots.available() > MAX_UPLOADS / 2
-                && self.core.memory.available() as u64 >= memory;
+            let is_free =
+                self.core.uploads.waiting.get() == 0 && self.core.memory.available() as u64 >= memory;
             if is_free {
                 return Ok(());
             }
             if runtime::now() >= end {
-                return Err(cancelled("uploads need the connections or the memory"));
+                return Err(cancelled("appends need the memory"));
             }
             runtime::sleep(PAUSE).await;
         }

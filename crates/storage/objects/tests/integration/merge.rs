@@ -14,7 +14,7 @@ const BLOCK: usize = 2048;
 /// Blocks of a zone.
 const BLOCKS: u64 = ZONE_SIZE / BLOCK as u64;
 
-/// Flushes so many blocks to a zone, one by one. Block `n` has the value `n`.
+/// Flushes blocks to a zone, one by one. Block `n` has the value `n`.
 async fn fill(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
     for number in blocks {
         append(handle, zone, number as u8, BLOCK).await;
@@ -259,7 +259,7 @@ fn merges_wait_for_a_store_that_is_well_and_for_uploads() {
         runtime::sleep(Duration::from_secs(40)).await;
         assert!(held.get() > 0);
         let before = bucket.asked.borrow().len();
-        // The attempt has ended by its limit; nobody writes.
+        // The attempt has ended by its limit, and no user writes.
         is_free.set(true);
         runtime::sleep(Duration::from_secs(3600)).await;
         let deletions = bucket.count("POST");

@@ -337,7 +337,7 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
     parts.push(part);
     let mut merged = 0;
     for part in &parts {
-        merged += part.status().await["merged_objects"].as_u64().unwrap_or(0);
+        merged += part.status().await.get("merged_objects").and_then(|count| count.as_u64()).unwrap_or(0);
     }
     // Also without the garbage.
     runtime::sleep(Duration::from_secs(200)).await;
