@@ -30,14 +30,14 @@ fn a_gib_takes_at_most_140_puts() {
     });
 }
 
-/// Flushes of a few KiB in a sixty-fourth of all sizes: `U` uploaded pieces, and `F` flushes, are at most
+/// Flushes of a few KiB, in pieces of 64 KiB: `U` uploaded pieces, and `F` flushes, are at most
 /// `U + F + U / 4` PUTs, since each merge removes eight objects and needs at most two PUTs. A finished zone
 /// of `z` bytes has at most `z / t + 1` pieces of `t` bytes, and eight that aren't worth it.
 #[test]
 fn many_small_flushes_become_few_objects() {
-    for length in [512, 2048, 4096] {
+    for length in [512, 2048] {
         world(5, move |bucket| async move {
-            let (zone_size, piece_size) = (2 << 20, 128 << 10);
+            let (zone_size, piece_size) = (1 << 20, 64 << 10);
             let settings =
                 Settings { piece_size, memory: 1 << 20, max_append: 16 << 10, ..Settings::default() };
             let new = NewVolume { zones: 8, zone_size, probe: false };
@@ -45,7 +45,7 @@ fn many_small_flushes_become_few_objects() {
             let part = part.await.unwrap();
             let handle = handle(&part).await;
             let (before, mut flushes, zones) =
-                (bucket.count("PUT") as u64, 0, if length == 512 { 1 } else { 3 });
+                (bucket.count("PUT") as u64, 0, if length == 512 { 1 } else { 2 });
             for zone in 0..zones {
                 for _ in 0..zone_size / length {
                     append(&*handle, zone, 5, length as usize).await;

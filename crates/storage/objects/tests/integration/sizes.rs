@@ -154,6 +154,26 @@ fn a_day_without_changes_has_no_request() {
     });
 }
 
+/// Until a delta links to it, a base replaces nothing.
+#[test]
+fn a_base_that_no_delta_links_to_deletes_nothing() {
+    world(8, |bucket| async move {
+        let part = create().await;
+        let zones = handle(&part).await;
+        let has_base = || bucket.objects.borrow().keys().any(|key| key.ends_with(".base"));
+        let mut flushes = 0;
+        while !has_base() {
+            append(&*zones, 0, 1, 512).await;
+            zones.flush(&[ZoneIndex(0)]).await.unwrap();
+            flushes += 1;
+            runtime::sleep(Duration::from_millis(500)).await;
+        }
+        runtime::sleep(Duration::from_secs(100)).await;
+        let zones = handle(&crate::common::reopen().await).await;
+        assert_eq!(read(&*zones, 0, 0, flushes * 512).await, Ok(vec![1; flushes * 512]));
+    });
+}
+
 /// The grace is by the monotonic clock: an operator who sets the clock neither shortens nor lengthens it.
 #[test]
 fn steps_of_the_clock_change_no_grace() {

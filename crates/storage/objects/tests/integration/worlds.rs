@@ -19,6 +19,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const BLOCK: u64 = 512;
+/// Zones with a client.
+const USED: u32 = 4;
 
 /// Bytes of a range of a zone's life.
 fn contents(zone: u32, generation: u64, offset: u64, length: usize) -> Vec<u8> {
@@ -303,8 +305,8 @@ async fn live(bucket: Rc<Bucket>, seed: u64, settings: Settings) -> u64 {
     for _ in 0..1 + random.below(3) {
         let epoch = Rc::new(Epoch::default());
         epoch.begun.replace(vec![(0, 0, 0); ZONES as usize]);
-        let steps = 30 + random.below(150);
-        for zone in 0..ZONES {
+        let steps = 20 + random.below(80);
+        for zone in 0..USED {
             let handle = part.open().await.unwrap();
             let random = Random::new(random.next_u64());
             let client = Client { handle, epoch: epoch.clone(), zone, random };
