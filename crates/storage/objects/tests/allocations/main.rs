@@ -23,7 +23,7 @@ fn open(format: Option<NewVolume>) -> impl Future<Output = block::Result<Objects
 fn a_full_tib_has_the_memory_that_the_book_says() {
     common::world(1, |bucket| async move {
         let new = NewVolume { zones: 8192, zone_size: 128 << 20, probe: false };
-        drop(open(Some(new)).await.unwrap());
+        open(Some(new)).await.unwrap();
         common::fill_table(&bucket, 8192, 8152, 16);
         // The other ends of connections have buffers here as well.
         bucket.closes.set(true);
