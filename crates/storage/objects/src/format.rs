@@ -20,8 +20,10 @@ const CHECKSUM: usize = 4;
 pub(crate) const PIECE_HEADER: usize = 64;
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
-/// Version of both formats.
-const VERSION: u32 = 1;
+/// Version of manifests. Version 1 had neither bases beside the deltas nor merges, and is read as this one.
+const VERSION: u32 = 2;
+/// Version of pieces.
+const PIECE_VERSION: u32 = 1;
 const MANIFEST_MAGIC: &[u8; 8] = b"SltObjMf";
 const PIECE_MAGIC: &[u8; 8] = b"SltObjPc";
 
@@ -119,9 +121,9 @@ impl Manifest {
             return Err(reader.strange("begins with other bytes; expected SltObjMf"));
         }
         let (version, flags) = (reader.u32()?, reader.u32()?);
-        if (version, flags) != (VERSION, 0) {
+        if !(1..=VERSION).contains(&version) || flags != 0 {
             return Err(Error::unsupported(format!(
-                "a manifest of version {version} with flags {flags:#x}; expected version {VERSION} without flags: use a newer siltstone"
+                "a manifest of version {version} with flags {flags:#x}; expected at most version {VERSION} without flags: use a newer siltstone"
             )));
         }
         let sum = bytes.len().checked_sub(CHECKSUM).and_then(|at| bytes.split_at_checked(at));
@@ -178,7 +180,7 @@ pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data])
     let length: usize = chunks.iter().map(|chunk| chunk.len()).sum();
     let mut writer = Writer::default();
     writer.put(PIECE_MAGIC);
-    writer.u32(VERSION);
+    writer.u32(PIECE_VERSION);
     writer.u32(0);
     writer.put(volume);
     writer.u32(name.zone);
@@ -288,8 +290,17 @@ mod tests {
             assert!(Manifest::decode(&bytes[..at], 3, 17).is_err(), "{at} bytes");
         }
         let mut other = bytes;
-        other[8] = 2;
-        assert!(matches!(Manifest::decode(&other, 3, 17), Err(Error::Unsupported(_))));
+        for (at, value) in [(8, 3), (8, 0), (12, 1)] {
+            let kept = std::mem::replace(&mut other[at], value);
+            let error = Manifest::decode(&other, 3, 17).unwrap_err();
+            assert!(
+                matches!(&error, Error::Unsupported(text) if text.contains("newer siltstone")),
+                "{error}"
+            );
+            other[at] = kept;
+        }
+        other[8] = 1;
+        assert_eq!(Manifest::decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
     }
 
     #[test]
