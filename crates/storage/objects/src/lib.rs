@@ -12,12 +12,14 @@
 //!
 //! # Structure
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
-//! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
-//! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
-//! stack. `any_bytes`: the check for fuzzing.
+//! bytes that aren't uploaded. `merging`: which small pieces become one, and when. `manifests`,
+//! `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `garbage`: deletions.
+//! `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for
+//! fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
+mod bases;
 mod core;
 mod format;
 mod garbage;
@@ -25,6 +27,7 @@ mod gather;
 mod kind;
 mod manifest_log;
 mod manifests;
+mod merging;
 mod message;
 mod names;
 mod opening;

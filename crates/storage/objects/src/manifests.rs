@@ -1,5 +1,6 @@
 //! Manifests in the bucket: numbered objects that are created only if they are absent.
 
+use crate::bases;
 use crate::format::{Kind, Manifest, VolumeId, Writers};
 use crate::names::{Name, Names};
 use block::{Data, Error, Result};
@@ -90,6 +91,11 @@ impl Manifests {
         self.names.key(Name::Manifest { epoch, number })
     }
 
+    /// Bytes of a manifest.
+    pub fn encode(&self, manifest: &Manifest) -> Data {
+        Data::copy_of(&manifest.encode())
+    }
+
     /// Reads a manifest; `None` if it doesn't exist.
     ///
     /// # Errors
@@ -103,7 +109,19 @@ impl Manifests {
     /// # Errors
     /// As [`get`](Self::get); [`Error::Protocol`] for a longer one.
     pub async fn get_within(&self, limit: usize, epoch: u32, number: u64) -> Result<Option<Manifest>> {
-        let key = self.key(epoch, number);
+        self.get_named(limit, Name::Manifest { epoch, number }, epoch, number).await
+    }
+
+    /// Reads a base; `None` if it doesn't exist.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_base(&self, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        self.get_named(MAX_MANIFEST, bases::name(epoch, number), epoch, number).await
+    }
+
+    async fn get_named(&self, limit: usize, name: Name, epoch: u32, number: u64) -> Result<Option<Manifest>> {
+        let key = self.names.key(name);
         match self.store.get(&key, limit).await {
             Ok(object) => {
                 let decoded = Manifest::decode(object.data.filled(), epoch, number);
@@ -133,10 +151,10 @@ impl Manifests {
     }
 
     /// Error of a manifest that must be there.
-    pub fn lost(&self, epoch: u32, number: u64) -> Error {
+    pub fn lost(&self, name: Name) -> Error {
         Error::corrupt(format!(
             "object {}: it is missing; expected a manifest, since a later one continues it",
-            self.key(epoch, number)
+            self.names.key(name)
         ))
     }
 
@@ -160,18 +178,27 @@ impl Manifests {
         )))
     }
 
+    /// Names of all manifests of an epoch that a listing shows, bases included.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn of_epoch(&self, epoch: u32) -> Result<Vec<Name>> {
+        let mut names = Vec::new();
+        self.list(&self.names.manifests_of(epoch), MAX_PAGES, |name| names.push(name)).await?;
+        Ok(names)
+    }
+
     /// Numbers of the manifests of an epoch that a listing shows, in order, from its claim on. The listing
     /// may be of a moment before the claim.
     ///
     /// # Errors
     /// Errors of the store.
     pub async fn numbers(&self, epoch: u32) -> Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        let take = |name| match name {
-            Name::Manifest { number, .. } => numbers.push(number),
-            Name::Piece(_) => {}
+        let number = |name| match name {
+            Name::Manifest { number, .. } => Some(number),
+            Name::Piece(_) | Name::Base { .. } => None,
         };
-        self.list(&self.names.manifests_of(epoch), MAX_PAGES, take).await?;
+        let mut numbers: Vec<u64> = self.of_epoch(epoch).await?.into_iter().filter_map(number).collect();
         numbers.sort_unstable();
         if numbers.first() != Some(&0) {
             numbers.insert(0, 0);
@@ -204,7 +231,7 @@ impl Manifests {
                         continue;
                     }
                     Ok(Some(manifest)) => Ok(manifest),
-                    Ok(None) => return Err(self.lost(epoch, number)),
+                    Ok(None) => return Err(self.lost(Name::Manifest { epoch, number })),
                     Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => Err(error),
                     Err(error) => return Err(error),
                 };
@@ -217,7 +244,7 @@ impl Manifests {
             count if count > MAX_SEALS => {
                 Error::corrupt(format!("epoch {epoch} has {count} seals; expected at most {MAX_SEALS}"))
             }
-            _ => self.lost(epoch, 0),
+            _ => self.lost(Name::Manifest { epoch, number: 0 }),
         })
     }
 }
