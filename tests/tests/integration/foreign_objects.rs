@@ -206,6 +206,10 @@ fn a_killed_log_behind_a_write_cache_has_kept_what_it_acknowledged() {
     }
     println!("{} writes, {} flushes", promised.writes, promised.flushes);
     assert!(promised.flushes > 10, "too little happened before the end");
+    let said = siltstone(&["check", &machine.stack()]).refused();
+    assert!(said.contains("\"local\" (zone-writecache)") && said.contains("--writable"), "{said}");
+    let said = siltstone(&["check", &machine.stack(), "--writable"]).ok();
+    assert!(said.ends_with("no damage\n"), "{said}");
 }
 
 /// Waits until the write cache has reached its limit, and looks for a while whether it keeps it.

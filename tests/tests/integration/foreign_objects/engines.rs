@@ -43,7 +43,10 @@ fn append_until_it_fails(folder: &Path, before: u64) -> u64 {
 /// Number of records that the files have, which is a prefix of all.
 fn records(folder: &Path) -> u64 {
     let counts = [0, 1].map(|place| {
-        let bytes = std::fs::read(folder.join(FILES[place])).unwrap_or_default();
+        let bytes = std::fs::read(folder.join(FILES[place])).unwrap_or_else(|error| {
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}: {error}", FILES[place]);
+            Vec::new()
+        });
         assert_eq!(bytes.len() as u64 % RECORD, 0, "{}: a part of a record", FILES[place]);
         for (number, found) in (0..).zip(bytes.chunks_exact(RECORD as usize)) {
             assert_eq!(found, record(number * 2 + place as u64), "{}: record {number}", FILES[place]);
@@ -149,11 +152,21 @@ fn a_mount_is_fenced_by_another_machine() {
     let refused =
         std::fs::write(first.at("new"), b"x").and_then(|()| File::open(first.at("new"))?.sync_all());
     assert!(refused.is_err(), "a write is taken after the fence");
+    // What the kernel has cached is read, and everything else refused.
+    for name in FILES {
+        match std::fs::read(first.at(name)) {
+            Ok(bytes) => assert!(bytes.len() as u64 >= synced / 2 * RECORD, "{name}: {} bytes", bytes.len()),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(5), "{name}: {error}"),
+        }
+    }
     std::fs::write(second.at("new"), b"of the second one").unwrap();
     drop(first.killed());
     let second = second.stopped().served();
     assert_eq!(std::fs::read(second.at("new")).unwrap(), b"of the second one");
-    second.stopped();
+    let second = second.stopped();
+    let stack = second.beside("stack.toml").display().to_string();
+    let said = siltstone(&["fs", "check", &stack, "--data"]).ok();
+    assert!(said.ends_with("no damage\n"), "{said}");
 }
 
 /// The stack of a key-value store, without its socket.
@@ -274,4 +287,8 @@ fn a_store_in_a_bucket_is_an_earlier_state_after_a_loss_and_fenced_by_another_ma
     assert!(found > 0);
     drop(server);
     other.stop();
+    let said = siltstone(&["kv", "check", &third.stack()]).refused();
+    assert!(said.contains("\"local\" (zone-writecache)") && said.contains("--writable"), "{said}");
+    let said = siltstone(&["kv", "check", &third.stack(), "--writable"]).ok();
+    assert!(said.ends_with("no damage\n"), "{said}");
 }
