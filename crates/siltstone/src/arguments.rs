@@ -504,7 +504,7 @@ pub struct Check {
     /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
-    /// Open all parts of the stack as a server does, write caches included: they continue their logs, and upload
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
     #[arg(long)]
     pub writable: bool,
     /// Print the report as JSON
@@ -526,7 +526,7 @@ pub struct Dump {
     /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
-    /// Open all parts of the stack as a server does, write caches included: they continue their logs, and upload
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
     #[arg(long)]
     pub writable: bool,
     /// Also show each record of this zone

@@ -230,7 +230,7 @@ is written to the store. On a write cache that isn't possible, so --writable is 
 pub struct KvCheck {
     #[command(flatten)]
     pub store: KvStore,
-    /// Open all parts of the stack as a server does, write caches included: they continue their logs, and upload
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
     #[arg(long)]
     pub writable: bool,
     /// Print as JSON
