@@ -13,8 +13,8 @@
 //! # Structure
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
 //! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
-//! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
-//! stack.
+//! epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`,
+//! `kind`: the part in a stack.
 #![doc = include_str!("../DESIGN.md")]
 
 mod core;
@@ -29,6 +29,7 @@ mod names;
 mod opening;
 mod part;
 mod table;
+mod volume;
 
 pub use self::core::Settings;
 pub use kind::KIND;
