@@ -74,7 +74,7 @@ fn a_flush_a_finish_and_a_reset_return_once_the_bucket_has_them() {
 }
 
 /// Appends and flushes a block to each of 20 zones some times, by a client each.
-async fn clients(handle: &Rc<dyn Zones>, rounds: usize) {
+async fn clients(handle: &Rc<dyn Zones>, rounds: usize) -> Result<()> {
     let clients = (0..20).map(|zone| {
         let handle = handle.clone();
         runtime::spawn(async move {
@@ -85,6 +85,7 @@ async fn clients(handle: &Rc<dyn Zones>, rounds: usize) {
         })
     });
     runtime::join_all(clients.collect::<Vec<_>>()).await;
+    Ok(())
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn flushes_that_wait_share_an_upload() {
         let cache = open_waiting().await;
         let handle = cache.open().await.unwrap();
         let before = number(&*cache, "origin_flushes").await;
-        let ((), took) = timed(async { Ok(clients(&handle, 20).await) }).await;
+        let ((), took) = timed(clients(&handle, 20)).await;
         let uploads = number(&*cache, "origin_flushes").await - before;
         println!("400 flushes, {uploads} uploads, {took:?}");
         assert!((20..=45).contains(&uploads), "{uploads} uploads of 400 flushes");
