@@ -7,7 +7,7 @@
 //!   well: altered or misplaced bytes are never returned, whatever range is read.
 
 use crate::names::PieceName;
-use block::{Data, Error, Payload, Result};
+use block::{ClaimToken, Data, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::ops::Range;
 use zones::bytes::{Reader, Writer};
@@ -149,6 +149,29 @@ impl Manifest {
         let (writer, is_clean) = (Writers { id, name }, is_clean != 0);
         Ok(Manifest { volume, writer, epoch, number, kind: *kind, is_clean, link, time, body })
     }
+}
+
+/// Body of a claim: the token of the layer that made it, or nothing.
+pub(crate) fn encode_token(token: Option<ClaimToken>) -> Vec<u8> {
+    let Some(ClaimToken { owner, count }) = token else { return Vec::new() };
+    let mut writer = Writer::default();
+    writer.put(&owner);
+    writer.u64(count);
+    writer.0
+}
+
+/// Decodes the body of a claim.
+///
+/// # Errors
+/// [`Error::Corrupt`] for another length.
+pub(crate) fn decode_token(body: &[u8]) -> Result<Option<ClaimToken>> {
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let mut reader = Reader::new(body, "a claim");
+    let (owner, count) = (*reader.take::<[u8; 16]>()?, reader.u64()?);
+    reader.end()?;
+    Ok(Some(ClaimToken { owner, count }))
 }
 
 /// Number of bytes of the object of a piece of `length` bytes.
@@ -301,6 +324,16 @@ mod tests {
         }
         other[8] = 1;
         assert_eq!(Manifest::decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
+    }
+
+    #[test]
+    fn tokens_of_claims_are_decoded_as_they_were_encoded() {
+        let token = Some(ClaimToken { owner: [3; 16], count: 1 << 40 });
+        let body = encode_token(token);
+        assert_eq!((body.len(), decode_token(&body).unwrap()), (24, token));
+        assert_eq!(decode_token(&encode_token(None)).unwrap(), None);
+        assert!(decode_token(&body[1..]).is_err());
+        assert!(decode_token(&[body, vec![0]].concat()).is_err());
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub const KIND: Kind = Kind {
     example: "objects(\"http://127.0.0.1:7070\", bucket=vol, prefix=\"db1/\", size=1TiB)",
     plan,
     build: |arguments| {
-        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::open(options(&arguments)?).await?))) })
+        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::find(options(&arguments)?).await?))) })
     },
 };
 

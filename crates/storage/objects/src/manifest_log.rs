@@ -126,8 +126,8 @@ impl ManifestLog {
     /// Error after which nothing becomes durable.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] for a writer that another one has fenced; [`Error::Closed`] after
-    /// [`stop`](Self::stop).
+    /// [`Error::ReadOnly`] for a writer that another one has fenced, and after an error that can't be mended;
+    /// [`Error::Closed`] after [`stop`](Self::stop).
     pub fn check(&self) -> Result<()> {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
@@ -197,7 +197,7 @@ impl ManifestLog {
             let batch = self.batch.replace(self.batch.get() + 1);
             match self.write(&changes, is_clean).await {
                 Ok(()) => self.durable.set(batch),
-                Err(error) => self.stop(error),
+                Err(error) => self.stop(ended(error)),
             }
             self.changed.notify_all();
         }
@@ -303,6 +303,16 @@ impl ManifestLog {
             self.check()?;
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+}
+
+/// Error of a log after an error that no repetition mends: a number that damaged bytes have taken, a manifest
+/// that is too large, a change that doesn't fit. All have the kind that layers above know as final; errors of
+/// the store are none of them, and are waited out.
+fn ended(error: Error) -> Error {
+    match error {
+        Error::ReadOnly(_) | Error::Closed(_) => error,
+        other => Error::read_only(format!("the zones have ended, and take no more changes: {other}")),
     }
 }
 
