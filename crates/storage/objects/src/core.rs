@@ -4,17 +4,22 @@
 //! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
 //!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
 //! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
+//! - With keys, bytes are sealed before they are uploaded, and with a key store a reset returns after the
+//!   zone's key is destroyed.
 //! - A piece that can't be uploaded is uploaded again, under another name, until the store answers. While it
 //!   doesn't, flushes wait, and then appends.
 //!
 //! Left to others: manifests (`manifest_log`), deletions (`garbage`).
 
 mod gc;
+mod keys;
 mod read;
 mod upload;
 
+use self::keys::ZoneKeys;
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Sealed};
+use crate::key_store::KeyStore;
 use crate::manifest_log::ManifestLog;
 use crate::manifests::Manifests;
 use crate::names::Name;
@@ -165,6 +170,7 @@ pub(crate) struct Core {
     geometry: ZoneGeometry,
     zones: RefCell<Vec<Zone>>,
     limits: Limits,
+    keys: Option<ZoneKeys>,
     memory: Rc<Semaphore>,
     uploads: upload::Uploads,
     /// Notified when a piece was stored, an append has ended, a zone has no owner any more, and when the log
@@ -210,9 +216,17 @@ impl Core {
     ///
     /// # Errors
     /// [`Error::Invalid`] for settings that can't be.
-    pub fn new(manifests: Manifests, settings: Settings, opened: Opened) -> Result<Rc<Core>> {
+    pub fn new(
+        manifests: Manifests,
+        settings: Settings,
+        opened: Opened,
+        store: Option<KeyStore>,
+    ) -> Result<Rc<Core>> {
         let Opened { identity, table, position, garbage: found, .. } = opened;
+        let keys = manifests.keys.clone().map(|keys| ZoneKeys::new(keys, identity.volume, store));
+        let erase = keys.as_ref().map_or(EraseGuarantee::None, ZoneKeys::guarantee);
         let geometry = settings.geometry(table.zones.len() as u32, table.zone_size)?;
+        let geometry = ZoneGeometry { erase, ..geometry };
         let zones: Vec<Zone> = table.zones.iter().map(Zone::new).collect();
         let limits = Limits::new(settings.max_open, settings.max_active);
         zones.iter().for_each(|zone| limits.moved(ZoneState::Empty, zone.state));
@@ -227,6 +241,7 @@ impl Core {
             geometry,
             zones: RefCell::new(zones),
             limits,
+            keys,
             memory: Semaphore::new(settings.memory as usize),
             uploads: upload::Uploads {
                 slots: Semaphore::new(MAX_UPLOADS),
@@ -328,7 +343,10 @@ impl Core {
             let mut bytes = &slice[known as usize..];
             while !bytes.is_empty() {
                 let pointer = zone.write_pointer;
-                let gather = zone.gather.get_or_insert_with(|| Gather::new(pointer));
+                if zone.gather.is_none() {
+                    zone.gather = Some(Gather::new(pointer, self.sealer(zone, index, pointer)?));
+                }
+                let Some(gather) = &mut zone.gather else { break };
                 let taken = gather.push(bytes, self.settings.piece_size);
                 (bytes, zone.write_pointer) = (&bytes[taken..], pointer + taken as u64);
                 zone.end = zone.write_pointer;
@@ -555,6 +573,13 @@ impl Core {
             (generation, zone.batch)
         };
         let raised = self.log.durable(batch).await;
+        // Only now: a crash before would leave data without its key.
+        let raised = match (raised, &self.keys) {
+            (Ok(()), Some(keys)) => keys.renew(index, generation).await.inspect_err(|error| {
+                self.log.stop(error.clone());
+            }),
+            (raised, _) => raised,
+        };
         self.release(index, |zone| {
             if raised.is_ok() {
                 (zone.state, zone.generation) = (ZoneState::Empty, generation);

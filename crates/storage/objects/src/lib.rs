@@ -5,22 +5,26 @@
 //!   the loss of this machine. Bytes that weren't flushed may be lost with the process.
 //! - A bucket has one writer: opening fences the writer before. From the fence on none of its flushes,
 //!   finishes and resets is acknowledged, whenever it wakes up.
+//! - With a key, all contents of the bucket are encrypted, and with a key store a reset destroys the key of a
+//!   zone, also where the bucket keeps versions.
 //! - Altered, misplaced and lost objects are errors of reads and of opening, never other bytes.
 //! - In an outage of the store flushes wait, and appends at the limit of memory. Nothing fails for it except
 //!   reads, at the client's limit, and a close, at its own.
 //! - While nothing is changed or read, no request is sent, once the last garbage is deleted.
 //!
 //! # Structure
-//! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
-//! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
-//! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
-//! stack.
+//! `names`: keys of objects. `table`: the zone table and its changes. `format`: manifests and pieces as
+//! bytes. `seal`, `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded.
+//! `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log, epochs. `garbage`: deletions.
+//! `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack.
 #![doc = include_str!("../DESIGN.md")]
 
 mod core;
+mod encryption;
 mod format;
 mod garbage;
 mod gather;
+mod key_store;
 mod kind;
 mod manifest_log;
 mod manifests;
@@ -28,8 +32,10 @@ mod message;
 mod names;
 mod opening;
 mod part;
+mod seal;
 mod table;
 
 pub use self::core::Settings;
+pub use encryption::Encryption;
 pub use kind::KIND;
 pub use part::{NewVolume, ObjectsPart, Options};

@@ -216,7 +216,7 @@ impl ManifestLog {
             false => self.identity.manifest(number, Kind::Delta, position.base, delta),
         };
         manifest.is_clean = is_clean;
-        let bytes = Data::copy_of(&manifest.encode());
+        let bytes = self.manifests.encode(&manifest);
         if bytes.len() > MAX_MANIFEST {
             return Err(Error::no_space(format!(
                 "a manifest of {} bytes; expected {MAX_MANIFEST}",

@@ -21,7 +21,7 @@ use crate::manifest_log::{Position, fenced};
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
-use block::{Data, Error, Result};
+use block::{Error, Result};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -58,10 +58,19 @@ pub(crate) struct Opened {
 }
 
 /// State of an epoch.
-struct Loaded {
+pub(crate) struct Loaded {
     /// Last manifest that belongs to the state.
-    manifest: Manifest,
-    table: Table,
+    pub manifest: Manifest,
+    pub table: Table,
+}
+
+/// Knowledge that a state is the last one of its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// The listing may have shown an earlier moment, and nothing is written yet.
+    None,
+    /// The epoch is sealed, and nothing is claimed yet.
+    Fenced,
 }
 
 /// State by the last manifest of an epoch.
@@ -145,7 +154,8 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     chain.push(last);
     let mut table = Table::new(1, 512)?;
     for manifest in &chain {
-        let fits = manifest.volume == chain[0].volume && manifest.link == base;
+        let fits = manifest.volume == chain[0].volume && manifest.writer.id == chain[0].writer.id;
+        let fits = fits && manifest.link == base;
         let fits = fits && (manifest.kind == Kind::Base) == (manifest.number == base);
         let applied = match fits {
             true => apply(&mut table, manifest),
@@ -199,7 +209,7 @@ async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -
                 .filter(|number| !newest.seals.contains(number) && !ours.contains(number));
             let creations = free.map(async |number| {
                 let seal = identity.manifest(number, Kind::Seal, 0, Vec::new());
-                (number, manifests.create(&seal, &Data::copy_of(&seal.encode())).await)
+                (number, manifests.create(&seal, &manifests.encode(&seal)).await)
             });
             let created = runtime::join_all(creations).await;
             for (number, created) in created {
@@ -240,7 +250,7 @@ async fn take_over(
     epoch: u32,
     writer: &Writers,
     is_replaced: bool,
-    check: impl Fn(&Table) -> Result<()>,
+    check: impl Fn(&Loaded, Proof) -> Result<()>,
 ) -> Result<Option<Loaded>> {
     let mut attempt = 0;
     let (newest, mut state) = loop {
@@ -259,7 +269,7 @@ async fn take_over(
         }
     };
     if let State::Loaded(loaded) = &state {
-        check(&loaded.table)?;
+        check(loaded, Proof::None)?;
     }
     let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);
     let (identity, before) = (Identity { volume, epoch, writer: writer.clone() }, newest.number);
@@ -267,9 +277,9 @@ async fn take_over(
     if newest.number != before {
         // The writer has added manifests meanwhile.
         state = load_or_replace(manifests, &newest, is_replaced).await?;
-        if let State::Loaded(loaded) = &state {
-            check(&loaded.table)?;
-        }
+    }
+    if let State::Loaded(loaded) = &state {
+        check(loaded, Proof::Fenced)?;
     }
     match state {
         State::Loaded(loaded) => Ok(Some(*loaded)),
@@ -340,16 +350,16 @@ async fn find(
     manifests: &Manifests,
     writer: &Writers,
     is_replaced: bool,
-    check: impl Fn(&Table) -> Result<()>,
+    check: impl Fn(&Loaded, Proof) -> Result<()>,
 ) -> Result<(u32, Option<Loaded>)> {
     let epoch = last_epoch(manifests).await?;
     if epoch == 0 {
         check_empty(manifests).await?;
         return Ok((0, None));
     }
-    let check = |table: &Table| match is_replaced {
+    let check = |loaded: &Loaded, proof| match is_replaced {
         true => Ok(()),
-        false => check_length(table).and_then(|()| check(table)),
+        false => check_length(&loaded.table).and_then(|()| check(loaded, proof)),
     };
     match take_over(manifests, epoch, writer, is_replaced, check).await {
         // Another writer may have taken it over meanwhile, and deletes its manifests.
@@ -370,7 +380,7 @@ async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
         });
     }
     let claim = identity.manifest(0, Kind::Claim, before.into(), Vec::new());
-    match manifests.create(&claim, &Data::copy_of(&claim.encode())).await? {
+    match manifests.create(&claim, &manifests.encode(&claim)).await? {
         Created::Ours => Ok(()),
         Created::Others(other) => Err(Error::busy(format!(
             "epoch {epoch}: writer \"{}\" has opened the zones at the same time; try again, which fences that one",
@@ -380,7 +390,7 @@ async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
 }
 
 /// Opens a volume for writing, which fences its writer. `format` creates it, in place of an existing one.
-/// `check` may refuse the table before anything is changed.
+/// `check` may refuse the volume, before anything is written and after the fence.
 ///
 /// # Errors
 /// [`Error::NotFound`] if there is none; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests
@@ -389,7 +399,7 @@ pub(crate) async fn open(
     manifests: &Manifests,
     writer: Writers,
     format: Option<NewZones>,
-    check: impl Fn(&Table) -> Result<()>,
+    check: impl Fn(&Loaded, Proof) -> Result<()>,
 ) -> Result<Opened> {
     let (before, found) = find(manifests, &writer, format.is_some(), check).await?;
     let mut garbage = Vec::new();
@@ -419,7 +429,7 @@ pub(crate) async fn open(
     let identity = Identity { volume, epoch, writer };
     claim(manifests, &identity).await?;
     let base = identity.manifest(1, Kind::Base, 1, table.encode());
-    let bytes = Data::copy_of(&base.encode());
+    let bytes = manifests.encode(&base);
     if let Created::Others(other) = manifests.create(&base, &bytes).await? {
         return Err(fenced(&identity, &other));
     }

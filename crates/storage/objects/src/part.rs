@@ -3,11 +3,12 @@
 
 use crate::KIND;
 use crate::core::{Core, Settings};
+use crate::encryption::{self, Encryption};
 use crate::format::Writers;
 use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
-use crate::opening::{self, NewZones};
+use crate::opening::{self, NewZones, Proof};
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
     ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -44,6 +45,8 @@ pub struct Options {
     pub expected: (Option<u32>, Option<u64>),
     /// Settings.
     pub settings: Settings,
+    /// Encryption, which a volume has from its creation on.
+    pub encryption: Option<Encryption>,
 }
 
 /// Zones in an object store.
@@ -62,8 +65,10 @@ impl ObjectsPart {
     /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
     /// that differ from the volume's; errors of the store.
     pub async fn open(options: Options) -> Result<ObjectsPart> {
-        let Options { store, prefix, writer, format, expected, settings } = options;
+        let Options { store, prefix, writer, format, expected, settings, encryption } = options;
         let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
+        let zones = format.as_ref().map(|new| new.zones);
+        let (keys, secrets) = encryption::open(encryption.as_ref(), zones).await?;
         if let Some(new) = &format {
             settings.geometry(new.zones, new.zone_size)?;
             if new.probe {
@@ -73,8 +78,9 @@ impl ObjectsPart {
         let mut id = [0; 16];
         runtime::fill_secret(&mut id);
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
-        let manifests = Manifests { store, names };
-        let opened = opening::open(&manifests, Writers { id, name: writer }, new, |table| {
+        let manifests = Manifests { store, names, keys };
+        let opened = opening::open(&manifests, Writers { id, name: writer }, new, |loaded, proof| {
+            let table = &loaded.table;
             let found = (table.zones.len() as u32, table.zone_size);
             let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
             if (zones, size) != found {
@@ -83,13 +89,18 @@ impl ObjectsPart {
                     found.0, found.1
                 )));
             }
-            settings.geometry(found.0, found.1).map(drop)
+            settings.geometry(found.0, found.1)?;
+            let Some(secrets) = &secrets else { return Ok(()) };
+            secrets.check_volume(&loaded.manifest.volume, table)?;
+            if proof == Proof::Fenced { secrets.check_age(table) } else { Ok(()) }
         });
         let opened = opened.await?;
         if opened.was_unclean {
             tracing::info!("zones in an object store: opened after an unclean stop of their writer");
         }
-        let core = Core::new(manifests, settings, opened)?;
+        let (volume, table) = (opened.identity.volume, &opened.table);
+        let secrets = encryption::complete(encryption.as_ref(), secrets, volume, table).await?;
+        let core = Core::new(manifests, settings, opened, secrets)?;
         let geometry = core.geometry().clone();
         Ok(ObjectsPart { home: Home::here(core), geometry })
     }
@@ -108,6 +119,7 @@ fn status(core: &Core) -> Status {
         () if core.is_waiting_for_store() => "waiting for the store",
         () => "writing",
     };
+    let (is_encrypted, lost_keys) = core.encryption();
     let value = json!({
         "state": state,
         "error": failure.map(|error| error.to_string()),
@@ -118,6 +130,9 @@ fn status(core: &Core) -> Status {
         "zone_size": core.geometry().zone_size,
         "open": open,
         "active": active,
+        "encryption": if is_encrypted { "XAES-256-GCM" } else { "none" },
+        "erase": core.geometry().erase.to_string(),
+        "zones_without_key": lost_keys,
         "pieces": pieces,
         "stored_bytes": bytes,
         "unsaved_bytes": core.unsaved(),
@@ -267,9 +282,9 @@ impl Zones for Handle {
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
         let checked = self.geometry.check_zone(zone).and_then(|()| match erase {
-            EraseGuarantee::None => Ok(()),
+            erase if erase <= self.geometry.erase => Ok(()),
             _ => Err(Error::unsupported(format!(
-                "resetting zone {zone} with the guarantee \"{erase}\": zones in an object store give \"none\", since objects are deleted later, and a bucket may keep their versions"
+                "resetting zone {zone} with the guarantee \"{erase}\": zones in an object store give \"none\" without a key store, since objects are deleted later, and a bucket may keep their versions"
             ))),
         });
         self.call(checked, move |core| core.reset(zone))

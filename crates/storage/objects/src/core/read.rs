@@ -3,7 +3,8 @@
 use super::Core;
 use crate::format::{ChunkRange, chunk_range, object_length, verify};
 use crate::names::{Name, PieceName};
-use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress};
+use crate::seal::Sealer;
+use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress, ZoneIndex};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -124,12 +125,13 @@ impl Core {
         wanted: Range<u64>,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let range = chunk_range(length, wanted);
+        let zone_key = self.zone_key(ZoneIndex(name.zone), name.generation)?;
+        let range = chunk_range(length, wanted, zone_key.is_some());
         let key = self.manifests.names.key(Name::Piece(*name));
         let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
             buffer.clear();
-            let read = self.read_range(name, length, &range, &key, buffer);
+            let read = self.read_range(name, length, &range, zone_key.as_ref(), &key, buffer);
             let error = match runtime::timeout(end - runtime::now(), read).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => error,
@@ -164,11 +166,12 @@ impl Core {
         name: &PieceName,
         length: u64,
         range: &ChunkRange,
+        zone_key: Option<&Sealer>,
         key: &str,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let expected = object_length(length);
-        let object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
+        let expected = object_length(length, zone_key.is_some());
+        let mut object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
             Err(error @ (Error::NotFound(_) | Error::Invalid(_))) => {
                 return Err(self.refused(key, expected, error).await);
             }
@@ -178,7 +181,8 @@ impl Core {
             return Err(other_length(key, object.length, expected));
         }
         let volume = &self.log.identity().volume;
-        let verified = verify(volume, name, range, object.data.filled(), |bytes| buffer.append(bytes));
+        let bytes = object.data.filled_mut();
+        let verified = verify(volume, name, range, zone_key, bytes, |bytes| buffer.append(bytes));
         verified.map_err(|error| error.in_context(format!("object {key}")))
     }
 

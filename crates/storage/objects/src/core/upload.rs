@@ -106,7 +106,8 @@ impl Core {
             }
             name.serial = self.uploads.next.replace(self.uploads.next.get() + 1);
             let key = self.manifests.names.key(Name::Piece(name));
-            let body = piece_object(&self.log.identity().volume, &name, &sealed.chunks);
+            let volume = &self.log.identity().volume;
+            let body = piece_object(volume, &name, &sealed.chunks, self.manifests.keys.is_some());
             let failure = match self.manifests.store.put(&key, body, &Condition::Absent).await {
                 Ok(Put::Written(_)) => {
                     self.uploads.failures.ended("uploading pieces");

@@ -7,6 +7,7 @@ mod conformance;
 mod cost;
 mod crash;
 mod damage;
+mod encryption;
 mod fence;
 mod outage;
 mod overtaken;
