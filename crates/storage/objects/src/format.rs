@@ -455,11 +455,11 @@ mod tests {
                 Manifest::decode(bytes, epoch, number, keys.as_ref())
             };
             for kind in Kind::ALL {
-                let body = if matches!(kind, Kind::Claim | Kind::Seal) { Vec::new() } else { vec![7; 100] };
+                let body = if matches!(kind, Kind::Claim | Kind::Seal) { Vec::new() } else { vec![77; 100] };
                 let manifest = Manifest { kind, body, ..manifest() };
                 let bytes = manifest.encode(keys[0].as_ref());
                 assert_eq!(decode(&bytes, 3, 17, &keys[0]).unwrap(), manifest);
-                assert!(!bytes.windows(10).any(|bytes| bytes == [7; 10]), "{kind:?}: its body can be read");
+                assert!(!bytes.windows(10).any(|bytes| bytes == [77; 10]), "{kind:?}: its body can be read");
                 let (is_seal, plain) = (kind == Kind::Seal, manifest.encode(None));
                 assert_eq!(decode(&plain, 3, 17, &keys[0]).is_ok(), is_seal, "an unprotected {kind:?}");
                 for others in [&keys[1], &keys[2], &None] {

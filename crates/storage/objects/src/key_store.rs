@@ -1,14 +1,14 @@
 //! The key store: a small device with a secret for each zone, which a reset destroys.
 //!
-//! The key of a zone follows from the operator's key and this secret (`seal`), so neither alone opens the zone. A
-//! bucket may keep every object forever: only what is overwritten elsewhere can be destroyed.
+//! The key of a zone follows from the operator's key and this secret (`seal`), so neither alone opens the
+//! zone. A bucket may keep every object forever: only bytes that are overwritten elsewhere are destroyed.
 //!
 //! # Promises
 //! - The secret of a zone's generation is durable before [`KeyStore::renew`] or [`KeyStore::create`] returns,
 //!   so before anything is sealed with it. It is drawn at random, and nowhere else.
 //! - Once `renew` has returned, the secret of the generation before is overwritten on the device.
 //! - A secret is overwritten only by `renew`, whose caller has made the reset durable in the bucket, and by
-//!   `create`. A power cut leaves, of each sector, the old bytes or the new ones: secrets of other zones in it
+//!   `create`. A power cut leaves the old bytes or the new ones of each sector: secrets of other zones in it
 //!   are the same in both.
 //!
 //! Left to others: that one writer uses the device (the stack locks its files), and the order of resets
@@ -53,7 +53,7 @@ struct Superblock {
     checksum: U32,
 }
 
-/// What a slot has.
+/// Contents of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
     /// The secret of this generation.
@@ -115,7 +115,7 @@ fn fill(volume: &[u8; 16], zone: u32, generation: u64, slot: &mut [u8]) {
     slot[CHECKED..].copy_from_slice(&sum);
 }
 
-/// What a zone needs at opening, by its entry in the table and its slot.
+/// Need of a zone at opening, by its entry in the table and its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     Nothing,
@@ -239,8 +239,8 @@ impl KeyStore {
         }
     }
 
-    /// Checks that the last state that the bucket shows isn't older than the key store. A state from a listing
-    /// that may be stale isn't the last one.
+    /// Checks that the last state that the bucket shows isn't older than the key store. A state from a
+    /// listing that may be stale isn't the last one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it is.

@@ -61,8 +61,8 @@ async fn attack(versions: &Versions, part: &Arc<dyn DevicePart>, wanted: &[Vec<u
         });
         opened.unwrap();
     }
-    let mut lives = lives.into_values();
-    audit(lives.len() as u32, async |_| Ok(lives.next().unwrap()), wanted).await.unwrap()
+    let lives: Vec<Vec<u8>> = lives.into_values().collect();
+    audit(lives.len() as u32, async |life| Ok(lives[life as usize].clone()), wanted).await.unwrap()
 }
 
 fn doomed() -> Vec<Vec<u8>> {

@@ -13,7 +13,7 @@ use std::rc::Rc;
 /// Acknowledged changes of a zone.
 #[derive(Debug, Clone, Default)]
 pub struct Acknowledged {
-    pub generation: u64,
+    generation: u64,
     is_full: bool,
     /// Durable appends: offset, value, length.
     durable: Vec<(u64, u8, usize)>,
@@ -22,6 +22,13 @@ pub struct Acknowledged {
     /// Whether a reset, or a finish, has begun and not returned.
     is_resetting: bool,
     is_finishing: bool,
+}
+
+impl Acknowledged {
+    /// Nothing, of zones in their first generation.
+    pub fn none() -> Vec<Acknowledged> {
+        vec![Acknowledged { generation: 1, ..Acknowledged::default() }; ZONES as usize]
+    }
 }
 
 pub type Model = Rc<RefCell<Vec<Acknowledged>>>;
@@ -72,8 +79,7 @@ fn moments(seed: u64) -> Vec<Moment> {
     world(seed, move |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;
-        let new = Acknowledged { generation: 1, ..Acknowledged::default() };
-        let model: Model = Rc::new(RefCell::new(vec![new; ZONES as usize]));
+        let model: Model = Rc::new(RefCell::new(Acknowledged::none()));
         let (own, at) = (Rc::downgrade(&bucket), model.clone());
         bucket.follow(move |asked| {
             if asked.method != "GET" && asked.method != "HEAD" {

@@ -398,8 +398,7 @@ fn moments(seed: u64, has_store: bool) -> Vec<Moment> {
     in_world(seed, Default::default(), move |bucket| async move {
         let part = open(true, if has_store { file().await } else { None }).await;
         let handle = handle(&part).await;
-        let new = Acknowledged { generation: 1, ..Acknowledged::default() };
-        let model: Model = Rc::new(RefCell::new(vec![new; ZONES as usize]));
+        let model: Model = Rc::new(RefCell::new(Acknowledged::none()));
         let moments = Rc::new(RefCell::new(Vec::<Moment>::new()));
         let is_done = Rc::new(Cell::new(false));
         let (own, at, kept, done) = (bucket.clone(), model.clone(), moments.clone(), is_done.clone());
@@ -497,7 +496,7 @@ fn no_nonce_is_used_for_two_texts_after_crashes_rewinds_and_rollbacks() {
     for seed in 1..=2 {
         for (number, moment) in moments(seed, false).into_iter().enumerate() {
             seen.add_all(&moment.objects);
-            if number % 9 > 0 {
+            if number % 4 > 0 {
                 continue;
             }
             for world in 1..=2_u64 {
@@ -525,28 +524,31 @@ fn no_nonce_is_used_for_two_texts_after_crashes_rewinds_and_rollbacks() {
     let places = seen.by_place.iter().filter(|((key, _), texts)| key != "manifests" && texts.len() > 1);
     let (places, nonces) = (places.count(), seen.by_nonce.len());
     println!("{nonces} nonces; {places} places with several texts");
-    assert!(places > 20 && nonces > 500, "{nonces} nonces; {places} places with several texts");
+    assert!(places > 40 && nonces > 400, "{nonces} nonces; {places} places with several texts");
 }
 
-/// With many lost answers pieces are uploaded under several names, with the same seal.
+/// In an outage pieces are uploaded under several names, with the same seal.
 #[test]
 fn repeated_uploads_have_one_text_for_each_nonce() {
     let mut seen = Ciphertexts::default();
     let objects = in_world(8, Default::default(), |bucket| async move {
         let part = open(true, None).await;
         let zones = handle(&part).await;
-        bucket.faults.set(Faults { lost_answer: 0.3, internal: 0.2, duplicate: 0.2, ..Faults::default() });
-        for round in 0..10_u8 {
-            append(&*zones, u32::from(round) % ZONES, round, 20 << 10).await;
-            let all: Vec<ZoneIndex> = (0..ZONES).map(ZoneIndex).collect();
-            zones.flush(&all).await.unwrap();
+        bucket.faults.set(Faults { internal: 1.0, ..Faults::default() });
+        let own = bucket.clone();
+        let heal = runtime::spawn(async move {
+            runtime::sleep(Duration::from_secs(100)).await;
+            own.faults.set(Faults::default());
+        });
+        for zone in 0..4 {
+            append(&*zones, zone, zone as u8, 20 << 10).await;
         }
+        let all: Vec<ZoneIndex> = (0..ZONES).map(ZoneIndex).collect();
+        zones.flush(&all).await.unwrap();
+        heal.await;
         bucket.objects.borrow().clone()
     });
     seen.add_all(&objects);
-    assert!(keys_of(&objects, "/zones/") > 10, "some pieces have several names");
-}
-
-fn keys_of(objects: &Objects, part: &str) -> usize {
-    objects.keys().filter(|key| key.contains(part)).count()
+    let names = objects.keys().filter(|key| key.contains("/zones/")).count();
+    assert!(names > 4, "{names} names of 4 pieces");
 }
