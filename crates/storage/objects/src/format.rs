@@ -92,6 +92,12 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// The bytes of a manifest with the checksum that they should have in place of the last ones.
+pub(crate) fn with_checksum(bytes: &[u8]) -> Vec<u8> {
+    let covered = &bytes[..bytes.len().saturating_sub(CHECKSUM)];
+    [covered, &checksum(covered).to_le_bytes()].concat()
+}
+
 impl Manifest {
     /// Encodes the manifest, and seals it with the keys of its volume, if there are some.
     pub fn encode(&self, keys: Option<&Keys>) -> Vec<u8> {
@@ -166,8 +172,10 @@ impl Manifest {
                 "of epoch {found_epoch} and number {found_number} is at epoch {epoch} and number {number}"
             )));
         }
-        if kind.is_protected() {
-            check_keys(keys, found, key_id)?;
+        match kind.is_protected() {
+            true => check_keys(keys, found, key_id)?,
+            false if is_sealed || !body.is_empty() => return Err(reader.strange("of an end has contents")),
+            false => {}
         }
         if let Some((keys, (nonce, tag))) = keys.zip(seal)
             && !keys.manifests().open(nonce, place, &mut body, tag)
@@ -249,7 +257,7 @@ fn chunk_checksum(volume: &VolumeId, name: &PieceName, chunk: u64, bytes: &[u8])
 }
 
 /// Seals the chunks of a piece, each once.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct ChunkSealer {
     volume: VolumeId,
     /// The piece; its serial number isn't a part of the place.

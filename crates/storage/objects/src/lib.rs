@@ -15,10 +15,13 @@
 //! # Structure
 //! `names`: keys of objects. `table`: the zone table and its changes. `format`: manifests and pieces as
 //! bytes. `seal`, `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded.
-//! `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log, epochs. `garbage`: deletions.
-//! `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack.
+//! `merging`: which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`:
+//! manifests in the bucket, their log, epochs. `garbage`: deletions. `core`: the zones of a writer. `part`,
+//! `message`, `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
+mod any_bytes;
+mod bases;
 mod core;
 mod encryption;
 mod format;
@@ -28,6 +31,7 @@ mod key_store;
 mod kind;
 mod manifest_log;
 mod manifests;
+mod merging;
 mod message;
 mod names;
 mod opening;
@@ -36,6 +40,7 @@ mod seal;
 mod table;
 
 pub use self::core::Settings;
+pub use any_bytes::check_any_bytes;
 pub use encryption::Encryption;
 pub use kind::KIND;
 pub use part::{NewVolume, ObjectsPart, Options};

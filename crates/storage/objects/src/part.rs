@@ -138,6 +138,8 @@ fn status(core: &Core) -> Status {
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),
+        "merged_objects": core.merging.replaced.get(),
+        "merged_bytes": core.merging.moved.get(),
         "requests": requests,
         "retries": counts.retries,
         "timeouts": counts.timeouts,

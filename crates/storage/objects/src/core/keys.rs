@@ -1,8 +1,9 @@
 //! Keys of zones.
 
-use super::{Core, Zone};
+use super::Core;
 use crate::format::{ChunkSealer, VolumeId};
 use crate::key_store::KeyStore;
+use crate::names::PieceName;
 use crate::seal::{Keys, Sealer};
 use block::{EraseGuarantee, Result, ZoneIndex};
 use std::rc::Rc;
@@ -59,17 +60,12 @@ impl Core {
     ///
     /// # Errors
     /// Errors of [`KeyStore::secret`].
-    pub(super) fn zone_key(&self, index: ZoneIndex, generation: u64) -> Result<Option<Sealer>> {
-        self.keys.as_ref().map(|keys| keys.of(index, generation)).transpose()
+    pub(super) fn zone_key(&self, index: ZoneIndex, generation: u64) -> Result<Option<Rc<Sealer>>> {
+        self.keys.as_ref().map(|keys| keys.of(index, generation).map(Rc::new)).transpose()
     }
 
-    /// Sealer of a new piece of a zone; `None` without encryption.
-    ///
-    /// # Errors
-    /// Errors of [`KeyStore::secret`].
-    pub(super) fn sealer(&self, zone: &Zone, index: ZoneIndex, offset: u64) -> Result<Option<ChunkSealer>> {
-        let (volume, name) = (self.log.identity().volume, self.name(zone, index, offset, 0));
-        let key = self.zone_key(index, zone.generation)?;
-        Ok(key.map(|key| ChunkSealer::new(volume, name, Rc::new(key))))
+    /// Sealer of a new piece, with the key of the generation in its name; `None` without encryption.
+    pub(super) fn sealer(&self, name: PieceName, key: Option<&Rc<Sealer>>) -> Option<ChunkSealer> {
+        key.map(|key| ChunkSealer::new(self.log.identity().volume, name, key.clone()))
     }
 }

@@ -32,12 +32,26 @@ enum Source {
 
 impl Core {
     /// Fills the buffer with bytes of a zone.
-    pub async fn read(self: Rc<Self>, at: ZoneAddress, buffer: Buffer) -> ReadOutcome {
-        let sources = match self.sources(at, buffer.len() as u64) {
-            Ok(sources) => sources,
-            Err(error) => return (Err(error), buffer),
-        };
-        runtime::read_pieces(buffer, sources, |source, buffer| self.read_source(source, buffer)).await
+    pub async fn read(self: Rc<Self>, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+        let mut attempts = 0;
+        loop {
+            let changes = self.merging.changes.get();
+            let sources = match self.sources(at, buffer.len() as u64) {
+                Ok(sources) => sources,
+                Err(error) => return (Err(error), buffer),
+            };
+            let read = |source, buffer| self.read_source(source, buffer);
+            let (outcome, filled) = runtime::read_pieces(buffer, sources, read).await;
+            attempts += 1;
+            // Pieces that were merged since are deleted a grace later, and a read may take longer.
+            let is_again = matches!(outcome, Err(Error::Corrupt(_)))
+                && self.merging.changes.get() != changes
+                && attempts < ATTEMPTS;
+            if !is_again {
+                return (outcome, filled);
+            }
+            buffer = filled;
+        }
     }
 
     /// Places of bytes of a zone, each with its number of bytes.
@@ -111,27 +125,33 @@ impl Core {
                 Ok(())
             }
             Source::Stored { name, length, wanted } => {
-                self.read_stored(&name, length, wanted, &mut buffer).await
+                match self.zone_key(ZoneIndex(name.zone), name.generation) {
+                    Ok(key) => self.read_stored(&name, key.as_deref(), length, wanted, &mut buffer).await,
+                    Err(error) => Err(error),
+                }
             }
         };
         (outcome, buffer)
     }
 
-    /// Reads bytes of a stored piece, again after failures that may pass.
-    async fn read_stored(
+    /// Reads bytes of a stored piece with the key of its zone, again after failures that may pass.
+    pub(super) async fn read_stored(
         &self,
         name: &PieceName,
+        zone_key: Option<&Sealer>,
         length: u64,
         wanted: Range<u64>,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let zone_key = self.zone_key(ZoneIndex(name.zone), name.generation)?;
         let range = chunk_range(length, wanted, zone_key.is_some());
         let key = self.manifests.names.key(Name::Piece(*name));
         let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
             buffer.clear();
-            let read = self.read_range(name, length, &range, zone_key.as_ref(), &key, buffer);
+            let read = async {
+                let _memory = self.reads.acquire(range.bytes).await;
+                self.read_range(name, length, &range, zone_key, &key, buffer).await
+            };
             let error = match runtime::timeout(end - runtime::now(), read).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => error,

@@ -9,10 +9,14 @@ mod crash;
 mod damage;
 mod encryption;
 mod fence;
+mod hostile;
+mod merge;
 mod outage;
 mod overtaken;
 mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]
 mod servers;
+mod sizes;
 mod stores;
+mod worlds;
