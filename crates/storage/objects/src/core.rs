@@ -257,6 +257,7 @@ impl Core {
         let garbage = Garbage::new(manifests.store.clone(), manifests.names.clone(), settings.grace);
         garbage.add(found);
         let log = ManifestLog::new(manifests.clone(), identity, table, position, garbage.clone());
+        let next = Cell::new(keys::first_serial(keys.is_some()));
         let core = Rc::new(Core {
             log,
             garbage,
@@ -272,7 +273,7 @@ impl Core {
             uploads: upload::Uploads {
                 slots: Semaphore::new(MAX_UPLOADS),
                 tasks: TaskGroup::default(),
-                next: Cell::new(1),
+                next,
                 waiting: Cell::new(0),
                 in_flight: Cell::new(0),
                 failures: FailureRun::default(),

@@ -48,33 +48,36 @@ pub(crate) async fn open(
     Ok((Some(keys), store))
 }
 
-/// Completes the key store of an opened volume, or creates that of a new one.
+/// Reads and completes the key store of an opened volume, or creates that of a new one.
 ///
 /// # Errors
-/// Errors of the device.
+/// Errors of the device, and of the checks of [`KeyStore`].
 pub(crate) async fn complete(
     encryption: Option<&Encryption>,
-    store: Option<KeyStore>,
+    is_new: bool,
     volume: VolumeId,
     table: &Table,
 ) -> Result<Option<KeyStore>> {
     let part = encryption.and_then(|encryption| encryption.key_store.as_ref());
-    let store = match (store, part) {
-        (Some(store), _) => Some(store),
-        (None, Some(part)) => Some(KeyStore::create(part, volume, table.zones.len() as u32).await?),
-        (None, None) => None,
+    let Some(part) = part else { return Ok(None) };
+    let store = if is_new {
+        KeyStore::create(part, volume, table.zones.len() as u32).await?
+    } else {
+        // Again: the writer before may have renewed secrets until it was fenced.
+        let store = KeyStore::open(part).await?;
+        store.check_volume(&volume, table)?;
+        store.check_age(table)?;
+        store
     };
-    if let Some(store) = &store {
-        store.complete(table).await?;
-        match store.lost() {
-            0 => {}
-            lost => tracing::warn!(
-                "zones in an object store: the key store lacks the secrets of {lost} zones, whose data can't be read: it is \
-                 damaged, or an older copy"
-            ),
-        }
+    store.complete(table).await?;
+    match store.lost() {
+        0 => {}
+        lost => tracing::warn!(
+            "zones in an object store: the key store lacks the secrets of {lost} zones, whose data can't be read: it is \
+             damaged, or an older copy"
+        ),
     }
-    Ok(store)
+    Ok(Some(store))
 }
 
 #[cfg(test)]

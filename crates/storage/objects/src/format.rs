@@ -30,6 +30,9 @@ const SEALED_VERSION: u32 = 2;
 /// Flags: the contents are sealed, and zones have secrets in a key store.
 const SEALED: u32 = 1;
 const HAS_STORE: u32 = 2;
+/// Bits of the serial number of a piece that count the attempts of its writer: enough for 3000 in each second
+/// of ten years. In an encrypted volume those above are drawn at random for each writer, otherwise zeros.
+pub(crate) const ATTEMPT_BITS: u32 = 40;
 /// Bytes after sealed ones.
 const SEAL: usize = NONCE + TAG;
 const MANIFEST_MAGIC: &[u8; 8] = b"SltObjMf";
@@ -249,6 +252,15 @@ fn chunk_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 40] {
     place
 }
 
+/// Place of a sealed chunk. It has the bits of the serial number that the piece's writer has drawn, so chunks
+/// of two histories of a volume, after one that was rolled back, aren't exchanged.
+fn sealed_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 48] {
+    let mut place = [0; 48];
+    place[..40].copy_from_slice(&chunk_place(volume, name, chunk));
+    place[40..].copy_from_slice(&(name.serial >> ATTEMPT_BITS).to_le_bytes());
+    place
+}
+
 fn chunk_checksum(volume: &VolumeId, name: &PieceName, chunk: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&chunk_place(volume, name, chunk));
@@ -260,7 +272,7 @@ fn chunk_checksum(volume: &VolumeId, name: &PieceName, chunk: u64, bytes: &[u8])
 #[derive(Debug)]
 pub(crate) struct ChunkSealer {
     volume: VolumeId,
-    /// The piece; its serial number isn't a part of the place.
+    /// The piece, with the serial number of any attempt.
     name: PieceName,
     key: Rc<Sealer>,
     nonces: Nonces,
@@ -276,7 +288,7 @@ impl ChunkSealer {
     pub fn seal(&self, number: usize, bytes: &[u8]) -> Data {
         let mut buffer = Buffer::new(bytes.len() + SEAL);
         buffer.append(bytes);
-        let place = chunk_place(&self.volume, &self.name, (number * CHUNK) as u64);
+        let place = sealed_place(&self.volume, &self.name, (number * CHUNK) as u64);
         let nonce = self.nonces.of(number as u32);
         let tag = self.key.seal(&nonce, &place, buffer.filled_mut());
         buffer.append(&nonce);
@@ -304,7 +316,7 @@ fn open_chunk<'b>(
 ) -> Option<&'b [u8]> {
     let (rest, tag) = sealed.split_last_chunk_mut::<TAG>()?;
     let (bytes, nonce) = rest.split_last_chunk_mut::<NONCE>()?;
-    key.open(nonce, &chunk_place(volume, name, chunk), bytes, tag).then_some(&*bytes)
+    key.open(nonce, &sealed_place(volume, name, chunk), bytes, tag).then_some(&*bytes)
 }
 
 /// Contents of the object of a piece. Each chunk but the last one has [`CHUNK`] bytes, before they were
@@ -441,14 +453,6 @@ mod tests {
         assert!(matches!(decode(&other, 3, 17), Err(Error::Unsupported(_))));
     }
 
-    /// With a checksum that fits, as an attacker would write it.
-    fn resummed(mut bytes: Vec<u8>) -> Vec<u8> {
-        let at = bytes.len() - CHECKSUM;
-        let sum = checksum(&bytes[..at]).to_le_bytes();
-        bytes[at..].copy_from_slice(&sum);
-        bytes
-    }
-
     /// Runs a test in a simulated world, which has the source of random bits.
     fn world(test: impl FnOnce() + 'static) {
         runtime::simulate(runtime::Simulation::new(3), || async { test() }).unwrap();
@@ -478,38 +482,41 @@ mod tests {
                     }
                 }
                 if is_seal {
+                    let other = Manifest { body: vec![77; 100], ..manifest };
+                    for keys in [&keys[0], &None] {
+                        let found = decode(&other.encode(keys.as_ref()), 3, 17, keys);
+                        assert!(matches!(found, Err(Error::Corrupt(_))), "a seal with contents: {found:?}");
+                    }
                     continue;
                 }
                 assert_ne!(bytes, manifest.encode(keys[0].as_ref()), "the same nonce");
                 for at in 0..bytes.len() - CHECKSUM {
                     let mut changed = bytes.clone();
                     changed[at] ^= 0x10;
-                    let found = decode(&resummed(changed), 3, 17, &keys[0]);
+                    let found = decode(&with_checksum(&changed), 3, 17, &keys[0]);
                     let is_of_protection = (8..16).contains(&at) || (84..88).contains(&at);
                     match found {
                         Err(Error::Unsupported(_)) if is_of_protection => {}
                         found => assert!(matches!(found, Err(Error::Corrupt(_))), "byte {at}: {found:?}"),
                     }
-                    assert!(
-                        decode(
-                            &resummed(bytes[..at].to_vec().repeat(1 + usize::from(at < 4) * 4)),
-                            3,
-                            17,
-                            &keys[0]
-                        )
-                        .is_err()
-                    );
+                    if at >= CHECKSUM {
+                        let shorter = with_checksum(&bytes[..at]);
+                        assert!(decode(&shorter, 3, 17, &keys[0]).is_err(), "{at} bytes");
+                    }
                 }
                 // Its own bytes at another place, which are resealed nowhere.
                 let moved = [(52, 1, "kind"), (53, 1, "clean stop"), (64, 1, "link"), (32, 1, "writer")];
                 for (at, change, what) in moved {
                     let mut changed = bytes.clone();
                     changed[at] ^= change;
-                    assert!(decode(&resummed(changed), 3, 17, &keys[0]).is_err(), "{what}");
+                    assert!(decode(&with_checksum(&changed), 3, 17, &keys[0]).is_err(), "{what}");
                 }
                 let mut elsewhere = bytes.clone();
                 elsewhere[56] = 18;
-                assert!(matches!(decode(&resummed(elsewhere), 3, 18, &keys[0]), Err(Error::Corrupt(_))));
+                assert!(matches!(
+                    decode(&with_checksum(&elsewhere), 3, 18, &keys[0]),
+                    Err(Error::Corrupt(_))
+                ));
             }
         });
     }
@@ -582,12 +589,13 @@ mod tests {
                         verify(&volume, name, &range, Some(key), &mut part, take).map(|()| found)
                     };
                     assert_eq!(read(&part, &name, &key).unwrap(), bytes[start as usize..end as usize]);
-                    // The serial number of the attempt isn't a part of the place.
+                    // The number of the attempt isn't a part of the place.
                     assert!(read(&part, &PieceName { serial: 9, ..name }, &key).is_ok());
                     for elsewhere in [
                         PieceName { zone: 4, ..name },
                         PieceName { generation: 4, ..name },
                         PieceName { epoch: 1, ..name },
+                        PieceName { serial: 1 << ATTEMPT_BITS, ..name },
                         PieceName { offset: name.offset + CHUNK as u64, ..name },
                     ] {
                         let found = read(&part, &elsewhere, &key);

@@ -7,6 +7,7 @@
 //! - The secret of a zone's generation is durable before [`KeyStore::renew`] or [`KeyStore::create`] returns,
 //!   so before anything is sealed with it. It is drawn at random, and nowhere else.
 //! - Once `renew` has returned, the secret of the generation before is overwritten on the device.
+//! - A slot that can't be read is as one that is damaged: its secret is lost, and others are served.
 //! - A secret is overwritten only by `renew`, whose caller has made the reset durable in the bucket, and by
 //!   `create`. A power cut leaves the old bytes or the new ones of each sector: secrets of other zones in it
 //!   are the same in both.
@@ -15,12 +16,13 @@
 //! (`core`).
 
 use crate::seal::KEY;
-use crate::table::{Entry, Table};
-use block::{BlockIndex, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Result};
+use crate::table::{Entry, MAX_ZONES, Table};
+use block::{BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +39,10 @@ const CHECKED: usize = SLOT - 4;
 const START: u64 = 4096;
 /// Bytes that are written with one request.
 const BATCH: u64 = 1 << 20;
-/// Time limit of a request to the device.
+/// Bytes from the start of a device in which an earlier key store may have secrets, whatever its zones and
+/// its blocks were.
+const WIPED: u64 = BlockSize::LARGEST as u64 + MAX_ZONES as u64 * SLOT as u64;
+/// Time limit of a read. A write has none: one that was given up could land later, over other secrets.
 const LIMIT: Duration = Duration::from_secs(60);
 const FORMAT: Format = Format { magic: *b"SILTOBKS", version: 1 };
 
@@ -138,17 +143,38 @@ fn need(entry: &Entry, slot: Slot) -> Need {
 
 async fn read(device: &dyn Device, at: u64, length: u64) -> Result<Buffer> {
     let block = BlockIndex(at / device.geometry().block_size.bytes());
-    let read = async {
-        let (outcome, buffer) = device.read(block, Buffer::new(length as usize)).await;
-        outcome.map(|()| buffer)
+    let read = runtime::timeout(LIMIT, device.read(block, Buffer::new(length as usize))).await;
+    let read = match read {
+        Ok((outcome, buffer)) => outcome.map(|()| buffer),
+        Err(_) => Err(Error::timed_out(format!("no answer within {LIMIT:?}"))),
     };
-    limited(read).await
+    read.map_err(in_context)
 }
 
-async fn limited<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
-    let ended = runtime::timeout(LIMIT, call).await;
-    let ended = ended.unwrap_or_else(|_| Err(Error::timed_out(format!("no answer within {LIMIT:?}"))));
-    ended.map_err(|error| error.in_context("the key store"))
+/// Appends the slots at byte `at` of the device. Blocks that can't be read have damaged ones.
+async fn read_slots(device: &dyn Device, at: u64, length: u64, slots: &mut Vec<u8>) -> Result<()> {
+    let block = device.geometry().block_size.bytes();
+    match read(device, at, length).await {
+        Ok(mut some) => {
+            slots.extend_from_slice(some.filled());
+            some.filled_mut().zeroize();
+        }
+        Err(Error::Os(..) | Error::Io(_) | Error::Corrupt(_)) if length > block => {
+            for at in (at..at + length).step_by(block as usize) {
+                Box::pin(read_slots(device, at, block, slots)).await?;
+            }
+        }
+        Err(error @ (Error::Os(..) | Error::Io(_) | Error::Corrupt(_))) => {
+            tracing::warn!("{error}: the secrets in {length} bytes from byte {at} on are lost");
+            slots.resize(slots.len() + length as usize, 0);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+fn in_context(error: Error) -> Error {
+    error.in_context("the key store")
 }
 
 impl KeyStore {
@@ -166,6 +192,9 @@ impl KeyStore {
         let each = (0..zones).zip(slots.chunks_exact_mut(SLOT));
         each.for_each(|(zone, slot)| fill(&volume, zone, 1, slot));
         let store = KeyStore::with(device, (volume, zones, start), slots);
+        // No superblock until all other bytes are overwritten.
+        store.wipe(0..start).await?;
+        store.wipe(start + length..store.device.geometry().bytes().min(WIPED)).await?;
         store.changed.borrow_mut().extend(0..length / block);
         store.write_changed().await?;
         let superblock = Superblock {
@@ -177,7 +206,7 @@ impl KeyStore {
             checksum: 0.into(),
         };
         let bytes = sector::block_of(&superblock, block as usize);
-        limited(store.device.write(BlockIndex(0), bytes.into(), Durability::Durable)).await?;
+        store.device.write(BlockIndex(0), bytes.into(), Durability::Durable).await.map_err(in_context)?;
         Ok(store)
     }
 
@@ -193,17 +222,16 @@ impl KeyStore {
         let superblock: &Superblock = FORMAT.read(first.filled(), "key store of zones in an object store")?;
         let (zones, start) = (superblock.zones.get(), u64::from(superblock.start.get()));
         let (_, length) = extent(zones, block);
-        if start < START || !start.is_multiple_of(block) || start + length > size {
+        let is_possible = (1..=MAX_ZONES).contains(&zones);
+        if !is_possible || start < START || !start.is_multiple_of(block) || start + length > size {
             return Err(Error::corrupt(format!(
-                "the key store: {zones} zones from byte {start} on; expected whole blocks of {block} bytes, up to {size}"
+                "the key store: {zones} zones from byte {start} on; expected 1 to {MAX_ZONES}, in whole blocks of {block} bytes, up to byte {size}"
             )));
         }
         let mut slots = Zeroizing::new(Vec::with_capacity(length as usize));
         while (slots.len() as u64) < length {
             let at = slots.len() as u64;
-            let mut some = read(&*device, start + at, (length - at).min(BATCH.max(block))).await?;
-            slots.extend_from_slice(some.filled());
-            some.filled_mut().zeroize();
+            read_slots(&*device, start + at, (length - at).min(BATCH.max(block)), &mut slots).await?;
         }
         Ok(KeyStore::with(device, (superblock.volume, zones, start), slots))
     }
@@ -346,9 +374,21 @@ impl KeyStore {
                 Buffer::copy_of(&slots[(first * block) as usize..(end * block) as usize])
             };
             let at = BlockIndex(self.start / block + first);
-            limited(self.device.write(at, payload.into(), Durability::Visible)).await?;
+            self.device.write(at, payload.into(), Durability::Visible).await.map_err(in_context)?;
         }
-        limited(self.device.flush()).await
+        self.device.flush().await.map_err(in_context)
+    }
+
+    /// Overwrites bytes by zeros that are written: deallocated ones may stay on the medium.
+    async fn wipe(&self, range: Range<u64>) -> Result<()> {
+        let block = self.device.geometry().block_size.bytes();
+        let zeros = Buffer::zeroed(BATCH as usize).freeze();
+        for at in range.clone().step_by(BATCH as usize) {
+            let some = zeros.slice(0..(range.end - at).min(BATCH) as usize);
+            let written = self.device.write(BlockIndex(at / block), some.into(), Durability::Visible).await;
+            written.map_err(in_context)?;
+        }
+        Ok(())
     }
 }
 
@@ -400,6 +440,53 @@ mod tests {
                 assert!(!holds(&all[78]).await, "formatting destroys all");
             });
         }
+    }
+
+    /// Of an earlier key store nothing is left, whatever zones and blocks it had.
+    #[test]
+    fn formatting_destroys_the_secrets_of_more_zones_and_of_other_blocks() {
+        for (before, zones, after) in
+            [(512, 8, 512), (512, 500, 16384), (16384, 500, 512), (16384, 8, 4096), (65536, 8, 512)]
+        {
+            world(move || async move {
+                let old = device(before);
+                let store = KeyStore::create(&old, VOLUME, 500).await.unwrap();
+                let secrets: Vec<_> = (0..500).map(|zone| *store.secret(zone, 1).unwrap()).collect();
+                let new = device(after);
+                let copy = Buffer::copy_of(&bytes(&old).await);
+                let handle = new.open().await.unwrap();
+                handle.write(BlockIndex(0), copy.into(), Durability::Visible).await.unwrap();
+                KeyStore::create(&new, [8; 16], zones).await.unwrap();
+                let left: BTreeSet<Vec<u8>> =
+                    bytes(&new).await.windows(KEY).step_by(8).map(<[u8]>::to_vec).collect();
+                assert!(secrets.iter().all(|secret| !left.contains(&secret[..])), "{before} to {after}");
+                KeyStore::open(&new)
+                    .await
+                    .unwrap()
+                    .check_volume(&[8; 16], &Table::new(zones, 512).unwrap())
+                    .unwrap();
+            });
+        }
+    }
+
+    /// A superblock that was altered is refused before memory is taken for its zones.
+    #[test]
+    fn key_stores_of_too_many_zones_are_refused() {
+        world(|| async {
+            let part = device(512);
+            KeyStore::create(&part, VOLUME, 8).await.unwrap();
+            for zones in [0, MAX_ZONES + 1, u32::MAX] {
+                let mut sector = bytes(&part).await[..sector::SECTOR].to_vec();
+                sector[12..16].copy_from_slice(&zones.to_le_bytes());
+                sector::seal(&mut sector);
+                let handle = part.open().await.unwrap();
+                let sector = Buffer::copy_of(&sector).into();
+                handle.write(BlockIndex(0), sector, Durability::Visible).await.unwrap();
+                let error = KeyStore::open(&part).await.map(drop).unwrap_err();
+                let is_named = error.to_string().contains(&format!("{zones} zones"));
+                assert!(matches!(error, Error::Corrupt(_)) && is_named, "{error}");
+            }
+        });
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl ObjectsPart {
             tracing::info!("zones in an object store: opened after an unclean stop of their writer");
         }
         let (volume, table) = (opened.identity.volume, &opened.table);
-        let secrets = encryption::complete(encryption.as_ref(), secrets, volume, table).await?;
+        let secrets = encryption::complete(encryption.as_ref(), new.is_some(), volume, table).await?;
         let core = Core::new(manifests, settings, opened, secrets)?;
         let geometry = core.geometry().clone();
         Ok(ObjectsPart { home: Home::here(core), geometry })

@@ -75,11 +75,21 @@ impl Nonces {
     }
 }
 
-/// Overwrites the part of the stack that the use of a key has used: neither `ring`'s keys nor its HMAC wipe
-/// themselves.
-#[inline(never)]
-fn wipe_stack() {
-    [0_u8; 4 << 10].zeroize();
+/// Uses a key, and overwrites the part of the stack that this has used: neither `ring`'s keys nor its HMAC
+/// wipe themselves.
+fn wiped<R>(act: impl FnOnce() -> R) -> R {
+    // In a frame of its own, which is below this one, as that of `wipe_stack` is afterwards.
+    #[inline(never)]
+    fn run<R>(act: impl FnOnce() -> R) -> R {
+        act()
+    }
+    #[inline(never)]
+    fn wipe_stack() {
+        [0_u8; 4 << 10].zeroize();
+    }
+    let returned = run(act);
+    wipe_stack();
+    returned
 }
 
 /// Encrypts one block in place.
@@ -118,28 +128,23 @@ impl Sealer {
     }
 
     /// Encrypts bytes in place, and returns their tag. A nonce is used for one text only: see [`Nonces`].
-    #[inline(never)]
     pub fn seal(&self, nonce: &[u8; NONCE], place: &[u8], bytes: &mut [u8]) -> [u8; TAG] {
-        let tag = {
+        wiped(|| {
             let (key, nonce) = self.derive(nonce);
             let sealed = key.seal_in_place_separate_tag(nonce, Aad::from(place), bytes);
-            sealed.expect("a text of less than 64 GiB is sealed")
-        };
-        wipe_stack();
-        tag.as_ref().try_into().expect("a tag of AES-256-GCM has 16 bytes")
+            let tag = sealed.expect("a text of less than 64 GiB is sealed");
+            tag.as_ref().try_into().expect("a tag of AES-256-GCM has 16 bytes")
+        })
     }
 
     /// Decrypts bytes in place; false, with arbitrary bytes, if they weren't sealed so.
-    #[inline(never)]
     #[must_use]
     pub fn open(&self, nonce: &[u8; NONCE], place: &[u8], bytes: &mut [u8], tag: &[u8; TAG]) -> bool {
-        let is_open = {
+        wiped(|| {
             let (key, nonce) = self.derive(nonce);
             let tag = (*tag).into();
             key.open_in_place_separate_tag(nonce, Aad::from(place), tag, bytes, 0..).is_ok()
-        };
-        wipe_stack();
-        is_open
+        })
     }
 }
 
@@ -187,14 +192,13 @@ impl Keys {
             return Err(Error::invalid(format!("a key of {} bytes: expected {KEY}", operator.len())));
         }
         let mut id = [0; 4];
-        let derived = {
+        let derived = wiped(|| {
             let root = Salt::new(HKDF_SHA256, SALT).extract(operator);
             let mut key = Zeroizing::new([0; KEY]);
             expand(&root, &[b"manifests"], &mut *key);
             expand(&root, &[b"key id"], &mut id);
             LockedBox::new(Derived { manifests: Sealer::new(&key), root })
-        };
-        wipe_stack();
+        });
         let remedy = "expected a sufficient limit of locked memory (ulimit -l), or CAP_IPC_LOCK";
         let derived = derived.map_err(|error| {
             Error::from_io(&error, "locking the memory of the keys of a volume").in_context(remedy)
@@ -219,14 +223,12 @@ impl Keys {
 
     /// Key of a zone in a generation. `secret` is what the key store has for it, or empty.
     pub fn zone(&self, volume: &[u8; 16], zone: u32, generation: u64, secret: &[u8]) -> Sealer {
-        let sealer = {
+        wiped(|| {
             let (number, generation) = (zone.to_le_bytes(), generation.to_le_bytes());
             let mut key = Zeroizing::new([0; KEY]);
             expand(&self.derived.root, &[b"zone", volume, &number, &generation, secret], &mut *key);
             Sealer::new(&key)
-        };
-        wipe_stack();
-        sealer
+        })
     }
 }
 

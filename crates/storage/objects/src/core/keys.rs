@@ -1,7 +1,7 @@
 //! Keys of zones.
 
 use super::Core;
-use crate::format::{ChunkSealer, VolumeId};
+use crate::format::{ATTEMPT_BITS, ChunkSealer, VolumeId};
 use crate::key_store::KeyStore;
 use crate::names::PieceName;
 use crate::seal::{Keys, Sealer};
@@ -48,6 +48,15 @@ impl ZoneKeys {
     }
 }
 
+/// First serial number of a writer's pieces.
+pub(super) fn first_serial(is_encrypted: bool) -> u64 {
+    let mut drawn = [0; 8];
+    if is_encrypted {
+        runtime::fill_secret(&mut drawn);
+    }
+    u64::from_le_bytes(drawn) >> ATTEMPT_BITS << ATTEMPT_BITS | 1
+}
+
 impl Core {
     /// Whether the volume is encrypted, and with a key store the number of zones that had data without a
     /// secret when the volume was opened.
@@ -66,6 +75,8 @@ impl Core {
 
     /// Sealer of a new piece, with the key of the generation in its name; `None` without encryption.
     pub(super) fn sealer(&self, name: PieceName, key: Option<&Rc<Sealer>>) -> Option<ChunkSealer> {
+        // With what this writer has drawn.
+        let name = PieceName { serial: self.uploads.next.get(), ..name };
         key.map(|key| ChunkSealer::new(self.log.identity().volume, name, key.clone()))
     }
 }

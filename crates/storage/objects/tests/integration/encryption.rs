@@ -3,6 +3,7 @@
 
 use crate::common::{ZONES, append, bytes, handle, options, read, world};
 use crate::crash::{Acknowledged, Model, Objects, judge, step};
+use crate::merge::{fill, has};
 use block::{DevicePart, EraseGuarantee, Error, Part, ZoneAddress, ZoneIndex, ZoneState, ZonesPart};
 use conformance::budget::Budget;
 use crypt::secret;
@@ -551,4 +552,135 @@ fn repeated_uploads_have_one_text_for_each_nonce() {
     seen.add_all(&objects);
     let names = objects.keys().filter(|key| key.contains("/zones/")).count();
     assert!(names > 4, "{names} names of 4 pieces");
+}
+
+/// After a rollback two writers have the same epoch, and write to the same places with the same key.
+#[test]
+fn chunks_of_two_histories_are_not_exchanged() {
+    let before = in_world(9, Default::default(), |bucket| async move {
+        let part = open(true, None).await;
+        append(&*handle(&part).await, 0, 9, 4096).await;
+        part.close().await.unwrap();
+        bucket.objects.borrow().clone()
+    });
+    let histories = [1, 2].map(|value| {
+        in_world(90 + u64::from(value), (before.clone(), Files::new()), move |bucket| async move {
+            let part = open(false, None).await;
+            let zones = handle(&part).await;
+            append(&*zones, 1, value, 40 << 10).await;
+            zones.flush(&[ZoneIndex(1)]).await.unwrap();
+            drop(zones);
+            part.close().await.unwrap();
+            bucket.objects.borrow().clone()
+        })
+    });
+    in_world(99, (histories[1].clone(), Files::new()), move |bucket| async move {
+        let zones = handle(&open(false, None).await).await;
+        let piece = |objects: &Objects| {
+            let mut pieces = objects.iter().filter(|(key, _)| key.contains("zones/00000001."));
+            let (key, object) = pieces.next().unwrap();
+            (key.clone(), object.bytes.clone())
+        };
+        let ((other, ours), (key, kept)) = (piece(&histories[0]), piece(&histories[1]));
+        assert_ne!(other, key, "names of the two");
+        assert_eq!(other[..other.len() - 16], key[..key.len() - 16], "at the same place");
+        assert_eq!(read(&*zones, 1, 0, 4096).await.unwrap(), vec![2; 4096]);
+        replace(&bucket, &key, ours);
+        let error = read(&*zones, 1, 0, 4096).await.unwrap_err();
+        assert!(matches!(error, Error::Corrupt(_)), "{error}");
+        replace(&bucket, &key, kept);
+        assert_eq!(read(&*zones, 1, 0, 4096).await.unwrap(), vec![2; 4096]);
+    });
+}
+
+/// Merged pieces are sealed as others, also by a later writer, and no nonce is used twice.
+#[test]
+fn merged_pieces_are_sealed_with_the_key_of_their_zone() {
+    world(10, |bucket| async move {
+        let (store, versions) = (memory(), Rc::new(RefCell::new(Objects::new())));
+        let (own, kept) = (Rc::downgrade(&bucket), versions.clone());
+        bucket.follow(move |_| {
+            kept.borrow_mut().append(&mut own.upgrade()?.objects.borrow().clone());
+            None
+        });
+        let part = open(true, Some(store.clone())).await;
+        let zones = handle(&part).await;
+        fill(&*zones, 0, 0..60).await;
+        zones.finish(ZoneIndex(0)).await.unwrap();
+        fill(&*zones, 1, 0..20).await;
+        runtime::sleep(Duration::from_secs(100)).await;
+        let merged = part.status().await["merged_objects"].as_u64().unwrap();
+        assert!(merged >= 40, "{merged} objects were merged");
+        has(&*zones, 0, 0..60).await;
+        has(&*zones, 1, 0..20).await;
+        let part = open(false, Some(store)).await;
+        let zones = handle(&part).await;
+        has(&*zones, 0, 0..60).await;
+        let mut seen = Ciphertexts::default();
+        seen.add_all(&versions.borrow());
+    });
+}
+
+/// A reset at any moment of a merge: nothing of the erased generation is uploaded once it has returned, and
+/// what is appended afterwards is there.
+#[test]
+fn a_reset_that_erases_keys_cancels_a_merge_at_any_moment() {
+    let (mut cancelled, mut ended) = (0, 0);
+    for moment in 0..8 {
+        let uploads = in_world(11, Default::default(), move |bucket| async move {
+            let part = open(true, Some(memory())).await;
+            let zones = handle(&part).await;
+            fill(&*zones, 0, 0..40).await;
+            bucket.latency.set(Duration::from_millis(50));
+            let (is_erased, late) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+            let uploads = Rc::new(Cell::new(0));
+            let (switch, count, all) = (is_erased.clone(), late.clone(), uploads.clone());
+            bucket.follow(move |asked| {
+                let is_merged = asked.method == "PUT"
+                    && asked.key.contains("zones/00000000.0000000000000001.")
+                    && asked.body.len() > 8 << 10;
+                all.set(all.get() + usize::from(is_merged));
+                count.set(count.get() + usize::from(is_merged && switch.get()));
+                None
+            });
+            append(&*zones, 1, 1, 512).await;
+            zones.flush(&[ZoneIndex(1)]).await.unwrap();
+            runtime::sleep(Duration::from_millis(moment * 60)).await;
+            assert_eq!(zones.reset(ZoneIndex(0), EraseGuarantee::Key).await, Ok(2));
+            is_erased.set(true);
+            fill(&*zones, 0, 0..40).await;
+            runtime::sleep(Duration::from_secs(100)).await;
+            assert_eq!(late.get(), 0, "moment {moment}: an upload of what was erased");
+            has(&*zones, 0, 0..40).await;
+            uploads.get()
+        });
+        (cancelled, ended) = (cancelled + usize::from(uploads == 0), ended + usize::from(uploads > 0));
+    }
+    println!("{cancelled} merges cancelled before their upload, {ended} later");
+}
+
+/// A writer may reset zones until it is fenced: the next one doesn't use what it has read of the key store
+/// before.
+#[test]
+fn secrets_that_were_renewed_before_the_fence_are_known_after_it() {
+    world(12, |bucket| async move {
+        let store = memory();
+        let part = open(true, Some(store.clone())).await;
+        let zones = handle(&part).await;
+        append(&*zones, 1, 1, 4096).await;
+        zones.flush(&[ZoneIndex(1)]).await.unwrap();
+        // The first request of the next writer, which has read the key store.
+        bucket.latency.set(Duration::from_secs(3));
+        let opening = runtime::spawn(open(false, Some(store)));
+        runtime::sleep(Duration::from_secs(1)).await;
+        bucket.latency.set(Duration::ZERO);
+        zones.reset(ZoneIndex(1), EraseGuarantee::Key).await.unwrap();
+        append(&*zones, 1, 2, 4096).await;
+        zones.flush(&[ZoneIndex(1)]).await.unwrap();
+        assert!(!opening.is_finished());
+        let part = opening.await;
+        assert_eq!(part.status().await["zones_without_key"], 0);
+        let zones = handle(&part).await;
+        assert_eq!(read(&*zones, 1, 0, 4096).await.unwrap(), vec![2; 4096]);
+    });
 }
