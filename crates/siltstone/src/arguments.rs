@@ -504,6 +504,9 @@ pub struct Check {
     /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
+    #[arg(long)]
+    pub writable: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
@@ -523,6 +526,9 @@ pub struct Dump {
     /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
+    #[arg(long)]
+    pub writable: bool,
     /// Also show each record of this zone
     #[arg(long, value_name = "N")]
     pub zone: Option<u32>,

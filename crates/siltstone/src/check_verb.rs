@@ -14,7 +14,8 @@ use std::fmt::Write;
 /// # Errors
 /// A wrong stack or part; a served stack; [`Failure::Said`] for damage.
 pub fn check(arguments: &arguments::Check) -> Result<(), Failure> {
-    let report = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async |zones, home| {
+    let (stack, part) = (&arguments.stack, arguments.part.as_deref());
+    let report = lifted::with_zones(stack, part, arguments.writable, async |zones, home| {
         let reading = Reading::new();
         log::check::check(zones, home, &|done, total| reading.at(done, total)).await
     })?;

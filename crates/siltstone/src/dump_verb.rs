@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 /// # Errors
 /// A wrong stack, part or zone; a served stack; a disk without a log.
 pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
-    let zone = arguments.zone;
-    let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones, home| {
+    let (stack, part, zone) = (&arguments.stack, arguments.part.as_deref(), arguments.zone);
+    let value = lifted::with_zones(stack, part, arguments.writable, async move |zones, home| {
         log::dump::dump(zones, home, zone.map(ZoneIndex)).await
     })?;
     if arguments.json { print_json(&value) } else { print(&page(value)) }

@@ -217,7 +217,8 @@ fn status(arguments: &KvStatus) -> Result<(), Failure> {
 
 fn check(arguments: &KvCheck) -> Result<(), Failure> {
     let argument = &arguments.store.stack;
-    let stack = lifted::read_only(argument, &load::stack(argument, &registry())?)?;
+    let stack = load::stack(argument, &registry())?;
+    let stack = if arguments.writable { stack } else { lifted::read_only(argument, &stack)? };
     let planned = Planned::of(&stack, &arguments.store, false)?;
     let report = runtime::run(planned.config(), move || async move {
         let below = planned.plan.build_below_door(&planned.part).await;

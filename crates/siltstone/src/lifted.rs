@@ -2,7 +2,8 @@
 //!
 //! The parts below the log, a device or zones, are built as the stack defines them, but files and zones on
 //! devices are opened read-only, so that none is created or changed. A `record` or `zone-record` directly
-//! below the log is skipped: opening it would overwrite its timeline.
+//! below the log is skipped: opening it would overwrite its timeline. A write cache can't be opened
+//! without writing, since it continues its log: it is refused, or opened as a server does it, by option.
 
 use crate::control::client::Client;
 use crate::control::place::{self, Identity};
@@ -24,13 +25,19 @@ const RECORDS: [&str; 2] = ["record", "zone-record"];
 /// Kinds that are opened read-only.
 const READ_ONLY: [&str; 2] = ["file", "zones"];
 
+/// Kinds that write to their devices when they are opened.
+const WRITE_CACHES: [&str; 2] = ["writecache", "zone-writecache"];
+
 /// Runs `work` on the zones of a log device that isn't served, and on the home of its map, if it has one.
+///
+/// With `writable` all parts below the log are opened as a server does it.
 ///
 /// # Errors
 /// A wrong stack or part; a served stack; errors of opening the disk, and of `work`.
 pub fn with_zones<T: Send + 'static>(
     argument: &str,
     part: Option<&str>,
+    writable: bool,
     work: impl AsyncFnOnce(Arc<dyn ZonesPart>, Option<Rc<dyn HomeStorage>>) -> Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     let stack = load::stack(argument, &registry())?;
@@ -42,7 +49,7 @@ pub fn with_zones<T: Send + 'static>(
     };
     let home = home.map(|path| stack.absolute(Path::new(path))).transpose()?;
     let is_zones = stack.part(&on).is_some_and(|part| part.kind().contract == Contract::Zones);
-    let stack = read_only(argument, &stack)?;
+    let stack = if writable { stack } else { read_only(argument, &stack)? };
     let plan = stack.check(false)?;
     let config = Config::default().with_shards(stack.shards());
     let outcome = runtime::run(config, move || async move {
@@ -127,6 +134,19 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
     }
 }
 
+/// Refuses write caches.
+fn refuse_write_caches(argument: &str, stack: &Stack) -> Result<(), Failure> {
+    match stack.parts().find(|part| WRITE_CACHES.contains(&part.kind().name)) {
+        None => Ok(()),
+        Some(part) => Err(Failure::Usage(format!(
+            "{argument}: part \"{}\" ({}) continues its log on the fast device when it is opened, and so writes to it: expected \
+             --writable, which opens all parts as a server does",
+            part.name(),
+            part.kind().name
+        ))),
+    }
+}
+
 fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Failure> {
     for name in part.values().flat_map(|(_, value)| value.children()) {
         let Some(below) = stack.part(name) else { continue };
@@ -144,8 +164,9 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
 /// Returns the stack with read-only files and zones on devices.
 ///
 /// # Errors
-/// Errors of reading the stack.
+/// A stack with a write cache; errors of reading the stack.
 pub(crate) fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
+    refuse_write_caches(argument, stack)?;
     let mut text = String::new();
     let whole = stack.to_toml();
     // The key `read_only` has the same meaning in every section, and doors aren't built.

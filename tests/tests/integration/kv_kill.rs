@@ -118,6 +118,11 @@ fn check(socket: &Path, client: u64, known: &mut [Known]) {
 fn survives(name: &str, parts: &str) {
     let folder = tempfile::tempdir().unwrap();
     survives_in(folder.path(), name, parts, |_, _| {});
+    run(
+        &binary().display().to_string(),
+        &["kv", "check", &folder.path().join("kv.toml").display().to_string()],
+    )
+    .ok();
 }
 
 /// Kills the server of a stack in this folder, and looks for all acknowledged writes. `around` is called
@@ -154,7 +159,6 @@ pub(crate) fn survives_in(folder: &Path, name: &str, parts: &str, mut around: im
         }
     }
     server.stop();
-    run(&binary().display().to_string(), &["kv", "check", &stack]).ok();
 }
 
 /// Data that was passed to the kernel survives the end of the process.

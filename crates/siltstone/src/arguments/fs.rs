@@ -196,7 +196,8 @@ pub struct FsStatus {
   siltstone fs check vol.img            check names, link counts, blocks of files, space
   siltstone fs check vol.img --data     also read every block of every file
 
-Nothing is written, and nothing is repaired. A file system that wasn't closed is checked as the next mount finds it. Exits with 0 \
+Nothing is written, and nothing is repaired. A file system that wasn't closed is checked as the next mount finds it. A write cache or a bucket below it is \
+opened as a server does, and so written to. Exits with 0 \
 without problems, with 1 otherwise.")]
 pub struct FsCheck {
     #[arg(help = IMAGE_HELP)]

@@ -226,10 +226,13 @@ pub struct KvStatus {
   siltstone kv check kv.toml --json | jq .problems
 
 Reads every block of every table: checksums, the order of entries, bounds, filters and indexes, and that the manifest agrees. Nothing is repaired, and nothing \
-is written to the store. Exits with 0 without problems, with 1 otherwise.")]
+is written to the store. On a write cache that isn't possible, so --writable is needed. Exits with 0 without problems, with 1 otherwise.")]
 pub struct KvCheck {
     #[command(flatten)]
     pub store: KvStore,
+    /// Open all parts as a server does, write caches included: they continue their logs, and upload
+    #[arg(long)]
+    pub writable: bool,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

@@ -1,13 +1,13 @@
-//! Load generator on a bucket by the client alone, for performance plans: what a stack in a bucket can reach at
-//! most. Prints JSON in the format of fio.
+//! Load generator on a bucket by the client alone, for performance plans: what a stack in a bucket can reach
+//! at most. Prints JSON in the format of fio.
 //!
 //! ```text
 //! bucket-load --endpoint=URL [--bucket=vol] [--rw=write] [--bs=BYTES] [--iodepth=N] [--objects=N]
 //!             [--runtime=SECONDS] [--ramp_time=SECONDS]
 //! ```
 //!
-//! `write` creates objects of `--bs` bytes under new keys, with the condition that they are absent. `read` reads
-//! ranges of `--bs` bytes, one after the other, of `--objects` objects of 8 MiB that it creates before.
+//! `write` creates objects of `--bs` bytes under new keys, with the condition that they are absent. `read`
+//! reads ranges of `--bs` bytes, one after the other, of `--objects` objects of 8 MiB that it creates before.
 //! `--iodepth` requests are in flight. The credentials are those of the environment. All objects are deleted
 //! at the end.
 

@@ -1,5 +1,5 @@
-//! A relay between clients and a store on loopback that delays each request, for performance plans: bytes of a
-//! client leave a fixed time after they arrived, and answers at once.
+//! A relay between clients and a store on loopback that delays each request, for performance plans: bytes of
+//! a client leave a fixed time after they arrived, and answers at once.
 //!
 //! ```text
 //! bucket-relay LISTEN STORE MILLISECONDS        bucket-relay 127.0.0.1:7171 127.0.0.1:7170 20

@@ -274,6 +274,7 @@ impl Core {
                 slots: Semaphore::new(MAX_UPLOADS),
                 tasks: TaskGroup::default(),
                 next,
+                attempts: RefCell::default(),
                 waiting: Cell::new(0),
                 in_flight: Cell::new(0),
                 failures: FailureRun::default(),
@@ -571,7 +572,7 @@ impl Core {
                 zone.pending.clear();
             }
         });
-        self.note(index);
+        self.note_finished(index);
         finished
     }
 

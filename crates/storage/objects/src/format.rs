@@ -24,9 +24,13 @@ const CHECKSUM: usize = 4;
 pub(crate) const PIECE_HEADER: usize = 64;
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
-/// Version of both formats, and that of sealed manifests and pieces.
-const VERSION: u32 = 1;
-const SEALED_VERSION: u32 = 2;
+/// Version of manifests, and that of sealed ones. Version 1 had neither bases beside the deltas nor merges,
+/// and is read as version 2.
+const VERSION: u32 = 2;
+const SEALED_VERSION: u32 = 3;
+/// Version of pieces, and that of sealed ones.
+const PIECE_VERSION: u32 = 1;
+const SEALED_PIECE_VERSION: u32 = 2;
 /// Flags: the contents are sealed, and zones have secrets in a key store.
 const SEALED: u32 = 1;
 const HAS_STORE: u32 = 2;
@@ -148,8 +152,8 @@ impl Manifest {
         if reader.bytes(8)? != MANIFEST_MAGIC {
             return Err(reader.strange("begins with other bytes; expected SltObjMf"));
         }
-        let found = (reader.u32()?, reader.u32()?);
-        let is_sealed = check_version(found)?;
+        let (version, flags) = (reader.u32()?, reader.u32()?);
+        let is_sealed = check_version((version, flags))?;
         let sum = bytes.len().checked_sub(CHECKSUM).and_then(|at| bytes.split_at_checked(at));
         match sum {
             Some((covered, sum)) if checksum(covered).to_le_bytes() == sum => {}
@@ -176,7 +180,7 @@ impl Manifest {
             )));
         }
         match kind.is_protected() {
-            true => check_keys(keys, found, key_id)?,
+            true => check_keys(keys, flags, key_id)?,
             false if is_sealed || !body.is_empty() => return Err(reader.strange("of an end has contents")),
             false => {}
         }
@@ -205,24 +209,24 @@ fn protection(keys: Option<&Keys>) -> (u32, u32, [u8; 4]) {
 /// [`Error::Unsupported`] for other ones.
 fn check_version((version, flags): (u32, u32)) -> Result<bool> {
     match (version, flags) {
-        (VERSION, 0) => Ok(false),
+        (1 | VERSION, 0) => Ok(false),
         (SEALED_VERSION, flags) if flags & SEALED > 0 && flags & !(SEALED | HAS_STORE) == 0 => Ok(true),
         _ => Err(Error::unsupported(format!(
-            "a manifest of version {version} with flags {flags:#x}; expected version {VERSION} without flags, or version \
+            "a manifest of version {version} with flags {flags:#x}; expected version 1 or {VERSION} without flags, or version \
              {SEALED_VERSION} with the flags 1 or 3: use a newer siltstone"
         ))),
     }
 }
 
-/// Checks that a manifest has the version and the flags of these keys, and was sealed with them.
-fn check_keys(keys: Option<&Keys>, (version, flags): (u32, u32), key_id: [u8; 4]) -> Result<()> {
-    let expected = protection(keys);
+/// Checks that a manifest has the flags of these keys, and was sealed with them.
+fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
+    let (_, expected_flags, expected_id) = protection(keys);
     let text = match keys {
-        _ if expected == (version, flags, key_id) => return Ok(()),
+        _ if (expected_flags, expected_id) == (flags, key_id) => return Ok(()),
         None if flags & HAS_STORE > 0 => "the volume is encrypted; expected key_file and key_store",
         None => "the volume is encrypted; expected key_file",
         Some(_) if flags == 0 => "the volume isn't encrypted; leave key_file out, or format",
-        Some(_) if expected.2 != key_id => {
+        Some(_) if expected_id != key_id => {
             "the volume is encrypted with another key than that of key_file, unless this object was altered"
         }
         Some(_) if flags & HAS_STORE > 0 => "the keys of zones are in a key store; expected key_store",
@@ -326,7 +330,7 @@ pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data],
     let length = stored - if is_sealed { SEAL * chunks.len() } else { 0 };
     let mut writer = Writer::default();
     writer.put(PIECE_MAGIC);
-    writer.u32(if is_sealed { SEALED_VERSION } else { VERSION });
+    writer.u32(if is_sealed { SEALED_PIECE_VERSION } else { PIECE_VERSION });
     writer.u32(if is_sealed { SEALED } else { 0 });
     writer.put(volume);
     writer.u32(name.zone);
@@ -449,8 +453,17 @@ mod tests {
             assert!(decode(&bytes[..at], 3, 17).is_err(), "{at} bytes");
         }
         let mut other = bytes;
-        other[8] = 3;
-        assert!(matches!(decode(&other, 3, 17), Err(Error::Unsupported(_))));
+        for (at, value) in [(8, 4), (8, 3), (8, 0), (12, 1)] {
+            let kept = std::mem::replace(&mut other[at], value);
+            let error = decode(&other, 3, 17).unwrap_err();
+            assert!(
+                matches!(&error, Error::Unsupported(text) if text.contains("newer siltstone")),
+                "{error}"
+            );
+            other[at] = kept;
+        }
+        other[8] = 1;
+        assert_eq!(decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
     }
 
     /// Runs a test in a simulated world, which has the source of random bits.

@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    /// Of an earlier key store nothing is left, whatever zones and blocks it had.
+    /// Nothing of an earlier key store is left, whatever zones and blocks it had.
     #[test]
     fn formatting_destroys_the_secrets_of_more_zones_and_of_other_blocks() {
         for (before, zones, after) in
@@ -467,6 +467,45 @@ mod tests {
                     .unwrap();
             });
         }
+    }
+
+    fn faulty(part: &Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
+        let rules = layers::fault::parse_rules(&[rule.to_owned()], stack::Contract::Device).unwrap();
+        Arc::new(layers::fault::FaultDevicePart::new(part.clone(), rules, 1).unwrap())
+    }
+
+    /// A sector that can't be read has damaged slots, and those of the others are served.
+    #[test]
+    fn sectors_that_cannot_be_read_lose_their_secrets_alone() {
+        world(|| async {
+            let part = device(512);
+            let store = KeyStore::create(&part, VOLUME, 500).await.unwrap();
+            // The sector of zones 80 to 87.
+            let at = START + 80 * SLOT as u64;
+            let part = faulty(&part, &format!("read error=EIO range={at}..{}", at + 512));
+            let again = KeyStore::open(&part).await.unwrap();
+            for zone in 0..500 {
+                match (80..88).contains(&zone) {
+                    true => assert!(matches!(again.secret(zone, 1), Err(Error::Corrupt(_))), "{zone}"),
+                    false => assert_eq!(again.secret(zone, 1), store.secret(zone, 1), "{zone}"),
+                }
+            }
+        });
+    }
+
+    /// A write that takes long is awaited, so that it never lands over a later one.
+    #[test]
+    fn slow_writes_are_awaited() {
+        world(|| async {
+            let part = device(512);
+            KeyStore::create(&part, VOLUME, 8).await.unwrap();
+            let store = KeyStore::open(&faulty(&part, "write delay=500s times=1")).await.unwrap();
+            let begun = runtime::now();
+            store.renew(3, 2).await.unwrap();
+            assert!(begun.elapsed() >= Duration::from_secs(500));
+            let again = KeyStore::open(&part).await.unwrap();
+            assert_eq!(again.secret(3, 2), store.secret(3, 2));
+        });
     }
 
     /// A superblock that was altered is refused before memory is taken for its zones.

@@ -118,6 +118,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::gauge("garbage_objects", "object_garbage", "Objects that wait for their deletion"),
     Metric::counter("deleted_objects", "object_deletions", "Objects that were deleted"),
+    Metric::counter("dropped_objects", "object_drops", "Objects that only the message gc deletes"),
     Metric::counter("merged_objects", "object_merges", "Objects that were replaced by larger ones"),
     Metric::counter(
         "merged_bytes",

@@ -138,6 +138,7 @@ fn status(core: &Core) -> Status {
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),
+        "dropped_objects": core.garbage.dropped(),
         "merged_objects": core.merging.replaced.get(),
         "merged_bytes": core.merging.moved.get(),
         "requests": requests,

@@ -96,7 +96,8 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    fn zone(&self) -> u32 {
+    /// Zone that is changed.
+    pub fn zone(&self) -> u32 {
         let (Change::Piece { zone, .. }
         | Change::State { zone, .. }
         | Change::Reset { zone, .. }

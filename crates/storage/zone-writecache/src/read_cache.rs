@@ -22,7 +22,11 @@ use fetches::Fetches;
 use slots::{ChunkKey, Slots};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 use streams::{Note, Streams};
+
+/// Longest wait for a read of the origin before the zone is reset there.
+const FETCH_LIMIT: Duration = Duration::from_secs(30);
 
 /// State of a zone for which reads and fetches are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,10 +283,19 @@ impl ReadCache {
     }
 
     /// Waits until no fetch of this zone is in flight: a zone that is reset at the origin has no readers. The
-    /// caller has changed the zone's generation, so that no other fetch begins.
+    /// caller has changed the zone's generation, so that no other fetch begins, and the bytes of those in
+    /// flight aren't used. So one that doesn't end is waited for up to [`FETCH_LIMIT`] only: uploads must go
+    /// on.
     pub async fn fetches_ended(&self, zone: ZoneIndex) {
-        while self.state.borrow().fetches.has_zone(zone) {
-            self.fetch_ended.notified().await;
+        let ended = async {
+            while self.state.borrow().fetches.has_zone(zone) {
+                self.fetch_ended.notified().await;
+            }
+        };
+        if runtime::timeout(FETCH_LIMIT, ended).await.is_err() {
+            tracing::warn!(
+                "zone {zone} is reset at the origin while a read of it has not ended in {FETCH_LIMIT:?}"
+            );
         }
     }
 

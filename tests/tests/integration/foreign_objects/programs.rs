@@ -2,7 +2,7 @@
 //! mount, and fio, while servers are killed and the store stops. All of these are long tests.
 
 use super::servers::{Program, Server as Store};
-use super::{Machine, Volume, credentials, disturb, number, siltstone, status_of, wait_until};
+use super::{Machine, Volume, credentials, disturb, number, siltstone, wait_until};
 use crate::fs_mount_programs::{Cluster, postgresql};
 use rustix::process::Signal;
 use siltstone_tests::foreign::{
@@ -79,6 +79,7 @@ fn carries_on(name: &str, make: &str, check: &str) {
     siltstone(&["message", &stack, "local", "flush"]).ok();
     attached.detach();
     std::fs::remove_file(folder.path().join("fast.img")).unwrap();
+    Volume::large(store.port).empty_fast(folder.path());
     let text = std::fs::read_to_string(&stack).unwrap().replace("new_fast = false", "new_fast = true");
     std::fs::write(&stack, text).unwrap();
     let attached = Attached::new(name, &stack, &[]);
@@ -133,13 +134,17 @@ fn postgresql_in_a_bucket_recovers_all_transactions() {
         cluster.check(acknowledged);
     }
     // The store stops for a while, and nothing fails.
-    let stack = cluster.mount.beside("stack.toml").display().to_string();
+    let control = cluster.mount.beside("control").display().to_string();
     let before = cluster.mount.server_pid();
     let acknowledged = cluster.transactions_until(|| {
         store.freeze(true);
         std::thread::sleep(Duration::from_secs(20));
         store.freeze(false);
-        let local = || status_of(&stack)["zones"]["local"].clone();
+        let local = || {
+            let said = siltstone(&["status", "-", "--control", &control, "--json"]).ok();
+            let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+            status["zones"]["local"].clone()
+        };
         let uploaded = number(&local(), "uploaded_bytes");
         wait_until("uploads", || number(&local(), "uploaded_bytes") > uploaded);
         cluster.kill();

@@ -271,7 +271,11 @@ fn a_volume_keeps_the_encryption_that_it_was_made_with_until_it_is_formatted() {
         append(&*zones, 1, 1, 4096).await;
         zones.flush(&[ZoneIndex(1)]).await.unwrap();
         assert!(
-            bucket.objects.borrow().values().all(|object| object.bytes[8..16] == [1, 0, 0, 0, 0, 0, 0, 0])
+            bucket
+                .objects
+                .borrow()
+                .values()
+                .all(|object| object.bytes[8] < 3 && object.bytes[12..16] == [0; 4])
         );
         let error = ObjectsPart::open(with_key(false, 5, None)).await.unwrap_err();
         assert!(error.to_string().contains("isn't encrypted"), "{error}");
@@ -455,7 +459,8 @@ fn every_state_of_the_store_and_of_the_key_store_has_what_was_acknowledged() {
     }
 }
 
-/// Ciphertexts by zone, generation and nonce, or of manifests by nonce; and those of each place.
+/// Sealed texts with their tags, by zone, generation and nonce, or of manifests by nonce; and those of each
+/// place.
 #[derive(Default)]
 struct Ciphertexts {
     by_nonce: BTreeMap<(String, [u8; 24]), Vec<u8>>,
@@ -478,12 +483,13 @@ impl Ciphertexts {
                 let (folder, file) = name.split_once('/').unwrap();
                 let offset = usize::from_str_radix(file.split_once('.').unwrap().0, 16).unwrap();
                 for (number, chunk) in bytes[HEADER..].chunks(CHUNK).enumerate() {
-                    let (text, seal) = chunk.split_at(chunk.len() - 40);
-                    self.add(folder[..25].to_owned(), offset + number, &seal[..24], text);
+                    let nonce = &chunk[chunk.len() - 40..][..24];
+                    self.add(folder[..25].to_owned(), offset + number, nonce, chunk);
                 }
-            } else if bytes[12] == 1 {
-                let (text, seal) = bytes[88..bytes.len() - 4].split_at(bytes.len() - 92 - 40);
-                self.add("manifests".to_owned(), 0, &seal[..24], text);
+            } else if bytes[12] & 1 == 1 {
+                // The associated data as well.
+                let nonce = &bytes[bytes.len() - 44..][..24];
+                self.add("manifests".to_owned(), 0, nonce, bytes);
             }
         }
     }
