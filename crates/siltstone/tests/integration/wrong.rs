@@ -202,6 +202,32 @@ fn a_passphrase_that_opens_nothing() {
     }
 }
 
+/// Deletes in a bucket are persistent only with a key store, which has to fit.
+#[test]
+fn persistent_deletes_in_a_bucket() {
+    let stack = |keys: &str| {
+        format!(
+            "kv(objects(\"http://127.0.0.1:1\", bucket=b, zones=64, zone_size=16MiB{keys}), \
+             listen=\"127.0.0.1:0\", delete_persistence=10m)"
+        )
+    };
+    for (keys, expected) in [
+        (", key_file=k, key_store=file(keys.img, size=8KiB)", None),
+        ("", Some("a reset of these zones gives no guarantee that data is erased")),
+        (", key_file=k", Some("a reset of these zones gives no guarantee that data is erased")),
+        (", key_store=ram(8KiB)", Some("key_store without key_file; expected both, or neither")),
+        (", key_file=k, key_store=ram(4KiB)", Some("expected at least 8192 for 64 zones")),
+    ] {
+        let ran = run(Path::new("/"), &["stack", "check", &stack(keys)]);
+        match expected {
+            None => assert_eq!(ran.code, Some(0), "{ran:?}"),
+            Some(expected) => {
+                assert!(ran.code == Some(2) && ran.stderr.contains(expected), "{keys}: {ran:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn logs_on_zones() {
     refused(

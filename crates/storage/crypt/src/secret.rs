@@ -112,6 +112,18 @@ pub fn lock_key(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<Lock
     }))
 }
 
+/// Reads a file for [`stack::Arguments::claim`]: a key of 32 bytes, and nothing else.
+pub fn lock_key_of_256_bits(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
+    Call::ready(read("key_file", &path).and_then(|key| match key.length {
+        32 => Ok(Some(Box::new(key) as LockedFile)),
+        _ => Err(Error::invalid(format!(
+            "key_file \"{}\": its length isn't that of a key; expected 32 bytes, not as text; \
+             (umask 077; head -c 32 /dev/urandom >FILE) makes one",
+            path.display()
+        ))),
+    }))
+}
+
 /// Reads a file for [`stack::Arguments::claim`]: a passphrase in its first line, without the end of the line.
 pub fn lock_passphrase(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
     Call::ready(read("passphrase_file", &path).and_then(|mut passphrase| {

@@ -32,9 +32,9 @@ fn check_manifest(bytes: &[u8]) {
         u64::from_le_bytes(field)
     };
     let (epoch, number) = (field(48, 4) as u32, field(56, 8));
-    let Ok(manifest) = Manifest::decode(bytes, epoch, number) else { return };
+    let Ok(manifest) = Manifest::decode(bytes, epoch, number, None) else { return };
     assert!(manifest.body.len() + manifest.writer.name.len() <= bytes.len() * 3);
-    let again = Manifest::decode(&manifest.encode(), epoch, number);
+    let again = Manifest::decode(&manifest.encode(None), epoch, number, None);
     // A name that isn't UTF-8 has other bytes afterwards.
     if manifest.writer.name.len() <= 255 {
         assert_eq!(again.as_ref(), Ok(&manifest));
@@ -84,11 +84,11 @@ fn check_piece(bytes: &[u8]) {
     let length = 1 + u64::from(*first) * 1024;
     let start = u64::from(*second) * length / 256;
     let end = (start + 1 + u64::from(*third) * 512).min(length);
-    let range = chunk_range(length, start..end);
-    assert!(range.at + range.bytes as u64 <= object_length(length));
+    let range = chunk_range(length, start..end, false);
+    assert!(range.at + range.bytes as u64 <= object_length(length, false));
     assert!(range.bytes <= (end - start) as usize + 2 * CHUNK + 4 * (2 + (end - start) as usize / CHUNK));
     let mut taken = 0;
-    if verify(&VOLUME, &PIECE, &range, rest, |bytes| taken += bytes.len()).is_ok() {
+    if verify(&VOLUME, &PIECE, &range, None, &mut rest.to_vec(), |bytes| taken += bytes.len()).is_ok() {
         assert_eq!(taken as u64, end - start);
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         };
         let key = Names::new("db1/").unwrap().key(Name::Piece(PIECE)).into_bytes();
         let valid = [
-            manifest.encode(),
+            manifest.encode(None),
             table.encode(),
             crate::table::encode_changes(&[piece, follows, merge, Change::Reset { zone: 1, generation: 2 }]),
             key,

@@ -4,18 +4,23 @@
 //! - An append is copied, has its address at once, and can be read from then on. Bytes that aren't uploaded
 //!   are at most `memory`; then appends wait, and the longest gathered bytes are uploaded as a piece.
 //! - A flush uploads the gathered bytes of its zones, and returns after a manifest names them.
+//! - With keys, bytes are sealed before they are uploaded, and with a key store a reset returns after the
+//!   zone's key is destroyed.
 //! - A piece that can't be uploaded is uploaded again, under another name, until the store answers. While it
 //!   doesn't, flushes wait, and then appends.
 //!
 //! Left to others: manifests (`manifest_log`), deletions (`garbage`).
 
 mod gc;
+mod keys;
 mod merge;
 mod read;
 mod upload;
 
+use self::keys::ZoneKeys;
 use crate::garbage::Garbage;
 use crate::gather::{Gather, Gathering, Sealed};
+use crate::key_store::KeyStore;
 use crate::manifest_log::ManifestLog;
 use crate::manifests::Manifests;
 use crate::names::Name;
@@ -179,6 +184,7 @@ pub(crate) struct Core {
     geometry: ZoneGeometry,
     zones: RefCell<Vec<Zone>>,
     limits: Limits,
+    keys: Option<ZoneKeys>,
     memory: Rc<Semaphore>,
     gathering: RefCell<Gathering>,
     /// Memory of responses.
@@ -234,15 +240,24 @@ impl Core {
     ///
     /// # Errors
     /// [`Error::Invalid`] for settings that can't be.
-    pub fn new(manifests: Manifests, settings: Settings, opened: Opened) -> Result<Rc<Core>> {
+    pub fn new(
+        manifests: Manifests,
+        settings: Settings,
+        opened: Opened,
+        store: Option<KeyStore>,
+    ) -> Result<Rc<Core>> {
         let Opened { identity, table, position, garbage: found, .. } = opened;
+        let keys = manifests.keys.clone().map(|keys| ZoneKeys::new(keys, identity.volume, store));
+        let erase = keys.as_ref().map_or(EraseGuarantee::None, ZoneKeys::guarantee);
         let geometry = settings.geometry(table.zones.len() as u32, table.zone_size)?;
+        let geometry = ZoneGeometry { erase, ..geometry };
         let zones: Vec<Zone> = table.zones.iter().map(Zone::new).collect();
         let limits = Limits::new(settings.max_open, settings.max_active);
         zones.iter().for_each(|zone| limits.moved(ZoneState::Empty, zone.state));
         let garbage = Garbage::new(manifests.store.clone(), manifests.names.clone(), settings.grace);
         garbage.add(found);
         let log = ManifestLog::new(manifests.clone(), identity, table, position, garbage.clone());
+        let next = Cell::new(keys::first_serial(keys.is_some()));
         let core = Rc::new(Core {
             log,
             garbage,
@@ -251,13 +266,14 @@ impl Core {
             geometry,
             zones: RefCell::new(zones),
             limits,
+            keys,
             memory: Semaphore::new(settings.memory as usize),
             gathering: RefCell::new(Gathering::new()),
             reads: Semaphore::new(READ_MEMORY),
             uploads: upload::Uploads {
                 slots: Semaphore::new(MAX_UPLOADS),
                 tasks: TaskGroup::default(),
-                next: Cell::new(1),
+                next,
                 attempts: RefCell::default(),
                 waiting: Cell::new(0),
                 in_flight: Cell::new(0),
@@ -358,7 +374,12 @@ impl Core {
             let mut bytes = &slice[known as usize..];
             while !bytes.is_empty() {
                 let pointer = zone.write_pointer;
-                let gather = zone.gather.get_or_insert_with(|| Box::new(Gather::new(pointer)));
+                if zone.gather.is_none() {
+                    let key = self.zone_key(index, zone.generation)?;
+                    let sealer = self.sealer(self.name(zone, index, pointer, 0), key.as_ref());
+                    zone.gather = Some(Box::new(Gather::new(pointer, sealer)));
+                }
+                let Some(gather) = &mut zone.gather else { break };
                 let before = gather.length();
                 let taken = gather.push(bytes, self.settings.piece_size);
                 self.gathering.borrow_mut().changed(index.0, before, gather.length());
@@ -592,6 +613,13 @@ impl Core {
             (generation, zone.batch)
         };
         let raised = self.log.durable(batch).await;
+        // Only now: a crash before would leave data without its key.
+        let raised = match (raised, &self.keys) {
+            (Ok(()), Some(keys)) => keys.renew(index, generation).await.inspect_err(|error| {
+                self.log.stop(error.clone());
+            }),
+            (raised, _) => raised,
+        };
         self.release(index, |zone| {
             if raised.is_ok() {
                 (zone.state, zone.generation) = (ZoneState::Empty, generation);

@@ -5,11 +5,15 @@
 //!   errors, and so are unknown versions and flags.
 //! - Each 64 KiB of a piece have a CRC-32C that covers the volume, zone, generation, epoch and offset as
 //!   well: altered or misplaced bytes are never returned, whatever range is read.
+//! - With keys, the chunks of pieces and all manifests but seals are sealed together with their place, so
+//!   that holds for bytes that were altered on purpose as well.
 
 use crate::names::PieceName;
-use block::{ClaimToken, Data, Error, Payload, Result};
+use crate::seal::{Keys, NONCE, Nonces, Sealer, TAG};
+use block::{Buffer, ClaimToken, Data, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::ops::Range;
+use std::rc::Rc;
 use zones::bytes::{Reader, Writer};
 
 /// Bytes of a piece that one checksum covers.
@@ -20,10 +24,21 @@ const CHECKSUM: usize = 4;
 pub(crate) const PIECE_HEADER: usize = 64;
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
-/// Version of manifests. Version 1 had neither bases beside the deltas nor merges, and is read as this one.
+/// Version of manifests, and that of sealed ones. Version 1 had neither bases beside the deltas nor merges,
+/// and is read as version 2.
 const VERSION: u32 = 2;
-/// Version of pieces.
+const SEALED_VERSION: u32 = 3;
+/// Version of pieces, and that of sealed ones.
 const PIECE_VERSION: u32 = 1;
+const SEALED_PIECE_VERSION: u32 = 2;
+/// Flags: the contents are sealed, and zones have secrets in a key store.
+const SEALED: u32 = 1;
+const HAS_STORE: u32 = 2;
+/// Bits of the serial number of a piece that count the attempts of its writer: enough for 3000 in each second
+/// of ten years. In an encrypted volume those above are drawn at random for each writer, otherwise zeros.
+pub(crate) const ATTEMPT_BITS: u32 = 40;
+/// Bytes after sealed ones.
+const SEAL: usize = NONCE + TAG;
 const MANIFEST_MAGIC: &[u8; 8] = b"SltObjMf";
 const PIECE_MAGIC: &[u8; 8] = b"SltObjPc";
 
@@ -45,6 +60,12 @@ pub(crate) enum Kind {
 
 impl Kind {
     const ALL: [Kind; 4] = [Kind::Claim, Kind::Base, Kind::Delta, Kind::Seal];
+
+    /// Whether keys protect manifests of this kind. A seal says nothing but that the epoch has ended, for
+    /// writers with other keys as well, such as one that formats the volume.
+    fn is_protected(self) -> bool {
+        self != Kind::Seal
+    }
 }
 
 /// A writer of a volume.
@@ -85,14 +106,16 @@ pub(crate) fn with_checksum(bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Manifest {
-    /// Encodes the manifest.
-    pub fn encode(&self) -> Vec<u8> {
+    /// Encodes the manifest, and seals it with the keys of its volume, if there are some.
+    pub fn encode(&self, keys: Option<&Keys>) -> Vec<u8> {
+        let keys = keys.filter(|_| self.kind.is_protected());
+        let (version, flags, id) = protection(keys);
         let name = self.writer.name.as_bytes();
         let name = &name[..name.len().min(MAX_NAME)];
         let mut writer = Writer::default();
         writer.put(MANIFEST_MAGIC);
-        writer.u32(VERSION);
-        writer.u32(0);
+        writer.u32(version);
+        writer.u32(flags);
         writer.put(&self.volume);
         writer.put(&self.writer.id);
         writer.u32(self.epoch);
@@ -104,28 +127,33 @@ impl Manifest {
         writer.u64(self.link);
         writer.u64(self.time);
         writer.u32(self.body.len() as u32);
-        writer.u32(0);
+        writer.put(&id);
         writer.put(name);
+        let place = writer.0.len();
         writer.put(&self.body[..]);
+        if let Some(keys) = keys {
+            let nonce = Nonces::draw().of(0);
+            let (place, body) = writer.0.split_at_mut(place);
+            let tag = keys.manifests().seal(&nonce, place, body);
+            writer.put(&nonce);
+            writer.put(&tag);
+        }
         writer.u32(checksum(&writer.0));
         writer.0
     }
 
-    /// Decodes a manifest, which must have this epoch and number.
+    /// Decodes a manifest, which must have this epoch and number, and opens its contents with the keys.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for other bytes; [`Error::Unsupported`] for another version.
-    pub fn decode(bytes: &[u8], epoch: u32, number: u64) -> Result<Manifest> {
+    /// [`Error::Corrupt`] for other bytes; [`Error::Unsupported`] for another version, and for contents that
+    /// weren't sealed with these keys.
+    pub fn decode(bytes: &[u8], epoch: u32, number: u64, keys: Option<&Keys>) -> Result<Manifest> {
         let mut reader = Reader::new(bytes, "a manifest");
         if reader.bytes(8)? != MANIFEST_MAGIC {
             return Err(reader.strange("begins with other bytes; expected SltObjMf"));
         }
         let (version, flags) = (reader.u32()?, reader.u32()?);
-        if !(1..=VERSION).contains(&version) || flags != 0 {
-            return Err(Error::unsupported(format!(
-                "a manifest of version {version} with flags {flags:#x}; expected at most version {VERSION} without flags: use a newer siltstone"
-            )));
-        }
+        let is_sealed = check_version((version, flags))?;
         let sum = bytes.len().checked_sub(CHECKSUM).and_then(|at| bytes.split_at_checked(at));
         match sum {
             Some((covered, sum)) if checksum(covered).to_le_bytes() == sum => {}
@@ -135,9 +163,14 @@ impl Manifest {
         let found_epoch = reader.u32()?;
         let (kind, is_clean, name, _) = (reader.u8()?, reader.u8()?, reader.u8()?, reader.u8()?);
         let [found_number, link, time] = reader.u64s()?;
-        let (body, _) = (reader.u32()?, reader.u32()?);
+        let (body, key_id) = (reader.u32()?, *reader.take::<[u8; 4]>()?);
         let name = String::from_utf8_lossy(reader.bytes(name.into())?).into_owned();
-        let body = reader.bytes(body as usize)?.to_vec();
+        let place = &bytes[..bytes.len() - reader.remaining()];
+        let mut body = reader.bytes(body as usize)?.to_vec();
+        let seal = match is_sealed {
+            true => Some((reader.take::<[u8; NONCE]>()?, reader.take::<[u8; TAG]>()?)),
+            false => None,
+        };
         reader.u32()?;
         reader.end()?;
         let kind = Kind::ALL.get(usize::from(kind)).ok_or_else(|| reader.strange("has an unknown kind"))?;
@@ -145,6 +178,16 @@ impl Manifest {
             return Err(reader.strange(&format!(
                 "of epoch {found_epoch} and number {found_number} is at epoch {epoch} and number {number}"
             )));
+        }
+        match kind.is_protected() {
+            true => check_keys(keys, flags, key_id)?,
+            false if is_sealed || !body.is_empty() => return Err(reader.strange("of an end has contents")),
+            false => {}
+        }
+        if let Some((keys, (nonce, tag))) = keys.zip(seal)
+            && !keys.manifests().open(nonce, place, &mut body, tag)
+        {
+            return Err(reader.strange("was altered: its seal doesn't fit its bytes and its place"));
         }
         let (writer, is_clean) = (Writers { id, name }, is_clean != 0);
         Ok(Manifest { volume, writer, epoch, number, kind: *kind, is_clean, link, time, body })
@@ -174,37 +217,144 @@ pub(crate) fn decode_token(body: &[u8]) -> Result<Option<ClaimToken>> {
     Ok(Some(ClaimToken { owner, count }))
 }
 
-/// Number of bytes of the object of a piece of `length` bytes.
-pub(crate) fn object_length(length: u64) -> u64 {
-    PIECE_HEADER as u64 + length + CHECKSUM as u64 * length.div_ceil(CHUNK as u64)
+/// Version, flags, and name of the operator's key, of bytes that are sealed with keys.
+fn protection(keys: Option<&Keys>) -> (u32, u32, [u8; 4]) {
+    match keys {
+        Some(keys) if keys.has_store() => (SEALED_VERSION, SEALED | HAS_STORE, keys.id()),
+        Some(keys) => (SEALED_VERSION, SEALED, keys.id()),
+        None => (VERSION, 0, [0; 4]),
+    }
 }
 
-/// Digest that has taken the place of the chunk that begins at byte `chunk` of a piece.
-fn chunk_digest(volume: &VolumeId, name: &PieceName, chunk: u64) -> Digest {
+/// Whether the contents of a manifest of this version and these flags are sealed.
+///
+/// # Errors
+/// [`Error::Unsupported`] for other ones.
+fn check_version((version, flags): (u32, u32)) -> Result<bool> {
+    match (version, flags) {
+        (1 | VERSION, 0) => Ok(false),
+        (SEALED_VERSION, flags) if flags & SEALED > 0 && flags & !(SEALED | HAS_STORE) == 0 => Ok(true),
+        _ => Err(Error::unsupported(format!(
+            "a manifest of version {version} with flags {flags:#x}; expected version 1 or {VERSION} without flags, or version \
+             {SEALED_VERSION} with the flags 1 or 3: use a newer siltstone"
+        ))),
+    }
+}
+
+/// Checks that a manifest has the flags of these keys, and was sealed with them.
+fn check_keys(keys: Option<&Keys>, flags: u32, key_id: [u8; 4]) -> Result<()> {
+    let (_, expected_flags, expected_id) = protection(keys);
+    let text = match keys {
+        _ if (expected_flags, expected_id) == (flags, key_id) => return Ok(()),
+        None if flags & HAS_STORE > 0 => "the volume is encrypted; expected key_file and key_store",
+        None => "the volume is encrypted; expected key_file",
+        Some(_) if flags == 0 => "the volume isn't encrypted; leave key_file out, or format",
+        Some(_) if expected_id != key_id => {
+            "the volume is encrypted with another key than that of key_file, unless this object was altered"
+        }
+        Some(_) if flags & HAS_STORE > 0 => "the keys of zones are in a key store; expected key_store",
+        Some(_) => "the volume has no key store; leave key_store out, or format",
+    };
+    Err(Error::unsupported(text))
+}
+
+/// Bytes after each chunk of a piece.
+fn trailer(is_sealed: bool) -> usize {
+    if is_sealed { SEAL } else { CHECKSUM }
+}
+
+/// Number of bytes of the object of a piece of `length` bytes.
+pub(crate) fn object_length(length: u64, is_sealed: bool) -> u64 {
+    PIECE_HEADER as u64 + length + trailer(is_sealed) as u64 * length.div_ceil(CHUNK as u64)
+}
+
+/// Place of the chunk that begins at byte `chunk` of a piece.
+fn chunk_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 40] {
     let mut place = [0; 40];
     place[..16].copy_from_slice(volume);
     place[16..20].copy_from_slice(&name.zone.to_le_bytes());
     place[20..24].copy_from_slice(&name.epoch.to_le_bytes());
     place[24..32].copy_from_slice(&name.generation.to_le_bytes());
     place[32..].copy_from_slice(&(name.offset + chunk).to_le_bytes());
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&place);
-    digest
+    place
+}
+
+/// Place of a sealed chunk. It has the bits of the serial number that the piece's writer has drawn, so chunks
+/// of two histories of a volume, after one that was rolled back, aren't exchanged.
+fn sealed_place(volume: &VolumeId, name: &PieceName, chunk: u64) -> [u8; 48] {
+    let mut place = [0; 48];
+    place[..40].copy_from_slice(&chunk_place(volume, name, chunk));
+    place[40..].copy_from_slice(&(name.serial >> ATTEMPT_BITS).to_le_bytes());
+    place
 }
 
 fn chunk_checksum(volume: &VolumeId, name: &PieceName, chunk: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
-    let mut digest = chunk_digest(volume, name, chunk);
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&chunk_place(volume, name, chunk));
     digest.update(bytes);
     (digest.finalize() as u32).to_le_bytes()
 }
 
-/// Contents of the object of a piece. Each chunk but the last one has [`CHUNK`] bytes; they aren't copied.
-pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data]) -> Payload {
-    let length: usize = chunks.iter().map(|chunk| chunk.len()).sum();
+/// Seals the chunks of a piece, each once.
+#[derive(Debug)]
+pub(crate) struct ChunkSealer {
+    volume: VolumeId,
+    /// The piece, with the serial number of any attempt.
+    name: PieceName,
+    key: Rc<Sealer>,
+    nonces: Nonces,
+}
+
+impl ChunkSealer {
+    /// Returns the sealer of a piece that hasn't been sealed before.
+    pub fn new(volume: VolumeId, name: PieceName, key: Rc<Sealer>) -> ChunkSealer {
+        ChunkSealer { volume, name, key, nonces: Nonces::draw() }
+    }
+
+    /// Seals the chunk of this number, as it is in the object.
+    pub fn seal(&self, number: usize, bytes: &[u8]) -> Data {
+        let mut buffer = Buffer::new(bytes.len() + SEAL);
+        buffer.append(bytes);
+        let place = sealed_place(&self.volume, &self.name, (number * CHUNK) as u64);
+        let nonce = self.nonces.of(number as u32);
+        let tag = self.key.seal(&nonce, &place, buffer.filled_mut());
+        buffer.append(&nonce);
+        buffer.append(&tag);
+        buffer.freeze()
+    }
+
+    /// Opens the chunk of this number, which [`seal`](Self::seal) has returned.
+    pub fn open(&self, number: usize, sealed: &[u8]) -> Data {
+        let mut buffer = Buffer::copy_of(sealed);
+        let chunk = (number * CHUNK) as u64;
+        let bytes = open_chunk(&self.volume, &self.name, &self.key, chunk, buffer.filled_mut());
+        let length = bytes.expect("memory has what was sealed").len();
+        buffer.freeze().slice(0..length)
+    }
+}
+
+/// Bytes of a sealed chunk, opened in place; `None` if it wasn't sealed so.
+fn open_chunk<'b>(
+    volume: &VolumeId,
+    name: &PieceName,
+    key: &Sealer,
+    chunk: u64,
+    sealed: &'b mut [u8],
+) -> Option<&'b [u8]> {
+    let (rest, tag) = sealed.split_last_chunk_mut::<TAG>()?;
+    let (bytes, nonce) = rest.split_last_chunk_mut::<NONCE>()?;
+    key.open(nonce, &sealed_place(volume, name, chunk), bytes, tag).then_some(&*bytes)
+}
+
+/// Contents of the object of a piece. Each chunk but the last one has [`CHUNK`] bytes, before they were
+/// sealed; they aren't copied.
+pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data], is_sealed: bool) -> Payload {
+    let stored: usize = chunks.iter().map(|chunk| chunk.len()).sum();
+    let length = stored - if is_sealed { SEAL * chunks.len() } else { 0 };
     let mut writer = Writer::default();
     writer.put(PIECE_MAGIC);
-    writer.u32(PIECE_VERSION);
-    writer.u32(0);
+    writer.u32(if is_sealed { SEALED_PIECE_VERSION } else { PIECE_VERSION });
+    writer.u32(if is_sealed { SEALED } else { 0 });
     writer.put(volume);
     writer.u32(name.zone);
     writer.u32(name.epoch);
@@ -216,7 +366,9 @@ pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data])
     payload.push(Data::copy_of(&writer.0));
     for (number, chunk) in (0_u64..).zip(chunks) {
         payload.push(chunk.clone());
-        payload.push(Data::copy_of(&chunk_checksum(volume, name, number * CHUNK as u64, chunk)));
+        if !is_sealed {
+            payload.push(Data::copy_of(&chunk_checksum(volume, name, number * CHUNK as u64, chunk)));
+        }
     }
     payload
 }
@@ -234,11 +386,12 @@ pub(crate) struct ChunkRange {
 }
 
 /// Chunks of a piece of `length` bytes with the bytes `wanted` of it, which aren't empty.
-pub(crate) fn chunk_range(length: u64, wanted: Range<u64>) -> ChunkRange {
+pub(crate) fn chunk_range(length: u64, wanted: Range<u64>, is_sealed: bool) -> ChunkRange {
     let chunk = CHUNK as u64;
     let first = wanted.start / chunk * chunk;
     let end = wanted.end.next_multiple_of(chunk).min(length);
-    let at = |offset: u64| PIECE_HEADER as u64 + offset + CHECKSUM as u64 * offset.div_ceil(chunk);
+    let trailer = trailer(is_sealed) as u64;
+    let at = |offset: u64| PIECE_HEADER as u64 + offset + trailer * offset.div_ceil(chunk);
     ChunkRange {
         at: at(first),
         bytes: (at(end) - at(first)) as usize,
@@ -247,7 +400,8 @@ pub(crate) fn chunk_range(length: u64, wanted: Range<u64>) -> ChunkRange {
     }
 }
 
-/// Verifies the chunks of a range, and passes the wanted bytes on, in order.
+/// Verifies the chunks of a range, and passes the wanted bytes on, in order. With a key the chunks are
+/// opened, in place.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for other bytes than those that were written there.
@@ -255,20 +409,28 @@ pub(crate) fn verify(
     volume: &VolumeId,
     name: &PieceName,
     range: &ChunkRange,
-    object: &[u8],
+    key: Option<&Sealer>,
+    object: &mut [u8],
     mut take: impl FnMut(&[u8]),
 ) -> Result<()> {
     let mut at = 0;
-    for part in object.chunks(CHUNK + CHECKSUM) {
-        let (bytes, sum) = part.split_at(part.len().saturating_sub(CHECKSUM));
-        if chunk_checksum(volume, name, range.first + at as u64, bytes) != sum {
-            return Err(Error::corrupt(format!(
-                "the {} bytes at byte {} of zone {} have another checksum than those that were written there",
-                bytes.len(),
-                name.offset + range.first + at as u64,
-                name.zone
-            )));
-        }
+    for part in object.chunks_mut(CHUNK + trailer(key.is_some())) {
+        let (length, chunk) = (part.len(), range.first + at as u64);
+        let verified = match key {
+            Some(key) => open_chunk(volume, name, key, chunk, part),
+            None => {
+                let (bytes, sum) = part.split_at(length.saturating_sub(CHECKSUM));
+                (chunk_checksum(volume, name, chunk, bytes) == sum).then_some(bytes)
+            }
+        };
+        let bytes = verified.ok_or_else(|| {
+            Error::corrupt(format!(
+                "the {length} bytes with byte {} of zone {} have another {} than those that were written there",
+                name.offset + chunk,
+                name.zone,
+                if key.is_some() { "seal" } else { "checksum" }
+            ))
+        })?;
         let from = range.wanted.start.clamp(at, at + bytes.len()) - at;
         let to = range.wanted.end.clamp(at, at + bytes.len()) - at;
         take(&bytes[from..to]);
@@ -300,22 +462,23 @@ mod tests {
 
     #[test]
     fn manifests_are_decoded_as_they_were_encoded_and_nowhere_else() {
-        let bytes = manifest().encode();
-        assert_eq!(Manifest::decode(&bytes, 3, 17).unwrap(), manifest());
+        let decode = |bytes: &[u8], epoch, number| Manifest::decode(bytes, epoch, number, None);
+        let bytes = manifest().encode(None);
+        assert_eq!(decode(&bytes, 3, 17).unwrap(), manifest());
         assert_eq!(bytes.len(), 88 + manifest().writer.name.len() + 7 + 4);
         for (epoch, number) in [(3, 16), (2, 17)] {
-            assert!(matches!(Manifest::decode(&bytes, epoch, number), Err(Error::Corrupt(_))));
+            assert!(matches!(decode(&bytes, epoch, number), Err(Error::Corrupt(_))));
         }
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 0x10;
-            assert!(Manifest::decode(&changed, 3, 17).is_err(), "byte {at}");
-            assert!(Manifest::decode(&bytes[..at], 3, 17).is_err(), "{at} bytes");
+            assert!(decode(&changed, 3, 17).is_err(), "byte {at}");
+            assert!(decode(&bytes[..at], 3, 17).is_err(), "{at} bytes");
         }
         let mut other = bytes;
-        for (at, value) in [(8, 3), (8, 0), (12, 1)] {
+        for (at, value) in [(8, 4), (8, 3), (8, 0), (12, 1)] {
             let kept = std::mem::replace(&mut other[at], value);
-            let error = Manifest::decode(&other, 3, 17).unwrap_err();
+            let error = decode(&other, 3, 17).unwrap_err();
             assert!(
                 matches!(&error, Error::Unsupported(text) if text.contains("newer siltstone")),
                 "{error}"
@@ -323,7 +486,75 @@ mod tests {
             other[at] = kept;
         }
         other[8] = 1;
-        assert_eq!(Manifest::decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
+        assert_eq!(decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
+    }
+
+    /// Runs a test in a simulated world, which has the source of random bits.
+    fn world(test: impl FnOnce() + 'static) {
+        runtime::simulate(runtime::Simulation::new(3), || async { test() }).unwrap();
+    }
+
+    #[test]
+    fn sealed_manifests_open_only_where_they_were_and_with_their_keys() {
+        world(|| {
+            let keys = [(1, false), (1, true), (2, false)]
+                .map(|(key, has_store)| Some(Keys::new(&[key; crate::seal::KEY], has_store).unwrap()));
+            let decode = |bytes: &[u8], epoch, number, keys: &Option<Keys>| {
+                Manifest::decode(bytes, epoch, number, keys.as_ref())
+            };
+            for kind in Kind::ALL {
+                let body = if matches!(kind, Kind::Claim | Kind::Seal) { Vec::new() } else { vec![77; 100] };
+                let manifest = Manifest { kind, body, ..manifest() };
+                let bytes = manifest.encode(keys[0].as_ref());
+                assert_eq!(decode(&bytes, 3, 17, &keys[0]).unwrap(), manifest);
+                assert!(!bytes.windows(10).any(|bytes| bytes == [77; 10]), "{kind:?}: its body can be read");
+                let (is_seal, plain) = (kind == Kind::Seal, manifest.encode(None));
+                assert_eq!(decode(&plain, 3, 17, &keys[0]).is_ok(), is_seal, "an unprotected {kind:?}");
+                for others in [&keys[1], &keys[2], &None] {
+                    let found = decode(&bytes, 3, 17, others);
+                    match is_seal {
+                        true => assert_eq!(found.unwrap(), manifest),
+                        false => assert!(matches!(found, Err(Error::Unsupported(_))), "{found:?}"),
+                    }
+                }
+                if is_seal {
+                    let other = Manifest { body: vec![77; 100], ..manifest };
+                    for keys in [&keys[0], &None] {
+                        let found = decode(&other.encode(keys.as_ref()), 3, 17, keys);
+                        assert!(matches!(found, Err(Error::Corrupt(_))), "a seal with contents: {found:?}");
+                    }
+                    continue;
+                }
+                assert_ne!(bytes, manifest.encode(keys[0].as_ref()), "the same nonce");
+                for at in 0..bytes.len() - CHECKSUM {
+                    let mut changed = bytes.clone();
+                    changed[at] ^= 0x10;
+                    let found = decode(&with_checksum(&changed), 3, 17, &keys[0]);
+                    let is_of_protection = (8..16).contains(&at) || (84..88).contains(&at);
+                    match found {
+                        Err(Error::Unsupported(_)) if is_of_protection => {}
+                        found => assert!(matches!(found, Err(Error::Corrupt(_))), "byte {at}: {found:?}"),
+                    }
+                    if at >= CHECKSUM {
+                        let shorter = with_checksum(&bytes[..at]);
+                        assert!(decode(&shorter, 3, 17, &keys[0]).is_err(), "{at} bytes");
+                    }
+                }
+                // Its own bytes at another place, which are resealed nowhere.
+                let moved = [(52, 1, "kind"), (53, 1, "clean stop"), (64, 1, "link"), (32, 1, "writer")];
+                for (at, change, what) in moved {
+                    let mut changed = bytes.clone();
+                    changed[at] ^= change;
+                    assert!(decode(&with_checksum(&changed), 3, 17, &keys[0]).is_err(), "{what}");
+                }
+                let mut elsewhere = bytes.clone();
+                elsewhere[56] = 18;
+                assert!(matches!(
+                    decode(&with_checksum(&elsewhere), 3, 18, &keys[0]),
+                    Err(Error::Corrupt(_))
+                ));
+            }
+        });
     }
 
     #[test]
@@ -344,16 +575,17 @@ mod tests {
             let mut bytes = vec![0; length];
             random.fill(&mut bytes);
             let chunks: Vec<Data> = bytes.chunks(CHUNK).map(Data::copy_of).collect();
-            let object = piece_object(&[1; 16], &name, &chunks).to_data();
-            assert_eq!(object.len() as u64, object_length(length as u64));
+            let object = piece_object(&[1; 16], &name, &chunks, false).to_data();
+            assert_eq!(object.len() as u64, object_length(length as u64, false));
             for _ in 0..50 {
                 let start = random.below(length as u64);
                 let end = start + 1 + random.below(length as u64 - start);
-                let range = chunk_range(length as u64, start..end);
+                let range = chunk_range(length as u64, start..end, false);
                 let mut part = object[range.at as usize..][..range.bytes].to_vec();
                 let mut found = Vec::new();
                 let read = |part: &[u8], name: &PieceName, found: &mut Vec<u8>| {
-                    verify(&[1; 16], name, &range, part, |bytes| found.extend_from_slice(bytes))
+                    let mut part = part.to_vec();
+                    verify(&[1; 16], name, &range, None, &mut part, |bytes| found.extend_from_slice(bytes))
                 };
                 read(&part, &name, &mut found).unwrap();
                 assert_eq!(found, bytes[start as usize..end as usize]);
@@ -365,5 +597,70 @@ mod tests {
                 assert!(matches!(read(&part, &name, &mut found), Err(Error::Corrupt(_))), "byte {at}");
             }
         }
+    }
+
+    /// Every alteration of a sealed piece is noticed, whatever range is read.
+    #[test]
+    fn altered_bytes_of_sealed_pieces_are_found() {
+        world(|| {
+            let (volume, mut random) = ([1; 16], runtime::Random::new(2));
+            let name = PieceName { zone: 3, generation: 5, epoch: 2, offset: 1 << 20, serial: 0 };
+            let key = Rc::new(Sealer::new(&[9; crate::seal::KEY]));
+            for length in [512, CHUNK, CHUNK + 512, 3 * CHUNK + 40 * 512] {
+                let mut bytes = vec![0; length];
+                random.fill(&mut bytes);
+                let seal = |bytes: &[u8]| {
+                    let sealer = ChunkSealer::new(volume, name, key.clone());
+                    let chunks: Vec<Data> =
+                        bytes.chunks(CHUNK).enumerate().map(|(at, chunk)| sealer.seal(at, chunk)).collect();
+                    assert!(
+                        bytes
+                            .chunks(CHUNK)
+                            .zip(&chunks)
+                            .enumerate()
+                            .all(|(at, (chunk, sealed))| { sealer.open(at, sealed)[..] == *chunk })
+                    );
+                    piece_object(&volume, &name, &chunks, true).to_data()
+                };
+                let object = seal(&bytes);
+                assert_eq!(object.len() as u64, object_length(length as u64, true));
+                for _ in 0..20 {
+                    let start = random.below(length as u64);
+                    let end = start + 1 + random.below(length as u64 - start);
+                    let range = chunk_range(length as u64, start..end, true);
+                    let mut part = object[range.at as usize..][..range.bytes].to_vec();
+                    let read = |part: &[u8], name: &PieceName, key: &Sealer| {
+                        let (mut part, mut found) = (part.to_vec(), Vec::new());
+                        let take = |bytes: &[u8]| found.extend_from_slice(bytes);
+                        verify(&volume, name, &range, Some(key), &mut part, take).map(|()| found)
+                    };
+                    assert_eq!(read(&part, &name, &key).unwrap(), bytes[start as usize..end as usize]);
+                    // The number of the attempt isn't a part of the place.
+                    assert!(read(&part, &PieceName { serial: 9, ..name }, &key).is_ok());
+                    for elsewhere in [
+                        PieceName { zone: 4, ..name },
+                        PieceName { generation: 4, ..name },
+                        PieceName { epoch: 1, ..name },
+                        PieceName { serial: 1 << ATTEMPT_BITS, ..name },
+                        PieceName { offset: name.offset + CHUNK as u64, ..name },
+                    ] {
+                        let found = read(&part, &elsewhere, &key);
+                        assert!(matches!(found, Err(Error::Corrupt(_))), "{elsewhere:?}");
+                    }
+                    assert!(matches!(read(&part, &name, &Sealer::new(&[8; 32])), Err(Error::Corrupt(_))));
+                    assert!(read(&part[..part.len() - 1], &name, &key).is_err());
+                    let stride = CHUNK + SEAL;
+                    if part.len() > 2 * stride {
+                        let swapped =
+                            [&part[stride..2 * stride], &part[..stride], &part[2 * stride..]].concat();
+                        assert!(matches!(read(&swapped, &name, &key), Err(Error::Corrupt(_))));
+                    }
+                    let at = random.below(part.len() as u64) as usize;
+                    part[at] ^= 1;
+                    assert!(matches!(read(&part, &name, &key), Err(Error::Corrupt(_))), "byte {at}");
+                }
+                assert_ne!(object, seal(&bytes), "the same nonces");
+            }
+        });
     }
 }

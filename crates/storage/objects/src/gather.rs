@@ -1,6 +1,6 @@
 //! Bytes of an open zone that aren't uploaded yet, in chunks.
 
-use crate::format::CHUNK;
+use crate::format::{CHUNK, ChunkSealer};
 use block::Data;
 use runtime::sync::Permit;
 use std::collections::BTreeSet;
@@ -11,10 +11,12 @@ use std::rc::Rc;
 pub(crate) struct Gather {
     /// Offset in the zone.
     pub offset: u64,
+    /// Sealed if there is a sealer.
     chunks: Vec<Data>,
     /// Bytes after the last whole chunk.
     rest: Vec<u8>,
     memory: Vec<Rc<Permit>>,
+    sealer: Option<ChunkSealer>,
 }
 
 /// Bytes of a piece. Its memory is released when it is dropped, and the other pieces that share an append.
@@ -24,15 +26,16 @@ pub(crate) struct Sealed {
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,
-    /// Each but the last one has [`CHUNK`] bytes.
+    /// Each but the last one has [`CHUNK`] bytes, before it was sealed.
     pub chunks: Vec<Data>,
     _memory: Vec<Rc<Permit>>,
+    sealer: Option<ChunkSealer>,
 }
 
 impl Gather {
-    /// Returns an empty one.
-    pub fn new(offset: u64) -> Gather {
-        Gather { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new() }
+    /// Returns an empty one, whose chunks are sealed as soon as they are whole.
+    pub fn new(offset: u64, sealer: Option<ChunkSealer>) -> Gather {
+        Gather { offset, chunks: Vec::new(), rest: Vec::new(), memory: Vec::new(), sealer }
     }
 
     /// Number of bytes.
@@ -46,10 +49,16 @@ impl Gather {
         let taken = bytes.len().min(CHUNK - self.rest.len()).min(left);
         self.rest.extend_from_slice(&bytes[..taken]);
         if self.rest.len() == CHUNK {
-            self.chunks.push(Data::copy_of(&self.rest));
-            self.rest.clear();
+            self.end_chunk();
         }
         taken
+    }
+
+    fn end_chunk(&mut self) {
+        let number = self.chunks.len();
+        let sealed = self.sealer.as_ref().map(|sealer| sealer.seal(number, &self.rest));
+        self.chunks.push(sealed.unwrap_or_else(|| Data::copy_of(&self.rest)));
+        self.rest.clear();
     }
 
     /// Keeps memory of an append until the piece is stored.
@@ -61,14 +70,15 @@ impl Gather {
     pub fn seal(mut self) -> Sealed {
         let length = self.length();
         if !self.rest.is_empty() {
-            self.chunks.push(Data::copy_of(&self.rest));
+            self.end_chunk();
         }
-        Sealed { offset: self.offset, length, chunks: self.chunks, _memory: self.memory }
+        let Gather { offset, chunks, memory, sealer, .. } = self;
+        Sealed { offset, length, chunks, _memory: memory, sealer }
     }
 
     /// The bytes from `from` on, at most `length`, relative to the start.
     pub fn slices(&self, from: u64, length: u64) -> Vec<Data> {
-        let mut slices = slices(&self.chunks, from, length);
+        let mut slices = slices(&self.chunks, self.sealer.as_ref(), from, length);
         let whole = (self.chunks.len() * CHUNK) as u64;
         let (start, end) = (from.max(whole) - whole, (from + length).max(whole) - whole);
         let rest =
@@ -83,14 +93,18 @@ impl Gather {
 impl Sealed {
     /// As [`Gather::slices`].
     pub fn slices(&self, from: u64, length: u64) -> Vec<Data> {
-        slices(&self.chunks, from, length)
+        slices(&self.chunks, self.sealer.as_ref(), from, length)
     }
 }
 
-fn slices(chunks: &[Data], from: u64, length: u64) -> Vec<Data> {
+fn slices(chunks: &[Data], sealer: Option<&ChunkSealer>, from: u64, length: u64) -> Vec<Data> {
     let (mut from, mut left) = (from as usize, length as usize);
     let mut slices = Vec::new();
-    for chunk in chunks.iter().skip(from / CHUNK) {
+    for (number, chunk) in chunks.iter().enumerate().skip(from / CHUNK) {
+        if left == 0 {
+            break;
+        }
+        let chunk = sealer.map_or_else(|| chunk.clone(), |sealer| sealer.open(number, chunk));
         let start = (from % CHUNK).min(chunk.len());
         let end = chunk.len().min(start + left);
         if start < end {
@@ -159,10 +173,20 @@ mod tests {
 
     #[test]
     fn all_bytes_are_read_where_they_were_appended() {
+        let name = crate::names::PieceName { zone: 1, generation: 1, epoch: 1, offset: 0, serial: 0 };
+        let key = Rc::new(crate::seal::Sealer::new(&[1; crate::seal::KEY]));
+        let test = || async move {
+            check_reads(None);
+            check_reads(Some(ChunkSealer::new([1; 16], name, key)));
+        };
+        runtime::simulate(runtime::Simulation::new(1), test).unwrap();
+    }
+
+    fn check_reads(sealer: Option<ChunkSealer>) {
         let mut random = runtime::Random::new(3);
         let mut bytes = vec![0; 3 * CHUNK + 1000];
         random.fill(&mut bytes);
-        let mut gather = Gather::new(0);
+        let mut gather = Gather::new(0, sealer);
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + 1 + random.below(2 * CHUNK as u64) as usize);

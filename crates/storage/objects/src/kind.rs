@@ -1,10 +1,13 @@
 //! Declaration of zones in an object store for stacks.
 
 use crate::core::Settings;
+use crate::encryption::Encryption;
+use crate::key_store;
 use crate::names::Names;
 use crate::part::{NewVolume, ObjectsPart, Options};
 use crate::table::Table;
-use block::{Call, Result};
+use block::{Call, EraseGuarantee, Result, ZoneGeometry};
+use crypt::secret::{self, Secret};
 use object_store::{Addressing, Config, CredentialSource, INSTANCE_METADATA, Limits};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
 use std::sync::Arc;
@@ -42,6 +45,17 @@ pub const KIND: Kind = Kind {
         Key::optional("profile", ValueKind::Text, "with credentials_file: section of the file").or("default"),
         Key::optional("instance_role", ValueKind::Bool, "take the credentials of an EC2 instance's role")
             .or("false"),
+        Key::optional(
+            "key_file",
+            ValueKind::Path,
+            "file with a key of 32 bytes, for its owner only, that encrypts all contents of a new volume; needed at each opening",
+        ),
+        Key::optional(
+            "key_store",
+            ValueKind::Device,
+            "device, 64 bytes for each zone and 4 KiB, whose secrets resets destroy: the erase guarantee \"key\"; needed at each opening",
+        )
+        .holds_contents(),
         tls::keys::CLIENT_FOLDER,
         tls::keys::HOSTNAME,
         Key::optional(
@@ -75,7 +89,7 @@ pub const KIND: Kind = Kind {
     example: "objects(\"http://127.0.0.1:7070\", bucket=vol, prefix=\"db1/\", size=1TiB)",
     plan,
     build: |arguments| {
-        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::find(options(&arguments)?).await?))) })
+        Call::new(async move { build(&arguments).await })
     },
 };
 
@@ -97,6 +111,11 @@ const METRICS: &[Metric] = &[
     Metric::gauge("pieces", "object_pieces", "Objects with data that zones have"),
     Metric::gauge("stored_bytes", "object_stored_bytes", "Bytes of zones in the object store"),
     Metric::gauge("unsaved_bytes", "object_unsaved_bytes", "Appended bytes that aren't uploaded"),
+    Metric::gauge(
+        "zones_without_key",
+        "object_zones_without_key",
+        "Zones whose data can't be read, since the key store lacks their secret",
+    ),
     Metric::gauge("garbage_objects", "object_garbage", "Objects that wait for their deletion"),
     Metric::counter("deleted_objects", "object_deletions", "Objects that were deleted"),
     Metric::counter("dropped_objects", "object_drops", "Objects that only the message gc deletes"),
@@ -239,7 +258,39 @@ fn options(arguments: &Arguments) -> Result<Options> {
         format,
         expected: if format.is_some() { (None, None) } else { (zones, zone_size) },
         settings: settings(arguments)?,
+        encryption: None,
     })
+}
+
+async fn build(arguments: &Arguments) -> Result<Built> {
+    let mut options = options(arguments)?;
+    if arguments.given("key_file") {
+        // The file was read before the first part was built, which fails without it.
+        let key: Option<Secret> = arguments.locked("key_file");
+        let key = key.ok_or_else(|| arguments.refuse("key_file", "key_file: it wasn't read"))?;
+        let key_store = arguments.optional_device("key_store")?;
+        options.encryption = Some(Encryption { key: Arc::new(key), key_store });
+    }
+    Ok(Built::Zones(Arc::new(ObjectsPart::find(options).await?)))
+}
+
+/// Checks the keys of encryption, and returns the guarantee of a reset.
+fn plan_encryption(arguments: &Arguments, zones: Option<u32>) -> Result<EraseGuarantee> {
+    let path = arguments.optional_path("key_file")?;
+    if let Some(path) = &path {
+        arguments.claim("key_file", path, false, secret::lock_key_of_256_bits);
+    }
+    if !arguments.given("key_store") {
+        return Ok(EraseGuarantee::None);
+    }
+    if path.is_none() {
+        return Err(arguments.refuse("key_store", "key_store without key_file; expected both, or neither"));
+    }
+    if let (Some(zones), Some(device)) = (zones, arguments.shape("key_store")?.device()?) {
+        key_store::check_device(&device, zones)
+            .map_err(|error| arguments.refuse("key_store", error.detail().to_owned()))?;
+    }
+    Ok(EraseGuarantee::Key)
 }
 
 /// Plans a shape. Only the bucket knows the size of existing zones, unless the keys have it.
@@ -252,6 +303,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     };
     let geometry = options.settings.geometry(zones.unwrap_or(4), zone_size.unwrap_or(DEFAULT_ZONE_SIZE));
     let geometry = geometry.map_err(|error| arguments.refuse("memory", error.detail().to_owned()))?;
+    let geometry = ZoneGeometry { erase: plan_encryption(arguments, zones)?, ..geometry };
     match (zones, zone_size) {
         (Some(_), Some(_)) => Ok(Shape::of_zones(geometry)),
         _ => Ok(Shape::default()),

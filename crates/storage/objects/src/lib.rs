@@ -5,25 +5,29 @@
 //!   the loss of this machine. Bytes that weren't flushed may be lost with the process.
 //! - A bucket has one writer: opening fences the writer before. From the fence on none of its flushes,
 //!   finishes and resets is acknowledged, whenever it wakes up.
+//! - With a key, all contents of the bucket are encrypted, and with a key store a reset destroys the key of a
+//!   zone, also where the bucket keeps versions.
 //! - Altered, misplaced and lost objects are errors of reads and of opening, never other bytes.
 //! - In an outage of the store flushes wait, and appends at the limit of memory. Nothing fails for it except
 //!   reads, at the client's limit, and a close, at its own.
 //! - While nothing is changed or read, no request is sent, once the last garbage is deleted.
 //!
 //! # Structure
-//! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
-//! bytes that aren't uploaded. `merging`: which small pieces become one, and when. `manifests`,
-//! `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `volume`: the claim.
-//! `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack.
-//! `any_bytes`: the check for fuzzing.
+//! `names`: keys of objects. `table`: the zone table and its changes. `format`: manifests and pieces as
+//! bytes. `seal`, `key_store`, `encryption`: the cipher, and its keys. `gather`: bytes that aren't uploaded.
+//! `merging`: which small pieces become one, and when. `manifests`, `manifest_log`, `bases`, `opening`:
+//! manifests in the bucket, their log, epochs. `volume`: the claim. `garbage`: deletions. `core`: the zones
+//! of a writer. `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
 mod bases;
 mod core;
+mod encryption;
 mod format;
 mod garbage;
 mod gather;
+mod key_store;
 mod kind;
 mod manifest_log;
 mod manifests;
@@ -32,10 +36,12 @@ mod message;
 mod names;
 mod opening;
 mod part;
+mod seal;
 mod table;
 mod volume;
 
 pub use self::core::Settings;
 pub use any_bytes::check_any_bytes;
+pub use encryption::Encryption;
 pub use kind::KIND;
 pub use part::{NewVolume, ObjectsPart, Options};

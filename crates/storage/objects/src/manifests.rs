@@ -3,8 +3,10 @@
 use crate::bases;
 use crate::format::{Kind, Manifest, VolumeId, Writers};
 use crate::names::{Name, Names};
+use crate::seal::Keys;
 use block::{Data, Error, Result};
 use object_store::{Condition, Put, Store};
+use std::rc::Rc;
 
 /// Largest manifest, in bytes: a base with 30 million pieces.
 pub(crate) const MAX_MANIFEST: usize = 512 << 20;
@@ -57,6 +59,8 @@ impl Newest {
 pub(crate) struct Manifests {
     pub store: Store,
     pub names: Names,
+    /// Keys of an encrypted volume.
+    pub keys: Option<Rc<Keys>>,
 }
 
 fn now() -> u64 {
@@ -93,7 +97,7 @@ impl Manifests {
 
     /// Bytes of a manifest.
     pub fn encode(&self, manifest: &Manifest) -> Data {
-        Data::copy_of(&manifest.encode())
+        Data::copy_of(&manifest.encode(self.keys.as_deref()))
     }
 
     /// Reads a manifest; `None` if it doesn't exist.
@@ -124,7 +128,7 @@ impl Manifests {
         let key = self.names.key(name);
         match self.store.get(&key, limit).await {
             Ok(object) => {
-                let decoded = Manifest::decode(object.data.filled(), epoch, number);
+                let decoded = Manifest::decode(object.data.filled(), epoch, number, self.keys.as_deref());
                 decoded.map(Some).map_err(|error| error.in_context(format!("object {key}")))
             }
             Err(Error::NotFound(text)) if !text.contains("NoSuchBucket") => Ok(None),

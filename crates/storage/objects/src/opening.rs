@@ -26,7 +26,7 @@ use crate::manifest_log::{Position, fenced};
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
-use block::{Claim, ClaimToken, Data, Error, Result};
+use block::{Claim, ClaimToken, Error, Result};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -70,7 +70,7 @@ struct Looked {
 }
 
 /// Check of a table that may refuse it before anything is changed.
-pub(crate) type Check<'a> = &'a dyn Fn(&Table) -> Result<()>;
+pub(crate) type Check<'a> = &'a dyn Fn(&Loaded, Proof) -> Result<()>;
 
 /// An opened volume.
 pub(crate) struct Opened {
@@ -86,10 +86,19 @@ pub(crate) struct Opened {
 }
 
 /// State of an epoch.
-struct Loaded {
+pub(crate) struct Loaded {
     /// Last manifest that belongs to the state.
-    manifest: Manifest,
-    table: Table,
+    pub manifest: Manifest,
+    pub table: Table,
+}
+
+/// Knowledge that a state is the last one of its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// The listing may have shown an earlier moment, and nothing is written yet.
+    None,
+    /// The epoch is sealed, and nothing is claimed yet.
+    Fenced,
 }
 
 /// State by the last manifest of an epoch.
@@ -193,10 +202,10 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     }
     chain.push(last);
     let mut table = Table::new(1, 512)?;
-    let volume = chain.first().map(|base| base.volume);
+    let first = chain.first().map(|base| (base.volume, base.writer.id));
     for manifest in &mut chain {
-        let fits = Some(manifest.volume) == volume && manifest.link <= base;
-        // A seal has no checksum of its changes that a writer made.
+        let fits = Some((manifest.volume, manifest.writer.id)) == first && manifest.link <= base;
+        // A seal is no part of it: keys don't protect what it has.
         let kind = if manifest.number == base { Kind::Base } else { Kind::Delta };
         let fits = fits && manifest.kind == kind;
         let applied = match fits {
@@ -256,7 +265,7 @@ async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -
                 .filter(|number| !newest.seals.contains(number) && !ours.contains(number));
             let creations = free.map(async |number| {
                 let seal = identity.manifest(number, Kind::Seal, 0, Vec::new());
-                (number, manifests.create(&seal, &Data::copy_of(&seal.encode())).await)
+                (number, manifests.create(&seal, &manifests.encode(&seal)).await)
             });
             let created = runtime::join_all(creations).await;
             for (number, created) in created {
@@ -331,7 +340,7 @@ async fn take_over(
 ) -> Result<Option<Loaded>> {
     let Looked { newest, mut state } = looked;
     if let State::Loaded(loaded) = &state {
-        check(&loaded.table)?;
+        check(loaded, Proof::None)?;
     }
     let volume = newest.manifest.as_ref().map_or([0; 16], |manifest| manifest.volume);
     let (identity, before) = (Identity { volume, epoch, writer: writer.clone() }, newest.number);
@@ -339,9 +348,9 @@ async fn take_over(
     if newest.number != before {
         // The writer has added manifests meanwhile.
         state = load_or_replace(manifests, &newest, is_replaced).await?;
-        if let State::Loaded(loaded) = &state {
-            check(&loaded.table)?;
-        }
+    }
+    if let State::Loaded(loaded) = &state {
+        check(loaded, Proof::Fenced)?;
     }
     match state {
         State::Loaded(loaded) => Ok(Some(*loaded)),
@@ -398,18 +407,19 @@ async fn check_empty(manifests: &Manifests) -> Result<()> {
 
 /// Reads the last state of an epoch or of one before, and returns the number and size of its zones.
 async fn zones_of(manifests: &Manifests, looked: &Looked, check: Check<'_>) -> Result<Option<NewZones>> {
-    let of = |table: &Table| {
-        check(table)?;
+    let of = |loaded: &Loaded| {
+        check(loaded, Proof::None)?;
+        let table = &loaded.table;
         Ok(Some(NewZones { zones: table.zones.len() as u32, zone_size: table.zone_size }))
     };
     let mut claim = match &looked.state {
-        State::Loaded(loaded) => return of(&loaded.table),
+        State::Loaded(loaded) => return of(loaded),
         State::Damaged => return Ok(None),
         State::Before(claim) => claim.clone(),
     };
     while let Some(before) = epoch_before(&claim)? {
         match look(manifests, before, false).await?.state {
-            State::Loaded(loaded) => return of(&loaded.table),
+            State::Loaded(loaded) => return of(&loaded),
             State::Damaged => break,
             State::Before(earlier) => claim = earlier,
         }
@@ -448,7 +458,8 @@ pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check:
     let zones = match (&looked, format) {
         (_, Some(new)) => Some(new),
         (Some(looked), None) => {
-            let check = |table: &Table| check_length(table).and_then(|()| check(table));
+            let check =
+                |loaded: &Loaded, proof| check_length(&loaded.table).and_then(|()| check(loaded, proof));
             or_overtaken(manifests, epoch, zones_of(manifests, looked, &check).await).await?
         }
         (None, None) => None,
@@ -504,7 +515,7 @@ async fn claim(manifests: &Manifests, identity: &Identity, token: Option<ClaimTo
         });
     }
     let claim = identity.manifest(0, Kind::Claim, before.into(), encode_token(token));
-    match manifests.create(&claim, &Data::copy_of(&claim.encode())).await? {
+    match manifests.create(&claim, &manifests.encode(&claim)).await? {
         Created::Ours => as_claim(&claim),
         Created::Others(other) => Err(Error::busy(format!(
             "epoch {epoch}: writer \"{}\" has opened the zones at the same time; try again, which fences that one",
@@ -528,9 +539,9 @@ pub(crate) async fn claim_found(
     let state = match looked {
         None => None,
         Some(looked) => {
-            let check = |table: &Table| match format {
+            let check = |loaded: &Loaded, proof| match format {
                 Some(_) => Ok(()),
-                None => check_length(table).and_then(|()| check(table)),
+                None => check_length(&loaded.table).and_then(|()| check(loaded, proof)),
             };
             let taken = take_over(manifests, before, looked, &writer, format.is_some(), &check).await;
             or_overtaken(manifests, before, taken).await?

@@ -3,11 +3,12 @@
 
 use crate::KIND;
 use crate::core::{Core, Settings};
+use crate::encryption::{self, Encryption};
 use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
 use crate::opening::NewZones;
-use crate::volume::Volume;
+use crate::volume::{Existing, Volume};
 use block::{
     Buffer, Call, Claim, ClaimToken, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -44,6 +45,8 @@ pub struct Options {
     pub expected: (Option<u32>, Option<u64>),
     /// Settings.
     pub settings: Settings,
+    /// Encryption, which a volume has from its creation on.
+    pub encryption: Option<Encryption>,
 }
 
 /// Zones in an object store.
@@ -64,8 +67,10 @@ impl ObjectsPart {
     /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
     /// that differ from the volume's; errors of the store.
     pub async fn find(options: Options) -> Result<ObjectsPart> {
-        let Options { store, prefix, writer, format, expected, settings } = options;
+        let Options { store, prefix, writer, format, expected, settings, encryption } = options;
         let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
+        let zones = format.as_ref().map(|new| new.zones);
+        let (keys, secrets) = encryption::open(encryption.as_ref(), zones).await?;
         if let Some(new) = &format {
             settings.geometry(new.zones, new.zone_size)?;
             if new.probe {
@@ -73,9 +78,12 @@ impl ObjectsPart {
             }
         }
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
-        let volume = Volume::find(Manifests { store, names }, writer, new, expected, settings).await?;
+        let erase = encryption.as_ref().map_or(EraseGuarantee::None, Encryption::guarantee);
+        let manifests = Manifests { store, names, keys };
+        let existing = Existing { zones: expected, encryption, secrets };
+        let volume = Volume::find(manifests, writer, new, existing, settings).await?;
         let geometry = settings.geometry(volume.zones.zones, volume.zones.zone_size)?;
-        Ok(ObjectsPart { home: Home::here(volume), geometry })
+        Ok(ObjectsPart { home: Home::here(volume), geometry: ZoneGeometry { erase, ..geometry } })
     }
 
     /// Opens or creates zones, which fences another writer of them.
@@ -121,6 +129,7 @@ fn status(core: &Core) -> Status {
         () if core.is_waiting_for_store() => "waiting for the store",
         () => "writing",
     };
+    let (is_encrypted, lost_keys) = core.encryption();
     let value = json!({
         "state": state,
         "error": failure.map(|error| error.to_string()),
@@ -131,6 +140,9 @@ fn status(core: &Core) -> Status {
         "zone_size": core.geometry().zone_size,
         "open": open,
         "active": active,
+        "encryption": if is_encrypted { "XAES-256-GCM" } else { "none" },
+        "erase": core.geometry().erase.to_string(),
+        "zones_without_key": lost_keys,
         "pieces": pieces,
         "stored_bytes": bytes,
         "unsaved_bytes": core.unsaved(),
@@ -301,9 +313,9 @@ impl Zones for Handle {
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
         let checked = self.geometry.check_zone(zone).and_then(|()| match erase {
-            EraseGuarantee::None => Ok(()),
+            erase if erase <= self.geometry.erase => Ok(()),
             _ => Err(Error::unsupported(format!(
-                "resetting zone {zone} with the guarantee \"{erase}\": zones in an object store give \"none\", since objects are deleted later, and a bucket may keep their versions"
+                "resetting zone {zone} with the guarantee \"{erase}\": zones in an object store give \"none\" without a key store, since objects are deleted later, and a bucket may keep their versions"
             ))),
         });
         self.call(checked, move |core| core.reset(zone))

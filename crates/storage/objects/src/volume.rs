@@ -2,10 +2,11 @@
 //! message. Until then nothing in the bucket is changed, and its writer continues.
 
 use crate::core::{Core, Settings};
+use crate::encryption::{self, Encryption};
 use crate::format::Writers;
+use crate::key_store::KeyStore;
 use crate::manifests::Manifests;
-use crate::opening::{self, Found, NewZones};
-use crate::table::Table;
+use crate::opening::{self, Found, Loaded, NewZones, Proof};
 use block::{Claim, ClaimToken, Error, Result};
 use runtime::Home;
 use runtime::sync::Notify;
@@ -15,11 +16,19 @@ use std::rc::Rc;
 /// Number and size of zones that an existing volume must have.
 type Expected = (Option<u32>, Option<u64>);
 
+/// Zones and keys that an existing volume must have.
+pub(crate) struct Existing {
+    pub zones: Expected,
+    pub encryption: Option<Encryption>,
+    /// The key store as it was found.
+    pub secrets: Option<KeyStore>,
+}
+
 /// A volume, on its home shard.
 pub(crate) struct Volume {
     manifests: Manifests,
     writer: String,
-    expected: Expected,
+    existing: Existing,
     settings: Settings,
     /// Last epoch when it was found.
     epoch: u32,
@@ -39,17 +48,23 @@ enum State {
     Failed(Error),
 }
 
-/// Refuses a table of other zones than expected.
-fn check(table: &Table, expected: Expected, settings: &Settings) -> Result<()> {
-    let found = (table.zones.len() as u32, table.zone_size);
-    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
-    if (zones, size) != found {
-        return Err(Error::invalid(format!(
-            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
-            found.0, found.1
-        )));
+impl Existing {
+    /// Refuses a volume of other zones or keys than expected.
+    fn check(&self, loaded: &Loaded, proof: Proof, settings: &Settings) -> Result<()> {
+        let table = &loaded.table;
+        let found = (table.zones.len() as u32, table.zone_size);
+        let (zones, size) = (self.zones.0.unwrap_or(found.0), self.zones.1.unwrap_or(found.1));
+        if (zones, size) != found {
+            return Err(Error::invalid(format!(
+                "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+                found.0, found.1
+            )));
+        }
+        settings.geometry(found.0, found.1)?;
+        let Some(secrets) = &self.secrets else { return Ok(()) };
+        secrets.check_volume(&loaded.manifest.volume, table)?;
+        if proof == Proof::Fenced { secrets.check_age(table) } else { Ok(()) }
     }
-    settings.geometry(found.0, found.1).map(drop)
 }
 
 impl Volume {
@@ -61,15 +76,15 @@ impl Volume {
         manifests: Manifests,
         writer: String,
         format: Option<NewZones>,
-        expected: Expected,
+        existing: Existing,
         settings: Settings,
     ) -> Result<Rc<Volume>> {
-        let found =
-            opening::find(&manifests, format, &|table: &Table| check(table, expected, &settings)).await?;
+        let check = |loaded: &Loaded, proof| existing.check(loaded, proof, &settings);
+        let found = opening::find(&manifests, format, &check).await?;
         Ok(Rc::new(Volume {
             manifests,
             writer,
-            expected,
+            existing,
             settings,
             epoch: found.epoch,
             zones: found.zones,
@@ -174,14 +189,15 @@ impl Volume {
         let mut id = [0; 16];
         runtime::fill_secret(&mut id);
         let writer = Writers { id, name: self.writer.clone() };
-        let (expected, settings) = (self.expected, self.settings);
-        let check = |table: &Table| check(table, expected, &settings);
+        let check = |loaded: &Loaded, proof| self.existing.check(loaded, proof, &self.settings);
         let opened = opening::claim_found(&self.manifests, found, writer, token, &check).await?;
         if opened.was_unclean {
             tracing::info!("zones in an object store: opened after an unclean stop of their writer");
         }
         let claim = opened.claim.clone();
-        Ok((Core::new(self.manifests.clone(), self.settings, opened)?, claim))
+        let (volume, encryption) = (opened.identity.volume, self.existing.encryption.as_ref());
+        let secrets = encryption::complete(encryption, self.is_new, volume, &opened.table).await?;
+        Ok((Core::new(self.manifests.clone(), self.settings, opened, secrets)?, claim))
     }
 
     /// Returns the zones to close; `None` if nothing was claimed. A volume to format is created, unless

@@ -136,6 +136,7 @@ pub fn describe(bytes: &[u8]) -> &'static str {
         () if at(0, b"SILTWCSB") => "a write cache of Siltstone's",
         () if at(0, b"SILTZWSB") => "a write cache of zones of Siltstone's",
         () if at(0, b"SILTTSUP") => "the table of a cache of Siltstone's",
+        () if at(0, b"SILTOBKS") => "the key store of zones in an object store of Siltstone's",
         () if at(0, b"SILT") => "data of Siltstone's",
         () => foreign(bytes).unwrap_or("data that Siltstone doesn't know"),
     }

@@ -17,6 +17,7 @@ use super::upload::Attempt;
 use crate::gather::{Gather, Sealed};
 use crate::merging::{self, Budget, Candidates, Job, Run};
 use crate::names::{Name, PieceName};
+use crate::seal::Sealer;
 use crate::table::{Change, Piece, Table};
 use block::{Buffer, Error, Result, ZoneIndex};
 use runtime::Instant;
@@ -72,6 +73,8 @@ struct Merge<'c> {
     job: Job,
     /// Number of resets of the zone when it began.
     resets: u64,
+    /// Key of the job's generation, which a reset destroys on a key store: never that of the zone as it is.
+    key: Option<Rc<Sealer>>,
 }
 
 /// Memory of a merged piece, which isn't that of appends.
@@ -151,8 +154,7 @@ impl Core {
         let task = async move {
             let mut next = Some(job);
             while let Some((job, resets)) = next.take() {
-                let merge = Merge { core: &own, job, resets };
-                let merged = merge.run().await;
+                let merged = own.merge(job, resets).await;
                 // What has failed is tried again after another upload, when the store is well.
                 let may_continue = own.is_quiet() && own.merging.budget.borrow().is_ready();
                 if merged.is_ok() && may_continue {
@@ -208,6 +210,20 @@ impl Core {
             self.merging.failures.set((failures, last));
         }
         last.is_none_or(|last| now - last >= QUIET)
+    }
+}
+
+impl Core {
+    async fn merge(self: &Rc<Self>, job: Job, resets: u64) -> Result<()> {
+        let key = match self.zone_key(ZoneIndex(job.zone), job.generation) {
+            // The secret is lost.
+            Err(Error::Corrupt(_)) => {
+                self.merging.candidates.borrow_mut().refuse(job.zone);
+                return Err(cancelled("the zone has no key"));
+            }
+            key => key?,
+        };
+        Merge { core: self, job, resets, key }.run().await
     }
 }
 
@@ -306,8 +322,10 @@ impl Merge<'_> {
         let _held = Held(core, run.length);
         let (attempt, is_begun) = (core.attempt(), Cell::new(false));
         let name = self.merged_name(run, attempt.serial);
+        // Before the reads: what they return isn't sealed with a later key.
+        let sealer = core.sealer(name, self.key.as_ref());
         let work = async {
-            let mut gather = Gather::new(run.offset);
+            let mut gather = Gather::new(run.offset, sealer);
             gather.keep(permit);
             self.read(run, &mut gather).await?;
             let sealed = gather.seal();
@@ -386,7 +404,8 @@ impl Merge<'_> {
 
     async fn read_one(&self, (piece, wanted): (Piece, Range<u64>)) -> Result<Buffer> {
         let mut buffer = Buffer::new((wanted.end - wanted.start) as usize);
-        self.core.read_stored(&self.name(&piece), piece.length.into(), wanted, &mut buffer).await?;
+        let (name, key) = (self.name(&piece), self.key.as_deref());
+        self.core.read_stored(&name, key, piece.length.into(), wanted, &mut buffer).await?;
         Ok(buffer)
     }
 

@@ -3,7 +3,8 @@
 use super::Core;
 use crate::format::{ChunkRange, chunk_range, object_length, verify};
 use crate::names::{Name, PieceName};
-use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress};
+use crate::seal::Sealer;
+use block::{Buffer, Data, Error, ReadOutcome, Result, ZoneAddress, ZoneIndex};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -124,28 +125,32 @@ impl Core {
                 Ok(())
             }
             Source::Stored { name, length, wanted } => {
-                self.read_stored(&name, length, wanted, &mut buffer).await
+                match self.zone_key(ZoneIndex(name.zone), name.generation) {
+                    Ok(key) => self.read_stored(&name, key.as_deref(), length, wanted, &mut buffer).await,
+                    Err(error) => Err(error),
+                }
             }
         };
         (outcome, buffer)
     }
 
-    /// Reads bytes of a stored piece, again after failures that may pass.
+    /// Reads bytes of a stored piece with the key of its zone, again after failures that may pass.
     pub(super) async fn read_stored(
         &self,
         name: &PieceName,
+        zone_key: Option<&Sealer>,
         length: u64,
         wanted: Range<u64>,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let range = chunk_range(length, wanted);
+        let range = chunk_range(length, wanted, zone_key.is_some());
         let key = self.manifests.names.key(Name::Piece(*name));
         let (end, mut damaged, mut pause) = (runtime::now() + LIMIT, 0, PAUSE.0);
         loop {
             buffer.clear();
             let read = async {
                 let _memory = self.reads.acquire(range.bytes).await;
-                self.read_range(name, length, &range, &key, buffer).await
+                self.read_range(name, length, &range, zone_key, &key, buffer).await
             };
             let error = match runtime::timeout(end - runtime::now(), read).await {
                 Ok(Ok(())) => return Ok(()),
@@ -181,11 +186,12 @@ impl Core {
         name: &PieceName,
         length: u64,
         range: &ChunkRange,
+        zone_key: Option<&Sealer>,
         key: &str,
         buffer: &mut Buffer,
     ) -> Result<()> {
-        let expected = object_length(length);
-        let object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
+        let expected = object_length(length, zone_key.is_some());
+        let mut object = match self.manifests.store.get_range(key, range.at, range.bytes).await {
             Err(error @ (Error::NotFound(_) | Error::Invalid(_))) => {
                 return Err(self.refused(key, expected, error).await);
             }
@@ -195,7 +201,8 @@ impl Core {
             return Err(other_length(key, object.length, expected));
         }
         let volume = &self.log.identity().volume;
-        let verified = verify(volume, name, range, object.data.filled(), |bytes| buffer.append(bytes));
+        let bytes = object.data.filled_mut();
+        let verified = verify(volume, name, range, zone_key, bytes, |bytes| buffer.append(bytes));
         verified.map_err(|error| error.in_context(format!("object {key}")))
     }
 

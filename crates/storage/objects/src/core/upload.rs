@@ -159,7 +159,7 @@ impl Core {
     /// Errors of the store.
     pub(super) async fn put_piece(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
         let key = self.manifests.names.key(Name::Piece(*name));
-        let body = piece_object(&self.log.identity().volume, name, &sealed.chunks);
+        let body = piece_object(&self.log.identity().volume, name, &sealed.chunks, self.keys.is_some());
         match self.manifests.store.put(&key, body, &Condition::Absent).await? {
             Put::Written(_) => Ok(()),
             Put::ConditionFailed => Err(Error::already_exists(format!("object {key}"))),

@@ -5,13 +5,14 @@ use crate::common::{ZONES, append, bytes, create, handle, read, reopen, settings
 use block::{EraseGuarantee, Part, ZoneIndex, ZoneState, Zones};
 use conformance::budget::Budget;
 use object_store::testing::Stored;
+use objects::ObjectsPart;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Acknowledged changes of a zone.
 #[derive(Debug, Clone, Default)]
-struct Acknowledged {
+pub struct Acknowledged {
     generation: u64,
     is_full: bool,
     /// Durable appends: offset, value, length.
@@ -23,13 +24,20 @@ struct Acknowledged {
     is_finishing: bool,
 }
 
-type Model = Rc<RefCell<Vec<Acknowledged>>>;
-type Objects = BTreeMap<String, Stored>;
+impl Acknowledged {
+    /// Nothing, of zones in their first generation.
+    pub fn none() -> Vec<Acknowledged> {
+        vec![Acknowledged { generation: 1, ..Acknowledged::default() }; ZONES as usize]
+    }
+}
+
+pub type Model = Rc<RefCell<Vec<Acknowledged>>>;
+pub type Objects = BTreeMap<String, Stored>;
 
 /// A moment: objects in the bucket, and what was acknowledged.
 type Moment = (Objects, Vec<Acknowledged>);
 
-async fn step(handle: &dyn Zones, model: &Model, random: &mut runtime::Random) {
+pub async fn step(handle: &dyn Zones, model: &Model, random: &mut runtime::Random) {
     let zone = random.below(u64::from(ZONES)) as u32;
     let (index, at) = (ZoneIndex(zone), zone as usize);
     let state = handle.report(index, 1).await.unwrap()[0].state;
@@ -71,8 +79,7 @@ fn moments(seed: u64) -> Vec<Moment> {
     world(seed, move |bucket| async move {
         let part = create().await;
         let handle = handle(&part).await;
-        let new = Acknowledged { generation: 1, ..Acknowledged::default() };
-        let model: Model = Rc::new(RefCell::new(vec![new; ZONES as usize]));
+        let model: Model = Rc::new(RefCell::new(Acknowledged::none()));
         let (own, at) = (Rc::downgrade(&bucket), model.clone());
         bucket.follow(move |asked| {
             if asked.method != "GET" && asked.method != "HEAD" {
@@ -93,10 +100,9 @@ fn moments(seed: u64) -> Vec<Moment> {
     moments.take()
 }
 
-/// Opens the volume of a moment. Returns the first broken promise.
-async fn judge(acknowledged: &[Acknowledged]) -> Result<(), String> {
-    let part = reopen().await;
-    let handle = handle(&part).await;
+/// Checks the volume of a moment after it was opened. Returns the first broken promise.
+pub async fn judge(part: &ObjectsPart, acknowledged: &[Acknowledged]) -> Result<(), String> {
+    let handle = handle(part).await;
     let reports = handle.report(ZoneIndex(0), ZONES).await.unwrap();
     for (zone, (known, report)) in (0_u32..).zip(acknowledged.iter().zip(&reports)) {
         let broken = |what: &str| Err(format!("zone {zone}: {what}: {known:?}, {report:?}"));
@@ -136,7 +142,7 @@ fn judged(seed: u64, moment: Moment) -> Result<(), String> {
     world(seed, move |bucket| async move {
         let (objects, acknowledged) = moment;
         bucket.objects.replace(objects);
-        *slot.borrow_mut() = Some(judge(&acknowledged).await);
+        *slot.borrow_mut() = Some(judge(&reopen().await, &acknowledged).await);
     });
     outcome.take().unwrap()
 }

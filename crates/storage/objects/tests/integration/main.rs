@@ -8,6 +8,7 @@ mod conformance;
 mod cost;
 mod crash;
 mod damage;
+mod encryption;
 mod fence;
 mod hostile;
 mod merge;

@@ -15,14 +15,14 @@ const BLOCK: usize = 2048;
 const BLOCKS: u64 = ZONE_SIZE / BLOCK as u64;
 
 /// Flushes blocks to a zone, one by one. Block `n` has the value `n`.
-async fn fill(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
+pub async fn fill(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
     for number in blocks {
         append(handle, zone, number as u8, BLOCK).await;
         handle.flush(&[ZoneIndex(zone)]).await.unwrap();
     }
 }
 
-async fn has(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
+pub async fn has(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
     for number in blocks {
         let found = read(handle, zone, number * BLOCK as u64, BLOCK).await;
         assert_eq!(found, Ok(vec![number as u8; BLOCK]), "zone {zone}, block {number}");
