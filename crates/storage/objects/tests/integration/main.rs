@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bases;
 mod common;
 mod conformance;
 mod cost;
