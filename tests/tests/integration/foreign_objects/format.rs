@@ -118,9 +118,11 @@ fn piece_key(key: &str) -> Option<PieceKey> {
     Some((first.0, first.1, first.2, digits(offset, 12)?, digits(serial, 16)?))
 }
 
-fn manifest_key(key: &str) -> Option<(u64, u64)> {
-    let (epoch, number) = key.strip_prefix("db1/manifest/")?.split_once('/')?;
-    Some((digits(epoch, 8)?, digits(number, 16)?))
+/// Epoch and number of a manifest, and whether it is a base beside the others.
+fn manifest_key(key: &str) -> Option<((u64, u64), bool)> {
+    let (epoch, file) = key.strip_prefix("db1/manifest/")?.split_once('/')?;
+    let number = file.strip_suffix(".base").unwrap_or(file);
+    Some(((digits(epoch, 8)?, digits(number, 16)?), number != file))
 }
 
 /// A manifest, by the table of the book.
@@ -134,7 +136,7 @@ struct Manifest<'b> {
 
 fn manifest(bytes: &[u8], (epoch, number): (u64, u64)) -> Manifest<'_> {
     let fields = Fields::new(bytes);
-    assert_eq!((fields.take(8), fields.number(4), fields.number(4)), (&b"SltObjMf"[..], 1, 0));
+    assert_eq!((fields.take(8), fields.number(4), fields.number(4)), (&b"SltObjMf"[..], 2, 0));
     let (volume, _writer) = (fields.take(16), fields.take(16));
     assert_eq!(fields.number(4), epoch);
     let (kind, clean, name) = (fields.number(1), fields.number(1), fields.number(1));
@@ -201,6 +203,20 @@ fn apply(zones: &mut [Zone], epoch: u64, body: &[u8]) {
                 assert_eq!(generation, zone.generation + 1);
                 *zone = Zone { generation, ..Zone::default() };
             }
+            4 => {
+                let (offset, length, serial) = (fields.number(8), fields.number(4), fields.number(8));
+                let place = |at: u64| zone.pieces.iter().position(|((_, _, _, offset, _), _)| *offset == at);
+                let first = place(offset).expect("a piece at the first byte");
+                let end = if offset + length == zone.end() {
+                    Some(zone.pieces.len())
+                } else {
+                    place(offset + length)
+                };
+                let end = end.expect("a piece that ends at the last byte");
+                assert!(end >= first + 2, "several pieces");
+                let merged = ((number, zone.generation, epoch, offset, serial), length);
+                zone.pieces.splice(first..end, [merged]);
+            }
             _ => panic!("change {kind}"),
         }
     }
@@ -251,15 +267,16 @@ fn each_object_is_one_that_the_book_describes() {
     server.stop();
     let folder = tempfile::tempdir().unwrap();
     let objects = objects(folder.path(), store.port);
-    let mut manifests = BTreeMap::new();
+    let (mut manifests, mut bases) = (BTreeMap::new(), BTreeMap::new());
     for (key, object) in &objects {
         assert!(piece_key(key).is_some() || manifest_key(key).is_some(), "object {key}");
         let sum = format!("{:08x}", crc(&[&object.bytes]));
         assert_eq!(object.metadata["siltstone-crc32c"], sum, "{key}");
         assert!(u128::from_str_radix(&object.metadata["siltstone-nonce"], 16).is_ok(), "{key}");
         assert_eq!(object.metadata.len(), 2, "{key}: {:?}", object.metadata);
-        if let Some(place) = manifest_key(key) {
-            manifests.insert(place, manifest(&object.bytes, place));
+        if let Some((place, is_base)) = manifest_key(key) {
+            let of_kind = if is_base { &mut bases } else { &mut manifests };
+            of_kind.insert(place, manifest(&object.bytes, place));
         }
     }
     let epoch = manifests.keys().map(|(epoch, _)| *epoch).max().unwrap();
@@ -267,10 +284,11 @@ fn each_object_is_one_that_the_book_describes() {
         let claim = &manifests[&(epoch, 0)];
         assert_eq!((claim.kind, claim.link, claim.body.len()), (0, epoch - 1, 0), "epoch {epoch}");
     }
-    let newest = manifests.iter().filter(|(place, manifest)| place.0 == epoch && manifest.kind == 1);
-    let ((_, number), newest) = newest.last().expect("a base of the last epoch");
+    let (_, newest) = manifests.range((epoch, 1)..).next_back().expect("a manifest of the last epoch");
+    let mut last = newest.link;
+    let newest = if last == 1 { &manifests[&(epoch, 1)] } else { &bases[&(epoch, last)] };
+    assert_eq!((newest.kind, newest.link), (1, last), "the base to which the last manifest links");
     let (mut zones, volume) = (base(newest.body), newest.volume);
-    let mut last = *number;
     for ((_, number), manifest) in manifests.range((epoch, last + 1)..) {
         assert_eq!((manifest.kind, *number, manifest.volume), (2, last + 1, volume));
         apply(&mut zones, epoch, manifest.body);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bases;
 mod claim;
 mod common;
 mod conformance;

@@ -23,9 +23,10 @@ pub async fn fill(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
 }
 
 pub async fn has(handle: &dyn Zones, zone: u32, blocks: std::ops::Range<u64>) {
-    for number in blocks {
-        let found = read(handle, zone, number * BLOCK as u64, BLOCK).await;
-        assert_eq!(found, Ok(vec![number as u8; BLOCK]), "zone {zone}, block {number}");
+    let count = blocks.clone().count();
+    let found = read(handle, zone, blocks.start * BLOCK as u64, count * BLOCK).await.unwrap();
+    for (number, found) in blocks.zip(found.chunks(BLOCK)) {
+        assert_eq!(found, vec![number as u8; BLOCK], "zone {zone}, block {number}");
     }
 }
 
@@ -302,5 +303,38 @@ fn memory_of_a_merge_is_a_part_of_the_limit() {
             zones.append(ZoneIndex(zone), bytes(3, rest.min(90 << 10))).await.unwrap();
         }
         assert!(begun.elapsed() < Duration::from_secs(1));
+        // An append that needs the memory of the merge has it soon, though no upload ends.
+        zones.append(ZoneIndex(5), bytes(3, 40 << 10)).await.unwrap();
+        let waited = begun.elapsed();
+        assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
+    });
+}
+
+/// Only pieces that can't be read are given up.
+#[test]
+fn an_upload_that_is_damaged_on_its_way_refuses_no_zone() {
+    world(10, |bucket| async move {
+        let part = create().await;
+        let zones = handle(&part).await;
+        let (is_damaged, count) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
+        let (switch, damaged) = (is_damaged.clone(), count.clone());
+        bucket.follow(move |asked| {
+            let is_merged =
+                asked.method == "PUT" && asked.key.contains("zones/") && asked.body.len() > 4 * BLOCK;
+            (is_merged && switch.get()).then(|| {
+                damaged.set(damaged.get() + 1);
+                let head = "HTTP/1.1 200 x\r\netag: \"1\"\r\nx-amz-checksum-crc32c: AAAAAA==\r\n";
+                format!("{head}content-length: 0\r\n\r\n").into_bytes()
+            })
+        });
+        fill(&*zones, 0, 0..60).await;
+        runtime::sleep(Duration::from_secs(60)).await;
+        assert!(count.get() > 0);
+        assert_eq!(pieces(&part).await, 60);
+        is_damaged.set(false);
+        fill(&*zones, 1, 0..8).await;
+        runtime::sleep(Duration::from_secs(5)).await;
+        assert!(pieces(&part).await < 40, "{}", pieces(&part).await);
+        has(&*zones, 0, 0..60).await;
     });
 }
