@@ -7,6 +7,7 @@
 use crate::address::{BlockIndex, BlockRange, ZoneAddress, ZoneIndex};
 use crate::buffer::{Buffer, Payload};
 use crate::call::Call;
+use crate::claim::{Claim, ClaimToken};
 use crate::device::{CachedBytes, Device, Durability, Extent, ReadOutcome, ZeroMode};
 use crate::error::{Error, Result};
 use crate::fullness::Fullness;
@@ -76,6 +77,14 @@ impl<L: ZonesLayer> ZonesPart for L {
 
     fn flushes_atomically(&self) -> bool {
         self.below().flushes_atomically()
+    }
+
+    fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {
+        self.below().last_claim()
+    }
+
+    fn claim(&self, token: ClaimToken) -> Call<'_, Result<Option<Claim>>> {
+        self.below().claim(token)
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
@@ -450,6 +459,14 @@ impl<W: ObserveHandles> ZonesPart for ObservedPart<dyn ZonesPart, W> {
 
     fn flushes_atomically(&self) -> bool {
         self.inner.flushes_atomically()
+    }
+
+    fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {
+        self.inner.last_claim()
+    }
+
+    fn claim(&self, token: ClaimToken) -> Call<'_, Result<Option<Claim>>> {
+        self.inner.claim(token)
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {

@@ -17,6 +17,7 @@
 pub mod address;
 pub mod buffer;
 pub mod call;
+pub mod claim;
 pub mod device;
 pub mod error;
 pub mod extents;
@@ -31,6 +32,7 @@ pub mod zones;
 pub use address::{BlockCount, BlockIndex, BlockRange, ByteOffset, ZoneAddress, ZoneBlock, ZoneIndex};
 pub use buffer::{Buffer, Data, Payload};
 pub use call::Call;
+pub use claim::{Claim, ClaimToken};
 pub use device::{CachedBytes, Device, Durability, Extent, ExtentState, ReadOutcome, ZeroMode};
 pub use error::{Error, Result};
 pub use fullness::Fullness;

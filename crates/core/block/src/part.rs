@@ -1,6 +1,7 @@
 //! Parts: built once, from a stack file, and shared by all shards.
 
 use crate::call::Call;
+use crate::claim::{Claim, ClaimToken};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fullness::Fullness;
@@ -141,6 +142,29 @@ pub trait ZonesPart: Part {
         false
     }
 
-    /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.
+    /// Returns the last claim of zones that have one writer at a time: the one that was found when the part
+    /// was opened, or its own once that is made. `None` for new zones, and for zones without claims.
+    ///
+    /// # Errors
+    /// Errors of the zones.
+    fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {
+        Call::ready(Ok(None))
+    }
+
+    /// Claims the zones with a token, which ends their writer before. The claim succeeds only if no other
+    /// writer has claimed them since the claim that [`last_claim`](Self::last_claim) returned: a layer
+    /// compares that with its own state first, and calls this before it opens a handle. Returns the claim;
+    /// `None` for zones without claims.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another writer was faster, or the zones are claimed by this part already; errors of
+    /// the zones. Then the part has to be opened again.
+    fn claim(&self, token: ClaimToken) -> Call<'_, Result<Option<Claim>>> {
+        let _ = token;
+        Call::ready(Ok(None))
+    }
+
+    /// Opens a handle for the calling shard. A shard opens a part once and shares the handle. The first
+    /// handle claims zones that have claims and aren't claimed yet.
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;
 }

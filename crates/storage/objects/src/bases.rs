@@ -5,6 +5,8 @@
 //!   link to it. So a commit waits for a base only when [`MAX_CHAIN`] deltas, or half of [`MAX_DELTA_BYTES`],
 //!   have no newer one.
 //! - What the new base replaces is garbage once a durable delta links to it: until then opening needs it.
+//! - A base counts only if the store has its bytes: other ones under its key are garbage, and the base after
+//!   a later delta is written instead.
 //!
 //! Left to others: the deltas (`manifest_log`), and the first base of an epoch (`opening`).
 
@@ -14,11 +16,13 @@ use crate::manifests::{Identity, MAX_MANIFEST, Manifests};
 use crate::names::Name;
 use crate::table::Table;
 use block::{Data, Error, Result};
-use object_store::Condition;
+use object_store::{Condition, Put};
 use std::cell::{Cell, RefCell};
 
 /// Most deltas without a newer base, less than an opening reads.
 pub(crate) const MAX_CHAIN: u64 = 896;
+/// Most deltas without a newer base if other bytes are under the keys of bases.
+const MOST_DELTAS: u64 = 1000;
 /// Numbers of deltas after which a base follows: fewer for a small one.
 const CHAIN: (u64, u64) = (256, 512);
 /// Bytes of a base for which a delta more is permitted, so that bases of small flushes are few bytes.
@@ -35,6 +39,8 @@ pub(crate) struct Bases {
     writing: Cell<Option<u64>>,
     /// Bytes of deltas since that.
     delta_bytes: Cell<usize>,
+    /// Last number whose base was given up.
+    given_up: Cell<u64>,
     /// Garbage once a delta links to the newest base.
     replaced: RefCell<Vec<Name>>,
 }
@@ -47,8 +53,13 @@ fn is_due(position: &Position) -> bool {
 }
 
 /// Whether a delta has to wait for a newer base, so that opening reads a bounded number of bounded length.
-pub(crate) fn must_end(position: &Position) -> bool {
+fn must_end(position: &Position) -> bool {
     position.number - position.base >= MAX_CHAIN || position.delta_bytes > MAX_DELTA_BYTES / 2
+}
+
+/// Whether no further delta is permitted without a newer base.
+fn is_full(position: &Position) -> bool {
+    position.number - position.base >= MOST_DELTAS || position.delta_bytes > MAX_DELTA_BYTES / 4 * 3
 }
 
 /// Name of a base: that of the first manifest of an epoch is in the sequence of the others.
@@ -62,7 +73,8 @@ pub(crate) fn name(epoch: u32, number: u64) -> Name {
 impl Bases {
     /// The base after the manifest at this position, if one is to be written now.
     pub fn begin(&self, position: &Position, identity: &Identity, table: &Table) -> Option<Manifest> {
-        if self.writing.get().is_some() || !is_due(position) {
+        let is_given_up = self.given_up.get() == position.number;
+        if self.writing.get().is_some() || is_given_up || !is_due(position) {
             return None;
         }
         self.writing.set(Some(position.number));
@@ -70,16 +82,52 @@ impl Bases {
         Some(identity.manifest(position.number, Kind::Base, position.number, table.encode()))
     }
 
-    /// Writes the base that was begun, by one attempt. It may be called again with the same bytes after an
-    /// error: no other writer creates objects of this epoch but seals.
+    /// Writes the base that was begun, by one attempt, and returns whether the store has it: false if other
+    /// bytes are under its key, such as those of an attempt that were damaged. It may be called again with
+    /// the same bytes after an error.
     ///
     /// # Errors
     /// Errors of the store.
-    pub async fn write(&self, manifests: &Manifests, identity: &Identity, bytes: &Data) -> Result<()> {
-        let Some(number) = self.writing.get() else { return Ok(()) };
-        let key = manifests.names.key(name(identity.epoch, number));
-        // It was written by an attempt before if it is there.
-        manifests.store.put(&key, bytes.clone().into(), &Condition::Absent).await.map(drop)
+    pub async fn write(&self, manifests: &Manifests, identity: &Identity, bytes: &Data) -> Result<bool> {
+        let Some(number) = self.writing.get() else { return Ok(true) };
+        let (store, key) = (&manifests.store, manifests.names.key(name(identity.epoch, number)));
+        if let Put::Written(_) = store.put(&key, bytes.clone().into(), &Condition::Absent).await? {
+            return Ok(true);
+        }
+        // Of an attempt before, or others.
+        match store.head(&key).await? {
+            Some(found) if found.length != bytes.len() as u64 => return Ok(false),
+            _ => {}
+        }
+        match store.get(&key, bytes.len()).await {
+            Ok(found) => Ok(found.data.filled() == &bytes[..]),
+            Err(Error::Corrupt(_) | Error::Protocol(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives up the base that was begun: its number is used by other bytes. Returns its name, which is
+    /// garbage.
+    pub fn give_up(&self, epoch: u32) -> Option<Name> {
+        let number = self.writing.take()?;
+        self.given_up.set(number);
+        Some(name(epoch, number))
+    }
+
+    /// Whether a delta has to wait for a newer base, that of this position or one that is being written.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it can't be written, and opening wouldn't read further deltas.
+    pub fn must_wait(&self, position: &Position) -> Result<bool> {
+        let is_given_up = self.given_up.get() == position.number;
+        match must_end(position) {
+            true if !is_given_up => Ok(true),
+            true if is_full(position) => Err(Error::io(format!(
+                "the object store has other bytes under the keys of all base manifests after number {}; open the zones again, which begins another epoch",
+                position.base
+            ))),
+            _ => Ok(false),
+        }
     }
 
     /// Position after the base was written.
@@ -139,6 +187,33 @@ mod tests {
             let position = position(deltas, base_bytes, delta_bytes);
             assert_eq!(is_due(&position), expected, "{position:?}");
         }
-        const { assert!(CHAIN.1 < MAX_CHAIN && MAX_CHAIN < 1024) };
+        const { assert!(CHAIN.1 < MAX_CHAIN && MAX_CHAIN < MOST_DELTAS && MOST_DELTAS < 1024) };
+    }
+
+    #[test]
+    fn a_base_that_is_given_up_delays_a_few_deltas_and_ends_the_writer_later() {
+        let identity = Identity {
+            volume: [1; 16],
+            epoch: 3,
+            writer: crate::format::Writers { id: [2; 16], name: String::new() },
+        };
+        let (bases, table) = (Bases::default(), Table::new(1, 512).unwrap());
+        let at = |number| Position { number, base: 1, base_bytes: 100, delta_bytes: 0 };
+        assert!(bases.begin(&at(300), &identity, &table).is_some());
+        assert!(bases.begin(&at(301), &identity, &table).is_none(), "one is being written");
+        assert_eq!(bases.give_up(3), Some(Name::Base { epoch: 3, number: 300 }));
+        assert_eq!(bases.give_up(3), None);
+        assert_eq!(bases.end(at(301), 3, 5).base, 1, "it replaces nothing");
+        assert!(bases.begin(&at(300), &identity, &table).is_none() && bases.replaced().is_empty());
+        for number in 301..=MOST_DELTAS {
+            assert_eq!(bases.must_wait(&at(number)), Ok(number > MAX_CHAIN), "{number}");
+            assert!(bases.begin(&at(number), &identity, &table).is_some());
+            bases.give_up(3);
+            assert_eq!(bases.must_wait(&at(number)), Ok(false), "{number}");
+        }
+        bases.begin(&at(MOST_DELTAS + 1), &identity, &table);
+        assert_eq!(bases.must_wait(&at(MOST_DELTAS + 1)), Ok(true));
+        bases.give_up(3);
+        assert!(matches!(bases.must_wait(&at(MOST_DELTAS + 1)), Err(Error::Io(_))));
     }
 }

@@ -258,6 +258,7 @@ impl Core {
                 slots: Semaphore::new(MAX_UPLOADS),
                 tasks: TaskGroup::default(),
                 next: Cell::new(1),
+                attempts: RefCell::default(),
                 waiting: Cell::new(0),
                 in_flight: Cell::new(0),
                 failures: FailureRun::default(),
@@ -550,7 +551,7 @@ impl Core {
                 zone.pending.clear();
             }
         });
-        self.note(index);
+        self.note_finished(index);
         finished
     }
 

@@ -7,7 +7,7 @@
 //!   well: altered or misplaced bytes are never returned, whatever range is read.
 
 use crate::names::PieceName;
-use block::{Data, Error, Payload, Result};
+use block::{ClaimToken, Data, Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::ops::Range;
 use zones::bytes::{Reader, Writer};
@@ -20,8 +20,10 @@ const CHECKSUM: usize = 4;
 pub(crate) const PIECE_HEADER: usize = 64;
 /// Longest name of a writer, in bytes.
 const MAX_NAME: usize = 255;
-/// Version of both formats.
-const VERSION: u32 = 1;
+/// Version of manifests. Version 1 had neither bases beside the deltas nor merges, and is read as this one.
+const VERSION: u32 = 2;
+/// Version of pieces.
+const PIECE_VERSION: u32 = 1;
 const MANIFEST_MAGIC: &[u8; 8] = b"SltObjMf";
 const PIECE_MAGIC: &[u8; 8] = b"SltObjPc";
 
@@ -119,9 +121,9 @@ impl Manifest {
             return Err(reader.strange("begins with other bytes; expected SltObjMf"));
         }
         let (version, flags) = (reader.u32()?, reader.u32()?);
-        if (version, flags) != (VERSION, 0) {
+        if !(1..=VERSION).contains(&version) || flags != 0 {
             return Err(Error::unsupported(format!(
-                "a manifest of version {version} with flags {flags:#x}; expected version {VERSION} without flags: use a newer siltstone"
+                "a manifest of version {version} with flags {flags:#x}; expected at most version {VERSION} without flags: use a newer siltstone"
             )));
         }
         let sum = bytes.len().checked_sub(CHECKSUM).and_then(|at| bytes.split_at_checked(at));
@@ -147,6 +149,29 @@ impl Manifest {
         let (writer, is_clean) = (Writers { id, name }, is_clean != 0);
         Ok(Manifest { volume, writer, epoch, number, kind: *kind, is_clean, link, time, body })
     }
+}
+
+/// Body of a claim: the token of the layer that made it, or nothing.
+pub(crate) fn encode_token(token: Option<ClaimToken>) -> Vec<u8> {
+    let Some(ClaimToken { owner, count }) = token else { return Vec::new() };
+    let mut writer = Writer::default();
+    writer.put(&owner);
+    writer.u64(count);
+    writer.0
+}
+
+/// Decodes the body of a claim.
+///
+/// # Errors
+/// [`Error::Corrupt`] for another length.
+pub(crate) fn decode_token(body: &[u8]) -> Result<Option<ClaimToken>> {
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let mut reader = Reader::new(body, "a claim");
+    let (owner, count) = (*reader.take::<[u8; 16]>()?, reader.u64()?);
+    reader.end()?;
+    Ok(Some(ClaimToken { owner, count }))
 }
 
 /// Number of bytes of the object of a piece of `length` bytes.
@@ -178,7 +203,7 @@ pub(crate) fn piece_object(volume: &VolumeId, name: &PieceName, chunks: &[Data])
     let length: usize = chunks.iter().map(|chunk| chunk.len()).sum();
     let mut writer = Writer::default();
     writer.put(PIECE_MAGIC);
-    writer.u32(VERSION);
+    writer.u32(PIECE_VERSION);
     writer.u32(0);
     writer.put(volume);
     writer.u32(name.zone);
@@ -288,8 +313,27 @@ mod tests {
             assert!(Manifest::decode(&bytes[..at], 3, 17).is_err(), "{at} bytes");
         }
         let mut other = bytes;
-        other[8] = 2;
-        assert!(matches!(Manifest::decode(&other, 3, 17), Err(Error::Unsupported(_))));
+        for (at, value) in [(8, 3), (8, 0), (12, 1)] {
+            let kept = std::mem::replace(&mut other[at], value);
+            let error = Manifest::decode(&other, 3, 17).unwrap_err();
+            assert!(
+                matches!(&error, Error::Unsupported(text) if text.contains("newer siltstone")),
+                "{error}"
+            );
+            other[at] = kept;
+        }
+        other[8] = 1;
+        assert_eq!(Manifest::decode(&with_checksum(&other), 3, 17).unwrap(), manifest());
+    }
+
+    #[test]
+    fn tokens_of_claims_are_decoded_as_they_were_encoded() {
+        let token = Some(ClaimToken { owner: [3; 16], count: 1 << 40 });
+        let body = encode_token(token);
+        assert_eq!((body.len(), decode_token(&body).unwrap()), (24, token));
+        assert_eq!(decode_token(&encode_token(None)).unwrap(), None);
+        assert!(decode_token(&body[1..]).is_err());
+        assert!(decode_token(&[body, vec![0]].concat()).is_err());
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!   request.
 //! - A batch with an object that the store refuses to delete waits after each attempt for longer, and the
 //!   others go on.
-//! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. What doesn't wait,
-//!   and what is left when the process ends, is found by `gc`.
+//! - At most [`MAX_WAITING`] objects wait, and a task runs only while there is garbage. What doesn't wait is
+//!   counted; that, and what is left when the process ends, is found by `gc`.
 
 use crate::names::{Name, Names};
 use object_store::{MAX_BATCH, Store};
@@ -53,6 +53,7 @@ pub(crate) struct Garbage {
     is_running: Cell<bool>,
     is_stopped: Cell<bool>,
     deleted: Cell<u64>,
+    dropped: Cell<u64>,
     failures: FailureRun,
 }
 
@@ -70,6 +71,7 @@ impl Garbage {
             is_running: Cell::new(false),
             is_stopped: Cell::new(false),
             deleted: Cell::new(0),
+            dropped: Cell::new(0),
             failures: FailureRun::default(),
         })
     }
@@ -82,6 +84,16 @@ impl Garbage {
     /// Number of objects that were deleted.
     pub fn deleted(&self) -> u64 {
         self.deleted.get()
+    }
+
+    /// Number of objects that weren't added, since too many were waiting.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.get()
+    }
+
+    /// Number of objects that may be added.
+    pub fn headroom(&self) -> usize {
+        MAX_WAITING.saturating_sub(self.waiting())
     }
 
     /// Objects that wait for their deletion.
@@ -101,11 +113,11 @@ impl Garbage {
         key
     }
 
-    /// Adds objects that no manifest names any more, as many as may wait.
+    /// Adds objects that no manifest names any more, as many as may wait; the others are counted.
     pub fn add(self: &Rc<Self>, names: impl IntoIterator<Item = Name>) {
         let now = runtime::now();
-        let headroom = MAX_WAITING.saturating_sub(self.waiting());
-        let mut names = names.into_iter().take(headroom).peekable();
+        let (mut all, headroom) = (names.into_iter(), self.headroom());
+        let mut names = all.by_ref().take(headroom).peekable();
         let mut queue = self.queue.borrow_mut();
         while names.peek().is_some() {
             let open = self.open.take().and_then(|due| queue.remove(&due));
@@ -125,6 +137,7 @@ impl Garbage {
             self.open.set(Some(self.insert(&mut queue, now + self.grace, batch)));
         }
         drop(queue);
+        self.dropped.set(self.dropped.get() + all.count() as u64);
         if self.waiting() > 0 && !self.is_stopped.get() && !self.is_running.replace(true) {
             runtime::spawn(self.clone().run()).detach();
         }
@@ -174,5 +187,28 @@ impl Garbage {
                 runtime::sleep(Duration::from_secs(failures).min(MAX_PAUSE)).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::testing::{Bucket, Faults, client};
+
+    #[test]
+    fn what_does_not_wait_is_counted() {
+        let run = || async {
+            let _bucket = Bucket::start(Faults::default());
+            let (store, names) = (client(object_store::Limits::default()), Names::new("db1").unwrap());
+            let garbage = Garbage::new(store, names, Duration::from_secs(60));
+            let some = |count: usize| (0..count as u64).map(|number| Name::Base { epoch: 1, number });
+            garbage.add(some(MAX_WAITING - 5));
+            assert_eq!((garbage.headroom(), garbage.dropped()), (5, 0));
+            garbage.add(some(7));
+            garbage.add(some(3));
+            assert_eq!((garbage.waiting(), garbage.headroom(), garbage.dropped()), (MAX_WAITING, 0, 5));
+            garbage.stop();
+        };
+        runtime::simulate(runtime::Simulation::new(1), run).unwrap();
     }
 }

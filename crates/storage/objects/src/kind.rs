@@ -75,7 +75,7 @@ pub const KIND: Kind = Kind {
     example: "objects(\"http://127.0.0.1:7070\", bucket=vol, prefix=\"db1/\", size=1TiB)",
     plan,
     build: |arguments| {
-        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::open(options(&arguments)?).await?))) })
+        Call::new(async move { Ok(Built::Zones(Arc::new(ObjectsPart::find(options(&arguments)?).await?))) })
     },
 };
 
@@ -99,6 +99,7 @@ const METRICS: &[Metric] = &[
     Metric::gauge("unsaved_bytes", "object_unsaved_bytes", "Appended bytes that aren't uploaded"),
     Metric::gauge("garbage_objects", "object_garbage", "Objects that wait for their deletion"),
     Metric::counter("deleted_objects", "object_deletions", "Objects that were deleted"),
+    Metric::counter("dropped_objects", "object_drops", "Objects that only the message gc deletes"),
     Metric::counter("merged_objects", "object_merges", "Objects that were replaced by larger ones"),
     Metric::counter(
         "merged_bytes",

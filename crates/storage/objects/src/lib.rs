@@ -13,9 +13,9 @@
 //! # Structure
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
 //! bytes that aren't uploaded. `merging`: which small pieces become one, and when. `manifests`,
-//! `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `garbage`: deletions.
-//! `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack. `any_bytes`: the check for
-//! fuzzing.
+//! `manifest_log`, `bases`, `opening`: manifests in the bucket, their log, epochs. `volume`: the claim.
+//! `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a stack.
+//! `any_bytes`: the check for fuzzing.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
@@ -33,6 +33,7 @@ mod names;
 mod opening;
 mod part;
 mod table;
+mod volume;
 
 pub use self::core::Settings;
 pub use any_bytes::check_any_bytes;

@@ -57,6 +57,9 @@ pub(crate) struct ManifestLog {
     changed: Notify,
     garbage: Rc<Garbage>,
     failures: FailureRun,
+    base_failures: FailureRun,
+    /// Number of the base to which the last durable delta links: earlier manifests aren't needed.
+    linked: Cell<u64>,
 }
 
 impl ManifestLog {
@@ -82,6 +85,8 @@ impl ManifestLog {
             changed: Notify::new(),
             garbage,
             failures: FailureRun::default(),
+            base_failures: FailureRun::default(),
+            linked: Cell::new(position.base),
         })
     }
 
@@ -100,16 +105,29 @@ impl ManifestLog {
         self.position.get().number
     }
 
+    /// Whether a manifest of this epoch isn't needed any more: it is before the base to which the last delta
+    /// links.
+    pub fn is_replaced(&self, name: Name) -> bool {
+        let linked = self.linked.get();
+        match name {
+            Name::Manifest { epoch, number } => {
+                epoch == self.identity.epoch && (1..=linked).contains(&number) && linked > 1
+            }
+            Name::Base { epoch, number } => epoch == self.identity.epoch && number < linked,
+            Name::Piece(_) => false,
+        }
+    }
+
     /// Whether the last attempt to write a manifest failed.
     pub fn is_waiting_for_store(&self) -> bool {
-        self.failures.count() > 0
+        self.failures.count() > 0 || self.base_failures.count() > 0
     }
 
     /// Error after which nothing becomes durable.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] for a writer that another one has fenced; [`Error::Closed`] after
-    /// [`stop`](Self::stop).
+    /// [`Error::ReadOnly`] for a writer that another one has fenced, and after an error that can't be mended;
+    /// [`Error::Closed`] after [`stop`](Self::stop).
     pub fn check(&self) -> Result<()> {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
@@ -161,12 +179,13 @@ impl ManifestLog {
         }
     }
 
-    /// Waits until the manifest that is being written is durable.
+    /// Waits until all changes that were added are durable.
     ///
     /// # Errors
     /// Errors of [`check`](Self::check).
     pub async fn written(&self) -> Result<()> {
-        self.durable(self.batch.get() - 1).await
+        let collects = { !self.pending.borrow().0.is_empty() || self.pending.borrow().1 };
+        self.durable(self.batch.get() - u64::from(!collects)).await
     }
 
     async fn run(self: Rc<Self>) {
@@ -178,7 +197,7 @@ impl ManifestLog {
             let batch = self.batch.replace(self.batch.get() + 1);
             match self.write(&changes, is_clean).await {
                 Ok(()) => self.durable.set(batch),
-                Err(error) => self.stop(error),
+                Err(error) => self.stop(ended(error)),
             }
             self.changed.notify_all();
         }
@@ -190,7 +209,7 @@ impl ManifestLog {
     /// # Errors
     /// Errors after which this writer has to end.
     async fn write(self: &Rc<Self>, changes: &[Change], is_clean: bool) -> Result<()> {
-        while bases::must_end(&self.position.get()) {
+        while self.bases.must_wait(&self.position.get())? {
             self.check()?;
             self.begin_base();
             self.changed.notified().await;
@@ -212,6 +231,7 @@ impl ManifestLog {
         manifest.is_clean = is_clean;
         let bytes = self.manifests.encode(&manifest);
         self.create(&manifest, &bytes).await?;
+        self.linked.set(link);
         // A base may have been written meanwhile.
         let position = self.position.get();
         if position.base == link {
@@ -239,17 +259,29 @@ impl ManifestLog {
         let mut pause = MIN_PAUSE;
         while self.check().is_ok() {
             match self.bases.write(&self.manifests, &self.identity, &bytes).await {
-                Ok(()) => {
-                    self.failures.ended("writing a base manifest");
-                    self.position.set(self.bases.end(self.position.get(), self.identity.epoch, bytes.len()));
-                    self.changed.notify_all();
+                Ok(is_written) => {
+                    self.base_failures.ended("writing a base manifest");
+                    self.end_base(is_written, bytes.len());
                     return;
                 }
-                Err(error) => self.failures.failed(format!("writing a base manifest: {error}")),
+                Err(error) => self.base_failures.failed(format!("writing a base manifest: {error}")),
             }
             runtime::sleep(pause).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+
+    /// Ends the base that was begun, with its length. If it isn't written, the next delta begins another one.
+    fn end_base(&self, is_written: bool, length: usize) {
+        let epoch = self.identity.epoch;
+        if is_written {
+            self.position.set(self.bases.end(self.position.get(), epoch, length));
+        } else if let Some(name) = self.bases.give_up(epoch) {
+            let key = self.manifests.names.key(name);
+            tracing::warn!("object {key}: the store has other bytes than were written; another base follows");
+            self.garbage.add([name]);
+        }
+        self.changed.notify_all();
     }
 
     /// Creates a manifest, again until the store answers.
@@ -271,6 +303,16 @@ impl ManifestLog {
             self.check()?;
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+}
+
+/// Error of a log after an error that no repetition mends: a number that damaged bytes have taken, a manifest
+/// that is too large, a change that doesn't fit. All have the kind that layers above know as final; errors of
+/// the store are none of them, and are waited out.
+fn ended(error: Error) -> Error {
+    match error {
+        Error::ReadOnly(_) | Error::Closed(_) => error,
+        other => Error::read_only(format!("the zones have ended, and take no more changes: {other}")),
     }
 }
 

@@ -120,6 +120,9 @@ pub(crate) struct Candidates {
     is_partial: bool,
     /// Zones whose pieces can't be read.
     refused: BTreeSet<u32>,
+    /// Zones without runs when they were looked at, with their number of pieces: they are looked at again
+    /// when it differs by [`MIN_PIECES`], so that a zone that grows isn't after each upload.
+    passed: BTreeMap<u32, usize>,
 }
 
 impl Candidates {
@@ -127,7 +130,8 @@ impl Candidates {
     pub fn note(&mut self, zone: u32, pieces: usize, bytes: u64, target: u64) {
         self.remove(zone);
         let superfluous = (pieces as u64).saturating_sub(bytes / target);
-        if superfluous < MIN_PIECES as u64 - 1 || self.refused.contains(&zone) {
+        let is_passed = self.passed.get(&zone).is_some_and(|known| known.abs_diff(pieces) < MIN_PIECES);
+        if superfluous < MIN_PIECES as u64 - 1 || is_passed || self.refused.contains(&zone) {
             return;
         }
         let average = bytes / pieces as u64;
@@ -149,6 +153,20 @@ impl Candidates {
         }
     }
 
+    /// Forgets a zone without runs until it has several pieces more or fewer than these.
+    pub fn pass(&mut self, zone: u32, pieces: usize) {
+        self.remove(zone);
+        if self.passed.len() >= MAX_CANDIDATES && !self.passed.contains_key(&zone) {
+            self.passed.pop_first();
+        }
+        self.passed.insert(zone, pieces);
+    }
+
+    /// Looks at a zone again when it is noted.
+    pub fn reconsider(&mut self, zone: u32) {
+        self.passed.remove(&zone);
+    }
+
     /// Forgets a zone until it is reset: its pieces can't be read.
     pub fn refuse(&mut self, zone: u32) {
         self.remove(zone);
@@ -160,6 +178,7 @@ impl Candidates {
     /// Forgets a zone that was reset.
     pub fn forget(&mut self, zone: u32) {
         self.remove(zone);
+        self.reconsider(zone);
         self.refused.remove(&zone);
     }
 
@@ -351,6 +370,18 @@ mod tests {
         candidates.forget(0);
         candidates.note(0, 100, 100, TARGET);
         assert_eq!(candidates.first(), Ok(0));
+        // One without runs grows.
+        for (pieces, expected) in [(100, 1), (100 + MIN_PIECES - 1, 1), (100 + MIN_PIECES, 0)] {
+            candidates.pass(0, 100);
+            candidates.note(0, pieces, 100, TARGET);
+            assert_eq!(candidates.first(), Ok(expected), "{pieces} pieces");
+        }
+        candidates.pass(0, 100);
+        candidates.reconsider(0);
+        candidates.note(0, 100, 100, TARGET);
+        assert_eq!(candidates.first(), Ok(0), "finished");
+        (0..3 * MAX_CANDIDATES as u32).for_each(|zone| candidates.pass(zone, 1));
+        assert_eq!(candidates.passed.len(), MAX_CANDIDATES);
         (0..3 * MAX_CANDIDATES as u32).for_each(|zone| candidates.remove(zone));
         assert_eq!((candidates.first(), candidates.first()), (Err(true), Err(false)));
     }

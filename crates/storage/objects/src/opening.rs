@@ -1,5 +1,9 @@
 //! Opening a volume: the newest epoch, its manifests, the seal that fences its writer, and a new epoch.
 //!
+//! [`find`] carries out steps 1 and 2, which change nothing; [`claim_found`] the others. Between them a layer
+//! above may compare the writer of that epoch with the one that it knows ([`last_claim`]). The claim of step
+//! 5 is created only if that epoch is still the last one.
+//!
 //! 1. The epochs are 1, 2, 3, … without a gap, since number 0 of an epoch, its *claim*, is never deleted: a
 //!    few rounds of HEADs at the same time find the last one. One that is found too early has a seal.
 //! 2. A listing of that epoch's manifests shows the last number; the last base and the deltas after it are
@@ -17,12 +21,12 @@
 //! continues from there.
 
 use crate::bases::{self, check_length};
-use crate::format::{Kind, Manifest, Writers};
+use crate::format::{Kind, Manifest, Writers, decode_token, encode_token};
 use crate::manifest_log::{Position, fenced};
 use crate::manifests::{Created, Identity, MAX_MANIFEST, Manifests, Newest, READERS};
 use crate::names::Name;
 use crate::table::{Table, decode_changes};
-use block::{Data, Error, Result};
+use block::{Claim, ClaimToken, Data, Error, Result};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -49,9 +53,30 @@ pub(crate) struct NewZones {
     pub zone_size: u64,
 }
 
+/// A volume that was found, and isn't changed yet.
+pub(crate) struct Found {
+    /// Last epoch; 0 if there is none.
+    pub epoch: u32,
+    /// Number and size of its zones, or of those to format.
+    pub zones: NewZones,
+    format: Option<NewZones>,
+    looked: Option<Looked>,
+}
+
+/// Manifests of an epoch that were read.
+struct Looked {
+    newest: Newest,
+    state: State,
+}
+
+/// Check of a table that may refuse it before anything is changed.
+pub(crate) type Check<'a> = &'a dyn Fn(&Table) -> Result<()>;
+
 /// An opened volume.
 pub(crate) struct Opened {
     pub identity: Identity,
+    /// Claim of the epoch.
+    pub claim: Claim,
     pub table: Table,
     pub position: Position,
     /// Manifests and pieces that aren't needed any more.
@@ -129,8 +154,8 @@ fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't short
-/// are read alone. So memory is bounded, whatever the store answers.
+/// Reads these deltas. A writer limits their length in all ([`bases::MAX_DELTA_BYTES`]); those that aren't
+/// short are read alone. So memory is bounded, whatever the store answers.
 async fn load_deltas(manifests: &Manifests, epoch: u32, numbers: Range<u64>) -> Result<Vec<Manifest>> {
     let left = Cell::new(bases::MAX_DELTA_BYTES + MAX_CHAIN as usize * bases::MANIFEST_HEADER);
     let read = async |limit: usize, number: u64| {
@@ -265,31 +290,46 @@ async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -
     )))
 }
 
-/// Reads the state of an epoch, and seals it. Returns the state; `None` if there is no volume, or none that
-/// can be read and `is_replaced`.
-async fn take_over(
-    manifests: &Manifests,
-    epoch: u32,
-    writer: &Writers,
-    is_replaced: bool,
-    check: impl Fn(&Table) -> Result<()>,
-) -> Result<Option<Loaded>> {
+/// Reads the state of an epoch, which its writer may be changing.
+async fn look(manifests: &Manifests, epoch: u32, is_replaced: bool) -> Result<Looked> {
     let mut attempt = 0;
-    let (newest, mut state) = loop {
+    loop {
         attempt += 1;
         let numbers = manifests.numbers(epoch).await?;
         let looked = match manifests.newest(epoch, &numbers).await {
             Ok(newest) => {
                 let state = load_or_replace(manifests, &newest, is_replaced && attempt == ATTEMPTS).await;
-                state.map(|state| (newest, state))
+                state.map(|state| Looked { newest, state })
             }
             Err(error) => Err(error),
         };
         match looked {
             Err(Error::Corrupt(_) | Error::Unsupported(_)) if attempt < ATTEMPTS => {}
-            looked => break looked?,
+            looked => return looked,
         }
-    };
+    }
+}
+
+/// Epoch before one without a base, from its claim; `None` for the first one.
+fn epoch_before(claim: &Manifest) -> Result<Option<u32>> {
+    match u32::try_from(claim.link).unwrap_or(u32::MAX) {
+        0 => Ok(None),
+        before if before < claim.epoch => Ok(Some(before)),
+        _ => Err(Error::corrupt(format!("the claim of epoch {} names epoch {}", claim.epoch, claim.link))),
+    }
+}
+
+/// Seals an epoch, of which this was read, and returns the state that it ends with; `None` if there is no
+/// volume, or none that can be read and `is_replaced`.
+async fn take_over(
+    manifests: &Manifests,
+    epoch: u32,
+    looked: Looked,
+    writer: &Writers,
+    is_replaced: bool,
+    check: Check<'_>,
+) -> Result<Option<Loaded>> {
+    let Looked { newest, mut state } = looked;
     if let State::Loaded(loaded) = &state {
         check(&loaded.table)?;
     }
@@ -306,12 +346,12 @@ async fn take_over(
     match state {
         State::Loaded(loaded) => Ok(Some(*loaded)),
         State::Damaged => Ok(None),
-        State::Before(claim) => match u32::try_from(claim.link).unwrap_or(u32::MAX) {
-            0 => Ok(None),
-            before if before < epoch => {
-                Box::pin(take_over(manifests, before, writer, is_replaced, check)).await
+        State::Before(claim) => match epoch_before(&claim)? {
+            None => Ok(None),
+            Some(before) => {
+                let looked = look(manifests, before, is_replaced).await?;
+                Box::pin(take_over(manifests, before, looked, writer, is_replaced, check)).await
             }
-            _ => Err(Error::corrupt(format!("the claim of epoch {epoch} names epoch {}", claim.link))),
         },
     }
 }
@@ -356,33 +396,106 @@ async fn check_empty(manifests: &Manifests) -> Result<()> {
     }
 }
 
-/// Finds the last epoch, and takes its state over.
-async fn find(
-    manifests: &Manifests,
-    writer: &Writers,
-    is_replaced: bool,
-    check: impl Fn(&Table) -> Result<()>,
-) -> Result<(u32, Option<Loaded>)> {
-    let epoch = last_epoch(manifests).await?;
-    if epoch == 0 {
-        check_empty(manifests).await?;
-        return Ok((0, None));
-    }
-    let check = |table: &Table| match is_replaced {
-        true => Ok(()),
-        false => check_length(table).and_then(|()| check(table)),
+/// Reads the last state of an epoch or of one before, and returns the number and size of its zones.
+async fn zones_of(manifests: &Manifests, looked: &Looked, check: Check<'_>) -> Result<Option<NewZones>> {
+    let of = |table: &Table| {
+        check(table)?;
+        Ok(Some(NewZones { zones: table.zones.len() as u32, zone_size: table.zone_size }))
     };
-    match take_over(manifests, epoch, writer, is_replaced, check).await {
-        // Another writer may have taken it over meanwhile, and deletes its manifests.
+    let mut claim = match &looked.state {
+        State::Loaded(loaded) => return of(&loaded.table),
+        State::Damaged => return Ok(None),
+        State::Before(claim) => claim.clone(),
+    };
+    while let Some(before) = epoch_before(&claim)? {
+        match look(manifests, before, false).await?.state {
+            State::Loaded(loaded) => return of(&loaded.table),
+            State::Damaged => break,
+            State::Before(earlier) => claim = earlier,
+        }
+    }
+    Ok(None)
+}
+
+/// Tells an error of manifests that another writer has deleted meanwhile.
+async fn or_overtaken<T>(manifests: &Manifests, epoch: u32, outcome: Result<T>) -> Result<T> {
+    match outcome {
         Err(Error::Corrupt(_)) if has_claim(manifests, epoch.saturating_add(1)).await? => {
             Err(overtaken(epoch))
         }
-        taken => taken.map(|found| (epoch, found)),
+        outcome => outcome,
     }
 }
 
+/// Finds a volume, and changes nothing. `format` is the one to create, in place of an existing one. `check`
+/// may refuse the table.
+///
+/// # Errors
+/// [`Error::NotFound`] if there is none; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests
+/// and unknown versions; [`Error::Busy`] if another writer opens it at the same time; errors of the store.
+pub(crate) async fn find(manifests: &Manifests, format: Option<NewZones>, check: Check<'_>) -> Result<Found> {
+    let epoch = last_epoch(manifests).await?;
+    let looked = match epoch {
+        0 => {
+            check_empty(manifests).await?;
+            None
+        }
+        epoch => {
+            let looked = look(manifests, epoch, format.is_some()).await;
+            Some(or_overtaken(manifests, epoch, looked).await?)
+        }
+    };
+    let zones = match (&looked, format) {
+        (_, Some(new)) => Some(new),
+        (Some(looked), None) => {
+            let check = |table: &Table| check_length(table).and_then(|()| check(table));
+            or_overtaken(manifests, epoch, zones_of(manifests, looked, &check).await).await?
+        }
+        (None, None) => None,
+    };
+    match zones {
+        Some(zones) => Ok(Found { epoch, zones, format, looked }),
+        None => Err(no_volume(manifests)),
+    }
+}
+
+fn no_volume(manifests: &Manifests) -> Error {
+    Error::not_found(format!(
+        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+        manifests.names.prefix(),
+        manifests.store.name()
+    ))
+}
+
+/// Returns the claim of an epoch; `None` for epoch 0.
+///
+/// # Errors
+/// [`Error::Corrupt`] if it is damaged or missing; errors of the store.
+pub(crate) async fn last_claim(manifests: &Manifests, epoch: u32) -> Result<Option<Claim>> {
+    match epoch {
+        0 => Ok(None),
+        epoch => {
+            let claim = manifests
+                .get(epoch, 0)
+                .await?
+                .ok_or_else(|| manifests.lost(Name::Manifest { epoch, number: 0 }))?;
+            as_claim(&claim).map(Some)
+        }
+    }
+}
+
+/// Claim that a manifest is.
+fn as_claim(manifest: &Manifest) -> Result<Claim> {
+    Ok(Claim {
+        number: manifest.epoch.into(),
+        writer: manifest.writer.name.clone(),
+        time: manifest.time,
+        token: decode_token(&manifest.body)?,
+    })
+}
+
 /// Claims the epoch of this identity.
-async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
+async fn claim(manifests: &Manifests, identity: &Identity, token: Option<ClaimToken>) -> Result<Claim> {
     let (epoch, before) = (identity.epoch, identity.epoch - 1);
     if has_claim(manifests, epoch.saturating_add(1)).await? {
         return Err(match has_claim(manifests, epoch).await? {
@@ -390,9 +503,9 @@ async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
             false => missing_claim(manifests, epoch, &manifests.key(epoch.saturating_add(1), 0)),
         });
     }
-    let claim = identity.manifest(0, Kind::Claim, before.into(), Vec::new());
+    let claim = identity.manifest(0, Kind::Claim, before.into(), encode_token(token));
     match manifests.create(&claim, &Data::copy_of(&claim.encode())).await? {
-        Created::Ours => Ok(()),
+        Created::Ours => as_claim(&claim),
         Created::Others(other) => Err(Error::busy(format!(
             "epoch {epoch}: writer \"{}\" has opened the zones at the same time; try again, which fences that one",
             other.writer.name.escape_debug()
@@ -400,46 +513,50 @@ async fn claim(manifests: &Manifests, identity: &Identity) -> Result<()> {
     }
 }
 
-/// Opens a volume for writing, which fences its writer. `format` creates it, in place of an existing one.
-/// `check` may refuse the table before anything is changed.
+/// Opens a volume that was found for writing, which fences its writer, or creates it.
 ///
 /// # Errors
-/// [`Error::NotFound`] if there is none; [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests
-/// and unknown versions; [`Error::Busy`] if another writer opens it at the same time; errors of the store.
-pub(crate) async fn open(
+/// [`Error::Busy`] if another writer has claimed it since, or opens it at the same time; those of [`find`].
+pub(crate) async fn claim_found(
     manifests: &Manifests,
+    found: Found,
     writer: Writers,
-    format: Option<NewZones>,
-    check: impl Fn(&Table) -> Result<()>,
+    token: Option<ClaimToken>,
+    check: Check<'_>,
 ) -> Result<Opened> {
-    let (before, found) = find(manifests, &writer, format.is_some(), check).await?;
+    let Found { epoch: before, format, looked, .. } = found;
+    let state = match looked {
+        None => None,
+        Some(looked) => {
+            let check = |table: &Table| match format {
+                Some(_) => Ok(()),
+                None => check_length(table).and_then(|()| check(table)),
+            };
+            let taken = take_over(manifests, before, looked, &writer, format.is_some(), &check).await;
+            or_overtaken(manifests, before, taken).await?
+        }
+    };
     let mut garbage = Vec::new();
-    let ended = found.as_ref().map(|found| (found.manifest.epoch, found.manifest.number));
-    let (volume, mut table) = match (found, format) {
-        (found, Some(new)) => {
+    let ended = state.as_ref().map(|state| (state.manifest.epoch, state.manifest.number));
+    let (volume, mut table) = match (state, format) {
+        (state, Some(new)) => {
             let mut volume = [0; 16];
             runtime::fill_secret(&mut volume);
-            if let Some(Loaded { table, .. }) = &found {
+            if let Some(Loaded { table, .. }) = &state {
                 let zones = 0..table.zones.len() as u32;
                 garbage.extend(zones.flat_map(|zone| table.names(zone)).map(Name::Piece));
             }
             (volume, Table::new(new.zones, new.zone_size)?)
         }
-        (Some(found), None) => (found.manifest.volume, found.table),
-        (None, None) => {
-            return Err(Error::not_found(format!(
-                "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
-                manifests.names.prefix(),
-                manifests.store.name()
-            )));
-        }
+        (Some(state), None) => (state.manifest.volume, state.table),
+        (None, None) => return Err(no_volume(manifests)),
     };
     let was_unclean = !table.is_clean;
     table.interrupt();
     table.is_clean = false;
     let epoch = before.checked_add(1).ok_or_else(|| Error::overflow("2^32 epochs"))?;
     let identity = Identity { volume, epoch, writer };
-    claim(manifests, &identity).await?;
+    let claim = claim(manifests, &identity, token).await?;
     let mut base = identity.manifest(1, Kind::Base, 1, table.encode());
     let bytes = manifests.encode(&base);
     base.body = Vec::new();
@@ -450,5 +567,5 @@ pub(crate) async fn open(
         garbage.extend(old_manifests(manifests, epoch, number).await?);
     }
     let position = Position { number: 1, base: 1, base_bytes: bytes.len(), delta_bytes: 0 };
-    Ok(Opened { identity, table, position, garbage, was_unclean })
+    Ok(Opened { identity, claim, table, position, garbage, was_unclean })
 }

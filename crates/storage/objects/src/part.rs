@@ -3,14 +3,14 @@
 
 use crate::KIND;
 use crate::core::{Core, Settings};
-use crate::format::Writers;
 use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
-use crate::opening::{self, NewZones};
+use crate::opening::NewZones;
+use crate::volume::Volume;
 use block::{
-    Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
-    ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
+    Buffer, Call, Claim, ClaimToken, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status,
+    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
 use object_store::{Config, Kind, Store};
 use runtime::Home;
@@ -49,19 +49,21 @@ pub struct Options {
 /// Zones in an object store.
 #[derive(Debug)]
 pub struct ObjectsPart {
-    home: Home<Core>,
+    home: Home<Volume>,
     geometry: ZoneGeometry,
 }
 
 impl ObjectsPart {
-    /// Opens or creates zones, which fences another writer of them; the calling shard becomes the home shard.
+    /// Finds zones, or prepares to create them; the calling shard becomes the home shard. The first handle
+    /// claims them, which fences another writer, or [`ZonesPart::claim`] before it. Until then the bucket
+    /// isn't changed, except by the probe of a new volume.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is no volume; [`Error::Unsupported`] for a store whose conditional writes
     /// aren't atomic, and for other versions; [`Error::Corrupt`] for damaged manifests; [`Error::Busy`] if
     /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
     /// that differ from the volume's; errors of the store.
-    pub async fn open(options: Options) -> Result<ObjectsPart> {
+    pub async fn find(options: Options) -> Result<ObjectsPart> {
         let Options { store, prefix, writer, format, expected, settings } = options;
         let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
         if let Some(new) = &format {
@@ -70,29 +72,40 @@ impl ObjectsPart {
                 store.probe(names.prefix()).await?;
             }
         }
-        let mut id = [0; 16];
-        runtime::fill_secret(&mut id);
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
-        let manifests = Manifests { store, names };
-        let opened = opening::open(&manifests, Writers { id, name: writer }, new, |table| {
-            let found = (table.zones.len() as u32, table.zone_size);
-            let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
-            if (zones, size) != found {
-                return Err(Error::invalid(format!(
-                    "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
-                    found.0, found.1
-                )));
-            }
-            settings.geometry(found.0, found.1).map(drop)
-        });
-        let opened = opened.await?;
-        if opened.was_unclean {
-            tracing::info!("zones in an object store: opened after an unclean stop of their writer");
-        }
-        let core = Core::new(manifests, settings, opened)?;
-        let geometry = core.geometry().clone();
-        Ok(ObjectsPart { home: Home::here(core), geometry })
+        let volume = Volume::find(Manifests { store, names }, writer, new, expected, settings).await?;
+        let geometry = settings.geometry(volume.zones.zones, volume.zones.zone_size)?;
+        Ok(ObjectsPart { home: Home::here(volume), geometry })
     }
+
+    /// Opens or creates zones, which fences another writer of them.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find); errors of the claim.
+    pub async fn open(options: Options) -> Result<ObjectsPart> {
+        let part = Self::find(options).await?;
+        part.claimed().await?;
+        Ok(part)
+    }
+
+    /// Zones of this writer, which claims them if it hasn't yet.
+    async fn claimed(&self) -> Result<Home<Core>> {
+        self.home.with(|volume| async move { volume.claimed(None).await.map(|(core, _)| core) }).await
+    }
+}
+
+/// Status before the claim, on the home shard.
+fn status_of_found(volume: &Volume) -> Status {
+    let value = json!({
+        "state": if volume.failure().is_some() { "fenced or ended" } else { "not claimed" },
+        "error": volume.failure().map(|error| error.to_string()),
+        "epoch": volume.epoch(),
+        "zones": volume.zones.zones,
+        "zone_size": volume.zones.zone_size,
+    });
+    let mut status = value.as_object().cloned().unwrap_or_default();
+    status.retain(|_, value| !value.is_null());
+    status
 }
 
 /// Status of the zones, on their home shard.
@@ -123,6 +136,7 @@ fn status(core: &Core) -> Status {
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),
+        "dropped_objects": core.garbage.dropped(),
         "merged_objects": core.merging.replaced.get(),
         "merged_bytes": core.merging.moved.get(),
         "requests": requests,
@@ -145,7 +159,10 @@ impl Part for ObjectsPart {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        self.home.status(status)
+        self.home.status(|volume| match volume.core() {
+            Some(core) => status(&core),
+            None => status_of_found(volume),
+        })
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
@@ -153,7 +170,13 @@ impl Part for ObjectsPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.close(Core::close))
+        Call::new(async move {
+            let claimed = self.home.close(async |volume| match volume.end().await? {
+                Some(core) => core.close(Core::close).await,
+                None => Ok(()),
+            });
+            claimed.await
+        })
     }
 }
 
@@ -163,7 +186,7 @@ impl Tell for ObjectsPart {
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
         match message {
             Message::CollectGarbage => Call::new(async move {
-                let count = self.home.with(|core: Rc<Core>| core.collect_garbage()).await?;
+                let count = self.claimed().await?.with(|core: Rc<Core>| core.collect_garbage()).await?;
                 Ok(format!("{count} objects will be deleted"))
             }),
         }
@@ -185,10 +208,19 @@ impl ZonesPart for ObjectsPart {
         true
     }
 
+    fn last_claim(&self) -> Call<'_, Result<Option<Claim>>> {
+        Call::new(self.home.with(Volume::last_claim))
+    }
+
+    fn claim(&self, token: ClaimToken) -> Call<'_, Result<Option<Claim>>> {
+        Call::new(self.home.with(move |volume| async move { volume.claim(token).await.map(Some) }))
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
-            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
-            let (home, geometry) = (self.home.clone(), self.geometry.clone());
+            let home = self.claimed().await?;
+            let core = if home.is_here() { Some(home.get()?) } else { None };
+            let geometry = self.geometry.clone();
             Ok(Rc::new(Handle { home, core, geometry }) as Rc<dyn Zones>)
         })
     }

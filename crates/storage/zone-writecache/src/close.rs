@@ -3,6 +3,7 @@
 use crate::checkpoint;
 use crate::core::Core;
 use crate::format::Superblock;
+use crate::opening::Unsent;
 use block::{Error, Result};
 use std::pin::pin;
 use std::rc::Rc;
@@ -27,7 +28,25 @@ impl Core {
         // Open handles don't delay a close: a client may keep one forever.
         self.tasks.ended().await;
         self.end_log().await?;
+        self.tell_end();
         drained
+    }
+
+    /// Logs for operators what was uploaded, and what stays on the fast device.
+    fn tell_end(&self) {
+        let (uploaded, unsent) = (self.counters.uploaded_bytes.get(), Unsent::of(&self.pending.borrow()));
+        let next = match self.health.check_conflict() {
+            _ if unsent.is_nothing() => "",
+            Ok(()) => "; the next start uploads it",
+            Err(_) => "; the origin takes no more of it",
+        };
+        let text = format!(
+            "the write cache of zones is closed: {uploaded} bytes were uploaded; only on the fast device: {unsent}{next}"
+        );
+        match unsent.is_nothing() {
+            true => tracing::info!("{text}"),
+            false => tracing::warn!("{text}"),
+        }
     }
 
     /// Drains, unless the origin doesn't take anything for some time.

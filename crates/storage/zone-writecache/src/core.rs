@@ -15,7 +15,8 @@ use crate::layout::Layout;
 use crate::pending::{MAX_CHANGES, MAX_PENDING, PendingList};
 use crate::read_cache::ReadCache;
 use crate::readers::Readers;
-use crate::settings::MaxLag;
+use crate::settings::{Ack, MaxLag};
+use crate::standing::Standing;
 use crate::table::ZoneTable;
 use crate::waiting::{WaitingAppend, WaitingAppends};
 use block::{
@@ -165,6 +166,7 @@ pub struct Core {
     pub(crate) geometry: ZoneGeometry,
     pub(crate) layout: Layout,
     pub(crate) max_lag: MaxLag,
+    pub(crate) ack: Ack,
     pub(crate) fast: Rc<dyn Device>,
     pub(crate) origin: Rc<dyn Zones>,
     /// Whether the origin makes the appends of a flush durable together.
@@ -189,8 +191,13 @@ pub struct Core {
     /// Progress of the uploader or the writer, for calls that wait for space.
     pub(crate) progress: Notify,
     pub(crate) waiting: WaitingAppends,
+    /// Flushes that wait until the origin has what was before them.
+    pub(crate) waiting_flushes: Cell<usize>,
+    /// Wall-clock time at which the cache was opened.
+    pub(crate) opened: Duration,
     pub(crate) demand: Demand,
     pub(crate) health: Health,
+    pub(crate) standing: Standing,
     pub(crate) counters: Counters,
     /// Whether a request to the origin was still in flight at the end of a close.
     pub(crate) is_stalled: Arc<AtomicBool>,
@@ -394,17 +401,59 @@ impl Core {
         Ok(generation)
     }
 
-    /// Makes everything durable on the fast device that completed before this call.
+    /// Makes everything durable that completed before this call: on the fast device, and by the key `ack` at
+    /// the origin as well.
     ///
     /// # Errors
     /// Errors of the fast device; the error that ended the uploads, since what is durable there will never be
     /// at the origin.
     pub async fn flush(&self) -> Result<()> {
+        let record = self.flush_fast().await?;
+        match self.ack {
+            Ack::Fast => Ok(()),
+            Ack::Origin => self.uploaded(record).await,
+        }
+    }
+
+    /// Makes everything durable on the fast device that completed before this call. Returns the number of the
+    /// last record of that.
+    ///
+    /// # Errors
+    /// As those of [`flush`](Self::flush).
+    pub async fn flush_fast(&self) -> Result<u64> {
         self.health.check_conflict()?;
         self.log.end_epoch();
         count(&self.counters.flushes, 1);
-        self.make_durable(self.log.completed.get()).await?;
-        self.health.check_conflict()
+        let record = self.log.completed.get();
+        self.make_durable(record).await?;
+        self.health.check_conflict().map(|()| record)
+    }
+
+    /// Waits until the records up to this one are durable at the origin, which the uploader begins at once.
+    /// One upload serves all calls that wait when it begins. Errors of the origin are waited out.
+    ///
+    /// # Errors
+    /// Errors of the fast device; the error that ended the uploads; [`Error::Closed`] at a close.
+    async fn uploaded(&self, record: u64) -> Result<()> {
+        self.waiting_flushes.set(self.waiting_flushes.get() + 1);
+        self.demand.target.set(self.demand.target.get().max(record));
+        self.demand.changed.notify_all();
+        let outcome = loop {
+            if self.is_at_origin(record) {
+                break Ok(());
+            }
+            if let Err(error) = self.health.check() {
+                break Err(error);
+            }
+            self.progress.notified().await;
+        };
+        self.waiting_flushes.set(self.waiting_flushes.get() - 1);
+        outcome
+    }
+
+    /// Whether all operations of the records up to this one are durable at the origin.
+    fn is_at_origin(&self, record: u64) -> bool {
+        self.pending.borrow().oldest().is_none_or(|oldest| oldest.record > record)
     }
 
     /// Makes the records up to this one durable. One flush of the fast device serves all calls that came
@@ -466,8 +515,7 @@ impl Core {
         self.demand.changed.notify_all();
         self.demand.urgent.notify_all();
         loop {
-            let oldest = self.pending.borrow().oldest().map(|oldest| oldest.record);
-            if oldest.is_none_or(|oldest| oldest > target) {
+            if self.is_at_origin(target) {
                 return Ok(());
             }
             self.health.check()?;

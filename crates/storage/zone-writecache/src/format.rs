@@ -30,6 +30,8 @@ pub const PAGE: usize = 4096;
 /// Zones of a page of a checkpoint.
 pub const ZONES_OF_PAGE: usize = (PAGE - size_of::<RawPage>()) / size_of::<RawZone>();
 const CLEAN: u32 = 1;
+/// Bytes of a superblock without a meaning: zeros.
+const RESERVED: usize = 284;
 const FORMAT: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 /// Limit of numbers that only grow: larger ones are damage.
 const MAX_COUNT: u64 = 1 << 62;
@@ -54,6 +56,39 @@ pub struct Position {
     pub record: u64,
     /// Number of entries of the record before the position.
     pub entry: u32,
+}
+
+/// Longest name of a writer, in bytes.
+const NAME: usize = 64;
+
+/// Name of a writer for operators, cut after 64 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WriterName([u8; NAME]);
+
+impl WriterName {
+    /// Name without bytes.
+    pub const EMPTY: WriterName = WriterName([0; NAME]);
+
+    /// Keeps the start of a name.
+    pub fn new(name: &str) -> Self {
+        let mut bytes = [0; NAME];
+        let end = (0..=name.len().min(NAME)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
+        bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
+        WriterName(bytes)
+    }
+}
+
+impl std::fmt::Debug for WriterName {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "\"{self}\"")
+    }
+}
+
+impl std::fmt::Display for WriterName {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(NAME);
+        write!(formatter, "{}", String::from_utf8_lossy(&self.0[..end]).escape_debug())
+    }
 }
 
 /// Fields of a superblock.
@@ -85,6 +120,12 @@ pub struct Superblock {
     pub durable: u64,
     /// Whether the cache was closed cleanly.
     pub clean: bool,
+    /// Number of claims of the origin that this cache has begun.
+    pub claims: u64,
+    /// Number of its last claim at the origin; 0 for an origin without claims.
+    pub claim: u64,
+    /// Writer of that claim.
+    pub writer: WriterName,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -126,7 +167,10 @@ struct RawSuperblock {
     checkpoint_at: RawPosition,
     tail: RawPosition,
     durable: U64,
-    reserved: [u8; 364],
+    claims: U64,
+    claim: U64,
+    writer: [u8; NAME],
+    reserved: [u8; RESERVED],
     checksum: U32,
 }
 
@@ -149,7 +193,10 @@ impl Superblock {
             checkpoint_at: self.checkpoint_at.into(),
             tail: self.tail.into(),
             durable: self.durable.into(),
-            reserved: [0; 364],
+            claims: self.claims.into(),
+            claim: self.claim.into(),
+            writer: self.writer.0,
+            reserved: [0; RESERVED],
             checksum: 0.into(),
         };
         sector::block_of(&raw, self.block_size as usize).into()
@@ -177,11 +224,24 @@ impl Superblock {
             tail: raw.tail.decode(),
             durable: raw.durable.get(),
             clean: flags & CLEAN != 0,
+            claims: raw.claims.get(),
+            claim: raw.claim.get(),
+            writer: WriterName(raw.writer),
         };
         let Superblock { sequence, ring, epoch, first_of_epoch, checkpoint_at, tail, durable, .. } =
             superblock;
-        let counts =
-            [sequence, epoch, first_of_epoch, checkpoint_at.record, tail.address, tail.record, durable];
+        let Superblock { claims, claim, .. } = superblock;
+        let counts = [
+            sequence,
+            epoch,
+            first_of_epoch,
+            checkpoint_at.record,
+            tail.address,
+            tail.record,
+            durable,
+            claims,
+            claim,
+        ];
         let is_block = block_size.is_power_of_two() && (512..=1 << 20).contains(&block_size);
         let entries = checkpoint_at.entry.max(tail.entry) as usize;
         if !is_block
@@ -192,7 +252,7 @@ impl Superblock {
             || ring > MAX_COUNT
             || checkpoint_at > tail
             || entries > MAX_ENTRIES
-            || raw.reserved != [0; 364]
+            || raw.reserved != [0; RESERVED]
         {
             return Err(Error::corrupt(format!(
                 "superblock of a write cache of zones: field out of range: flags={flags}, {superblock:?}"
@@ -540,6 +600,15 @@ mod tests {
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([3; 16]), key: 4 };
 
+    #[test]
+    fn names_of_writers_are_cut_between_characters() {
+        assert_eq!(WriterName::new("host, process 12").to_string(), "host, process 12");
+        let long = "ü".repeat(50);
+        assert_eq!(WriterName::new(&long).to_string(), "ü".repeat(32));
+        assert_eq!(WriterName::new(&format!("h{long}")).to_string(), format!("h{}", "ü".repeat(31)));
+        assert_eq!(WriterName::EMPTY.to_string(), "");
+    }
+
     fn superblock() -> Superblock {
         Superblock {
             block_size: 4096,
@@ -555,6 +624,9 @@ mod tests {
             tail: Position { address: 15 << 12, record: 16, entry: 17 },
             durable: 18,
             clean: true,
+            claims: 3,
+            claim: 5,
+            writer: WriterName::new("host, process 12"),
         }
     }
 

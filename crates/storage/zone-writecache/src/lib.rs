@@ -23,6 +23,7 @@ pub mod format;
 mod index;
 mod layout;
 mod message;
+mod opening;
 mod part;
 mod pending;
 mod read_cache;
@@ -30,6 +31,7 @@ mod readers;
 mod reconcile;
 mod recovery;
 mod settings;
+mod standing;
 mod table;
 mod upload;
 mod waiting;
@@ -37,7 +39,7 @@ mod writer;
 
 pub use message::Message;
 pub use part::ZoneWriteCachePart;
-pub use settings::{MaxLag, Options};
+pub use settings::{Ack, MaxLag, Options};
 
 use block::{Call, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Metric, Shape, ValueKind};
@@ -69,6 +71,17 @@ pub const KIND: Kind = Kind {
             "space of the fast device for data read from the origin; 0, or 1MiB to 64GiB; fixed when it is formatted; default: \
              half of what the log doesn't need",
         ),
+        Key::optional(
+            "ack",
+            ValueKind::Choice(&Ack::WORDS),
+            "when a flush, a finish and a reset return: fast, once all before is durable on the fast device; origin, at the origin",
+        )
+        .or("fast"),
+        Key::optional(
+            "take_over",
+            ValueKind::Integer { min: 1, max: u64::MAX },
+            "claim of another writer of the origin, as the refusal names it: take over from it, and give up what only the fast device has",
+        ),
         Key::time_limit("time limit of a request to the fast device; after it requests fail; 10ms to 24h", "120s"),
         stack::WARN_AT,
     ],
@@ -97,6 +110,29 @@ pub const KIND: Kind = Kind {
 
 /// Numbers of the status for monitoring systems.
 const METRICS: &[Metric] = &[
+    Metric::gauge(
+        "state",
+        "zone_writecache_is_ended",
+        "Whether uploads have ended, as another writer has the origin",
+    )
+    .if_word(standing::ENDED),
+    Metric::gauge("state", "zone_writecache_origin_is_awaited", "Whether the origin doesn't take uploads")
+        .if_word(standing::AWAITED),
+    Metric::gauge(
+        "awaited_seconds",
+        "zone_writecache_awaited_seconds",
+        "Time since the beginning of the upload that isn't durable yet",
+    ),
+    Metric::gauge(
+        "unflushed_bytes",
+        "zone_writecache_unflushed_bytes",
+        "Appended bytes that aren't durable on the fast device",
+    ),
+    Metric::gauge(
+        "waiting_flushes",
+        "zone_writecache_waiting_flushes",
+        "Flushes that wait for the origin, by ack = origin",
+    ),
     Metric::gauge("lag_bytes", "zone_writecache_lag_bytes", "Data that the origin lacks"),
     Metric::gauge(
         "lag_seconds",
@@ -142,6 +178,8 @@ fn options(arguments: &Arguments) -> Result<Options> {
     Ok(Options {
         format: arguments.format(),
         new_fast: arguments.boolean("new_fast")?,
+        take_over: arguments.optional_integer("take_over")?,
+        ack: Ack::of_word(arguments.choice("ack")?),
         max_lag,
         read_cache,
         timeout: arguments.time_limit()?,

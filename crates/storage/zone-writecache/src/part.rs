@@ -7,10 +7,11 @@ use crate::format::Position;
 use crate::message::Message;
 use crate::read_cache::ReadCache;
 use crate::readers::Readers;
-use crate::recovery::{self, Recovered};
+use crate::recovery::Recovered;
 use crate::settings::Options;
+use crate::standing::Standing;
 use crate::waiting::WaitingAppends;
-use crate::{upload, writer};
+use crate::{opening, upload, writer};
 use block::{
     Buffer, Call, DevicePart, Durable, EraseGuarantee, Error, Fullness, Part, PartUse, Payload, ReadOutcome,
     Result, Status, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
@@ -64,7 +65,8 @@ impl ZoneWriteCachePart {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, with one
     /// of another origin, or with a damaged one; [`Error::Invalid`] and [`Error::Unsupported`] for parts that
-    /// don't fit; [`Error::ReadOnly`] for a read-only device.
+    /// don't fit; [`Error::ReadOnly`] for a read-only device; [`Error::Busy`] for an origin that another
+    /// writer has claimed.
     pub async fn open(
         fast: Arc<dyn DevicePart>,
         origin: Arc<dyn ZonesPart>,
@@ -85,19 +87,7 @@ impl ZoneWriteCachePart {
         let geometry = geometry(origin.geometry());
         let fast = LimitedPart::new(fast, "the fast device", options.timeout);
         let device = fast.open().await?;
-        let zones = origin.open().await?;
-        let reports = Core::origin_reports(&*zones).await?;
-        if options.format {
-            recovery::format(&*device, &geometry, &reports, &options).await?;
-        } else if options.new_fast && recovery::is_empty(&*device).await? {
-            recovery::format(&*device, &geometry, &reports, &options).await?;
-            tracing::warn!(
-                "the write cache of zones begins with an empty fast device: users continue with the state that was durable at \
-                 the origin; appends, flushes and resets that only the former fast device had are lost, up to the limit \
-                 max_lag of its stack"
-            );
-        }
-        let recovered = recovery::open(&*device, &geometry, &reports, &options).await?;
+        let (recovered, zones) = opening::open(&*device, &*origin, &geometry, &options).await?;
         let is_stalled = Arc::new(AtomicBool::new(false));
         let is_unclean = recovered.is_unclean;
         let core = Core {
@@ -126,6 +116,7 @@ fn new_core(
         geometry,
         layout,
         max_lag: options.max_lag,
+        ack: options.ack,
         fast,
         origin,
         flushes_atomically: false,
@@ -143,8 +134,11 @@ fn new_core(
         readers: Readers::default(),
         progress: Notify::new(),
         waiting: WaitingAppends::default(),
+        waiting_flushes: Cell::new(0),
+        opened: runtime::wall_clock(),
         demand: Demand::default(),
         health: Health::default(),
+        standing: Standing::default(),
         counters: Counters::default(),
         is_stalled: Arc::default(),
         tasks: TaskGroup::default(),
@@ -152,14 +146,6 @@ fn new_core(
 }
 
 impl Core {
-    /// Bytes and seconds that the origin lacks.
-    fn lag(&self) -> (u64, f64) {
-        let pending = self.pending.borrow();
-        let now = runtime::wall_clock().as_millis() as u64;
-        let age = pending.oldest().map_or(0, |oldest| now.saturating_sub(oldest.written));
-        (pending.bytes(), age as f64 / 1e3)
-    }
-
     fn fullness(&self) -> Fullness {
         Fullness {
             resource: "data that the origin lacks",
@@ -174,12 +160,13 @@ impl Core {
     fn status(&self) -> Status {
         let mut status = Status::new();
         let superblock = self.superblock.get();
-        let (lag_bytes, lag_seconds) = self.lag();
+        let (lag_bytes, lag_age) = self.lag();
         let Position { address: head, record, .. } = self.log.head.get();
         let unflushed = record - 1 - self.log.durable.get().min(record - 1);
+        status.extend(self.state());
         status.insert("uuid".into(), superblock.identity.uuid.to_string().into());
         status.insert("lag_bytes".into(), lag_bytes.into());
-        status.insert("lag_seconds".into(), lag_seconds.into());
+        status.insert("lag_seconds".into(), lag_age.as_secs_f64().into());
         status.insert("max_lag_bytes".into(), self.max_lag.bytes.into());
         status.insert("max_lag_seconds".into(), self.max_lag.age.as_secs_f64().into());
         status.insert("pending_operations".into(), self.pending.borrow().len().into());

@@ -71,6 +71,11 @@ impl PendingList {
         self.bytes
     }
 
+    /// Appended bytes of the records after this one.
+    pub fn bytes_after(&self, record: u64) -> u64 {
+        self.list.iter().rev().take_while(|op| op.record > record).map(|op| op.entry.length()).sum()
+    }
+
     /// Number of operations.
     pub fn len(&self) -> usize {
         self.list.len()
@@ -173,5 +178,6 @@ mod tests {
             assert_eq!(pending.next_batch(closes, 9), Some(Batch::Appends(1)), "{start:?} closes zones");
         }
         assert_eq!(pending.bytes(), 400);
+        assert_eq!([0, 1, 4, 5, 7].map(|record| pending.bytes_after(record)), [400, 300, 200, 100, 0]);
     }
 }

@@ -284,7 +284,8 @@ impl ReadCache {
 
     /// Waits until no fetch of this zone is in flight: a zone that is reset at the origin has no readers. The
     /// caller has changed the zone's generation, so that no other fetch begins, and the bytes of those in
-    /// flight aren't used. So one that doesn't end is waited for up to [`FETCH_LIMIT`] only: uploads must go on.
+    /// flight aren't used. So one that doesn't end is waited for up to [`FETCH_LIMIT`] only: uploads must go
+    /// on.
     pub async fn fetches_ended(&self, zone: ZoneIndex) {
         let ended = async {
             while self.state.borrow().fetches.has_zone(zone) {

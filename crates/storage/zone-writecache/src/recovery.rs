@@ -3,11 +3,12 @@
 //! Opening reads the newest superblock and the checkpoint that it names, and follows the records of the log
 //! from there. Records before the tail, and records that are known to be durable, must be valid. The first
 //! other invalid record ends the log. The operations before the tail bring the checkpoint to the cut, the
-//! later ones bring the cut to the local state and are pending. The origin must fit them. Then a new epoch
-//! begins durably, so that records after the end of the log stay invalid.
+//! later ones bring the cut to the local state and are pending. Until here nothing is written, at the origin
+//! neither (`opening` claims it then). The origin must fit them. Then a new epoch begins durably, so that
+//! records after the end of the log stay invalid.
 
 use crate::checkpoint;
-use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, header_bytes};
+use crate::format::{Action, Entry, Header, MAX_ENTRIES, Position, Superblock, WriterName, header_bytes};
 use crate::index::Index;
 use crate::layout::{Layout, max_record};
 use crate::pending::{Pending, PendingList};
@@ -15,12 +16,27 @@ use crate::reconcile::reconcile;
 use crate::settings::Options;
 use crate::table::ZoneTable;
 use crate::upload::write_superblock;
-use block::{Buffer, Data, Device, Error, Result, ZoneAddress, ZoneGeometry, ZoneReport};
+use block::{Buffer, Claim, Data, Device, Error, Result, ZoneAddress, ZoneGeometry, ZoneReport};
 use zones::record::{Identity, keyed_sum};
 use zones::sector;
 
 /// Bytes of the log that are searched at a time for a later record.
 const SEARCH_STEP: u64 = 256 << 10;
+
+/// Log that was read. Nothing was written yet.
+pub struct Found {
+    /// Layout of the fast device.
+    layout: Layout,
+    /// Newest superblock.
+    pub superblock: Superblock,
+    cut: ZoneTable,
+    local: ZoneTable,
+    /// Operations that the origin may lack.
+    pub pending: PendingList,
+    index: Index,
+    head: Position,
+    flush_epoch: u64,
+}
 
 /// Result of opening.
 pub struct Recovered {
@@ -44,7 +60,18 @@ pub struct Recovered {
     pub is_unclean: bool,
 }
 
-/// Creates a cache on the fast device over the present state of the origin.
+/// A cache to create.
+#[derive(Debug)]
+pub struct NewCache<'a> {
+    pub identity: Identity,
+    /// First claim of the origin by the new cache.
+    pub claim: Option<&'a Claim>,
+    /// Superblock of the cache that it replaces.
+    pub former: Option<&'a Superblock>,
+}
+
+/// Creates a cache on the fast device, over the present state of the origin. A former cache is replaced by
+/// the first superblock that is written: a crash before leaves it as it was.
 ///
 /// # Errors
 /// Errors of the fast device; [`Error::Invalid`] for one that is too small.
@@ -53,27 +80,33 @@ pub async fn format(
     geometry: &ZoneGeometry,
     reports: &[ZoneReport],
     options: &Options,
+    new: &NewCache<'_>,
 ) -> Result<()> {
+    let NewCache { identity, claim, former } = *new;
     let layout = Layout::for_device(fast.geometry(), geometry, options.max_lag.bytes, options.read_cache)?;
     let table = ZoneTable::from_reports(reports, geometry);
     let start = Position { address: 0, record: 1, entry: 0 };
     let superblock = Superblock {
         block_size: layout.block_size as u32,
-        identity: Identity::draw(),
-        sequence: 0,
+        identity,
+        sequence: former.map_or(0, |former| former.sequence + 1),
         zones: geometry.zones,
         zone_capacity: geometry.zone_capacity,
         ring: layout.ring,
         epoch: 0,
         first_of_epoch: 1,
-        checkpoint: 0,
+        checkpoint: former.map_or(0, |former| former.checkpoint + 1),
         checkpoint_at: start,
         tail: start,
         durable: 0,
         clean: true,
+        claims: 1,
+        claim: claim.map_or(0, |claim| claim.number),
+        writer: claim.map_or(WriterName::EMPTY, |claim| WriterName::new(&claim.writer)),
     };
-    checkpoint::write_table(fast, &layout, &superblock.identity, 0, table.zones()).await?;
-    for sequence in [0, 1] {
+    checkpoint::write_table(fast, &layout, &superblock.identity, superblock.checkpoint, table.zones())
+        .await?;
+    for sequence in [superblock.sequence, superblock.sequence + 1] {
         write_superblock(fast, &layout, &Superblock { sequence, ..superblock }).await?;
     }
     Ok(())
@@ -115,17 +148,12 @@ pub async fn is_empty(fast: &dyn Device) -> Result<bool> {
     Ok(buffer.filled().iter().all(|byte| *byte == 0))
 }
 
-/// Opens the cache.
+/// Reads the log, and writes nothing.
 ///
 /// # Errors
 /// Errors of the fast device; [`Error::NotFound`] for one without a cache; [`Error::Corrupt`] for a damaged
-/// cache; [`Error::Protocol`] for an origin that doesn't belong to it.
-pub async fn open(
-    fast: &dyn Device,
-    geometry: &ZoneGeometry,
-    reports: &[ZoneReport],
-    options: &Options,
-) -> Result<Recovered> {
+/// cache; [`Error::Protocol`] for an origin of another shape.
+pub async fn read(fast: &dyn Device, geometry: &ZoneGeometry, options: &Options) -> Result<Found> {
     let superblock = read_superblock(fast).await?;
     let layout = Layout::of_ring(
         fast.geometry(),
@@ -148,28 +176,59 @@ pub async fn open(
     let scan = Scan { fast, layout: &layout, superblock: &superblock, max_record };
     let head = scan.follow(&mut replay).await?;
     let Replay { cut, local, pending, index, flush_epoch, .. } = replay;
-    let mut local = local.unwrap_or_else(|| cut.clone());
-    reconcile(&cut, pending.iter(), reports)?;
-    let is_unclean = !superblock.clean;
-    match is_unclean {
-        // The operation that the log gets for it has no effect on the local table then.
-        true => local.interrupt(),
-        false => local.close_all(),
+    let local = local.unwrap_or_else(|| cut.clone());
+    Ok(Found { layout, superblock, cut, local, pending, index, head, flush_epoch })
+}
+
+impl Found {
+    /// Number of the next claim of the origin. It is noted durably before the claim is made, so that a claim
+    /// of which no answer arrived is known as one of this cache.
+    ///
+    /// # Errors
+    /// Errors of the fast device.
+    pub async fn begin_claim(&mut self, fast: &dyn Device) -> Result<u64> {
+        let Superblock { sequence, claims, .. } = self.superblock;
+        let superblock = Superblock { sequence: sequence + 1, claims: claims + 1, ..self.superblock };
+        write_superblock(fast, &self.layout, &superblock).await?;
+        self.superblock = superblock;
+        Ok(superblock.claims)
     }
-    let superblock = Superblock {
-        sequence: superblock.sequence + 1,
-        epoch: superblock.epoch + 1,
-        first_of_epoch: head.record,
-        // Flushed before this is written.
-        durable: head.record - 1,
-        clean: false,
-        ..superblock
-    };
-    // Records that only the kernel's page cache has must not reach the origin before the device.
-    fast.flush().await?;
-    write_superblock(fast, &layout, &superblock).await?;
-    let flush_epoch = flush_epoch + 1;
-    Ok(Recovered { layout, superblock, cut, local, pending, index, head, flush_epoch, is_unclean })
+
+    /// Compares the origin with the log, and begins a new epoch durably. `claim` is that of the origin.
+    ///
+    /// # Errors
+    /// Errors of the fast device; [`Error::Protocol`] for an origin that doesn't belong to it.
+    pub async fn begin(
+        self,
+        fast: &dyn Device,
+        reports: &[ZoneReport],
+        claim: Option<&Claim>,
+    ) -> Result<Recovered> {
+        let Found { layout, superblock, cut, mut local, pending, index, head, flush_epoch } = self;
+        reconcile(&cut, pending.iter(), reports)?;
+        let is_unclean = !superblock.clean;
+        match is_unclean {
+            // The operation that the log gets for it has no effect on the local table then.
+            true => local.interrupt(),
+            false => local.close_all(),
+        }
+        let superblock = Superblock {
+            sequence: superblock.sequence + 1,
+            epoch: superblock.epoch + 1,
+            first_of_epoch: head.record,
+            // Flushed before this is written.
+            durable: head.record - 1,
+            clean: false,
+            claim: claim.map_or(superblock.claim, |claim| claim.number),
+            writer: claim.map_or(superblock.writer, |claim| WriterName::new(&claim.writer)),
+            ..superblock
+        };
+        // Records that only the kernel's page cache has must not reach the origin before the device.
+        fast.flush().await?;
+        write_superblock(fast, &layout, &superblock).await?;
+        let flush_epoch = flush_epoch + 1;
+        Ok(Recovered { layout, superblock, cut, local, pending, index, head, flush_epoch, is_unclean })
+    }
 }
 
 fn check_shape(superblock: &Superblock, layout: &Layout, geometry: &ZoneGeometry) -> Result<()> {

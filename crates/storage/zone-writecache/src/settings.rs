@@ -58,6 +58,31 @@ impl MaxLag {
     }
 }
 
+/// Moment at which a flush, a finish and a reset return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ack {
+    /// Once everything before them is durable on the fast device.
+    #[default]
+    Fast,
+    /// Once everything before them is durable at the origin as well.
+    Origin,
+}
+
+impl Ack {
+    /// Words of the key `ack`.
+    pub const WORDS: [&'static str; 2] = ["fast", "origin"];
+
+    /// Returns the moment that a word of the key names.
+    pub fn of_word(word: &str) -> Self {
+        if word == Self::WORDS[1] { Ack::Origin } else { Ack::Fast }
+    }
+
+    /// Word of the key.
+    pub fn word(self) -> &'static str {
+        Self::WORDS[usize::from(self == Ack::Origin)]
+    }
+}
+
 /// Options of opening a write cache of zones.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -65,6 +90,10 @@ pub struct Options {
     pub format: bool,
     /// Create the cache if the fast device is empty, over the present state of the origin.
     pub new_fast: bool,
+    /// Claim of another writer of the origin that is taken over; what only the fast device has is given up.
+    pub take_over: Option<u64>,
+    /// Moment at which flushes return.
+    pub ack: Ack,
     /// Limit of the lag of the origin.
     pub max_lag: MaxLag,
     /// Bytes of the fast device for the read cache; by default half of what the log doesn't need.
@@ -78,6 +107,8 @@ impl Default for Options {
         Options {
             format: false,
             new_fast: false,
+            take_over: None,
+            ack: Ack::Fast,
             max_lag: MaxLag::default(),
             read_cache: None,
             timeout: Duration::from_secs(120),

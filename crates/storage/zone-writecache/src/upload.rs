@@ -57,6 +57,7 @@ pub async fn run(core: Rc<Core>) {
             }
             continue;
         };
+        core.standing.begin_step();
         let step = runtime::spawn(core.clone().step(batch, needs_reconcile));
         match core.unless_closed(step).await {
             None => break,
@@ -64,6 +65,7 @@ pub async fn run(core: Rc<Core>) {
                 needs_reconcile &= done.is_found;
                 pause = PAUSE.0;
                 core.health.origin_error.replace(None);
+                core.standing.end_step();
                 core.advance(done.operations).await;
             }
             Some(Err(error)) => {
@@ -167,8 +169,10 @@ impl Core {
 
     fn note_error(&self, error: Error) {
         count(&self.counters.origin_errors, 1);
-        if self.health.origin_error.borrow().is_none() {
-            tracing::warn!("uploading from a write cache of zones: {error}; it is tried again");
+        if self.standing.note_failure(&error) {
+            tracing::warn!(
+                "uploading from a write cache of zones: {error}; it is tried again until it succeeds, and appends wait at max_lag"
+            );
         }
         self.health.origin_error.replace(Some(error));
         self.progress.notify_all();

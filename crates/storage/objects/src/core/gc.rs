@@ -17,7 +17,9 @@ impl Core {
     /// their number.
     ///
     /// An object is needed if the zone table names it, and as the claim or a seal at the end of an epoch. Of
-    /// the present epoch nothing is deleted: what it doesn't need any more is known without a search.
+    /// the present epoch what it doesn't need any more is known without a search, unless that was too much:
+    /// pieces that were stored before all those that are in no manifest yet, and manifests before the base to
+    /// which the last delta links.
     ///
     /// # Errors
     /// Errors of the store; those of a log that has ended.
@@ -27,15 +29,18 @@ impl Core {
         // Before the listings as well: what is deleted after one isn't read.
         let mut known = self.garbage.names();
         let mut found = BTreeSet::new();
-        let take = |name| match name {
-            Name::Piece(piece)
-                if piece.epoch < own
-                    && found.len() < MAX_PIECES
-                    && !self.log.with_table(|table| table.has(&piece)) =>
-            {
+        let oldest = self.oldest_attempt();
+        let is_unknown = |name: Name| match name {
+            Name::Piece(piece) => {
+                let is_earlier = piece.epoch < own || (piece.epoch == own && piece.serial < oldest);
+                is_earlier && !self.log.with_table(|table| table.has(&piece))
+            }
+            _ => true,
+        };
+        let take = |name| {
+            if found.len() < MAX_PIECES && matches!(name, Name::Piece(_)) && is_unknown(name) {
                 found.insert(name);
             }
-            _ => {}
         };
         self.manifests.list(&names.pieces(), MAX_PAGES, take).await?;
         let mut epochs: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
@@ -47,17 +52,21 @@ impl Core {
             Name::Manifest { epoch, number } if epoch < own && !known.contains(&name) => {
                 epochs.entry(epoch).or_default().push(number);
             }
+            name if self.log.is_replaced(name) => {
+                found.insert(name);
+            }
             _ => {}
         };
         self.manifests.list(&names.manifests(), MAX_PAGES, take).await?;
         for (epoch, numbers) in epochs {
             found.extend(old_manifests(&self.manifests, epoch, &numbers).await?);
         }
-        // A reset that is being written may have taken pieces out of the table: they are garbage once its
-        // manifest exists.
+        // Pieces may be in changes that were added before. A reset that is being written may have taken
+        // pieces out of the table: they are garbage once its manifest exists.
         self.log.written().await?;
         known.extend(self.garbage.names());
-        let garbage: Vec<Name> = found.difference(&known).copied().collect();
+        found.retain(|name| !known.contains(name) && is_unknown(*name));
+        let garbage: Vec<Name> = found.into_iter().take(self.garbage.headroom()).collect();
         let count = garbage.len() as u64;
         self.garbage.add(garbage);
         Ok(count)

@@ -4,15 +4,16 @@
 //! - A merge begins only after an upload that a user has waited for has ended, at the expense of its budget:
 //!   an idle volume ends the merge that has begun, and sends nothing then.
 //! - One zone is merged at a time. The bytes of one merged piece are in memory, as a part of `memory`.
-//! - Uploads go first: a merge takes no slot of theirs, and leaves them connections. It waits while appends
-//!   wait for memory, and ends without a change if that lasts. It ends as well when the store fails or asks
-//!   for fewer requests, and nothing begins until [`QUIET`] later.
+//! - Uploads go first: a merge takes no slot of theirs, and leaves them connections. It begins when no append
+//!   waits for memory, and ends without a change, and releases its own, when appends wait for [`PATIENCE`].
+//!   It ends as well when the store fails or asks for fewer requests; nothing begins until [`QUIET`] later.
 //! - The pieces are replaced by one manifest, and deleted a grace later. A read that has their names looks
 //!   again. A reset cancels the merge of its zone.
 //!
 //! Left to others: which pieces are merged, and how much (`merging`).
 
 use super::Core;
+use super::upload::Attempt;
 use crate::gather::{Gather, Sealed};
 use crate::merging::{self, Budget, Candidates, Job, Run};
 use crate::names::{Name, PieceName};
@@ -20,8 +21,11 @@ use crate::table::{Change, Piece, Table};
 use block::{Buffer, Error, Result, ZoneIndex};
 use runtime::Instant;
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Requests of a merge at the same time: with those of uploads fewer than the connections of a client.
@@ -34,8 +38,10 @@ const GROUP: (usize, u64) = (64, 2 << 20);
 const LIMIT: Duration = Duration::from_secs(30);
 /// Time without a failure of the store after which a merge may begin.
 const QUIET: Duration = Duration::from_secs(10);
-/// Longest wait for users' uploads; then the merge ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait of a merge for free memory.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Time for which appends wait until a merge that has memory ends.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Most zones that are looked at to find one whose pieces are worth merging.
 const MAX_LOOKS: usize = 16;
 /// Pause before another look.
@@ -110,13 +116,19 @@ impl Core {
         (0..count).for_each(|zone| self.note(ZoneIndex(zone)));
     }
 
-    /// Notes that a zone has other pieces, or is finished.
+    /// Notes that a zone has other pieces.
     pub(super) fn note(&self, zone: ZoneIndex) {
         let (pieces, bytes) = self.log.with_table(|table| {
             let entry = &table.zones[zone.0 as usize];
             (entry.pieces.len(), entry.end())
         });
         self.merging.candidates.borrow_mut().note(zone.0, pieces, bytes, self.merging.target);
+    }
+
+    /// Notes that a zone is finished: the pieces at its end can be merged.
+    pub(super) fn note_finished(&self, zone: ZoneIndex) {
+        self.merging.candidates.borrow_mut().reconsider(zone.0);
+        self.note(zone);
     }
 
     /// Notes that a user's piece was uploaded, and begins to merge if that pays.
@@ -173,14 +185,14 @@ impl Core {
                 self.merging.candidates.borrow_mut().remove(zone);
                 continue;
             };
-            let job = self.log.with_table(|table| {
-                let budget = &mut self.merging.budget.borrow_mut();
-                merging::job(budget, zone, &table.zones[zone as usize], self.merging.target)
+            let (pieces, job) = self.log.with_table(|table| {
+                let (budget, entry) = (&mut self.merging.budget.borrow_mut(), &table.zones[zone as usize]);
+                (entry.pieces.len(), merging::job(budget, zone, entry, self.merging.target))
             });
             match job {
                 Ok(job) => return Some((job, resets)),
                 Err(true) => return None,
-                Err(false) => self.merging.candidates.borrow_mut().remove(zone),
+                Err(false) => self.merging.candidates.borrow_mut().pass(zone, pieces),
             }
         }
         None
@@ -205,7 +217,7 @@ impl Merge<'_> {
         let mut outcome = Ok(());
         for run in &self.job.runs {
             match self.merge(run).await {
-                Ok(serial) => merged.push((*run, serial)),
+                Ok(attempt) => merged.push((*run, attempt)),
                 Err(error) => {
                     outcome = Err(error);
                     break;
@@ -234,7 +246,7 @@ impl Merge<'_> {
     }
 
     /// As [`check`](Self::check), and ends the merge of a zone with other pieces.
-    fn check_runs(&self, merged: &[(Run, u64)]) -> Result<()> {
+    fn check_runs(&self, merged: &[(Run, Attempt)]) -> Result<()> {
         self.check()?;
         let has_run = |run: &Run, table: &Table| table.has_run(self.job.zone, run.offset, run.length as u32);
         match self.core.log.with_table(|table| merged.iter().all(|(run, _)| has_run(run, table))) {
@@ -243,14 +255,20 @@ impl Merge<'_> {
         }
     }
 
+    /// Ends the merge of zones that were reset or closed, and when the store isn't well.
+    fn may_go_on(&self) -> Result<()> {
+        self.check()?;
+        match self.core.is_quiet() {
+            true => Ok(()),
+            false => Err(cancelled("the object store fails, or asks for fewer requests")),
+        }
+    }
+
     /// Waits until no append waits for memory, and `memory` bytes are free.
     async fn turn(&self, memory: u64) -> Result<()> {
-        let end = runtime::now() + PATIENCE;
+        let end = runtime::now() + MAX_WAIT;
         loop {
-            self.check()?;
-            if !self.core.is_quiet() {
-                return Err(cancelled("the object store fails, or asks for fewer requests"));
-            }
+            self.may_go_on()?;
             let is_free =
                 self.core.uploads.waiting.get() == 0 && self.core.memory.available() as u64 >= memory;
             if is_free {
@@ -263,8 +281,21 @@ impl Merge<'_> {
         }
     }
 
-    /// Merges a run, and returns the serial number of its piece.
-    async fn merge(&self, run: &Run) -> Result<u64> {
+    /// Returns when appends have waited for memory for a while.
+    async fn appends_wait(&self) {
+        let mut since = None;
+        loop {
+            let (now, is_waiting) = (runtime::now(), self.core.uploads.waiting.get() > 0);
+            since = is_waiting.then(|| since.unwrap_or(now));
+            if since.is_some_and(|since| now - since >= PATIENCE) {
+                return;
+            }
+            runtime::sleep(PAUSE).await;
+        }
+    }
+
+    /// Merges a run, and returns the attempt that has stored its piece.
+    async fn merge(&self, run: &Run) -> Result<Attempt> {
         let core = self.core;
         // Twice the length, so that appends needn't wait for it.
         self.turn(2 * run.length).await?;
@@ -273,15 +304,39 @@ impl Merge<'_> {
         let merging = &core.merging;
         merging.held.set(merging.held.get() + run.length);
         let _held = Held(core, run.length);
-        let mut gather = Gather::new(run.offset);
-        gather.keep(permit);
-        self.read(run, &mut gather).await?;
-        let sealed = gather.seal();
-        if sealed.length != run.length {
-            return Err(cancelled("the zone has other pieces"));
+        let (attempt, is_begun) = (core.attempt(), Cell::new(false));
+        let name = self.merged_name(run, attempt.serial);
+        let work = async {
+            let mut gather = Gather::new(run.offset);
+            gather.keep(permit);
+            self.read(run, &mut gather).await?;
+            let sealed = gather.seal();
+            if sealed.length != run.length {
+                return Err(cancelled("the zone has other pieces"));
+            }
+            self.may_go_on()?;
+            is_begun.set(true);
+            self.upload(&name, &sealed).await
+        };
+        let merged = {
+            let (mut work, mut appends_wait) = (pin!(work), pin!(self.appends_wait()));
+            poll_fn(|context| match appends_wait.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(Err(cancelled("appends need the memory"))),
+                Poll::Pending => work.as_mut().poll(context),
+            })
+            .await
+        };
+        if merged.is_err() && is_begun.get() {
+            // It may be written or not.
+            core.garbage.add([Name::Piece(name)]);
         }
-        self.turn(0).await?;
-        self.upload(run, &sealed).await
+        merged.map(|()| attempt)
+    }
+
+    /// Name of the piece that replaces a run.
+    fn merged_name(&self, run: &Run, serial: u64) -> PieceName {
+        let epoch = self.core.log.identity().epoch;
+        self.name(&Piece { offset: run.offset, length: run.length as u32, epoch, serial })
     }
 
     /// Name of a piece of the zone.
@@ -315,7 +370,7 @@ impl Merge<'_> {
                 bytes += wanted.end - wanted.start;
                 group.push((piece, wanted));
             }
-            self.turn(0).await?;
+            self.may_go_on()?;
             let reading = runtime::join_limited(READERS, group.into_iter().map(|read| self.read_one(read)));
             let read = runtime::timeout(LIMIT, reading).await;
             for buffer in read.map_err(|_| cancelled("the object store is slow"))? {
@@ -335,42 +390,30 @@ impl Merge<'_> {
         Ok(buffer)
     }
 
-    /// Uploads the merged piece by one attempt, and returns its serial number.
-    async fn upload(&self, run: &Run, sealed: &Sealed) -> Result<u64> {
-        let (core, epoch) = (self.core, self.core.log.identity().epoch);
-        let piece =
-            Piece { offset: run.offset, length: run.length as u32, epoch, serial: core.next_serial() };
-        let name = self.name(&piece);
+    /// Uploads the merged piece by one attempt.
+    async fn upload(&self, name: &PieceName, sealed: &Sealed) -> Result<()> {
         // Of a slow connection 1 MB/s.
-        let limit = LIMIT + Duration::from_micros(run.length);
-        let stored = match runtime::timeout(limit, core.put_piece(&name, sealed)).await {
-            Ok(stored) => stored,
+        let limit = LIMIT + Duration::from_micros(sealed.length);
+        match runtime::timeout(limit, self.core.put_piece(name, sealed)).await {
+            // Damage on this way isn't that of the pieces.
+            Ok(stored) => stored.map_err(|error| cancelled(&format!("the upload failed: {error}"))),
             Err(_) => Err(cancelled("the object store is slow")),
-        };
-        if stored.is_err() {
-            // It may be written or not.
-            core.garbage.add([Name::Piece(name)]);
         }
-        stored.map(|()| piece.serial)
     }
 
-    /// Replaces the pieces of the runs by those with the serial numbers, by one manifest.
-    async fn commit(&self, merged: &[(Run, u64)]) -> Result<()> {
+    /// Replaces the pieces of the runs by those of the attempts, by one manifest.
+    async fn commit(&self, merged: &[(Run, Attempt)]) -> Result<()> {
         let (core, zone) = (self.core, self.job.zone);
-        let change = |(run, serial): &(Run, u64)| Change::Merge {
+        let change = |(run, attempt): &(Run, Attempt)| Change::Merge {
             zone,
             offset: run.offset,
             length: run.length as u32,
-            serial: *serial,
+            serial: attempt.serial,
         };
         let changes: Vec<Change> = merged.iter().map(change).collect();
         if let Err(error) = self.check_runs(merged) {
-            let epoch = core.log.identity().epoch;
-            let unused = merged.iter().map(|(run, serial)| {
-                let piece = Piece { offset: run.offset, length: run.length as u32, epoch, serial: *serial };
-                Name::Piece(self.name(&piece))
-            });
-            core.garbage.add(unused);
+            let name = |(run, attempt): &(Run, Attempt)| Name::Piece(self.merged_name(run, attempt.serial));
+            core.garbage.add(merged.iter().map(name));
             return Err(error);
         }
         // A reset that comes now is a later change.

@@ -8,7 +8,7 @@ use block::{Error, Result, ZoneIndex};
 use object_store::{Condition, Put};
 use runtime::sync::{Permit, Semaphore};
 use runtime::{FailureRun, TaskGroup};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -24,11 +24,25 @@ pub(super) struct Uploads {
     pub tasks: TaskGroup,
     /// Serial number of the next attempt.
     pub next: Cell<u64>,
+    /// Attempts whose outcome isn't in the table, in a zone or in the garbage yet.
+    pub attempts: RefCell<Vec<u64>>,
     /// Appends that wait for memory.
     pub waiting: Cell<usize>,
     /// Bytes of pieces that are being uploaded.
     pub in_flight: Cell<u64>,
     pub failures: FailureRun,
+}
+
+/// An attempt to store a piece, until its outcome is known to the zone, the table or the garbage.
+pub(super) struct Attempt {
+    core: Rc<Core>,
+    pub serial: u64,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.core.uploads.attempts.borrow_mut().retain(|serial| *serial != self.serial);
+    }
 }
 
 impl Core {
@@ -91,11 +105,11 @@ impl Core {
         self.uploads.tasks.spawn(task).detach();
     }
 
-    /// Uploads a piece, again until the store has taken it, and returns its serial number.
+    /// Uploads a piece, again until the store has taken it, and returns that attempt.
     ///
     /// # Errors
     /// Errors of a log that has ended.
-    async fn upload_piece(&self, mut name: PieceName, sealed: &Rc<Sealed>) -> Result<u64> {
+    async fn upload_piece(self: &Rc<Self>, mut name: PieceName, sealed: &Rc<Sealed>) -> Result<Attempt> {
         let mut pause = PAUSE.0;
         loop {
             self.log.check()?;
@@ -105,23 +119,37 @@ impl Core {
             if Rc::strong_count(sealed) == 1 {
                 return Err(Error::cancelled("the zone was reset"));
             }
-            name.serial = self.next_serial();
+            let attempt = self.attempt();
+            name.serial = attempt.serial;
             let Err(failure) = self.put_piece(&name, sealed).await else {
                 self.uploads.failures.ended("uploading pieces");
-                return Ok(name.serial);
+                return Ok(attempt);
             };
             drop(slot);
             // It may be written or not; the next attempt has another name.
             self.garbage.add([Name::Piece(name)]);
+            drop(attempt);
             self.uploads.failures.failed(format!("uploading pieces: {failure}"));
             runtime::sleep(pause).await;
             pause = (pause * 2).min(PAUSE.1);
         }
     }
 
-    /// Serial number of the next attempt to upload a piece.
-    pub(super) fn next_serial(&self) -> u64 {
-        self.uploads.next.replace(self.uploads.next.get() + 1)
+    /// Begins an attempt to store a piece.
+    pub(super) fn attempt(self: &Rc<Self>) -> Attempt {
+        let serial = self.uploads.next.replace(self.uploads.next.get() + 1);
+        self.uploads.attempts.borrow_mut().push(serial);
+        Attempt { core: self.clone(), serial }
+    }
+
+    /// First serial number of the pieces that may be in no manifest yet. Earlier ones of this epoch are in
+    /// the table, in changes that the log has, or garbage.
+    pub(super) fn oldest_attempt(&self) -> u64 {
+        let attempts = self.uploads.attempts.borrow().iter().copied().min();
+        let zones = self.zones.borrow();
+        let pending = zones.iter().flat_map(|zone| &zone.pending);
+        let pending = pending.filter(|piece| piece.sealed.is_none()).map(|piece| piece.serial).min();
+        attempts.into_iter().chain(pending).min().unwrap_or(self.uploads.next.get())
     }
 
     /// Uploads a piece by one attempt. After an error it may be stored or not, so the attempt's name is
@@ -138,11 +166,12 @@ impl Core {
         }
     }
 
-    fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<u64>) {
+    fn end_upload(self: &Rc<Self>, mut name: PieceName, sealed: Rc<Sealed>, stored: Result<Attempt>) {
         let length = sealed.length;
         self.uploads.in_flight.set(self.uploads.in_flight.get() - length);
         let is_stored = stored.is_ok();
-        if let Ok(serial) = stored {
+        if let Ok(attempt) = stored {
+            let serial = attempt.serial;
             name.serial = serial;
             let mut zones = self.zones.borrow_mut();
             let is_it =

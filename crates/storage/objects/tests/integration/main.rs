@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod claim;
 mod common;
 mod conformance;
 mod cost;

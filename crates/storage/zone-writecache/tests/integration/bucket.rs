@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zone_writecache::{Options, ZoneWriteCachePart};
+use zone_writecache::{Ack, Options, ZoneWriteCachePart};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 192;
@@ -29,9 +29,9 @@ pub enum How {
     NewFast,
 }
 
-/// The bucket as zones.
-pub async fn open_bucket(format: bool) -> Arc<ObjectsPart> {
-    let options = objects::Options {
+/// Options of the bucket as zones.
+pub fn bucket_options(format: bool) -> objects::Options {
+    objects::Options {
         store: config(Limits { operation: Duration::from_secs(30), ..Limits::default() }),
         prefix: "db1".to_owned(),
         writer: "a test".to_owned(),
@@ -43,20 +43,41 @@ pub async fn open_bucket(format: bool) -> Arc<ObjectsPart> {
             max_append: 96 << 10,
             ..objects::Settings::default()
         },
-    };
-    Arc::new(ObjectsPart::open(options).await.unwrap())
+    }
+}
+
+/// The bucket as zones, whose writer before is fenced.
+pub async fn open_bucket(format: bool) -> Arc<ObjectsPart> {
+    Arc::new(ObjectsPart::open(bucket_options(format)).await.unwrap())
 }
 
 /// The write cache over the bucket.
 pub async fn open_cache(fast: Arc<dyn DevicePart>, how: How) -> Result<Arc<ZoneWriteCachePart>> {
-    let bucket = open_bucket(how == How::Format).await;
-    let options = Options { new_fast: how == How::NewFast, ..options(how == How::Format) };
-    ZoneWriteCachePart::open(fast, bucket, options).await.map(Arc::new)
+    open_cache_with(fast, how, Ack::Fast).await
+}
+
+/// As [`open_cache`], with a moment of acknowledgement.
+pub async fn open_cache_with(
+    fast: Arc<dyn DevicePart>,
+    how: How,
+    ack: Ack,
+) -> Result<Arc<ZoneWriteCachePart>> {
+    let bucket = ObjectsPart::find(bucket_options(how == How::Format)).await?;
+    let options = Options { new_fast: how == How::NewFast, ack, ..options(how == How::Format) };
+    ZoneWriteCachePart::open(fast, Arc::new(bucket), options).await.map(Arc::new)
 }
 
 /// The log over the write cache.
 pub async fn open_log(fast: Arc<dyn DevicePart>, how: How) -> Result<(Arc<ZoneWriteCachePart>, LogPart)> {
-    let cache = open_cache(fast, how).await?;
+    open_log_with(fast, how, Ack::Fast).await
+}
+
+async fn open_log_with(
+    fast: Arc<dyn DevicePart>,
+    how: How,
+    ack: Ack,
+) -> Result<(Arc<ZoneWriteCachePart>, LogPart)> {
+    let cache = open_cache_with(fast, how, ack).await?;
     let format = how == How::Format;
     let of_log = log::kind::Options { format, size: Some(1 << 20), ..log::kind::Options::default() };
     let log = log::kind::open_on_zones(cache.clone() as Arc<dyn ZonesPart>, &of_log).await?;
@@ -166,13 +187,13 @@ pub fn world<T: 'static, Fut: Future<Output = T> + 'static>(
 }
 
 /// Works, and cuts the power at some moment. A fast device may lie about its flushes.
-fn cut(seed: u64, lies: bool) -> Left {
+fn cut(seed: u64, lies: bool, ack: Ack) -> Left {
     world(seed, move |bucket| async move {
         let disk = Arc::new(empty_disk());
         let rules = if lies { vec!["flush lie".to_owned()] } else { Vec::new() };
         let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
         let fast = Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
-        let (_cache, log) = open_log(fast, How::Format).await.unwrap();
+        let (_cache, log) = open_log_with(fast, How::Format, ack).await.unwrap();
         let (model, mut random) = (Model::new(), Random::new(seed));
         let device = log.open().await.unwrap();
         runtime::spawn(work(device, model.clone(), Random::new(seed + 1), 500)).detach();
@@ -211,7 +232,7 @@ fn after_a_power_cut_nothing_flushed_is_lost_and_the_bucket_alone_is_an_older_st
     let (mut behind, mut advanced) = (0, 0);
     for seed in 1..=8 {
         println!("seed {seed}");
-        let left = cut(seed, false);
+        let left = cut(seed, false, Ack::Fast);
         let (model, last) = (&left.model, left.model.last_flush());
         let both = reopened(seed, &left, How::Again).unwrap();
         assert!(model.fits(&both, last), "seed {seed}: lost what flush {last} covered");
@@ -225,11 +246,27 @@ fn after_a_power_cut_nothing_flushed_is_lost_and_the_bucket_alone_is_an_older_st
     assert!(behind > 0 && advanced > 0, "{behind} behind, {advanced} advanced: the seeds show nothing");
 }
 
+/// With `ack = origin` the bucket alone has everything that was flushed.
+#[test]
+fn the_bucket_alone_has_every_flush_that_waited_for_it() {
+    let mut flushes = 0;
+    for seed in 1..=6 {
+        let left = cut(seed, false, Ack::Origin);
+        let last = left.model.last_flush();
+        let alone = reopened(seed, &left, How::NewFast).unwrap();
+        assert!(left.model.fits(&alone, last), "seed {seed}: the bucket lacks what flush {last} covered");
+        let both = reopened(seed, &left, How::Again).unwrap();
+        assert!(left.model.fits(&both, last), "seed {seed}: lost what flush {last} covered");
+        flushes += last;
+    }
+    assert!(flushes > 50, "{flushes} flushes: the seeds show nothing");
+}
+
 /// The comparison finds a fast device that acknowledges flushes which it doesn't do.
 #[test]
 fn a_fast_device_that_lies_is_found() {
     let is_lost = |seed| {
-        let left = cut(seed, true);
+        let left = cut(seed, true, Ack::Fast);
         let found = reopened(seed, &left, How::Again);
         !found.is_ok_and(|found| left.model.fits(&found, left.model.last_flush()))
     };

@@ -1,6 +1,7 @@
 //! The write cache of zones: its promises, and the suite of the contract.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
+mod ack;
 mod bucket;
 #[path = "../../../zones/tests/integration/common/mod.rs"]
 mod crash_disk;
@@ -11,6 +12,8 @@ mod read_cache;
 mod recovery;
 mod stalls;
 mod suite;
+mod time;
+mod writers;
 
 use block::{BlockIndex, BlockSize, Buffer, DevicePart, Durability, ZonesPart};
 use std::sync::Arc;

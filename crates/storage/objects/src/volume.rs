@@ -1,0 +1,206 @@
+//! A volume that was found, and the writer that claims it: the first handle, a layer above with a token, or a
+//! message. Until then nothing in the bucket is changed, and its writer continues.
+
+use crate::core::{Core, Settings};
+use crate::format::Writers;
+use crate::manifests::Manifests;
+use crate::opening::{self, Found, NewZones};
+use crate::table::Table;
+use block::{Claim, ClaimToken, Error, Result};
+use runtime::Home;
+use runtime::sync::Notify;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Number and size of zones that an existing volume must have.
+type Expected = (Option<u32>, Option<u64>);
+
+/// A volume, on its home shard.
+pub(crate) struct Volume {
+    manifests: Manifests,
+    writer: String,
+    expected: Expected,
+    settings: Settings,
+    /// Last epoch when it was found.
+    epoch: u32,
+    /// Zones of the volume, or those to create.
+    pub zones: NewZones,
+    is_new: bool,
+    state: RefCell<State>,
+    changed: Notify,
+}
+
+enum State {
+    Found(Box<Found>),
+    /// A claim is in flight.
+    Claiming,
+    Claimed(Home<Core>, Claim),
+    /// The claim failed: the part has to be opened again.
+    Failed(Error),
+}
+
+/// Refuses a table of other zones than expected.
+fn check(table: &Table, expected: Expected, settings: &Settings) -> Result<()> {
+    let found = (table.zones.len() as u32, table.zone_size);
+    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
+    if (zones, size) != found {
+        return Err(Error::invalid(format!(
+            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+            found.0, found.1
+        )));
+    }
+    settings.geometry(found.0, found.1).map(drop)
+}
+
+impl Volume {
+    /// Finds a volume, or prepares to create one, and changes nothing.
+    ///
+    /// # Errors
+    /// As [`opening::find`]; [`Error::Invalid`] for other zones than expected.
+    pub async fn find(
+        manifests: Manifests,
+        writer: String,
+        format: Option<NewZones>,
+        expected: Expected,
+        settings: Settings,
+    ) -> Result<Rc<Volume>> {
+        let found =
+            opening::find(&manifests, format, &|table: &Table| check(table, expected, &settings)).await?;
+        Ok(Rc::new(Volume {
+            manifests,
+            writer,
+            expected,
+            settings,
+            epoch: found.epoch,
+            zones: found.zones,
+            is_new: format.is_some(),
+            state: RefCell::new(State::Found(Box::new(found))),
+            changed: Notify::new(),
+        }))
+    }
+
+    /// Zones of the writer; `None` before the claim.
+    pub fn core(&self) -> Option<Rc<Core>> {
+        match &*self.state.borrow() {
+            State::Claimed(core, _) => core.get().ok(),
+            _ => None,
+        }
+    }
+
+    fn is_found(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Found(_))
+    }
+
+    /// Error of a claim that failed.
+    pub fn failure(&self) -> Option<Error> {
+        match &*self.state.borrow() {
+            State::Failed(error) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// Number of the last epoch that was found.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Returns the last claim: the one that was found, or its own.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged one; errors of the store.
+    pub async fn last_claim(self: Rc<Self>) -> Result<Option<Claim>> {
+        if let State::Claimed(_, claim) = &*self.state.borrow() {
+            return Ok(Some(claim.clone()));
+        }
+        opening::last_claim(&self.manifests, self.epoch).await
+    }
+
+    /// Claims the volume with a token.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if it is claimed already, or another writer was faster; errors of the store.
+    pub async fn claim(self: Rc<Self>, token: ClaimToken) -> Result<Claim> {
+        if !self.is_found() {
+            return Err(Error::busy(
+                "these zones are claimed already; expected a claim before the first handle: open them again",
+            ));
+        }
+        self.claimed(Some(token)).await.map(|(_, claim)| claim)
+    }
+
+    /// Returns the zones of this writer, which claims the volume if it hasn't yet. A claim that has begun is
+    /// carried out to its end.
+    ///
+    /// # Errors
+    /// Errors of the claim.
+    pub async fn claimed(self: Rc<Self>, token: Option<ClaimToken>) -> Result<(Home<Core>, Claim)> {
+        loop {
+            let found = {
+                let mut state = self.state.borrow_mut();
+                match std::mem::replace(&mut *state, State::Claiming) {
+                    State::Found(found) => Some(found),
+                    State::Claiming => None,
+                    State::Claimed(core, claim) => {
+                        *state = State::Claimed(core.clone(), claim.clone());
+                        return Ok((core, claim));
+                    }
+                    State::Failed(error) => {
+                        *state = State::Failed(error.clone());
+                        return Err(error);
+                    }
+                }
+            };
+            match found {
+                Some(found) => {
+                    let own = self.clone();
+                    runtime::carry(async move { own.claim_now(*found, token).await }).await;
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    async fn claim_now(self: Rc<Self>, found: Found, token: Option<ClaimToken>) {
+        let claimed = self.open_found(found, token).await;
+        let state = match claimed {
+            Ok((core, claim)) => State::Claimed(Home::here(core), claim),
+            Err(error) => State::Failed(error),
+        };
+        self.state.replace(state);
+        self.changed.notify_all();
+    }
+
+    async fn open_found(&self, found: Found, token: Option<ClaimToken>) -> Result<(Rc<Core>, Claim)> {
+        let mut id = [0; 16];
+        runtime::fill_secret(&mut id);
+        let writer = Writers { id, name: self.writer.clone() };
+        let (expected, settings) = (self.expected, self.settings);
+        let check = |table: &Table| check(table, expected, &settings);
+        let opened = opening::claim_found(&self.manifests, found, writer, token, &check).await?;
+        if opened.was_unclean {
+            tracing::info!("zones in an object store: opened after an unclean stop of their writer");
+        }
+        let claim = opened.claim.clone();
+        Ok((Core::new(self.manifests.clone(), self.settings, opened)?, claim))
+    }
+
+    /// Returns the zones to close; `None` if nothing was claimed. A volume to format is created, unless
+    /// another one is there: that one is replaced only for a user.
+    ///
+    /// # Errors
+    /// Errors of creating it.
+    pub async fn end(self: Rc<Self>) -> Result<Option<Home<Core>>> {
+        match self.failure() {
+            Some(_) => Ok(None),
+            None if self.is_found() && !(self.is_new && self.epoch == 0) => {
+                if self.is_new {
+                    tracing::warn!(
+                        "zones in an object store: the volume there wasn't replaced, since nothing opened the new one"
+                    );
+                }
+                Ok(None)
+            }
+            None => self.claimed(None).await.map(|(core, _)| Some(core)),
+        }
+    }
+}
