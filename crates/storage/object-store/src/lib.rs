@@ -23,8 +23,8 @@
 //! # Structure
 //! `http`, `xml`: parsers; `any_bytes`: their check for fuzzing. `connection`, `endpoint`, `transport`:
 //! connections. `credentials`. `retry`: retries and hedged reads. `store`: one signed request. `objects`,
-//! `batches`, `parts`: operations. `probe`. `counts`: counters. `testing`: a simulated store, with the feature
-//! of this name.
+//! `batches`, `parts`: operations. `probe`. `counts`: counters. `testing`: a simulated store, with the
+//! feature of this name.
 #![doc = include_str!("../DESIGN.md")]
 
 mod any_bytes;
