@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (u8, &[u8])| object_store::http::check_any_bytes(input.1, usize::from(input.0)));
+fuzz_target!(|input: (u8, &[u8])| object_store::check_any_bytes(input.1, usize::from(input.0)));

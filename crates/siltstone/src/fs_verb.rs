@@ -57,7 +57,7 @@ fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
         if let Some(door) = stack.parts().find(|part| part.kind().contract == Contract::Door) {
             return Err(Failure::Usage(format!(
                 "{image}: the stack has the door \"{}\"; expected a stack without doors; a door of the kind fs is formatted by: \
-                 siltstone format {image}, and mounted by: siltstone serve {image}",
+                 siltstone format {image}, and mounted by: siltstone serve {image}; to check it, write the same stack without its doors",
                 door.name()
             )));
         }

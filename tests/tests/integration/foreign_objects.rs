@@ -370,7 +370,7 @@ fn another_machine_fences_the_first_one() {
     assert!((written..=written + 1).contains(&last_write(&server.socket)));
     drop(server);
     let said = siltstone(&["status", &first.stack()]).refused();
-    assert!(said.contains("local") && said.contains("new_fast"), "{said}");
+    assert!(said.contains("local") && said.contains("take_over="), "{said}");
     let server = second.serve();
     assert!(last_write(&server.socket) > found);
     server.stop();

@@ -21,11 +21,13 @@
 //! of the same key: keys are better written once.
 //!
 //! # Structure
-//! `http`, `xml`: parsers. `connection`, `endpoint`, `transport`: connections. `credentials`. `retry`:
-//! retries and hedged reads. `store`: one signed request. `objects`, `batches`, `parts`: operations.
-//! `probe`. `counts`: counters. `testing`: a simulated store, with the feature of this name.
+//! `http`, `xml`: parsers; `any_bytes`: their check for fuzzing. `connection`, `endpoint`, `transport`:
+//! connections. `credentials`. `retry`: retries and hedged reads. `store`: one signed request. `objects`,
+//! `batches`, `parts`: operations. `probe`. `counts`: counters. `testing`: a simulated store, with the
+//! feature of this name.
 #![doc = include_str!("../DESIGN.md")]
 
+mod any_bytes;
 mod batches;
 mod connection;
 mod counts;
@@ -42,6 +44,7 @@ pub mod testing;
 mod transport;
 mod xml;
 
+pub use any_bytes::check_any_bytes;
 pub use batches::{Listed, MAX_BATCH, Page};
 pub use connection::MAX_BODY;
 pub use counts::{Counts, Kind};

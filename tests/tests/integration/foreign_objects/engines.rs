@@ -164,7 +164,8 @@ fn a_mount_is_fenced_by_another_machine() {
     let second = second.stopped().served();
     assert_eq!(std::fs::read(second.at("new")).unwrap(), b"of the second one");
     let second = second.stopped();
-    let stack = second.beside("stack.toml").display().to_string();
+    let stack = second.beside("check.toml").display().to_string();
+    std::fs::write(&stack, volume.parts(&credentials, false)).unwrap();
     let said = siltstone(&["fs", "check", &stack, "--data"]).ok();
     assert!(said.ends_with("no damage\n"), "{said}");
 }

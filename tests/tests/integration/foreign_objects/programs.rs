@@ -29,7 +29,7 @@ fn with_tree() -> TempDir {
         std::fs::create_dir(folder.path().join(name)).unwrap();
     }
     for number in 0..24 {
-        random_file(&folder.path().join(format!("tree/file{number}")), 1 + number * 2, number as u64);
+        random_file(&folder.path().join(format!("tree/file{number}")), 1 + number, number as u64);
     }
     run_shell(&format!(
         "cd {}/tree; find . -type f -print0 | xargs -0 sha256sum > ../sums",

@@ -332,14 +332,16 @@ async fn open(job: &Job, zones: Arc<dyn ZonesPart>) -> Result<FileSystem> {
         parameters.read_at_once = job.read_at_once.map_or(parameters.read_at_once, |bytes| bytes / 4096);
         settings.cleaning = (policy.clone(), Some(parameters));
     }
-    match job.format {
+    let files = match job.format {
         Some(_) => {
             let default = Properties::default();
             let block_size = job.block_size.unwrap_or(default.block_size);
-            FileSystem::format(zones, Properties { block_size, ..default }, &settings).await
+            FileSystem::format(zones, Properties { block_size, ..default }, &settings).await?
         }
-        None => FileSystem::open(zones, &settings).await,
-    }
+        None => FileSystem::open(zones, &settings).await?,
+    };
+    // Zones of a stack are closed with it.
+    Ok(if job.stack.is_some() { files.on_lent_zones() } else { files })
 }
 
 fn pattern(bytes: usize, seed: u64) -> Data {
