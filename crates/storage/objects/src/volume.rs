@@ -34,7 +34,8 @@ pub(crate) struct Volume {
     epoch: u32,
     /// Zones of the volume, or those to create.
     pub zones: NewZones,
-    is_new: bool,
+    /// Zones to create.
+    new: Option<NewZones>,
     state: RefCell<State>,
     changed: Notify,
 }
@@ -44,7 +45,8 @@ enum State {
     /// A claim is in flight.
     Claiming,
     Claimed(Home<Core>, Claim),
-    /// The claim failed: the part has to be opened again.
+    /// The claim failed. If only the way to the store did, the next call tries again; else the part has to be
+    /// opened again.
     Failed(Error),
 }
 
@@ -65,6 +67,11 @@ impl Existing {
         secrets.check_volume(&loaded.manifest.volume, table)?;
         if proof == Proof::Fenced { secrets.check_age(table) } else { Ok(()) }
     }
+}
+
+/// Whether an error is of the way to the store or of its answer, not of what is there.
+fn is_of_store(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::TimedOut(_) | Error::Disconnected(_))
 }
 
 impl Volume {
@@ -88,7 +95,7 @@ impl Volume {
             settings,
             epoch: found.epoch,
             zones: found.zones,
-            is_new: format.is_some(),
+            new: format,
             state: RefCell::new(State::Found(Box::new(found))),
             changed: Notify::new(),
         }))
@@ -150,32 +157,37 @@ impl Volume {
     /// Errors of the claim.
     pub async fn claimed(self: Rc<Self>, token: Option<ClaimToken>) -> Result<(Home<Core>, Claim)> {
         loop {
-            let found = {
+            let begun = {
                 let mut state = self.state.borrow_mut();
                 match std::mem::replace(&mut *state, State::Claiming) {
-                    State::Found(found) => Some(found),
+                    State::Found(found) => Some(Some(*found)),
                     State::Claiming => None,
                     State::Claimed(core, claim) => {
                         *state = State::Claimed(core.clone(), claim.clone());
                         return Ok((core, claim));
                     }
+                    State::Failed(error) if is_of_store(&error) => Some(None),
                     State::Failed(error) => {
                         *state = State::Failed(error.clone());
                         return Err(error);
                     }
                 }
             };
-            match found {
+            match begun {
                 Some(found) => {
                     let own = self.clone();
-                    runtime::carry(async move { own.claim_now(*found, token).await }).await;
+                    runtime::carry(async move { own.claim_now(found, token).await }).await;
+                    if let Some(error) = self.failure() {
+                        return Err(error);
+                    }
                 }
                 None => self.changed.notified().await,
             }
         }
     }
 
-    async fn claim_now(self: Rc<Self>, found: Found, token: Option<ClaimToken>) {
+    /// Claims the volume as it was `found`; `None` looks at it again first.
+    async fn claim_now(self: Rc<Self>, found: Option<Found>, token: Option<ClaimToken>) {
         let claimed = self.open_found(found, token).await;
         let state = match claimed {
             Ok((core, claim)) => State::Claimed(Home::here(core), claim),
@@ -185,18 +197,22 @@ impl Volume {
         self.changed.notify_all();
     }
 
-    async fn open_found(&self, found: Found, token: Option<ClaimToken>) -> Result<(Rc<Core>, Claim)> {
+    async fn open_found(&self, found: Option<Found>, token: Option<ClaimToken>) -> Result<(Rc<Core>, Claim)> {
         let mut id = [0; 16];
         runtime::fill_secret(&mut id);
         let writer = Writers { id, name: self.writer.clone() };
         let check = |loaded: &Loaded, proof| self.existing.check(loaded, proof, &self.settings);
+        let found = match found {
+            Some(found) => found,
+            None => opening::find(&self.manifests, self.new, &check).await?,
+        };
         let opened = opening::claim_found(&self.manifests, found, writer, token, &check).await?;
         if opened.was_unclean {
             tracing::info!("zones in an object store: opened after an unclean stop of their writer");
         }
         let claim = opened.claim.clone();
         let (volume, encryption) = (opened.identity.volume, self.existing.encryption.as_ref());
-        let secrets = encryption::complete(encryption, self.is_new, volume, &opened.table).await?;
+        let secrets = encryption::complete(encryption, self.new.is_some(), volume, &opened.table).await?;
         Ok((Core::new(self.manifests.clone(), self.settings, opened, secrets)?, claim))
     }
 
@@ -208,8 +224,8 @@ impl Volume {
     pub async fn end(self: Rc<Self>) -> Result<Option<Home<Core>>> {
         match self.failure() {
             Some(_) => Ok(None),
-            None if self.is_found() && !(self.is_new && self.epoch == 0) => {
-                if self.is_new {
+            None if self.is_found() && !(self.new.is_some() && self.epoch == 0) => {
+                if self.new.is_some() {
                     tracing::warn!(
                         "zones in an object store: the volume there wasn't replaced, since nothing opened the new one"
                     );
