@@ -12,7 +12,8 @@ const BLOCK: usize = 512;
 /// The first delta, which the first further base replaces.
 const FIRST: &str = "db1/manifest/00000001/0000000000000002";
 
-/// Stores other bytes in place of the first `count` bases, and answers with their checksum. Returns their keys.
+/// Stores other bytes in place of the first `count` bases, and answers with their checksum; returns their
+/// keys.
 fn damage_bases(bucket: &Rc<Bucket>, count: usize) -> Rc<RefCell<Vec<String>>> {
     let damaged: Rc<RefCell<Vec<String>>> = Rc::default();
     let (own, keys) = (Rc::downgrade(bucket), damaged.clone());
