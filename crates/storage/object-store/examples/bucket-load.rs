@@ -70,7 +70,8 @@ impl Job {
                 _ => return Err(unknown()),
             }
         }
-        match job.endpoint.is_empty() || job.bytes == 0 || job.depth == 0 || OBJECT % job.bytes != 0 {
+        match job.endpoint.is_empty() || job.bytes == 0 || job.depth == 0 || !OBJECT.is_multiple_of(job.bytes)
+        {
             true => {
                 Err(Error::invalid("expected --endpoint=URL, --iodepth above 0, and --bs that divides 8 MiB"))
             }
