@@ -13,8 +13,9 @@
 //! # Structure
 //! `names`: keys. `table`: the zone table and its changes. `format`: manifests and pieces as bytes. `gather`:
 //! bytes that aren't uploaded. `manifests`, `manifest_log`, `opening`: manifests in the bucket, their log,
-//! epochs. `garbage`: deletions. `core`: the zones of a writer. `part`, `message`, `kind`: the part in a
-//! stack.
+//! epochs. `garbage`: deletions. `core`: the zones of a writer. `looking`: the state without a claim.
+//! `reader`: zones that another machine writes. `offline`: what operators ask about a bucket. `part`,
+//! `message`, `kind`: the part in a stack.
 #![doc = include_str!("../DESIGN.md")]
 
 mod core;
@@ -22,14 +23,19 @@ mod format;
 mod garbage;
 mod gather;
 mod kind;
+mod looking;
 mod manifest_log;
 mod manifests;
 mod message;
 mod names;
+mod offline;
 mod opening;
 mod part;
+mod reader;
 mod table;
 
 pub use self::core::Settings;
-pub use kind::KIND;
+pub use kind::{KIND, options};
+pub use offline::{CheckReport, Collected, Count, Damage, Epoch, Seal, Volume};
 pub use part::{NewVolume, ObjectsPart, Options};
+pub use reader::ReaderPart;

@@ -55,7 +55,8 @@ pub(crate) struct Manifests {
     pub names: Names,
 }
 
-fn now() -> u64 {
+/// Present time, in milliseconds since 1970.
+pub(crate) fn now() -> u64 {
     u64::try_from(runtime::wall_clock().as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -58,14 +58,14 @@ pub(crate) struct Opened {
 }
 
 /// State of an epoch.
-struct Loaded {
+pub(crate) struct Loaded {
     /// Last manifest that belongs to the state.
-    manifest: Manifest,
-    table: Table,
+    pub manifest: Manifest,
+    pub table: Table,
 }
 
 /// State by the last manifest of an epoch.
-enum State {
+pub(crate) enum State {
     Loaded(Box<Loaded>),
     /// The epoch has no base: the state is that of the epoch before, which its claim names.
     Before(Manifest),
@@ -115,7 +115,7 @@ pub(crate) async fn last_epoch(manifests: &Manifests) -> Result<u32> {
 }
 
 /// Applies a manifest that follows.
-fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
+pub(crate) fn apply(table: &mut Table, manifest: &Manifest) -> Result<()> {
     if manifest.kind == Kind::Base {
         *table = Table::decode(&manifest.body)?;
     } else {
@@ -158,8 +158,8 @@ async fn load_chain(manifests: &Manifests, last: Manifest) -> Result<Loaded> {
     Ok(Loaded { manifest, table })
 }
 
-/// Reads the state that ends with the last manifest of an epoch.
-async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
+/// Reads the state that ends with the last manifest of an epoch; never [`State::Damaged`].
+pub(crate) async fn load(manifests: &Manifests, newest: &Newest) -> Result<State> {
     let manifest = newest.manifest.clone()?;
     match (manifest.kind, manifest.number) {
         (Kind::Claim, 0) => Ok(State::Before(manifest)),
@@ -185,7 +185,7 @@ async fn load_or_replace(manifests: &Manifests, newest: &Newest, is_replaced: bo
 ///
 /// # Errors
 /// [`Error::Busy`] if the writer, or others that open the volume, are faster each time; errors of the store.
-async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -> Result<Newest> {
+pub(crate) async fn fence(manifests: &Manifests, identity: &Identity, mut newest: Newest) -> Result<Newest> {
     let (epoch, mut window, mut ours) = (identity.epoch, 1, BTreeSet::new());
     for round in 1..=ROUNDS {
         if newest.is_sealed() {
@@ -295,7 +295,7 @@ async fn old_manifests(manifests: &Manifests, epoch: u32, last: u64) -> Result<V
         .collect())
 }
 
-async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
+pub(crate) async fn has_claim(manifests: &Manifests, epoch: u32) -> Result<bool> {
     manifests.store.head(&manifests.key(epoch, 0)).await.map(|found| found.is_some())
 }
 
@@ -313,7 +313,7 @@ fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
 }
 
 /// Refuses a volume without its first claim: it would be taken for none, and lost by formatting.
-async fn check_empty(manifests: &Manifests) -> Result<()> {
+pub(crate) async fn check_empty(manifests: &Manifests) -> Result<()> {
     // This also finds a bucket that doesn't exist, which the answer to HEAD doesn't say.
     let page = manifests.store.list(&manifests.names.manifests(), None).await?;
     let found = page.objects.iter().find(|listed| manifests.names.parse(&listed.key).is_some());
@@ -322,6 +322,15 @@ async fn check_empty(manifests: &Manifests) -> Result<()> {
         Some(found) if found.key != manifests.key(1, 0) => Err(missing_claim(manifests, 1, &found.key)),
         _ => Ok(()),
     }
+}
+
+/// Error of a prefix without a volume.
+pub(crate) fn none(manifests: &Manifests) -> Error {
+    Error::not_found(format!(
+        "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
+        manifests.names.prefix(),
+        manifests.store.name()
+    ))
 }
 
 /// Refuses a table whose base manifest couldn't be written.
@@ -404,13 +413,7 @@ pub(crate) async fn open(
             (volume, Table::new(new.zones, new.zone_size)?)
         }
         (Some(found), None) => (found.manifest.volume, found.table.clone()),
-        (None, None) => {
-            return Err(Error::not_found(format!(
-                "no volume below the prefix \"{}\" of the bucket \"{}\"; --format creates one",
-                manifests.names.prefix(),
-                manifests.store.name()
-            )));
-        }
+        (None, None) => return Err(none(manifests)),
     };
     let was_unclean = !table.is_clean;
     table.interrupt();

@@ -8,15 +8,17 @@ use crate::manifests::Manifests;
 use crate::message::Message;
 use crate::names::Names;
 use crate::opening::{self, NewZones};
+use crate::table::Table;
 use block::{
     Buffer, Call, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, Status, ZoneAddress,
     ZoneGeometry, ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
-use object_store::{Config, Kind, Store};
+use object_store::{Config, Counts, Kind, Store};
 use runtime::Home;
 use serde_json::{Map, Value, json};
 use stack::Tell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Zones to create.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +46,8 @@ pub struct Options {
     pub expected: (Option<u32>, Option<u64>),
     /// Settings.
     pub settings: Settings,
+    /// Interval at which a reader follows the writer; `None` for a writer.
+    pub follow: Option<Duration>,
 }
 
 /// Zones in an object store.
@@ -62,7 +66,7 @@ impl ObjectsPart {
     /// another writer opens the zones at the same time; [`Error::Invalid`] for settings that can't be, or
     /// that differ from the volume's; errors of the store.
     pub async fn open(options: Options) -> Result<ObjectsPart> {
-        let Options { store, prefix, writer, format, expected, settings } = options;
+        let Options { store, prefix, writer, format, expected, settings, .. } = options;
         let (names, store) = (Names::new(&prefix)?, Store::new(store)?);
         if let Some(new) = &format {
             settings.geometry(new.zones, new.zone_size)?;
@@ -75,15 +79,8 @@ impl ObjectsPart {
         let new = format.map(|new| NewZones { zones: new.zones, zone_size: new.zone_size });
         let manifests = Manifests { store, names };
         let opened = opening::open(&manifests, Writers { id, name: writer }, new, |table| {
-            let found = (table.zones.len() as u32, table.zone_size);
-            let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
-            if (zones, size) != found {
-                return Err(Error::invalid(format!(
-                    "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
-                    found.0, found.1
-                )));
-            }
-            settings.geometry(found.0, found.1).map(drop)
+            check_expected(expected, table)?;
+            settings.geometry(table.zones.len() as u32, table.zone_size).map(drop)
         });
         let opened = opened.await?;
         if opened.was_unclean {
@@ -95,12 +92,39 @@ impl ObjectsPart {
     }
 }
 
-/// Status of the zones, on their home shard.
-fn status(core: &Core) -> Status {
-    let counts = core.counts();
+/// Refuses a table of other zones than the keys of a stack have.
+pub(crate) fn check_expected(expected: (Option<u32>, Option<u64>), table: &Table) -> Result<()> {
+    let found = (table.zones.len() as u32, table.zone_size);
+    let (zones, size) = (expected.0.unwrap_or(found.0), expected.1.unwrap_or(found.1));
+    match (zones, size) == found {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{zones} zones of {size} bytes; expected {} of {}, as the volume has: leave the keys out, or format",
+            found.0, found.1
+        ))),
+    }
+}
+
+/// Counters of a client, for the status.
+pub(crate) fn requests(counts: &Counts) -> Status {
     let requests: Map<String, Value> =
         Kind::ALL.iter().map(|(kind, name)| ((*name).to_owned(), counts.requests(*kind).into())).collect();
-    let (pieces, bytes) = core.log.with_table(crate::table::Table::stored);
+    let value = json!({
+        "requests": requests,
+        "retries": counts.retries,
+        "timeouts": counts.timeouts,
+        "slow_downs": counts.slow_downs,
+        "hedged_reads": counts.hedges,
+        "connections": counts.connections,
+        "sent_bytes": counts.sent_bytes,
+        "received_bytes": counts.received_bytes,
+    });
+    value.as_object().cloned().unwrap_or_default()
+}
+
+/// Status of the zones, on their home shard.
+fn status(core: &Core) -> Status {
+    let (pieces, bytes) = core.log.with_table(Table::stored);
     let (open, active) = core.active();
     let failure = core.log.check().err();
     let state = match () {
@@ -123,17 +147,10 @@ fn status(core: &Core) -> Status {
         "unsaved_bytes": core.unsaved(),
         "garbage_objects": core.garbage.waiting(),
         "deleted_objects": core.garbage.deleted(),
-        "requests": requests,
-        "retries": counts.retries,
-        "timeouts": counts.timeouts,
-        "slow_downs": counts.slow_downs,
-        "hedged_reads": counts.hedges,
-        "connections": counts.connections,
-        "sent_bytes": counts.sent_bytes,
-        "received_bytes": counts.received_bytes,
     });
     let mut status = value.as_object().cloned().unwrap_or_default();
     status.retain(|_, value| !value.is_null());
+    status.extend(requests(&core.counts()));
     status
 }
 
@@ -160,6 +177,10 @@ impl Tell for ObjectsPart {
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
         match message {
+            Message::Flush => Call::new(async move {
+                self.home.with(|core: Rc<Core>| core.flush_all()).await?;
+                Ok("everything that was written is in the bucket".to_owned())
+            }),
             Message::CollectGarbage => Call::new(async move {
                 let count = self.home.with(|core: Rc<Core>| core.collect_garbage()).await?;
                 Ok(format!("{count} objects will be deleted"))
@@ -184,16 +205,12 @@ impl ZonesPart for ObjectsPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
-        Call::new(async move {
-            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
-            let (home, geometry) = (self.home.clone(), self.geometry.clone());
-            Ok(Rc::new(Handle { home, core, geometry }) as Rc<dyn Zones>)
-        })
+        Call::new(async move { Ok(Rc::new(Handle::new(&self.home, &self.geometry)?) as Rc<dyn Zones>) })
     }
 }
 
 /// A handle of one shard.
-struct Handle {
+pub(crate) struct Handle {
     home: Home<Core>,
     /// The zones; set on the home shard.
     core: Option<Rc<Core>>,
@@ -201,6 +218,15 @@ struct Handle {
 }
 
 impl Handle {
+    /// Returns a handle of this shard.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once the zones are closed.
+    pub fn new(home: &Home<Core>, geometry: &ZoneGeometry) -> Result<Handle> {
+        let core = if home.is_here() { Some(home.get()?) } else { None };
+        Ok(Handle { home: home.clone(), core, geometry: geometry.clone() })
+    }
+
     /// Carries a call out on the home shard, to its end.
     fn call<T: Send + 'static, Fut: Future<Output = Result<T>> + 'static>(
         &self,

@@ -23,7 +23,9 @@ pub enum Program {
 pub struct Server {
     process: Child,
     pub port: u16,
-    _folder: TempDir,
+    /// Folder of the store.
+    #[allow(dead_code, reason = "only tests that alter objects use it")]
+    pub folder: TempDir,
 }
 
 /// Path of a program, in `PATH` or in the folder that `scripts/test` installs into.
@@ -88,7 +90,7 @@ impl Server {
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut server = Server { process: command.spawn().unwrap(), port, _folder: folder };
+        let mut server = Server { process: command.spawn().unwrap(), port, folder };
         if !server.is_ready() {
             return skipped("ends at once; expected a folder for temporary files with extended attributes");
         }

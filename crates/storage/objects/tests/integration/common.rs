@@ -31,6 +31,7 @@ pub fn options(format: bool) -> Options {
         format: format.then_some(NewVolume { zones: ZONES, zone_size: ZONE_SIZE, probe: false }),
         expected: (None, None),
         settings: settings(),
+        follow: None,
     }
 }
 

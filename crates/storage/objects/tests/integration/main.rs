@@ -8,8 +8,10 @@ mod cost;
 mod crash;
 mod damage;
 mod fence;
+mod offline;
 mod outage;
 mod overtaken;
+mod reader;
 mod real;
 mod rewind;
 #[path = "../../../object-store/tests/integration/servers.rs"]

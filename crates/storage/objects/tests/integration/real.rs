@@ -23,6 +23,7 @@ fn options(port: u16, format: bool, probe: bool) -> Options {
         format: format.then_some(NewVolume { zones: 8, zone_size: 1 << 20, probe }),
         expected: (None, None),
         settings: objects::Settings { grace: Duration::from_millis(300), ..settings() },
+        follow: None,
     }
 }
 

@@ -43,6 +43,7 @@ pub async fn open_bucket(format: bool) -> Arc<ObjectsPart> {
             max_append: 96 << 10,
             ..objects::Settings::default()
         },
+        follow: None,
     };
     Arc::new(ObjectsPart::open(options).await.unwrap())
 }

@@ -1,0 +1,134 @@
+//! Looking at a volume without a claim: nothing is written, and its writer isn't fenced.
+//!
+//! The state is that of one manifest, as an opening would find it. The writer may delete manifests while they
+//! are read; then the look begins again with the newer ones.
+
+use crate::format::{Kind, Manifest};
+use crate::manifests::Manifests;
+use crate::opening::{State, apply, check_empty, has_claim, last_epoch, load};
+use crate::table::Table;
+use block::{Error, Result};
+
+/// Attempts, each of which may be overtaken by a writer that deletes old manifests.
+const ATTEMPTS: u32 = 4;
+
+/// A volume as its manifests describe it.
+#[derive(Debug, Clone)]
+pub(crate) struct Looked {
+    /// Last epoch that was claimed: later than that of the state if an opening has written no base yet.
+    pub claimed: u32,
+    /// Last manifest of the state, without its body.
+    pub manifest: Manifest,
+    /// Zone table, with zones that were begun as the writer has them.
+    pub table: Table,
+    /// Numbers of the seals after the last manifest.
+    pub seals: Vec<u64>,
+}
+
+impl Looked {
+    /// Whether the writer of the state creates no manifest any more.
+    pub fn is_final(&self) -> bool {
+        self.is_sealed() || self.manifest.is_clean || self.claimed > self.manifest.epoch
+    }
+
+    /// Whether a seal follows the last manifest.
+    pub fn is_sealed(&self) -> bool {
+        self.manifest.number.checked_add(1).is_some_and(|next| self.seals.first() == Some(&next))
+    }
+}
+
+/// Looks at a volume; `None` if there is none.
+///
+/// # Errors
+/// [`Error::Corrupt`] and [`Error::Unsupported`] for damaged manifests and unknown versions; errors of the
+/// store.
+pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
+    let mut attempt = 1;
+    loop {
+        let claimed = last_epoch(manifests).await?;
+        if claimed == 0 {
+            return check_empty(manifests).await.map(|()| None);
+        }
+        match look_at(manifests, claimed).await {
+            Err(Error::Corrupt(_)) if attempt < ATTEMPTS => attempt += 1,
+            looked => return looked,
+        }
+    }
+}
+
+/// Looks at the state that ends with this epoch.
+async fn look_at(manifests: &Manifests, claimed: u32) -> Result<Option<Looked>> {
+    let mut epoch = claimed;
+    loop {
+        let numbers = manifests.numbers(epoch).await?;
+        let newest = manifests.newest(epoch, &numbers).await?;
+        match load(manifests, &newest).await? {
+            State::Loaded(loaded) => {
+                let (manifest, table) = (Manifest { body: Vec::new(), ..loaded.manifest }, loaded.table);
+                return Ok(Some(Looked { claimed, manifest, table, seals: newest.seals }));
+            }
+            State::Before(claim) if claim.link == 0 => return Ok(None),
+            State::Before(claim) => match u32::try_from(claim.link) {
+                Ok(before) if before < epoch => epoch = before,
+                _ => {
+                    return Err(Error::corrupt(format!(
+                        "the claim of epoch {epoch} names epoch {}",
+                        claim.link
+                    )));
+                }
+            },
+            State::Damaged => return Err(manifests.lost(epoch, newest.number)),
+        }
+    }
+}
+
+/// Follows a volume to its newest manifest. Returns the later state; `None` if there is none.
+///
+/// # Errors
+/// Errors of [`look`]; [`Error::NotFound`] if the volume was deleted.
+pub(crate) async fn follow(manifests: &Manifests, from: &Looked) -> Result<Option<Looked>> {
+    let (epoch, mut later) = (from.manifest.epoch, None::<Looked>);
+    loop {
+        let last = &later.as_ref().unwrap_or(from).manifest;
+        let next = last.number.checked_add(1).ok_or_else(|| Error::overflow("2^64 manifests"))?;
+        match manifests.get(epoch, next).await {
+            Ok(Some(mut manifest)) if manifest.kind != Kind::Seal && manifest.volume == last.volume => {
+                let looked = later.get_or_insert_with(|| from.clone());
+                apply(&mut looked.table, &manifest)
+                    .map_err(|error| error.in_context(format!("object {}", manifests.key(epoch, next))))?;
+                manifest.body = Vec::new();
+                (looked.manifest, looked.seals) = (manifest, Vec::new());
+            }
+            Ok(Some(seal)) if seal.kind == Kind::Seal => {
+                if has_claim(manifests, epoch.saturating_add(1)).await? {
+                    return look_again(manifests, from).await;
+                }
+                let is_known = from.manifest.number.checked_add(1) == Some(next) && from.is_sealed();
+                if is_known {
+                    return Ok(None);
+                }
+                let mut looked = later.unwrap_or_else(|| from.clone());
+                looked.seals = vec![next];
+                return Ok(Some(looked));
+            }
+            Ok(None) if manifests.store.head(&manifests.key(epoch, last.number)).await?.is_some() => {
+                return Ok(later);
+            }
+            // The writer has deleted what would follow, or there is another volume.
+            Ok(_) | Err(Error::Corrupt(_)) => return look_again(manifests, from).await,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn look_again(manifests: &Manifests, from: &Looked) -> Result<Option<Looked>> {
+    let Some(looked) = look(manifests).await? else {
+        return Err(Error::not_found(format!(
+            "no volume below the prefix \"{}\" of the bucket \"{}\" any more",
+            manifests.names.prefix(),
+            manifests.store.name()
+        )));
+    };
+    let place = |looked: &Looked| (looked.claimed, looked.manifest.epoch, looked.manifest.number);
+    Ok((place(&looked) != place(from) || looked.seals != from.seals).then_some(looked))
+}

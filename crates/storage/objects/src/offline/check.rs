@@ -1,0 +1,282 @@
+//! Check of a volume in a bucket: nothing is written, and its writer may continue.
+//!
+//! The chain of manifests is read and verified, and every piece that the zone table names must exist with its
+//! length; with `data` every byte is read and verified as well. What is damaged is looked for in a newer
+//! manifest before it is reported: the writer deletes what it doesn't need any more.
+
+use super::Volume;
+use super::survey::{Count, Survey, Suspect, survey};
+use crate::core::{Core, MAX_READ};
+use crate::format::CHUNK;
+use crate::looking::{Looked, look};
+use crate::names::{Name, PieceName};
+use block::{Buffer, Error, Result};
+use serde_json::{Value, json};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Pieces that are read at the same time, each with a buffer of [`MAX_READ`].
+const READERS: usize = 16;
+/// Most findings that are listed.
+const MAX_LISTED: usize = 1000;
+
+/// An object that is damaged or missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Key of the object; empty if the text has it.
+    pub object: String,
+    /// Damage, for operators.
+    pub what: String,
+    /// Zone whose bytes are lost; `None` for a manifest.
+    pub zone: Option<u32>,
+    /// Range of lost bytes in the zone.
+    pub bytes: Range<u64>,
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Epoch and number of the manifest whose state was checked.
+    pub manifest: Option<(u32, u64)>,
+    /// Name of the writer of that manifest.
+    pub writer: String,
+    /// Zones of the volume.
+    pub zones: u32,
+    /// Pieces that exist with their length, and their bytes in the store.
+    pub pieces: Count,
+    /// Bytes of zones that were read and verified; `None` if no data was read.
+    pub verified_bytes: Option<u64>,
+    /// Damaged and missing objects, the first ones.
+    pub damage: Vec<Damage>,
+    /// Number of all damaged and missing objects.
+    pub damaged_objects: u64,
+    /// Bytes of zones that are lost.
+    pub lost_bytes: u64,
+    /// Objects that nothing needs.
+    pub garbage: Count,
+    /// Objects that no manifest names, of a writer that may still name them.
+    pub unsettled: Count,
+    /// Objects of other programs.
+    pub foreign: Count,
+}
+
+impl CheckReport {
+    /// Whether something is lost.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged_objects > 0
+    }
+
+    fn add(&mut self, damage: Damage) {
+        self.damaged_objects += 1;
+        self.lost_bytes += damage.bytes.end - damage.bytes.start;
+        if self.damage.len() < MAX_LISTED {
+            self.damage.push(damage);
+        }
+    }
+
+    /// The report as JSON.
+    pub fn to_json(&self) -> Value {
+        let count = |count: Count| json!({ "objects": count.objects, "bytes": count.bytes });
+        let damage: Vec<Value> = self.damage.iter().map(Damage::to_json).collect();
+        json!({
+            "epoch": self.manifest.map(|(epoch, _)| epoch),
+            "manifest": self.manifest.map(|(_, number)| number),
+            "writer": self.writer,
+            "zones": self.zones,
+            "pieces": count(self.pieces),
+            "verified_bytes": self.verified_bytes,
+            "is_damaged": self.is_damaged(),
+            "damaged_objects": self.damaged_objects,
+            "lost_bytes": self.lost_bytes,
+            "damage": damage,
+            "garbage": count(self.garbage),
+            "unsettled": count(self.unsettled),
+            "foreign": count(self.foreign),
+        })
+    }
+}
+
+impl Damage {
+    fn to_json(&self) -> Value {
+        let place = self.zone.map(|_| [self.bytes.start, self.bytes.end]);
+        json!({ "object": self.object, "what": self.what, "zone": self.zone, "bytes": place })
+    }
+}
+
+/// Damage of pieces: text, and the lost bytes relative to the piece.
+type Damaged = BTreeMap<PieceName, (String, Vec<Range<u64>>)>;
+
+/// Adds a range behind others, joined with the last one if it continues it.
+fn add_range(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut().filter(|last| last.end == range.start) {
+        Some(last) => last.end = range.end,
+        None => ranges.push(range),
+    }
+}
+
+impl Volume {
+    /// Checks the volume; with `data` all bytes. `progress` gets the bytes that were read and their number,
+    /// `listed` the number of listed objects.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no volume; errors of the store. Damage is in the report.
+    pub async fn check(
+        &self,
+        data: bool,
+        listed: &dyn Fn(u64),
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<CheckReport> {
+        let looked = match self.look().await {
+            Err(error @ (Error::Corrupt(_) | Error::Unsupported(_))) => return Ok(without_state(&error)),
+            looked => looked?,
+        };
+        let survey = survey(&self.manifests, &looked, listed).await?;
+        let mut damaged = Damaged::new();
+        for Suspect { name, expected, found } in &survey.suspects {
+            let Name::Piece(piece) = name else { continue };
+            let what = match (found, expected) {
+                (Some(found), Some(expected)) => format!("it has {found} bytes; expected {expected}"),
+                _ => "it is missing".to_owned(),
+            };
+            let length = length_of(&looked, piece);
+            damaged.insert(*piece, (what, std::iter::once(0..length).collect()));
+        }
+        let mut report = report_of(&looked, &survey);
+        if data {
+            report.verified_bytes = Some(self.read_all(&looked, &mut damaged, progress).await?);
+        }
+        for suspect in survey.suspects.iter().filter(|suspect| matches!(suspect.name, Name::Manifest { .. }))
+        {
+            let object = self.manifests.names.key(suspect.name);
+            let what = "it is missing; expected the claim of each epoch".to_owned();
+            report.add(Damage { object, what, zone: None, bytes: 0..0 });
+        }
+        if !damaged.is_empty() {
+            // What the writer has deleted since isn't lost.
+            let newer = look(&self.manifests).await?;
+            damaged.retain(|name, _| newer.as_ref().is_some_and(|newer| newer.table.has(name)));
+        }
+        for (name, (what, ranges)) in damaged {
+            for range in ranges {
+                let object = self.manifests.names.key(Name::Piece(name));
+                let bytes = name.offset + range.start..name.offset + range.end;
+                report.add(Damage { object, what: what.clone(), zone: Some(name.zone), bytes });
+            }
+        }
+        Ok(report)
+    }
+
+    /// Reads and verifies all pieces but those that are damaged already. Returns the number of good bytes.
+    async fn read_all(
+        &self,
+        looked: &Looked,
+        damaged: &mut Damaged,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<u64> {
+        let core = self.reading(looked)?;
+        let known: BTreeSet<PieceName> = damaged.keys().copied().collect();
+        let reading = Reading {
+            core,
+            total: looked.table.stored().1,
+            done: Cell::new(0),
+            good: Cell::new(0),
+            failure: RefCell::new(None),
+            damaged: RefCell::new(std::mem::take(damaged)),
+            progress,
+        };
+        let zones = 0..looked.table.zones.len() as u32;
+        let pieces = zones.flat_map(|zone| looked.table.names(zone)).filter(|name| !known.contains(name));
+        let reads = pieces.map(|name| reading.read_piece(name, length_of(looked, &name)));
+        runtime::join_limited(READERS, reads).await;
+        *damaged = reading.damaged.take();
+        reading.failure.take().map_or(Ok(reading.good.get()), Err)
+    }
+}
+
+/// Report of a volume whose manifests can't be read.
+fn without_state(error: &Error) -> CheckReport {
+    let mut report = CheckReport::default();
+    let what = error.detail().to_owned();
+    report.add(Damage { object: String::new(), what, zone: None, bytes: 0..0 });
+    report
+}
+
+fn report_of(looked: &Looked, survey: &Survey) -> CheckReport {
+    CheckReport {
+        manifest: Some((looked.manifest.epoch, looked.manifest.number)),
+        writer: looked.manifest.writer.name.clone(),
+        zones: looked.table.zones.len() as u32,
+        pieces: survey.pieces,
+        garbage: survey.garbage,
+        unsettled: survey.unsettled,
+        foreign: survey.foreign,
+        ..CheckReport::default()
+    }
+}
+
+/// Bytes of data of a piece of the table.
+fn length_of(looked: &Looked, name: &PieceName) -> u64 {
+    let pieces = &looked.table.zones[name.zone as usize].pieces;
+    let at = pieces.binary_search_by_key(&name.offset, |piece| piece.offset);
+    at.map_or(0, |at| pieces[at].length.into())
+}
+
+/// Reads of all pieces.
+struct Reading<'p> {
+    core: Rc<Core>,
+    total: u64,
+    done: Cell<u64>,
+    good: Cell<u64>,
+    /// Error of the store, after which nothing more is read.
+    failure: RefCell<Option<Error>>,
+    damaged: RefCell<Damaged>,
+    progress: &'p dyn Fn(u64, u64),
+}
+
+impl Reading<'_> {
+    async fn read_piece(&self, name: PieceName, length: u64) {
+        let mut at = 0;
+        while at < length && self.failure.borrow().is_none() {
+            let end = length.min(at + MAX_READ);
+            if self.read(&name, length, at..end).await {
+                for chunk in (at..end).step_by(CHUNK) {
+                    self.read(&name, length, chunk..end.min(chunk + CHUNK as u64)).await;
+                }
+            }
+            self.done.set(self.done.get() + (end - at));
+            (self.progress)(self.done.get(), self.total);
+            at = end;
+        }
+    }
+
+    /// Reads a range. Damage of one chunk, or of a missing object, is noted; of several chunks it returns
+    /// true, so that they are read one by one.
+    async fn read(&self, name: &PieceName, length: u64, range: Range<u64>) -> bool {
+        if self.failure.borrow().is_some() {
+            return false;
+        }
+        let mut buffer = Buffer::new((range.end - range.start) as usize);
+        let error = match self.core.read_stored(name, length, range.clone(), &mut buffer).await {
+            Ok(()) => {
+                self.good.set(self.good.get() + (range.end - range.start));
+                return false;
+            }
+            Err(error @ (Error::Corrupt(_) | Error::NotFound(_))) => error,
+            Err(error) => {
+                self.failure.borrow_mut().get_or_insert(error);
+                return false;
+            }
+        };
+        let is_missing = matches!(error, Error::NotFound(_));
+        if !is_missing && range.end - range.start > CHUNK as u64 {
+            return true;
+        }
+        let mut damaged = self.damaged.borrow_mut();
+        let what = || if is_missing { "it is missing".to_owned() } else { error.detail().to_owned() };
+        let (_, ranges) = damaged.entry(*name).or_insert_with(|| (what(), Vec::new()));
+        add_range(ranges, range);
+        false
+    }
+}
