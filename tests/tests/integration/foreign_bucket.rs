@@ -219,7 +219,10 @@ fn a_drained_volume_moves_to_another_machine() {
     let cached = |machine: &str| {
         let fast = bucket.machine(machine).join("fast.img");
         let zones = bucket.zones(", zone_size=256KiB, zones=32, piece_size=64KiB");
-        format!("log(zone-writecache(file({}, size=64MiB), {zones}), size=2MiB)", fast.display())
+        format!(
+            "log(zone-writecache(file({}, size=64MiB), {zones}, max_lag=\"16MiB or 5s\"), size=2MiB)",
+            fast.display()
+        )
     };
     let stack = cached("a");
     let refused = siltstone(&["objects", "drain", &stack]).refused();

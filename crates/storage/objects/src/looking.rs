@@ -5,7 +5,7 @@
 
 use crate::format::{Kind, Manifest};
 use crate::manifests::Manifests;
-use crate::opening::{State, apply, check_empty, has_claim, last_epoch, load};
+use crate::opening::{State, apply, check_empty, has_claim, last_epoch, load, missing_claim};
 use crate::table::Table;
 use block::{Error, Result};
 
@@ -49,10 +49,24 @@ pub(crate) async fn look(manifests: &Manifests) -> Result<Option<Looked>> {
         if claimed == 0 {
             return check_empty(manifests).await.map(|()| None);
         }
-        match look_at(manifests, claimed).await {
+        let looked = match look_at(manifests, claimed).await {
+            Ok(Some(looked)) => check_last(manifests, looked).await.map(Some),
+            other => other,
+        };
+        match looked {
             Err(Error::Corrupt(_)) if attempt < ATTEMPTS => attempt += 1,
             looked => return looked,
         }
+    }
+}
+
+/// Refuses the state of a sealed epoch if there are later ones: the claim between them is lost, or was made
+/// meanwhile.
+async fn check_last(manifests: &Manifests, looked: Looked) -> Result<Looked> {
+    let (next, later) = (looked.claimed.saturating_add(1), looked.claimed.saturating_add(2));
+    match looked.is_sealed() && has_claim(manifests, later).await? {
+        true => Err(missing_claim(manifests, next, &manifests.key(later, 0))),
+        false => Ok(looked),
     }
 }
 

@@ -305,7 +305,7 @@ fn overtaken(epoch: u32) -> Error {
     ))
 }
 
-fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
+pub(crate) fn missing_claim(manifests: &Manifests, epoch: u32, found: &str) -> Error {
     Error::corrupt(format!(
         "object {}: it is missing, and {found} is there; expected the claim of each epoch: restore it, or use another prefix",
         manifests.key(epoch, 0)
