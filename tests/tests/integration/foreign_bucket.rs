@@ -1,12 +1,9 @@
 //! The verbs of a bucket on a real store (VersityGW): status, check, garbage, fence, the planned end of a
 //! server, and a reader beside the writer.
 
-#[path = "../../../crates/storage/object-store/tests/integration/servers.rs"]
-mod servers;
-
+use crate::foreign_objects::servers::{self, Program};
 use rustix::process::Signal;
 use serde_json::Value;
-use servers::Program;
 use siltstone_tests::foreign::{Command, Finished, RawClient, Server, binary, run};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

@@ -2,7 +2,7 @@
 //! writes, and the next one has everything that was flushed.
 
 #[path = "../../../crates/storage/object-store/tests/integration/servers.rs"]
-mod servers;
+pub mod servers;
 
 use servers::Program;
 use siltstone_tests::foreign::{Promised, Server, binary, run};

@@ -262,13 +262,16 @@ impl DevicePart for FollowingVersion {
     }
 }
 
+/// A state, and a handle on it.
+type LastRead = (Weak<State>, Rc<dyn Device>);
+
 /// Handle of one shard on the volume, or on a version of this name.
 struct Handle {
     shared: Arc<Shared>,
     name: Option<String>,
     geometry: DeviceGeometry,
     /// Handle on the state that was read last.
-    last: RefCell<Option<(Weak<State>, Rc<dyn Device>)>>,
+    last: RefCell<Option<LastRead>>,
 }
 
 impl Handle {

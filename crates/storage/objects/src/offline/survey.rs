@@ -7,12 +7,15 @@ use crate::manifests::{Manifests, READERS};
 use crate::names::{Name, PieceName};
 use crate::table::Table;
 use block::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most pages of a listing: a thousand million objects.
 const MAX_PAGES: usize = 1 << 20;
 /// Most names of garbage that are kept; the others are counted.
 const MAX_NAMES: usize = 1 << 20;
+
+/// Attempts to find the end of an epoch whose manifests are being deleted.
+const ATTEMPTS: u32 = 4;
 
 /// Number of objects, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -201,12 +204,8 @@ async fn survey_epoch(
     let state = &looked.manifest;
     let is_old: Box<dyn Fn(u64) -> bool> = match epoch {
         _ if epoch < state.epoch => {
-            let old = old_manifests(manifests, epoch, &numbers).await?;
-            let last = old.last().map_or(0, |name| match name {
-                Name::Manifest { number, .. } => *number,
-                Name::Piece(_) => 0,
-            });
-            Box::new(move |number| (1..=last).contains(&number))
+            let old = old_of(manifests, epoch, numbers).await?;
+            Box::new(move |number| old.contains(&Name::Manifest { epoch, number }))
         }
         _ if epoch == state.epoch => Box::new(|number| (1..state.link).contains(&number)),
         _ => Box::new(|_| false),
@@ -222,6 +221,18 @@ async fn survey_epoch(
         }
     }
     Ok(())
+}
+
+/// Manifests of an earlier epoch that nothing needs. The next writer deletes them, maybe meanwhile.
+async fn old_of(manifests: &Manifests, epoch: u32, listed: Vec<u64>) -> Result<BTreeSet<Name>> {
+    let (mut numbers, mut attempt) = (listed, 1);
+    loop {
+        match old_manifests(manifests, epoch, &numbers).await {
+            Err(Error::Corrupt(_)) if attempt < ATTEMPTS => numbers = manifests.numbers(epoch).await?,
+            old => return old.map(BTreeSet::from_iter),
+        }
+        attempt += 1;
+    }
 }
 
 /// Asks for each suspect: a listing may show an earlier moment.

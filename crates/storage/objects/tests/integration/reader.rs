@@ -101,7 +101,7 @@ fn changes_are_refused_with_the_reason() {
 /// A view has the state of one manifest: of zones that are flushed together, all bytes or none.
 #[test]
 fn a_view_is_of_one_manifest_and_stays() {
-    for seed in 10..25 {
+    for seed in 10..16 {
         world(seed, move |_bucket| async move {
             let part = create().await;
             let (writer, is_over) = (handle(&part).await, Rc::new(Cell::new(false)));
